@@ -74,6 +74,7 @@ class Method(Generic[C]):
 
         Raises:
             OptionError: its options do not fit the network or the images.
+            DataError: there are too few images.
             BudgetError: with the minimum, if nothing that it may take away meets the budget.
         """
         self.check_options(asked, config)

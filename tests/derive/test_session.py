@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from small_base import ARGS, DEVICE, assert_same_weights, derive, press_ctrl_c_in_step, write_checkpoint
 
 import edgevit
-from edgevit.derive import opening
-from edgevit.errors import Interrupted, TrainingError
+from edgevit.derive import opening, session
+from edgevit.errors import DataError, Interrupted, TrainingError
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,13 @@ def test_where_blocks_are_dropped_at_random_a_resumed_training_drops_the_same(ch
         derive(checkpoint, tmp_path / "resumed", **given)
     resumed = derive(checkpoint, tmp_path / "resumed", resume=True, **given)
     assert_same_weights(weights(whole.folder), weights(resumed.folder))
+
+
+@pytest.mark.parametrize("method", ["nuwa", "corp"])
+def test_too_few_images_for_second_moments_are_refused_before_the_baselines(checkpoint, tmp_path, method, monkeypatch):
+    monkeypatch.setattr(session, "_judge_base", lambda *_: pytest.fail("the baselines take long"))
+    with pytest.raises(DataError, match=f"4 calibration images give 68 tokens.*; raise {method}.calibration_images$"):
+        derive(checkpoint, tmp_path / "t", method=method, training={"steps": 0}, options={"calibration_images": 4})
 
 
 def test_micro_batches_match_one_batch(checkpoint, tmp_path):

@@ -95,13 +95,19 @@ def minimum_images(network: nn.Module) -> int:
     return ceil((width + 1) / geometry.tokens)
 
 
-def check_enough(images: Split, network: nn.Module, option: str) -> None:
-    """Raise DataError, with the minimum, if the images cannot determine the network's second moments."""
+def check_enough(calibration_images: int, training_images: int, network: nn.Module, option: str) -> None:
+    """Raise DataError, with the minimum, if so many calibration images cannot determine the network's second moments.
+
+    Args:
+        training_images: all that there are.
+        option: what says how many of these are calibration images.
+    """
     least, tokens = minimum_images(network), family_of(network).geometry(network).tokens
-    if len(images) < least:
+    if (images := min(calibration_images, training_images)) < least:
+        more = [f"raise {option}"] * (calibration_images < least) + ["add images"] * (training_images < least)
         raise DataError(
-            f"{len(images)} calibration images give {len(images) * tokens} tokens, and the widest layer needs "
-            f"{least} images of {tokens}; add images, or raise {option}"
+            f"{images} calibration images give {images * tokens} tokens, and the widest layer needs {least} images of "
+            f"{tokens}; {' and '.join(more)}"
         )
 
 

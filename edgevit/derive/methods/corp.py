@@ -29,6 +29,7 @@ from edgevit.derive.measure.statistics import BlockStatistics, calibrate, check_
 from edgevit.derive.method import Method, no_steps
 from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derive.problem import Derived, Problem
+from edgevit.derive.reach import Asked
 from edgevit.errors import OptionError
 from edgevit.models.anatomy import Attention, Block, BlockDims, Ffn
 from edgevit.models.families import family_of
@@ -52,6 +53,10 @@ class Config(TeacherOptions):
         self.refuse_below_one("calibration_images")
         if not 0 < self.ridge < inf:
             raise OptionError(f"corp.ridge={self.ridge:g} is not a number above 0; try 1e-3")
+
+
+def check_options(asked: Asked, config: Config) -> None:
+    check_enough(config.calibration_images, asked.images, asked.network, "corp.calibration_images")
 
 
 def energies(block: Block, known: BlockStatistics) -> UnitScores:
@@ -105,7 +110,6 @@ def _ffn(config: Config, part: Ffn, known: BlockStatistics, neurons: Tensor) -> 
 
 def derive(problem: Problem, config: Config) -> Derived:
     network, images = problem.network, problem.task.train.subset(config.calibration_images)
-    check_enough(images, network, "corp.calibration_images")
     with problem.stopwatch.stage("statistics"):
         network.to(problem.compute.device).eval()
         statistics = calibrate(network, images, problem.passes, factorisation="activations", hidden=True)
@@ -114,4 +118,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.finish(problem, config, plan)
 
 
-METHOD = Method(Config, no_steps, derive, gentle=True, cuts_half_blocks=True)
+METHOD = Method(Config, no_steps, derive, check_options=check_options, gentle=True, cuts_half_blocks=True)

@@ -113,13 +113,19 @@ def test_tokens_are_weighted_by_what_the_loss_would_lose_with_them(small_vit, ta
     assert all(p.grad is None for p in network.parameters())
 
 
-def test_too_few_calibration_images_are_refused_with_the_fewest_that_do(small_vit, task):
+def test_too_few_calibration_images_are_refused_with_the_fewest_that_do(small_vit):
     network = small_vit()
     least = minimum_images(network)
     assert least == -(-257 // 17)  # widest layer: 256 neurons; 16 patches and the class token
-    check_enough(task.train.subset(least), network, "nuwa.calibration_images")
-    with pytest.raises(DataError, match=f"5 calibration images give 85 tokens.*needs {least} images of 17"):
-        check_enough(task.train.subset(5), network, "nuwa.calibration_images")
+    check_enough(least, least, network, "nuwa.calibration_images")
+    few = f"5 calibration images give 85 tokens, and the widest layer needs {least} images of 17; "
+    for asked, there, told in (
+        (5, 100, "raise nuwa.calibration_images"),
+        (128, 5, "add images"),
+        (5, 6, "raise nuwa.calibration_images and add images"),
+    ):
+        with pytest.raises(DataError, match=f"{few}{told}$"):
+            check_enough(asked, there, network, "nuwa.calibration_images")
 
 
 def test_statistics_that_are_no_numbers_name_their_block(small_vit, task):

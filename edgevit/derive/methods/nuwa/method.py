@@ -105,6 +105,7 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
 
 
 def check_options(asked: Asked, config: Config) -> None:
+    check_enough(config.calibration_images, asked.images, asked.network, "nuwa.calibration_images")
     check_embed_width("nuwa", config.embed_width, asked, config.calibration_images)
 
 
@@ -167,7 +168,6 @@ def _start(problem: Problem, config: Config, masks: Sequence[Tensor] | None) -> 
     network = problem.network if masks is None else _without_neurons(problem.network, masks)
     network.to(device).eval()
     images = problem.task.train.subset(config.calibration_images)
-    check_enough(images, network, "nuwa.calibration_images")
     key = {
         **problem.identity,
         "images": images.content_sha256(),
