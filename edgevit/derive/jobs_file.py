@@ -18,11 +18,13 @@ from pydantic import BaseModel, ConfigDict, create_model
 from edgevit.derive.allocate.budget import MEASURED_BUDGETS
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.contents import contents
+from edgevit.derive.methods import method_names
 from edgevit.derive.options import describe, read_options
 from edgevit.derive.request import DeriveRequest
 from edgevit.derive.steps import check_steps
 from edgevit.errors import JobsError, OptionError, UnknownNameError
 from edgevit.folder.documents import Reader
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.numbers import check_number
 from edgevit.request import BUDGET, COMPUTING, Option, default_of, options_of, plain_type, request_of
 from edgevit.train.settings import Training
@@ -169,6 +171,7 @@ def _jobs(layout: Layout, file: Path) -> list[Job]:
     methods = _by_name("methods", layout.methods, file)
     for method in layout.methods:
         _check_method(layout, method, file)
+        _check_supernet(layout, method, file)
     for budget in layout.budgets:
         _check_budget(budget, file)
     planned = layout.jobs
@@ -234,6 +237,19 @@ def _check_method(layout: Layout, method: MethodEntry, file: Path) -> None:
         if key not in settings:
             raise UnknownNameError("training setting", key, settings)
     READER.checked({"training": training}, _Trained, str(file)).training.check()
+
+
+def _check_supernet(layout: Layout, method: MethodEntry, file: Path) -> None:
+    """Find a method that has no super-network to slice, or one that it does not slice."""
+    given, slices = method.supernet or method.options.get("supernet"), describe(method.method or method.name).slices
+    if slices and not given and not ModelFolder(Path(layout.base)).is_supernet:
+        raise JobsError(
+            f"{file}: method {method.name!r} slices a super-network, and has none: name its folder under supernet; "
+            "`edgevit supernet` makes one"
+        )
+    if given and not slices:
+        able = " or ".join(name for name in method_names() if describe(name).slices)
+        raise JobsError(f"{file}: method {method.name!r} slices no super-network, as {able} does; leave {given} out")
 
 
 def _check_budget(budget: _Named, file: Path) -> None:

@@ -203,6 +203,18 @@ def test_the_example_is_printed_reads_as_a_plan_and_has_every_key(tmp_path: Path
     assert Training(**jobs[0].arguments["training"]) == Training()
 
 
+def test_a_super_network_is_there_for_the_method_that_slices_one_and_for_no_other(plan: Any, tmp_path: Path) -> None:
+    asked = plan(methods=[{"name": "slices", "method": "skd"}])
+    with pytest.raises(JobsError, match=r"jobs\.yaml: method 'slices' slices a super-network, and has none: name its"):
+        read_jobs(asked)
+    with pytest.raises(JobsError, match=r"jobs\.yaml: method 'nuwa' slices no super-network, as skd does; leave net"):
+        read_jobs(plan(methods=[{"name": "nuwa", "supernet": "net"}]))
+    net = tmp_path / "net"
+    net.mkdir()
+    (net / "supernet.json").write_text("{}")
+    assert read_jobs(plan(base=str(net), methods=[{"name": "skd"}]))
+
+
 def test_a_file_of_other_content_makes_another_job(plan: Any, tmp_path: Path) -> None:
     (tmp_path / "odd.txt").write_text("3, 7")
     asked = plan(tasks=[{"name": "odd", "classes": str(tmp_path / "odd.txt")}], checkpoint=str(tmp_path / "none"))

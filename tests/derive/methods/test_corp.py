@@ -14,6 +14,7 @@ from edgevit.data.task import open_task
 from edgevit.derive.measure.divergence import answers, divergence
 from edgevit.derive.methods.corp import METHOD, Config, derive
 from edgevit.derive.problem import Problem
+from edgevit.derive.reach import asked_of
 from edgevit.errors import DataError, OptionError
 from edgevit.models.checkpoint import describe
 from edgevit.models.families import family_of
@@ -55,4 +56,4 @@ def test_nothing_is_trained_unless_asked_and_options_are_checked(small_vit: Call
     with pytest.raises(OptionError, match=r"corp\.ridge=0 is not a number above 0"):
         Config(ridge=0.0)
     with pytest.raises(DataError, match=r"corp\.calibration_images"):
-        derive(opened(small_vit(depth=2, num_heads=4), tmp_path), Config(calibration_images=1))
+        METHOD.check(Config(calibration_images=1), asked_of(opened(small_vit(depth=2, num_heads=4), tmp_path)))
