@@ -80,5 +80,5 @@ def _time(problem: Problem) -> tuple[float, float]:
         images = images.to(device)
         classify(images)
         forward = classify(images)
-    workers = max(problem.training.workers, 1)
+    workers = max(problem.compute.workers, 1)
     return read / len(images) / workers, forward / len(images)

@@ -117,7 +117,7 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
     judging = _open_judging(source, request, progress, warnings)
     exported = Exported(report, source, judging, request.tolerances)
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
-        sample = _take_sample(exported, judging, images_file(Path(scratch), key), request.workers, progress)
+        sample = _take_sample(exported, judging, images_file(Path(scratch), key), request.workers or 0, progress)
         workshop = Workshop(board, facts, exported, sample, Path(scratch), request.engine, progress)
         with tidied(board, workshop.leftovers):
             descent = descend(

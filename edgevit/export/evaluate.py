@@ -12,6 +12,7 @@ from torch import Tensor
 
 from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.assumptions import CHECK, Sureness, assumptions
+from edgevit.data.loading import workers_for
 from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import Split
 from edgevit.errors import CheckpointError, ModelError, OptionError
@@ -170,6 +171,7 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
     model, part = request.model, request.part
     judging = _open_judging(candidate.subject, request, progress)
     foreign = _foreign_images(candidate.subject, judging, request.max_images, progress)
+    workers = workers_for(request.workers, find_device(request.device).type, request.batch_size)
     kept: list[Tensor] = []  # of a model that may call an image `other`: the target classes' logits
     with progress.stage("evaluate", len(judging.split) + len(foreign or ()), "image") as stage:
         done = 0
@@ -187,11 +189,11 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
                 kept.append(logits[:, list(candidate.subject.class_columns)].float().cpu())
             return logits
 
-        batches = judging.split.batches(request.batch_size, request.workers)
+        batches = judging.split.batches(request.batch_size, workers)
         accuracy = measure_accuracy(predict, batches, judging.columns, judging.class_names)
         if foreign is not None and len(foreign):
             with torch.inference_mode():
-                for images, _ in foreign.batches(request.batch_size, request.workers):
+                for images, _ in foreign.batches(request.batch_size, workers):
                     predict(images)
     seen = Sureness(
         judging.part,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from edgevit.data.assumptions import CHECK, assumptions, near_chance, order_line
+from edgevit.data.loading import workers_for
 from edgevit.errors import DataError, OutputError
 from edgevit.export.fusion import compiler_installed, count_fused, fusion_remark
 from edgevit.export.gates import check_accuracy, check_graph, check_parity
@@ -248,7 +249,7 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
     """Do what is asked; `edgevit.export` says what is raised."""
     request = imported(request, progress)
     batch, opset = settled(request)
-    find_device(request.device)
+    device = find_device(request.device)
     find_runtime()  # at once: it is needed at the very end
     tolerances, precisions = request.tolerances, request.precisions
     stages, warnings = _Stages(progress or Silent()), list[str]()
@@ -276,7 +277,8 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
             checks["fusion"] = _fusion(exported, written, warnings)
         if judging is not None:
             with stages("check accuracy"):
-                loading = {"batch_size": request.batch_size, "workers": request.workers, "progress": stages.progress}
+                workers = workers_for(request.workers, device.type, request.batch_size)
+                loading = {"batch_size": request.batch_size, "workers": workers, "progress": stages.progress}
                 limited = judging.limited(request.max_images)
                 seen = checks["accuracy"] = _accuracy(source, written, limited, tolerances, request.device, **loading)
             warnings += _doubts(source, seen)

@@ -154,7 +154,7 @@ class FilesRequest:
     ] = None
     tolerances: Annotated[Tolerances, Nested()] = field(default_factory=Tolerances)
     batch_size: Annotated[int, Option("Images per inference of the checks.", COMPUTING)] = 32
-    workers: Workers = 0
+    workers: Workers = None
     device: Annotated[str, Option("Where the checks compute: auto, cpu, cuda or cuda:1.", COMPUTING)] = "auto"
 
     @property
@@ -265,7 +265,7 @@ class JudgeRequest(BaseOptions):
     ] = None
     skip_bad_images: SkipBadImages = False
     batch_size: Annotated[int, Option("Images per inference.", COMPUTING)] = 32
-    workers: Workers = 0
+    workers: Workers = None
     device: Annotated[str, Option("Where torch computes: auto, cpu, cuda or cuda:1.", COMPUTING)] = "auto"
 
     def check(self) -> None:

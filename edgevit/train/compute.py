@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from torch import Tensor
 
+from edgevit.data.loading import workers_for
 from edgevit.data.task import Split
 from edgevit.errors import OptionError
 from edgevit.models.device import find_device
@@ -86,7 +87,8 @@ def open_compute(training: Training) -> Compute:
             f"batch size {training.batch_size} does not divide into {training.grad_accum} micro-batches on "
             f"{accelerator.num_processes} processes; make it a multiple of {parts}"
         )
-    return Compute(accelerator, training.workers)
+    sharing = accelerator.num_processes
+    return Compute(accelerator, workers_for(training.workers, device.type, training.batch_size, sharing=sharing))
 
 
 def close_compute() -> None:

@@ -105,7 +105,7 @@ class _Run:
         accelerator, train, training = self.compute.accelerator, self.task.train, self.training
         rank, world = accelerator.process_index, accelerator.num_processes
         order = sample_order(len(train), training, first, self.steps, rank, world, len(self.unlabelled or ()))
-        return train.training_batches(order, training.augment, training.workers, self.unlabelled)
+        return train.training_batches(order, training.augment, self.compute.workers, self.unlabelled)
 
     def step(self, batches: Iterator[tuple[Tensor, Tensor]], step: int) -> dict[str, float]:
         """Do one step of the optimiser; return the losses, and the figures of the constraint."""

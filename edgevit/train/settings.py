@@ -34,7 +34,10 @@ INTERVALS = (
 
 
 Device = Annotated[str, Option("Where torch computes: auto, cpu, cuda or cuda:1.", COMPUTING)]
-Workers = Annotated[int, Option("Processes that read images; 0 reads them in this one.", COMPUTING)]
+Workers = Annotated[
+    int | None,
+    Option("Processes that read images; 0 reads them in this one.  [default: up to 8 for a GPU, else 0]", COMPUTING),
+]
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Training:
         "fp32"
     )
     device: Device = "auto"
-    workers: Workers = 0
+    workers: Workers = None
     seed: Annotated[int, Option("Seed of every random choice, the split of the images among them.", COMPUTING)] = 42
     augment: Annotated[
         Augment, Option("How training images are changed: none, crop, or flip (crop and mirror).", TRAINING)

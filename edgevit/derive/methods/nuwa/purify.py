@@ -114,7 +114,7 @@ def purify(problem: Problem, how: Purification) -> list[Tensor]:
     training = replace(problem.training, batch_size=how.batch_size, grad_accum=1)
     accelerator = compute.accelerator
     order = sample_order(len(task.train), training, 0, how.steps, accelerator.process_index, accelerator.num_processes)
-    batches = task.train.training_batches(order, training.augment, training.workers)
+    batches = task.train.training_batches(order, training.augment, compute.workers)
     target = torch.as_tensor(problem.columns, device=compute.device)
     state = _Masks(problem, how)
     every = max(how.steps // how.evaluations, 1)
