@@ -32,6 +32,9 @@ MARKS: dict[Format, str] = {
     "json": '"report": "edgevit',
 }
 NEAR = 1000  # characters
+# A byte order mark, without which Excel takes UTF-8 for the letters of its own region. JSON is for programs, whose CSV
+# readers may not know it; standard output has none, as it goes to them.
+SPREADSHEET = "\ufeff"
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def run(request: ReportRequest, progress: Progress | None = None) -> Report:
     text = _text(chosen, made, found, seen).encode("utf-8", "backslashreplace").decode()  # names may be no Unicode
     if file is not None:
         with writing(file):
-            write_whole(file, text)
+            write_whole(file, f"{SPREADSHEET}{text}" if chosen == "csv" else text)
     return Report(text, chosen, file, made, found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -34,7 +35,7 @@ def test_each_format_is_written_again_over_itself_and_over_nothing_else(
     file = tmp_path / f"out.{format}"
     for _ in range(2):
         made = report([runs], output=file)
-    assert made.format == format and file.read_text() == made.text and MARKS[made.format] in made.text
+    assert made.format == format and file.read_text("utf-8-sig") == made.text and MARKS[made.format] in made.text
     file.write_text("mine")
     with pytest.raises(OutputError, match="exists and is no report of this format, so it is not overwritten"):
         report([runs], output=file)
@@ -48,6 +49,17 @@ def test_a_page_has_a_name_of_its_own_and_tables_are_only_returned(
     assert report([runs]).file == Path("report.html") and Path("report.html").is_file()
     told = report([runs], format="json")
     assert told.file is None and json.loads(told.text)["panels"][0]["models"][0]["title"] == "dense"
+
+
+def test_a_spreadsheet_knows_a_csv_file_for_utf_8_and_a_program_reads_standard_output(
+    runs: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "t.csv"
+    told = report([runs], output=file)
+    assert file.read_bytes() == codecs.BOM_UTF8 + told.text.encode() and not told.text.startswith("\ufeff")
+    assert report([runs], output=file).file == file, "it is known for a report all the same"
+    report([runs], output=tmp_path / "t.md")
+    assert not (tmp_path / "t.md").read_bytes().startswith(codecs.BOM_UTF8)
 
 
 def test_what_cannot_be_written_or_understood_is_one_line(runs: Path, tmp_path: Path) -> None:
