@@ -19,6 +19,8 @@ EXPORT = "export"  # a folder in it, which holds:
 EXPORT_RECORD = "export.json"
 ENGINES = "engines"  # a folder in that one, with a folder for each kind of board
 
+SWEEP = "sweep.json"  # beside model folders
+
 WEIGHTS_ALONE = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")  # suffixes of files without a graph
 
 MODEL_FOLDER = frozenset({SPEC, WEIGHTS, DERIVATION, SUPERNET, HISTORY, CARD, PLAN, EXPORT, *COST_TABLES})

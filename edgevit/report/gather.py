@@ -23,13 +23,15 @@ from edgevit.folder.export import ExportRecord
 from edgevit.folder.imported import ImportedDocument
 from edgevit.folder.model import ModelDocument
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.names import HISTORY
+from edgevit.folder.names import HISTORY, SWEEP
 from edgevit.folder.records import content_sha256
 
 T = TypeVar("T")
 LINES = ".jsonl"
 BEGINS = ('{"batch"', '{"schema"')  # lines of runs, whose keys are sorted, and of profiled layers
 READER = Reader(RunsError, mend="remove the line if it was cut off")
+TABLES = (RESULTS[0], SWEEP)
+SWEPT = Reader(RunsError, mend="remove it to sweep again: models that are there stay")
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def gather(paths: Sequence[Path]) -> Found:
 
 
 def _below(root: Path) -> Iterator[Path]:
-    """Model folders, files of lines, and tables of jobs; a model folder itself is not searched.
+    """Model folders, files of lines, and tables of jobs and sweeps; a model folder itself is not searched.
 
     A link to a model's folder is one, too; other links to folders are not followed, as they may lead in a circle.
     """
@@ -138,7 +140,7 @@ def _below(root: Path) -> Iterator[Path]:
             continue
         inner[:] = [name for name in inner if not name.startswith(".") and not name.endswith(".partial")]
         yield from (here / name for name in inner if (here / name).is_symlink() and _holds_model(here / name))
-        yield from (here / name for name in sorted(files) if name.endswith(LINES) or name == RESULTS[0])
+        yield from (here / name for name in sorted(files) if name.endswith(LINES) or name in TABLES)
 
 
 def _holds_model(folder: Path) -> bool:
@@ -150,6 +152,8 @@ def _take(found: Found, path: Path, *, asked: bool) -> None:
         _take_model(found, path)
     elif path.suffix == LINES:
         _take_lines(found, path, asked=asked)
+    elif path.name == SWEEP:
+        _take_sweep(found, path)
     else:
         _take_jobs(found, path)
 
@@ -233,6 +237,16 @@ def _take_jobs(found: Found, file: Path) -> None:
             found.skip(f"{file}, job {row.job}", f"failed: {row.error or 'nobody knows why'}")
         elif row.state == "done" and not any(at.is_dir() for at in (Path(row.out), file.parent / Path(row.out).name)):
             found.skip(f"{file}, job {row.job}", f"its folder {row.out} is gone")
+
+
+def _take_sweep(found: Found, file: Path) -> None:
+    """The models of a sweep whose folders are gone; a file of that name that says no such thing is somebody else's."""
+    told = found.read(file, lambda: SWEPT.json(file, dict[str, Any])) or {}
+    points = told.get("points") if "asked" in told else None
+    for point in points if isinstance(points, list) else ():
+        name = point.get("folder") if isinstance(point, dict) else None
+        if isinstance(name, str) and not (file.parent / name).is_dir():
+            found.skip(f"{file}, {name}", f"its folder {file.parent / name} is gone")
 
 
 def _told_apart(models: Iterable[FoundModel]) -> list[FoundModel]:

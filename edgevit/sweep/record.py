@@ -16,10 +16,11 @@ from edgevit.errors import SweepError
 from edgevit.folder.derivation import StartRecord
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Count, Index
+from edgevit.folder.names import SWEEP
 from edgevit.folder.records import RecordKind, Versions
 from edgevit.folder.writing import write_whole, writing
 
-RECORD = "sweep.json"
+RECORD = SWEEP
 BASE = "base"  # the unpruned base's folder, and its name in tables
 PARTS = ("validation", "test")
 RATES = (0.5, 0.7, 0.8, 0.9, 0.95)

@@ -111,6 +111,17 @@ def test_jobs_without_a_model_are_told_of(tmp_path: Path) -> None:
     assert told == {"job a": f"its folder {tmp_path / 'a'} is gone", "job b": "failed: no shape fits"}
 
 
+def test_models_of_a_sweep_whose_folders_are_gone_are_named(everything: Path, tmp_path: Path) -> None:
+    shutil.copytree(everything / "runs" / "t1", tmp_path / "r0.5")
+    points = [{"folder": name, "rate": rate} for name, rate in (("base", None), ("r0.5", 0.5), ("r0.9", 0.9))]
+    (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "asked": {}, "points": points}))
+    told = {one.where.rpartition(", ")[2]: one.why for one in gather([tmp_path]).skipped}
+    assert told["base"] == f"its folder {tmp_path / 'base'} is gone" and "r0.9" in told and "r0.5" not in told
+    for of_others in ({"points": points}, {"asked": {}, "points": {"folder": "r0.9"}}, {"asked": {}, "points": [1]}):
+        (tmp_path / "sweep.json").write_text(json.dumps(of_others))
+        assert not any("sweep.json" in one.where for one in gather([tmp_path]).skipped)
+
+
 def test_what_cannot_be_reported_on_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"nothing to report in .*: no model folder and no run"):
         gather([tmp_path])
