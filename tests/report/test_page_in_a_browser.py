@@ -12,8 +12,11 @@ import pytest
 from browser import Opened, open_browser
 from some_report import DATA, GOOD, derived, write_everything, write_folder
 
+from edgevit.data.shares import share_text
+from edgevit.derive.allocate.budget import readable
 from edgevit.report.gates import parse_gate
 from edgevit.report.run import report
+from edgevit.report.runs import three_digits
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +85,46 @@ def test_the_script_chooses_what_the_table_marks_and_follows_the_readers_limits(
     page.select_option("section.open select", "energy_mj")
     assert "366 mJ" in seen.texts("section.open .own-answer")[0] and seen.complaints == []
     page.close()
+
+
+def test_a_model_that_fails_a_gate_is_crossed_out_and_the_legend_says_so(browser: Any, tmp_path: Path) -> None:
+    """Of t1, which takes 3.01 ms, and t2, which takes 2.01 ms."""
+    (tmp_path / "in").mkdir()
+    gates = [str(parse_gate("p99<2.5ms"))]
+    file = report([write_everything(tmp_path / "in")], output=tmp_path / "page.html", gates=gates).file or tmp_path
+    seen = Opened(browser, file)
+    plot = "section.open figure.pareto .plot"
+    crosses = seen.page.locator(f"{plot} svg[aria-label] g[stroke='var(--bad)'] path")
+    assert seen.texts(f"{plot} .fails") == ["✕ fails a gate"] and crosses.count() == 1
+    cross = crosses.first.bounding_box()
+    dot = seen.page.locator(f"{plot} svg[aria-label] a path[aria-label=t1]").bounding_box()
+    assert cross is not None and dot is not None and cross["x"] < dot["x"] and cross["x"] + cross["width"] > dot["x"] + dot["width"]
+    assert seen.page.evaluate("told(data.panels[0].entries.find(e => e.title === 't1'), data.panels[0].axes[0])").endswith(
+        "✕ fails a gate"
+    )
+    assert seen.complaints == []
+    seen.page.close()
+
+
+def test_where_all_pass_no_legend_speaks_of_gates(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file)
+    assert seen.page.locator(".fails").count() == 0
+    seen.page.close()
+
+
+def test_numbers_are_rounded_in_tips_as_in_tables(browser: Any, file: Path) -> None:
+    seen = Opened(browser, file)
+    ties = [2.125, 2.135, 2.375, 0.0625, 12.25, 12.35, 1225.0, 1235.0, 9.995, 0.5, 3.0, 0.0, 1e-3, 123.5, 124.5, 999.5]
+    assert seen.page.evaluate("ties => ties.map(number)", ties) == [
+        f"{float(three_digits(value).replace(',', '')):.12g}" for value in ties
+    ]
+    counts = [12345000.0, 12355000.0, 12.345e9, 10005.0, 10015.0, 86_567_656.0]
+    assert seen.page.evaluate("counts => counts.map(number)", counts) == [readable(count) for count in counts]
+    shares = [0.90625, 0.91875, 0.950625, 0.00125, 0.99995, 1.0, 1 / 3, 0.28125]
+    assert seen.page.evaluate("shares => shares.map(percent)", shares) == [
+        share_text(share, 100).partition(" (")[0] for share in shares
+    ]
+    seen.page.close()
 
 
 def test_a_model_keeps_to_the_accuracy_that_its_own_row_shows(browser: Any, file: Path) -> None:

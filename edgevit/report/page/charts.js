@@ -6,11 +6,19 @@ const shapes = ["circle", "square", "triangle", "cross", "star", "wye", "plus", 
 const colour = i => colours[i % colours.length];
 const shape = i => shapes[(i + Math.floor(i / colours.length)) % shapes.length]; // shifted where colours begin again: no pair comes twice
 const plain = { style: { background: "transparent", color: "inherit", fontSize: "12px" } };
+/** Rounded as the tables are, where a tie goes to the even digit: Python decides so, and a browser upwards. */
+function rounded(value, decimals) {
+  const scale = 10 ** Math.max(-decimals, 0), shown = Math.max(decimals, 0), more = 25; // digits, by which a double is no tie or is one
+  const exact = (Math.abs(value) / scale).toFixed(shown + more), whole = exact.slice(0, -more).replace(/\.$/, "");
+  const tie = exact.slice(-more) === `5${"0".repeat(more - 1)}`, even = "02468".includes(whole.at(-1));
+  return Math.sign(value) * scale * (tie && even ? +whole : +(Math.abs(value) / scale).toFixed(shown));
+}
+const significant = (value, digits) => value && rounded(value, digits - 1 - Math.floor(Math.log10(Math.abs(+value.toExponential(digits - 1)))));
 const number = value => value == null ? "-"
-  : Math.abs(value) >= 1e9 ? `${d3.format(".4~g")(value / 1e9)} G`
-  : Math.abs(value) >= 1e6 ? `${d3.format(".4~g")(value / 1e6)} M`
-  : Math.abs(value) >= 1e4 ? `${d3.format(".4~g")(value / 1e3)} k` : d3.format(".3~r")(value);
-const percent = value => value == null ? "-" : `${d3.format(".2f")(100 * value)} %`;
+  : Math.abs(value) >= 1e9 ? `${d3.format(".4~g")(significant(value / 1e9, 4))} G`
+  : Math.abs(value) >= 1e6 ? `${d3.format(".4~g")(significant(value / 1e6, 4))} M`
+  : Math.abs(value) >= 1e4 ? `${d3.format(".4~g")(significant(value / 1e3, 4))} k` : d3.format(".3~r")(significant(value, 3));
+const percent = value => value == null ? "-" : `${d3.format(".2f")(rounded(100 * value, 2))} %`;
 const withUnit = (value, axis) => axis.unit ? `${number(value)} ${axis.unit}` : number(value);
 
 /** The entries that no other one beats in both accuracy and cost, the cheapest first. */
@@ -19,6 +27,8 @@ function front(entries, axis) {
   return d3.sort(entries, e => e[axis.name], e => -e.top1).filter(e => e.top1 > best && (best = e.top1, true));
 }
 
+const FAILS = "✕ fails a gate";
+
 function told(entry, axis) {
   const lines = [entry.title, `top-1 ${percent(entry.top1)} (${percent(entry.low)} to ${percent(entry.high)})`];
   if (entry.p50_ms != null) lines.push(`p50 ${number(entry.p50_ms)} ms${entry.ratio == null ? "" : `, ${number(entry.ratio)} of the base's`}`);
@@ -26,13 +36,16 @@ function told(entry, axis) {
   if (entry.macs != null) lines.push(`${number(entry.macs)} MACs, ${number(entry.params)} parameters`);
   if (!["p50_ms", "ratio", "energy_mj", "macs", "params"].includes(axis.name)) lines.push(`${axis.title} ${withUnit(entry[axis.name], axis)}`);
   if (entry.method) lines.push(`method ${entry.method}`);
+  if (entry.gates_failed) lines.push(FAILS);
   return lines.join("\n");
 }
 
-/** Names with their marks, by what is drawn below it. */
-function legend(names, drawn) {
+/** Names with their marks, by what is drawn below it; `fails`: what is crossed out, too. */
+function legend(names, drawn, fails = false) {
   const of = range => ({ domain: names, range: names.map((_, i) => range(i)) }), both = document.createElement("div");
-  both.append(Plot.legend({ symbol: { ...of(shape), type: "ordinal" }, color: { ...of(colour), type: "categorical" }, fill: "color", stroke: "color" }), drawn); // plus and times are strokes alone
+  if (names.length) both.append(Plot.legend({ symbol: { ...of(shape), type: "ordinal" }, color: { ...of(colour), type: "categorical" }, fill: "color", stroke: "color" })); // plus and times are strokes alone
+  if (fails) both.append(Object.assign(document.createElement("div"), { className: "fails", textContent: FAILS }));
+  both.append(drawn);
   return both;
 }
 
@@ -44,6 +57,7 @@ function pareto(panel, axis, chosen, within, width) {
   const kind = e => Math.max(kinds.indexOf(e.method || "model"), 0), hollow = e => ["plus", "times"].includes(shape(kind(e)));
   const fill = e => e.baseline ? "var(--paper)" : colour(kind(e));
   const stroke = e => e.baseline ? "var(--base)" : fill(e);
+  const failing = known.filter(e => !e.baseline && e.gates_failed);
   const faint = e => e.baseline || within(e) ? 1 : 0.25;
   const range = axis.name === "ratio" ? ["ratio_low", "ratio_high"] : axis.name === "p50_ms" ? ["p50_least_ms", "p50_most_ms"] : null;
   const options = {
@@ -59,6 +73,7 @@ function pareto(panel, axis, chosen, within, width) {
     range && Plot.ruleY(known.filter(e => e[range[0]] != null), { x1: range[0], x2: range[1], y: "top1", stroke, strokeOpacity: e => 0.45 * faint(e) }),
     Plot.dot(known.filter(e => e.baseline), { x: axis.name, y: "top1", symbol: "diamond2", r: 6, fill, stroke, strokeWidth: 2, href: e => e.id && `#${e.id}`, ariaLabel: "title" }),
     Plot.dot(known.filter(e => !e.baseline), { x: axis.name, y: "top1", symbol: e => shape(kind(e)), r: 6, fill, stroke: e => hollow(e) ? fill(e) : "var(--paper)", fillOpacity: faint, href: e => e.id && `#${e.id}`, ariaLabel: "title" }),
+    Plot.dot(failing, { x: axis.name, y: "top1", symbol: "times", r: 11, stroke: "var(--bad)", strokeWidth: 2.5, strokeOpacity: faint, pointerEvents: "none", ariaLabel: () => FAILS }), // over its own mark
     chosen && chosen[axis.name] != null && Plot.dot([chosen], { x: axis.name, y: "top1", r: 11, stroke: "var(--take)", strokeWidth: 2.5, pointerEvents: "none" }),
   ].filter(Boolean);
   const tip = Plot.tip(known, Plot.pointer({ x: axis.name, y: "top1", title: e => told(e, axis), maxRadius: 30, lineWidth: 30 }));
@@ -67,7 +82,7 @@ function pareto(panel, axis, chosen, within, width) {
   const drawn = Plot.plot({ ...options, marks: [...marks, ...text, tip] });
   // A click near a dot leads to what the tip tells of; Plot would pin the tip instead, in front of the dot.
   drawn.addEventListener("click", () => { if (drawn.value?.id) location.hash = drawn.value.id; });
-  return kinds.length < 2 ? drawn : legend(kinds, drawn);
+  return kinds.length < 2 && !failing.length ? drawn : legend(kinds.length < 2 ? [] : kinds, drawn, failing.length > 0);
 }
 
 /** Where names fit beside their dots without lying over dots or one another: the chosen one's first, then the front's. */

@@ -43,7 +43,7 @@ function nothing(panel, axis, limits) {
 
 /** Accuracy is compared as it is shown, so that a model keeps to what a reader copies from its row; cost is not, as budgets are hard. */
 function within(entry, axis, limits) {
-  return (limits.top1 == null || +(100 * (entry.top1 ?? -1)).toFixed(2) >= limits.top1) && (limits.cost == null || (entry[axis.name] ?? Infinity) <= limits.cost);
+  return (limits.top1 == null || rounded(100 * (entry.top1 ?? -1), 2) >= limits.top1) && (limits.cost == null || (entry[axis.name] ?? Infinity) <= limits.cost);
 }
 
 function showPanel(section) {
