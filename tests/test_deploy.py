@@ -553,7 +553,15 @@ Cpp = Callable[..., subprocess.CompletedProcess[str]]
 def run_cpp(program: Path, tmp_path: Path) -> Cpp:
     """Run the C++ program with a stand-in engine, whose logits are values of its input."""
 
-    def run(settings: dict[str, Any], image: Image.Image, *, batch: int = -1, dtype: str = "float", indent: str = "", **more: Any) -> Any:
+    def run(
+        settings: dict[str, Any],
+        image: Image.Image,
+        *,
+        batch: int = -1,
+        dtype: str = "float",
+        indent: str = "",
+        **more: Any,
+    ) -> Any:
         classes = [{"name": f"{indent}class number {i}", "column": i} for i in range(8)]
         (tmp_path / "model.txt").write_text(classify.plain({"preprocessing": settings, "classes": classes, **more}))
         (tmp_path / "a.engine").write_text(f"standin {batch} {settings['input_size'][1]} 8 {dtype}")

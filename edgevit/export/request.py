@@ -21,6 +21,7 @@ from edgevit.models.device import check_device_name
 from edgevit.models.request import BaseOptions, GivenPreprocessing, check_model_folder, check_preprocessing
 from edgevit.numbers import COUNT, check_number
 from edgevit.request import CHECKS, COMPUTING, DATA, FILES, PREPROCESSING, Nested, Option
+from edgevit.train.settings import Workers
 
 Part = Literal["test", "validation"]
 PARTS: tuple[Part, ...] = ("test", "validation")
@@ -29,7 +30,6 @@ ONNX, ENGINE = ".onnx", ".engine"  # suffixes of files that hold a whole model
 OPSETS = range(17, 21)  # 17 brings LayerNormalization; JetPack 6's parser reads up to 20
 
 Split = Annotated[str, Option("Part of the images to judge on: test or validation.", DATA, name="--split")]
-Workers = Annotated[int, Option("Processes that read images; 0 reads them in this one.", COMPUTING)]
 
 
 def read_batch(text: str, _: Mapping[str, Any]) -> Batch:

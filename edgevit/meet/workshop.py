@@ -109,9 +109,7 @@ class BudgetBench:
         else:
             return False
         if not self.request.overwrite:
-            raise OutputError(
-                f"{self.base} is {what}; choose another --out, remove it, or replace it with --overwrite"
-            )
+            raise OutputError(f"{self.base} is {what}; choose another --out, remove it, or replace it with --overwrite")
         return True
 
     def _write_base(self, model: Path) -> None:

@@ -115,7 +115,9 @@ def test_an_operator_that_the_target_lacks_is_refused_in_one_line(tmp_path: Path
     told = run("export", file, "--trt", "--no-accuracy", "--no-fp16", *HOW)
     assert told.exit_code == 1 and isinstance(told.exception, EdgeVitError), told.output
     assert "TensorRT 10.3.0 cannot read the model: " in (said := str(told.exception)) and "\n" not in said
-    assert "op: Det" in said and said.endswith("export it with a lower opset (--opset, of a model folder), or without that operator")
+    assert "op: Det" in said and said.endswith(
+        "export it with a lower opset (--opset, of a model folder), or without that operator"
+    )
     assert (tmp_path / "det" / "export").is_dir() and not list((tmp_path / "det").rglob("*.engine"))
 
 

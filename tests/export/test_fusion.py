@@ -73,7 +73,9 @@ def test_a_file_that_the_parser_refuses_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no protobuf")
     with pytest.raises(ExportError, match=r"TensorRT-RTX .* cannot build model\.onnx: ") as error:
         count_fused(tmp_path / "model.onnx", blocks=1, expected=1)
-    assert "\n" not in str(error.value) and str(error.value).endswith("try --opset 20, or leave fp16 out with --no-fp16")
+    assert "\n" not in str(error.value) and str(error.value).endswith(
+        "try --opset 20, or leave fp16 out with --no-fp16"
+    )
     with pytest.raises(ExportError, match="export the model with another opset where it comes from, or leave fp16 out"):
         count_fused(tmp_path / "model.onnx", blocks=1, expected=1, imported=True)
 

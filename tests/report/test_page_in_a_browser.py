@@ -98,10 +98,15 @@ def test_a_model_that_fails_a_gate_is_crossed_out_and_the_legend_says_so(browser
     assert seen.texts(f"{plot} .fails") == ["✕ fails a gate"] and crosses.count() == 1
     cross = crosses.first.bounding_box()
     dot = seen.page.locator(f"{plot} svg[aria-label] a path[aria-label=t1]").bounding_box()
-    assert cross is not None and dot is not None and cross["x"] < dot["x"] and cross["x"] + cross["width"] > dot["x"] + dot["width"]
-    assert seen.page.evaluate("told(data.panels[0].entries.find(e => e.title === 't1'), data.panels[0].axes[0])").endswith(
-        "✕ fails a gate"
+    assert (
+        cross is not None
+        and dot is not None
+        and cross["x"] < dot["x"]
+        and cross["x"] + cross["width"] > dot["x"] + dot["width"]
     )
+    assert seen.page.evaluate(
+        "told(data.panels[0].entries.find(e => e.title === 't1'), data.panels[0].axes[0])"
+    ).endswith("✕ fails a gate")
     assert seen.complaints == []
     seen.page.close()
 
