@@ -60,15 +60,6 @@ OTHER_BASE = """### The papers' methods on {where}
 The same base and sub-tasks; methods, steps and shapes as on the rendered data set, seeds {seeds}: forge beside them is
 in the tables above. The rate reached is at most {beyond:.3f} above the one asked.
 """
-CLAIMS_TEXT = """### What the papers claim, at this scale
-
-Points on the mean over sub-tasks and seeds. A claim that does not hold here is not refuted: this base is asked only for
-classes it knows, through a head of these alone, which leaves a smaller model little to gain; and it has learnt from
-three times as many images of each class as its user has, so that training on those few costs the unpruned base, too
-(first table). Vulcan and what fine-tunes are trained for 200 steps of 48 images, and not for the thousands that
-Vulcan's rule gives: what is said of them holds for equal short budgets, and longer ones may say otherwise: see Targets.
-NuWa's own ablations are under "The papers' ablations" and, on an older base, in the last section.
-"""
 FORGE_TEXT = """### Each step of forge, taken away or replaced: seed {seed}
 
 Points are against forge of the same shape, over the same sub-tasks; those of the rows `shape=` against `fused`.
@@ -305,56 +296,6 @@ def at_length_told(data: dict[str, Any] | None) -> str:
     return "\n".join(textwrap.wrap(told, 118)) + "\n"
 
 
-# -- published claims --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A method's paper says that `ours` is above `theirs`, a variant or a baseline."""
-
-    text: str
-    ours: str
-    theirs: str
-
-
-CLAIMS = (
-    Claim("NuWa, nothing trained, is above the base", "nuwa", "base_restricted"),
-    Claim("NuWa, nothing trained, is above the base with its full head", "nuwa", "base_full_head"),
-    Claim("NuWa, nothing trained, is above what is trained (Vulcan)", "nuwa", "vulcan"),
-    Claim("NuWa gains by light fine-tuning", "nuwa, fine-tuned", "nuwa"),
-    Claim("Vulcan is above the base with its full head", "vulcan", "base_full_head"),
-    Claim("SKD: training makes slices better than the transformed base has", "super-network", "WPAC only"),
-    Claim("SKD: slices need no fine-tuning", "super-network", f"super-network, {SKD_STEPS} steps"),
-)
-
-
-def claimed(rows: Iterable[Row], claim: Claim) -> dict[float, float]:
-    """By how much `ours` is above `theirs` at each rate, on the mean over sub-tasks and seeds."""
-    found = {}
-    for (rate,), group in sorted(grouped(rows, "rate").items()):
-        if claim.theirs in BASELINES:
-            of = picked(group, variant=claim.ours)
-            gained = [row["accuracy"]["derived"] - row["accuracy"][claim.theirs] for row in of]
-        else:
-            gained = list(differences(group, claim.ours, claim.theirs, rate).values())
-        if gained:
-            found[rate] = statistics.mean(gained)
-    return found
-
-
-def claims_table(main: Sequence[Row], skd: Sequence[Row]) -> str:
-    lines = []
-    for claim in CLAIMS:
-        found = claimed(skd if "super-network" in claim.ours else main, claim)
-        if not found:
-            continue
-        holding = [f"{rate:g}" for rate, gained in found.items() if gained > 0]
-        told = "everywhere" if len(holding) == len(found) else f"at {', '.join(holding)}" if holding else "nowhere"
-        shown = ", ".join(f"{100 * gained:+.1f} at {rate:g}" for rate, gained in found.items())
-        lines.append([claim.text, shown, told])
-    return table(["claim", "points, by rate", "holds"], lines)
-
-
 # -- forge -------------------------------------------------------------------------------------------------------------
 
 
@@ -514,7 +455,6 @@ def section(data: dict[str, Any] | None, attention: dict[str, Any] | None, folde
             *([told] if (told := at_length_told(load("published"))) else []),
             targets_table(main, places),
         ]
-        parts += [CLAIMS_TEXT, claims_table(main, skd)]
     if picked(rows, table="forge"):
         parts += [FORGE_TEXT.format(seed=picked(rows, table="forge")[0]["seed"]), forge_table(forge)]
     if curve := curve_section(rows, folder):

@@ -18,6 +18,7 @@ import accuracy_tables
 import agnostic
 import attention
 import axes
+import claims
 import dimensions
 import distillation_tables
 import dropout
@@ -363,7 +364,9 @@ def main() -> None:
     given = parser.parse_args()
     data = json.loads(given.accuracy.read_text()) if given.accuracy.is_file() else None
     bases = ("fashion", "fine", "demo", "rendered")
+    at_length = [load(f"published{base}") for base in ("_fashion", "_fine", "")]
     parts = {
+        "What the papers claim": [claims.section(at_length, data)],
         "What forge loses": [
             dimensions.section(load("dimensions_fashion"), dimensions.FASHION, load("dimensions_fashion_before")),
             accuracy_tables.other_base_section(load("accuracy_fashion"), "photographs"),
@@ -381,7 +384,7 @@ def main() -> None:
             rivals.section(load("rivals_fashion"), rivals.FASHION),
             rivals.section(load("rivals_fine"), rivals.FINE),
             rivals.section(load("rivals"), rivals.RENDERED),
-            *(published.section(load(f"published{base}")) for base in ("_fashion", "_fine", "")),
+            *(published.section(record) for record in at_length),
         ],
         "The papers' tables": [
             ablations.section(load("ablations")),

@@ -79,17 +79,6 @@ def test_a_target_without_rows_is_not_measured() -> None:
     assert line_of(table, "forge minus vulcan, 0.8")[2:] == ["0 of 9", "", "not measured"]
 
 
-def test_a_claim_holds_where_the_mean_is_above() -> None:
-    table = accuracy_tables.claims_table(MAIN, tables.picked(ALL, table="skd"))
-    above = "-1.0 at 0.4, -1.0 at 0.6, -1.0 at 0.8, -1.0 at 0.9"
-    assert line_of(table, "NuWa, nothing trained, is above what is trained (Vulcan)")[1:] == [above, "nowhere"]
-    assert line_of(table, "Vulcan is above the base with its full head")[2] == "nowhere"
-    at_one = [{**r, "accuracy": {**r["accuracy"], "derived": 0.97}} if r["rate"] == 0.4 else r for r in MAIN]
-    assert (
-        line_of(accuracy_tables.claims_table(at_one, []), "Vulcan is above the base with its full head")[2] == "at 0.4"
-    )
-
-
 def test_differences_are_of_the_same_sub_task_and_seed() -> None:
     some = [r for r in MAIN if r["variant"] != "forge" or r["task"] == 6]
     found = accuracy_tables.differences(some, "forge", "vulcan", 0.8)
