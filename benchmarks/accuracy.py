@@ -426,6 +426,7 @@ def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
     history = ModelFolder(folder / "model").history()
     row = _row(case, derivation, history[-1].more if history else {})
     row |= {"base_sha256": place.base_sha256, "base_top1": place.base_top1, **told_device(place.device)}
+    row |= told_teacher(row)
     if "supernet" in start:
         row["supernet_seconds"] = ModelFolder(start["supernet"]).supernet().seconds
     return row
@@ -434,6 +435,13 @@ def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
 def told_device(device: str) -> dict[str, str]:
     """What a row says of where it ran: nothing of the CPU, where all the first rows ran."""
     return {} if device == "cpu" else {"device": device}
+
+
+def told_teacher(row: dict[str, Any]) -> dict[str, bool]:
+    """Whether the products of a row's teacher were in bf16, as on a processor that has them; nothing without one."""
+    from edgevit.train.products import multiplies_bf16
+
+    return {"teacher_bf16": "device" not in row and multiplies_bf16()} if "loss_teacher" in row["last_losses"] else {}
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -62,7 +62,7 @@ def rows_told(rows: Iterable[Row], data: str = "rendered") -> str:
 def commit_today() -> str | None:
     """The commit of the newest row of `Photographs`, where rows come in the order in which they were made."""
     rows = list((load("dimensions_fashion") or {"rows": {}})["rows"].values())
-    return _commit(rows[-1]) if rows else None
+    return commit_of(rows[-1]) if rows else None
 
 
 def commits_told(rows: Iterable[Row]) -> str:
@@ -70,7 +70,7 @@ def commits_told(rows: Iterable[Row]) -> str:
 
     Rows without `versions` say nothing.
     """
-    made = [commit for row in rows if row["method"] == "forge" and (commit := _commit(row))]
+    made = [commit for row in rows if row["method"] == "forge" and (commit := commit_of(row))]
     newest = commit_today()
     older = list(dict.fromkeys(commit for commit in made if commit != newest))
     if not older or newest is None:
@@ -89,7 +89,7 @@ def code_told(versions: Iterable[str | None]) -> str:
     return "\n".join(textwrap.wrap(f"Commits of the code, and rows of each: {told}{more}.", 118))
 
 
-def _commit(row: Row) -> str | None:
+def commit_of(row: Row) -> str | None:
     """The commit that a row was made at, whether or not files had been changed since."""
     found = re.search(r"\((\w+)\+?\)", row.get("versions", {}).get("edgevit", ""))
     return found and found[1]

@@ -42,6 +42,7 @@ from older import commits_told
 from rivals import METHODS, TAUGHT
 from source import add_source, chosen_from, refusals, results_file
 from tables import Row, derived, percent, picked, seeds_told, table
+from teachers import products_told
 
 SIZES = {  # the first has every seed
     "rendered": (TASK_SIZES[1], TASK_SIZES[0], TASK_SIZES[2]),
@@ -253,6 +254,8 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
     yield f"## At published length, {TITLES.get(base, f'`{base}`')}\n\n" + "\n".join(textwrap.wrap(told, 118)) + "\n"
     if older := commits_told(row for row in rows if row["table"] in (FULL, CURVE)):  # in the order of the file
         yield older
+    if products := products_told(rows):
+        yield products
     yield baselines_table(_beside_the_longest(full))
     lines = []
     for task in sizes:
