@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import alike
 from accuracy import BATCH, LR, SEEDS, STEPS, TASK_SIZES, Case, Options, complete, shortened
 from accuracy_tables import baselines_table, of_newest_base
 from published import NUWA, VULCAN
@@ -69,10 +70,6 @@ INTRODUCTION = (
     "row of each table. {but}{steps} steps are a small part of what Vulcan's own rule gives. Vulcan's Table 17, with "
     "LoRA, has no ablation here: edgevit has no LoRA to turn off (docs/decisions/051-no-lora.md)."
 )
-
-WHOLE = """The masks kept every neuron in all of these derivations, so that nothing was purified: the row without
-purification says nothing of what that step is worth.
-"""
 
 
 def _variants(part: str) -> Iterator[tuple[str, Case]]:
@@ -141,14 +138,9 @@ def section(data: dict[str, Any] | None) -> str:
     for part in PARTS:
         of = [row for row in rows if _is_of(row, part)]
         if of:
-            parts += [f"### {TITLES[part]}\n\n{_part_table(of, part)}", *([WHOLE] if _keeps_all(of, part) else [])]
+            parts.append(f"### {TITLES[part]}\n\n{_part_table(of, part)}")
+            parts[-1] += alike.told(of, [name for name, _ in _variants(part)])
     return "\n".join(parts)
-
-
-def _keeps_all(rows: Iterable[Row], part: str) -> bool:
-    """Whether NuWa's masks, wherever they were trained, kept every neuron."""
-    kept = [row["facts"]["anchor_neurons"] for row in rows if "anchor_neurons" in row.get("facts", {})]
-    return part == "nuwa" and bool(kept) and min(kept) == 1.0
 
 
 def _is_of(row: Row, part: str) -> bool:
