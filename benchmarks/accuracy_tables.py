@@ -9,7 +9,6 @@ import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from accuracy import (
@@ -26,8 +25,7 @@ from accuracy import (
     STEPS,
     TASK_SIZES,
 )
-from line_plot import Panel, Point, line_plot
-from older import rows_told
+from older import anchor, rows_told
 from tables import Row, derived, grouped, load, percent, picked, points, table
 
 BASELINES = {
@@ -38,8 +36,8 @@ BASELINES = {
 NOT_PREPARATION = {"baselines", "finetune_base", "evaluation", "training"}  # stages that measure, or that train
 # forge with heads narrower than `fused` has them, at the highest rate
 NARROWER = [f"{name}, {shape}" for shape in NARROW for name, (method, _, _) in METHODS.items() if method == "forge"]
+LONGER = "At published length, photographs of clothes"  # the section that has the same after longer training
 UNTRAINED = {"forge": "forge, closed form", "nuwa, fine-tuned": "nuwa"}  # where these learning curves start
-PLOT = "learning_curve.svg"
 
 RENDERED = """## Accuracy on the rendered data set
 
@@ -66,9 +64,8 @@ Points are against forge of the same shape, over the same sub-tasks; those of th
 """
 CURVE_TEXT = """### Learning curve: {task} classes, rate {rate}, seed {seed}
 
-Each point is a derivation of its own, with its own cosine. Top-1, and the seconds of the whole derivation.
-
-![Accuracy against images seen, and against seconds]({plot})
+Each point is a derivation of its own, with its own cosine. Top-1, and the seconds of the whole derivation. Of all
+methods, with longer training: [{title}](#{anchor}).
 """
 DIGITS = """## Accuracy on digits
 
@@ -370,21 +367,16 @@ def curve_points(rows: list[Row], curve: Sequence[Row]) -> list[tuple[int, float
     return [(r["images_seen"], prepared + training_s(r), 100 * r["accuracy"]["derived"]) for r in curve]
 
 
-def curve_section(rows: list[Row], folder: Path) -> str:
-    """The table; and the plot, written to `folder`."""
+def curve_section(rows: list[Row]) -> str:
     curves = {name: curve_points(rows, curve) for name, curve in curve_rows(rows).items()}
     if not curves:
         return ""
-    images: dict[str, list[Point]] = {name: [(i, y) for i, _, y in of] for name, of in curves.items()}
-    seconds: dict[str, list[Point]] = {name: [(s, y) for _, s, y in of] for name, of in curves.items()}
-    panels = [Panel("training images seen", images), Panel("seconds in all, one thread", seconds)]
-    (folder / PLOT).write_text(line_plot(panels, "top-1, %"))
     lines = []
     for seen in sorted({i for of in curves.values() for i, _, _ in of}):
         found = [next(((s, y) for i, s, y in of if i == seen), None) for of in curves.values()]
         lines.append([f"{seen}", *(f"{pair[1]:.1f} ({pair[0]:.0f} s)" if pair else "" for pair in found)])
-    first = picked(rows, table="curve")[0]
-    return "\n".join([CURVE_TEXT.format(**first, plot=PLOT), table(["images seen", *curves], lines)])
+    told = CURVE_TEXT.format(**picked(rows, table="curve")[0], title=LONGER, anchor=anchor(LONGER))
+    return "\n".join([told, table(["images seen", *curves], lines)])
 
 
 # -- slices ------------------------------------------------------------------------------------------------------------
@@ -435,8 +427,8 @@ def _told(rows: Sequence[Row]) -> dict[str, Any]:
     return {**trained[0], "base_top1": 100 * rows[0]["base_top1"], "seeds": seeds}
 
 
-def section(data: dict[str, Any] | None, attention: dict[str, Any] | None, folder: Path) -> str:
-    """Everything that the records have rows for; `folder` is that of the page, for the plot."""
+def section(data: dict[str, Any] | None, attention: dict[str, Any] | None) -> str:
+    """Everything that the records have rows for."""
     rows = of_newest_base(data["rows"].values()) if data else []
     main, forge = picked(rows, table="main"), forge_rows(rows)
     digits, skd = picked(rows, table="digits"), picked(rows, table="skd")
@@ -457,7 +449,7 @@ def section(data: dict[str, Any] | None, attention: dict[str, Any] | None, folde
         ]
     if picked(rows, table="forge"):
         parts += [FORGE_TEXT.format(seed=picked(rows, table="forge")[0]["seed"]), forge_table(forge)]
-    if curve := curve_section(rows, folder):
+    if curve := curve_section(rows):
         parts.append(curve)
     if skd:
         parts += [SKD_TEXT.format(steps=SKD_STEPS), skd_table(skd)]

@@ -239,7 +239,9 @@ def section(records: Iterable[dict[str, Any] | None], short: dict[str, Any] | No
     of_bases = {name: picked(full, data=name) for name in names}
     if not of_bases:
         return ""
-    rates, lines, without = _rates(full), [], []
+    rates = _rates(full)
+    lines: list[list[str]] = []
+    without: list[Claim] = []
     for claim in CLAIMS:
         lines += _lines(of_bases, claim, rates)
         if not any(gains(rows, claim, way, claim.theirs) for rows in of_bases.values() for way in claim.ours):

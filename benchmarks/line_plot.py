@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
@@ -80,3 +80,100 @@ def line_plot(panels: Sequence[Panel], y_title: str) -> str:
     for i, panel in enumerate(panels):
         parts += _panel(panel, GAP + LEFT + i * (LEFT + WIDTH + GAP), y_ticks)
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+# -- many lines, with their names beside them -------------------------------------------------------------------------
+
+TALL, BEFORE, BEHIND, ROW = 480, 170, 200, 14  # height of the axes, room for names on either side, and of one name
+MANY = 14  # ticks at most
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a `labelled_plot`; several may share a colour, as they are known by their names."""
+
+    name: str
+    points: Sequence[Point]
+    colour: str = "#767676"
+    width: float = 1.2
+    dash: str = ""
+
+
+def apart(heights: Sequence[float], least: float, low: float, high: float) -> list[float]:
+    """Move ascending heights as little as can be, so that neighbours are `least` apart and all are in [low, high].
+
+    The least squares of what they move by: heights less what they need for themselves must ascend, which pooling of
+    neighbours that do not gives, and ends are as near as bounds let them.
+    """
+    pools: list[list[float]] = []
+    for i, height in enumerate(heights):
+        pools.append([height - i * least])
+        while len(pools) > 1 and sum(pools[-2]) / len(pools[-2]) > sum(pools[-1]) / len(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    level = [sum(pool) / len(pool) for pool in pools for _ in pool]
+    most = high - least * (len(heights) - 1)
+    return [min(max(value, low), most) + i * least for i, value in enumerate(level)]
+
+
+def labelled_plot(lines: Sequence[Line], x_title: str, y_title: str, level: tuple[str, float]) -> str:
+    """Draw lines against a logarithmic axis, each named at both of its ends, and a horizontal line across.
+
+    The horizontal axis has a tick where the first line has a point.
+    """
+    left, right, bottom = LEFT + BEFORE, LEFT + BEFORE + 1.4 * WIDTH, GAP + TALL
+    xs = [x for line in lines for x, _ in line.points]
+    ys = [level[1], *(y for line in lines for _, y in line.points)]
+    y_ticks = ticks(min(ys), max(ys), MANY)
+    first, span = log10(min(xs)), (log10(max(xs)) - log10(min(xs))) or 1.0
+
+    def at(x: float, y: float) -> Point:
+        share = (y - y_ticks[0]) / ((y_ticks[-1] - y_ticks[0]) or 1.0)
+        return left + (right - left) * (log10(x) - first) / span, bottom - TALL * share
+
+    width, height = right + BEHIND, bottom + BOTTOM
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
+        f'height="{height}" font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+        _text(14, GAP + TALL / 2, y_title, extra=f' transform="rotate(-90 14 {GAP + TALL / 2:.1f})"'),
+        _text((left + right) / 2, bottom + 34, x_title),
+    ]
+    for y in y_ticks:
+        parts += [f'<path d="M{left:.1f} {at(max(xs), y)[1]:.1f}H{right:.1f}" stroke="#ddd"/>']
+        parts += [_text(LEFT - 6, at(max(xs), y)[1] + 4, f"{y:g}", "end")]
+    for x, _ in lines[0].points:
+        parts += [f'<path d="M{at(x, 0)[0]:.1f} {bottom}v4" stroke="#767676"/>']
+        parts += [_text(at(x, 0)[0], bottom + 18, f"{x:,.0f}")]
+    across = at(max(xs), level[1])[1]
+    parts += [f'<path d="M{left:.1f} {across:.1f}H{right:.1f}" stroke="#000" stroke-dasharray="6 4"/>']
+    parts += [_text(left + 6, across - 6, f"{level[0]}: {level[1]:.1f}", "start")]
+    for line in lines[::-1]:  # what is named first is drawn above the others
+        places = [at(*point) for point in line.points]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        how = f'fill="none" stroke="{line.colour}" stroke-width="{line.width:g}"'
+        parts += [f'<polyline points="{path}" {how}{_dashed(line.dash)}/>']
+        dot = f'r="{1.2 + line.width:.1f}" fill="{line.colour}"'
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" {dot}/>' for x, y in places]
+    return "\n".join([*parts, *_names(lines, at, bottom), "</svg>"]) + "\n"
+
+
+def _dashed(dash: str) -> str:
+    return f' stroke-dasharray="{dash}"' if dash else ""
+
+
+def _names(lines: Sequence[Line], at: Callable[[float, float], Point], bottom: float) -> Iterator[str]:
+    """Each name beside both ends, with the last value, as near to the line as the other names let it be."""
+    for end, side in ((0, -1), (-1, 1)):
+        ends = sorted(((*at(*line.points[end]), line) for line in lines), key=lambda of: of[1])
+        heights = apart([y for _, y, _ in ends], ROW, ROW / 2, bottom - ROW / 2)
+        for (x, y, line), height in zip(ends, heights, strict=True):
+            edge = x + 24 * side
+            yield (
+                f'<path d="M{x + 5 * side:.1f} {y:.1f}L{edge - 6 * side:.1f} {height:.1f}H{edge:.1f}" fill="none" '
+                f'stroke="{line.colour}"/>'
+            )
+            name = line.name if side < 0 else f"{line.name}  {line.points[end][1]:.1f}"
+            bold = ' font-weight="bold"' if line.width > 2 else ""
+            anchor = "end" if side < 0 else "start"
+            yield _text(edge + 4 * side, height + 4, name, anchor, f' fill="{line.colour}"{bold}')

@@ -39,6 +39,7 @@ from accuracy import (
 )
 from accuracy_tables import baselines_table, of_newest_base
 from older import commits_told
+from published_curve import told as curve_told
 from rivals import METHODS, TAUGHT
 from source import add_source, chosen_from, refusals, results_file
 from tables import Row, derived, percent, picked, seeds_told, table
@@ -278,6 +279,8 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
     if curve:
         yield f"Against images seen, {sizes[0]} classes, rate {PUBLISHED_RATE:g}, seed {SEEDS[0]}:\n"
         yield table(["top-1, %", *(f"{steps * BATCH} images" for steps in lengths)], lines)
+        if picture := curve_told(rows):
+            yield picture
     blind = dict.fromkeys(row["variant"] for row in full if not any(block["heads"] for block in row["blocks"]))
     if blind:
         told = f"No attention stays, the class token sees no patch, and all images get one answer: {', '.join(blind)}."

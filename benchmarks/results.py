@@ -34,6 +34,7 @@ import older
 import predictions
 import prove
 import published
+import published_curve
 import rivals
 import summary
 import transfer
@@ -408,7 +409,7 @@ def main() -> None:
             forge(), cost(), closed_form(), allocation(), supernet(), many(), hostile(load("hostile")),
         ],
         "Older": [
-            accuracy_tables.section(data, load("attention"), given.out.parent),
+            accuracy_tables.section(data, load("attention")),
             distillation_tables.states(),
             first_base.section(),
         ],
@@ -416,6 +417,7 @@ def main() -> None:
     there = {title: [section for section in sections if section] for title, sections in parts.items()}
     told = [HEAD, summary.section(), contents(there), *(section for part in there.values() for section in part)]
     given.out.write_text("\n".join(filter(None, told)))
+    given.out.with_name(published_curve.FILE.name).write_text(published_curve.drawing(at_length[0]))
 
 
 def contents(parts: Mapping[str, Sequence[str]]) -> str:

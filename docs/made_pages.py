@@ -30,7 +30,6 @@ FOLDER = Path(__file__).parent / "made"
 LINKS = {
     "benchmarks/RESULTS.md": "results.md",
     "#on-a-jetson": "boards.md",
-    "learning_curve.svg": "learning_curve.svg",
 }
 
 
@@ -235,6 +234,11 @@ def results_page() -> str:
     return linked((ROOT / "benchmarks" / "RESULTS.md").read_text())
 
 
+def pictures() -> list[str]:
+    """What the results show, by the name that they have for it, which is the same on the site."""
+    return re.findall(r"!\[.*?\]\((.+?)\)", (ROOT / "benchmarks" / "RESULTS.md").read_text())
+
+
 def decisions_page() -> str:
     files = sorted((ROOT / "docs" / "decisions").glob("*.md"))
     listed = "\n".join(f"../decisions/{file.stem}" for file in files)
@@ -269,4 +273,6 @@ def write(folder: Path = FOLDER) -> None:
     for name, text in pages().items():
         if not (folder / name).exists() or (folder / name).read_text() != text:
             (folder / name).write_text(text)
-    shutil.copyfile(ROOT / "benchmarks" / "learning_curve.svg", folder / "learning_curve.svg")
+    for picture in pictures():
+        (folder / picture).parent.mkdir(exist_ok=True)
+        shutil.copyfile(ROOT / "benchmarks" / picture, folder / picture)

@@ -150,3 +150,11 @@ def test_the_made_pages_have_every_option_field_and_board() -> None:
     assert all(f"`{field}`" in made["formats.md"] for schema in schemas for field in schema["properties"])
     assert all(f"`{name}`" in made["profiles.md"] for name in profile_names())
     assert "**plan**" in made["words.md"] and "Nothing is installed on the board" in made["boards.md"]
+
+
+def test_every_picture_of_the_results_is_on_the_site(tmp_path: Path) -> None:
+    from made_pages import pictures, write
+
+    write(tmp_path)
+    shown = re.findall(r"!\[.*?\]\((.+?)\)", (tmp_path / "results.md").read_text())
+    assert shown == pictures() and len(shown) > 1 and all((tmp_path / picture).is_file() for picture in shown)
