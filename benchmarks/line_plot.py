@@ -10,6 +10,7 @@ from math import ceil, floor, log10
 Point = tuple[float, float]
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 400, 280, 48, 34, 44, 20  # of a panel, and around it, in pixels
+LEGEND, LETTER = 18, 7  # of a row of names, and of a letter at most, on the average
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind, too
 
 
@@ -33,9 +34,8 @@ def _text(x: float, y: float, text: str, anchor: str = "middle", extra: str = ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{extra}>{escape(text)}</text>'
 
 
-def _panel(panel: Panel, left: float, y_ticks: Sequence[float]) -> Iterator[str]:
+def _panel(panel: Panel, left: float, bottom: float, y_ticks: Sequence[float]) -> Iterator[str]:
     x_ticks = ticks(0, max(x for line in panel.lines.values() for x, _ in line))
-    bottom = TOP + HEIGHT
 
     low, height_of_all = y_ticks[0], (y_ticks[-1] - y_ticks[0]) or 1.0  # one tick, where all points are at it
 
@@ -67,18 +67,25 @@ def line_plot(panels: Sequence[Panel], y_title: str) -> str:
         raise ValueError(f"{len(names)} lines, but only {len(COLOURS)} colours")
     heights = [y for panel in panels for line in panel.lines.values() for _, y in line]
     y_ticks = ticks(min(heights), max(heights))
-    width, height = GAP + len(panels) * (LEFT + WIDTH + GAP), TOP + HEIGHT + BOTTOM
+    width = GAP + len(panels) * (LEFT + WIDTH + GAP)
+    room = width - GAP - LEFT
+    columns = min(len(names), max(1, int(room / (30 + LETTER * max(map(len, names))))))  # of the names, above it all
+    bottom = TOP + LEGEND * ((len(names) - 1) // columns) + HEIGHT
+    height, middle = bottom + BOTTOM, bottom - HEIGHT / 2
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="#fff"/>',
-        _text(14, TOP + HEIGHT / 2, y_title, extra=f' transform="rotate(-90 14 {TOP + HEIGHT / 2:.1f})"'),
+        _text(14, middle, y_title, extra=f' transform="rotate(-90 14 {middle:.1f})"'),
     ]
     for i, (name, colour) in enumerate(zip(names, COLOURS, strict=False)):
-        x = GAP + LEFT + i * (width - GAP - LEFT) / len(names)
-        parts += [f'<path d="M{x:.1f} 14h20" stroke="{colour}" stroke-width="2"/>', _text(x + 26, 18, name, "start")]
+        x, y = GAP + LEFT + i % columns * room / columns, 14 + LEGEND * (i // columns)
+        parts += [
+            f'<path d="M{x:.1f} {y}h20" stroke="{colour}" stroke-width="2"/>',
+            _text(x + 26, y + 4, name, "start"),
+        ]
     for i, panel in enumerate(panels):
-        parts += _panel(panel, GAP + LEFT + i * (LEFT + WIDTH + GAP), y_ticks)
+        parts += _panel(panel, GAP + LEFT + i * (LEFT + WIDTH + GAP), bottom, y_ticks)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from copy import deepcopy
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -278,6 +279,7 @@ def test_what_the_scripts_write_of_any_base_is_shown_and_contents_link_to_every_
     headings = re.findall(r"^## (.+)$", told, re.MULTILINE)
     links = re.findall(r"^- \[.+\]\(#(.+)\)$", told, re.MULTILINE)
     assert links == [older.anchor(name) for name in headings if name not in ("In short", "Contents")]
+    assert headings[:3] == ["In short", "Contents", "What the papers claim, at this scale"]
 
 
 def test_the_summary_names_the_rival_that_comes_nearest_over_pairs_of_both() -> None:
@@ -326,3 +328,14 @@ def test_shapes_without_their_dense_base_are_told_without_its_latency() -> None:
     told = results._shapes(results.SHAPES, {**record, "rows": [fused]})
     assert line_of(told, "deit_tiny")[1:5] == [f"{fused['rate']}", "", "", ""]
     assert record["environment"]["cpu"] in told
+
+
+@pytest.mark.parametrize(("name", "rows"), [("a", 1), ("0.8 gone, what is left", 2)])
+def test_names_above_a_plot_do_not_run_into_each_other(name: str, rows: int) -> None:
+    lines = {f"{name} {i}": [(0.0, 1.0), (1.0, 2.0)] for i in range(4)}
+    texts = ElementTree.fromstring(line_plot.line_plot([line_plot.Panel("step", lines)], "top-1")).findall("{*}text")
+    at = {text.text: (float(text.attrib["x"]), float(text.attrib["y"])) for text in texts}
+    places = [at[name] for name in lines]
+    assert len({y for _, y in places}) == rows
+    for (x, y), (following, below) in pairwise(places):
+        assert below > y or following - x > 6 * len(name)
