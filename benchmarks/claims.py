@@ -99,7 +99,7 @@ TEXT = (
     "of neurons and widths; the base is fine-tuned for as long as models of the highest rate are trained. A claim that "
     "does not hold here is not refuted: these bases are small and are asked only for classes they know, which leaves a "
     "smaller model little to gain, and they have learnt from more images of each class than their user has, so that "
-    "training on those few costs the unpruned base, too. HEART has its own sections, of 60 steps."
+    "training on those few costs the unpruned base, too. HEART has sections of its own."
 )
 SHORT = (
     "Of these claims no row is at published length: what {steps} steps of 48 images say of them, on {bases} of 24 "
