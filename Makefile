@@ -94,6 +94,7 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/predictions.py --plans 30
 	$(BIN)/python benchmarks/many.py
 	$(BIN)/python benchmarks/many.py --purification validated --separate 2
+	$(BIN)/python benchmarks/kept_drawings.py
 	$(BIN)/python benchmarks/meet.py here
 	$(BIN)/python benchmarks/meet.py here --model deit_small
 	$(BIN)/python benchmarks/meet.py here --model demo --repeats 2

@@ -27,6 +27,7 @@ import embedding
 import equal_latency
 import first_base
 import heart_tables
+import kept_drawings
 import launch_bound
 import meet
 import neurons
@@ -395,6 +396,7 @@ def main() -> None:
             attention.section(load("criteria")),
             neurons.section(load("neurons")),
             efficiency.section(load("efficiency")),
+            kept_drawings.section(),
         ],
         "Latency and budgets": [
             axes.section(load("axes")),
