@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
