@@ -7,9 +7,10 @@ batch size decide.
     python benchmarks/ablations.py --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs.txt
 
 Vulcan's Table 3 (without the collapse of neurons, without the rank of attention, with random anchors), its Figure 9
-(rho, with either rule for the multipliers) and its Figure 22 (learning rate; batch size at equal steps), and NuWa's
-(without purification, with random neurons, without least squares), at the papers' rate and at a higher one. Each is as
-its paper has it, but for the length: 200 steps, where Vulcan's rule asks for some thousands (published.py).
+(rho, with either rule for the multipliers) and its Figure 22 (learning rate; batch size at equal steps, with the peak
+memory of the training), and NuWa's (without purification, with random neurons, without least squares), at the papers'
+rate and at a higher one. Each is as its paper has it, but for the length: 200 steps, where Vulcan's rule asks for some
+thousands (published.py).
 Accuracy is on `val/`, which no derivation sees.
 """
 
@@ -26,7 +27,7 @@ from accuracy import BATCH, LR, SEEDS, STEPS, TASK_SIZES, Case, Options, complet
 from accuracy_tables import baselines_table, of_newest_base
 from published import NUWA, VULCAN
 from source import add_source, chosen_from, refusals, results_file
-from tables import Row, derived, percent, picked, points, table
+from tables import Row, derived, percent, picked, plain, points, table
 
 RATES = (0.6, 0.8)
 # NuWa's budget is met by attention alone at the last: FFNs are two thirds of a block, so that no more can go.
@@ -47,6 +48,11 @@ NUWA_PARTS: dict[str, Options] = {
 RHOS, MULTIPLIERS = (0.1, 1.0, 10.0), ("adam", "ascent")
 LRS, BATCHES = (1e-4, LR, 5e-4, 1e-3), (6, 12, 24, 48)
 PARTS = ("vulcan", "nuwa", "rho", "learning rate", "batch size")
+PEAK = "training_memory_peak_mib"  # of a row
+MEMORY = (
+    "Memory is the peak of the training's steps, at any rate: of the whole process, Python, torch and the images "
+    "included, or of a GPU what torch took there. Empty: of a row that was made before it was recorded."
+)
 TITLES = {
     "vulcan": "Vulcan's steps, taken away (its Table 3)",
     "nuwa": "NuWa's steps, taken away",
@@ -108,6 +114,7 @@ def cases(sizes: Sequence[int] = TASK_SIZES) -> Iterator[tuple[str, Case]]:
 def _part_table(rows: list[Row], part: str) -> str:
     names = [name for name, _ in _variants(part)]
     rates = [rate for rate in NUWA_RATES if picked(rows, rate=rate)]
+    memory = any(PEAK in row for row in rows)  # older rows do not tell
     lines = []
     for name in names:
         cells = [name]
@@ -118,8 +125,10 @@ def _part_table(rows: list[Row], part: str) -> str:
             apart = [a["accuracy"]["derived"] - b["accuracy"]["derived"] for a, b in pairs]
             cells += [percent(derived(found)), "" if name == names[0] else points(apart)]
         if any(cells[1:]):
-            lines.append(cells)
-    return table(["", *(title for rate in rates for title in (f"rate {rate:g}", "points"))], lines)
+            peaks = [row[PEAK] for row in picked(rows, variant=name) if PEAK in row]
+            lines.append([*cells, plain(peaks)] if memory else cells)
+    titles = [title for rate in rates for title in (f"rate {rate:g}", "points")]
+    return table(["", *titles, *(["memory, MiB"] if memory else [])], lines)
 
 
 def section(data: dict[str, Any] | None) -> str:
@@ -134,6 +143,8 @@ def section(data: dict[str, Any] | None) -> str:
         steps=steps, batch=BATCH, but=but,
     )  # fmt: skip
     title = f"## The papers' ablations, on {where}\n"
+    if any(PEAK in row for row in rows):
+        told += f" {MEMORY}"
     parts = [title, "\n".join(textwrap.wrap(told, 118)) + "\n", baselines_table(rows)]
     for part in PARTS:
         of = [row for row in rows if _is_of(row, part)]

@@ -403,9 +403,12 @@ def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
 
 
 def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
+    from training_memory import Watched
+
     from edgevit.derive.session import derive
     from edgevit.folder.model_folder import ModelFolder
 
+    watched = Watched(place.device)
     classes = list(case.classes or task_classes(place.classes, case.task))
     start = place.start
     if case.supernet_steps is not None:
@@ -422,11 +425,14 @@ def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
         training=_training(case, case.steps, place.device),
         finetune_base=case.takes_finetuned_base,
         derive_from=case.derive_from,
+        progress=watched,
     )
     history = ModelFolder(folder / "model").history()
     row = _row(case, derivation, history[-1].more if history else {})
     row |= {"base_sha256": place.base_sha256, "base_top1": place.base_top1, **told_device(place.device)}
     row |= told_teacher(row)
+    if watched.peak_mib is not None:
+        row["training_memory_peak_mib"] = round(watched.peak_mib, 1)
     if "supernet" in start:
         row["supernet_seconds"] = ModelFolder(start["supernet"]).supernet().seconds
     return row

@@ -34,6 +34,11 @@ def points(values: Sequence[float]) -> str:
     return _spread(values, lambda value: f"{100 * value:+.1f}")
 
 
+def plain(values: Sequence[float]) -> str:
+    """The same of figures that are no shares, without decimals."""
+    return _spread(values, lambda value: f"{value:.0f}")
+
+
 def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
     if not values:
         return ""

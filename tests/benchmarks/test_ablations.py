@@ -80,6 +80,17 @@ def test_a_row_that_took_nothing_away_is_named_with_what_the_rows_tell_of_it() -
     assert "Not told apart" not in ablations.section({"rows": dict(enumerate(rows))}), "with other widths they are"
 
 
+def test_memory_is_shown_where_rows_tell_it() -> None:
+    of = [case for part, case in CASES if (part, case.task, case.rate, case.seed) == ("batch size", 6, 0.6, 42)]
+    rows = [row(case, 0.8) for case in of]
+    older = ablations.section({"rows": dict(enumerate(rows))})
+    assert "MiB" not in older and "Memory is the peak" not in older
+    rows[0][ablations.PEAK], rows[1][ablations.PEAK] = 598.2, 618.7
+    told = ablations.section({"rows": dict(enumerate(rows))})
+    assert "|  | rate 0.6 | points | memory, MiB |" in told and "Memory is the peak" in told
+    assert "| 6 images | 80.0 |  | 598 |" in told and "| 48 images | 80.0 | +0.0 |  |" in told
+
+
 def test_without_a_record_there_is_no_section() -> None:
     assert ablations.section(None) == ""
 
