@@ -15,14 +15,24 @@ Random tokens are drawn once per image, the same in all blocks, `DRAWS` times. S
 moments of `IMAGES` training images; top-1 on the test part. Each run writes its record anew.
 
 `criteria` sets WPAC, and the singular values of the weights, against five criteria that score each dimension by itself:
-those of the SKD paper's Table 3, chance among them. Vulcan's Figure 4 asks the same of other criteria: it sets singular
-values against the scores of NISP, S2ViTE and NViT, which are not here. Whole heads against dimensions are Vulcan's
-Table 6. With g the gradient of an image's loss by a factor on a dimension, of its queries or of its values, and h its
-second derivative, a dimension is worth |E g| (Taylor, first order), |E g - h / 2| (second order) or h / 2 (Hessian
-diagonal). h is taken as E g^2, the empirical Fisher information. Magnitude is the sum of squares of the weights that go
-with it. A head is worth (E g)^2 of a factor on all that it puts out. All blocks and heads keep as many dimensions, and
-all blocks as many heads. Nothing is trained. WPAC alone makes up for the mean of the values that go, which is part of
-it here.
+those of the SKD paper's Table 3, chance among them; and against three more, as Vulcan's Figure 4 does. Whole heads
+against dimensions are Vulcan's Table 6. With g the gradient of an image's loss by a factor on a dimension, of its
+queries or of its values, and h its second derivative, a dimension is worth |E g| (Taylor, first order), |E g - h / 2|
+(second order) or h / 2 (Hessian diagonal). h is taken as E g^2, the empirical Fisher information. Magnitude is the sum
+of squares of the weights that go with it. A head is worth (E g)^2 of a factor on all that it puts out. All blocks and
+heads keep as many dimensions, and all blocks as many heads. Nothing is trained. WPAC alone makes up for the mean of the
+values that go, which is part of it here.
+
+Vulcan names the three of Figure 4 and does not say how they score a dimension of a head. Here:
+- NISP hands the importance of the last responses back through |W|, without images. What it starts from is alike for all
+  logits of the task, in place of NISP's ranking of features; a norm's gain counts as a part of the weights behind it;
+  a residual sum hands on what it gets; attention rows sum to one, so that values get what tokens get. NISP knows no
+  product of two responses: here the weight behind a query's dimension is the key that it meets, as large as the sum
+  of |W_K| of that dimension, and the other way round, and logits get what their head's values get. Nothing goes on
+  through queries and keys.
+- S2ViTE's saliency is of first order: the sum of |w g| over the weights of a dimension, g of the mean loss. (Of a
+  factor on the whole structure, as S2ViTE scores heads, it is `Taylor, first order`.)
+- NViT: the square of the sum of w g over these weights, g of the loss of a few images at a time, as in `methods/nvit`.
 """
 
 from __future__ import annotations
@@ -58,7 +68,7 @@ from torch import Tensor, nn
 from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.task import Split, Task
 from edgevit.derive.algebra.attention import attention_spectra, narrow
-from edgevit.derive.measure.importance import group_sums, valued
+from edgevit.derive.measure.importance import group_sums, squared_changes, valued, weights_times_gradients
 from edgevit.derive.measure.statistics import calibrate
 from edgevit.errors import OptionError
 from edgevit.folder.writing import write_whole
@@ -264,6 +274,26 @@ def random_scores(parts: Sequence[Attention], seed: int) -> list[tuple[Tensor, T
     return [(torch.rand(p.heads, p.qk, generator=draw), torch.rand(p.heads, p.vo, generator=draw)) for p in parts]
 
 
+@torch.no_grad()
+def propagated(network: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """NISP's importance of each block's dimensions: [H, q] and [H, v]."""
+    family = family_of(network)
+    if not any("embed" in site.frozen for site in family.sites(network)):  # the norms' gains go into the weights
+        network = family.with_embedding(network, torch.eye(family.geometry(network).embed, dtype=torch.float64))
+    worth = torch.stack([head.weight.double().abs().sum(0) for head in family.classifiers(network)]).sum(0)  # [d]
+    found = []
+    for block in reversed(family.read(network)):
+        if (f := block.ffn) is not None:
+            neurons = worth @ f.w2.double().abs()  # [e]
+            worth = worth + sum(neurons @ w.double().abs() for w in (f.w1, f.wg) if w is not None)
+        if (a := block.attention) is not None:
+            wq, wk, wv, wo = (w.double().abs() for w in (a.wq, a.wk, a.wv, a.wo))
+            vo = torch.einsum("d,hdv->hv", worth, wo)
+            found.append((vo.sum(1, keepdim=True) * (wq.sum(-1) + wk.sum(-1)), vo))
+            worth = worth + torch.einsum("hv,hvd->d", vo, wv)
+    return found[::-1]
+
+
 class Cuts:
     """Every way to make the attentions of one network smaller, for one sub-task."""
 
@@ -274,8 +304,14 @@ class Cuts:
         images, passes = task.train.subset(IMAGES), open_passes(Training(device=device))
         looked_at = network if device == "cpu" else deepcopy(network)  # passes take it there; cuts are made here
         self.gates = gates(looked_at, images, columns, passes)
-        squares = group_sums(valued(network, lambda _, weight: weight.square())).blocks
-        self.scores: dict[str, list[tuple[Tensor, Tensor]]] = {"magnitude": [(b.qk, b.vo) for b in squares]}
+        products = weights_times_gradients(looked_at, images, columns, passes)
+        by_weights = {
+            "magnitude": group_sums(valued(network, lambda _, weight: weight.square())),
+            "S2ViTE": group_sums(valued(products, lambda _, product: product.abs())),
+            "NViT": squared_changes(looked_at, images, columns, passes),
+        }
+        self.scores = {name: [(b.qk, b.vo) for b in of.blocks] for name, of in by_weights.items()}
+        self.scores["NISP"] = propagated(network)
         for name in self.gates[0].scores():
             self.scores[name] = [of.scores()[name] for of in self.gates]
         taken = calibrate(looked_at, images, passes, factorisation="tokens", columns=columns)
@@ -311,7 +347,10 @@ class Cuts:
             return family_of(self.network).build(self.network, blocks)
 
 
-CRITERIA = ("random", "magnitude", "Taylor, first order", "Taylor, second order", "Hessian diagonal", SVD, WPAC)
+FIGURE_4 = ("NISP", "S2ViTE", "NViT")  # of Vulcan
+TABLE_3 = ("random", "magnitude", "Taylor, first order", "Taylor, second order", "Hessian diagonal")  # of the SKD paper
+CRITERIA = (*TABLE_3, *FIGURE_4, SVD, WPAC)
+ORDER = (HEADS, *CRITERIA)  # of a table's lines
 
 
 def wanted(heads: int) -> Iterator[Row]:
@@ -351,13 +390,15 @@ def section(data: dict[str, Any] | None) -> str:
         head = (
             f"Base {title}, {rows[0]['all_classes']} classes; n = 1 sub-task of each size, {DRAWS} draws of random "
             f"dimensions, {IMAGES} calibration images. Top-1 with nothing trained, the FFNs whole; mean and range. "
-            "Columns are the share of each head's dimensions that stays, or of the heads."
+            "Columns are the share of each head's dimensions that stays, or of the heads. NISP, S2ViTE and NViT are "
+            "those of Vulcan's Figure 4, as `attention.py` reads them."
         )
         parts.append("\n".join(textwrap.wrap(head, 118)) + "\n")
         for part in ("criteria", "heads"):
             shares = sorted({row["share"] for row in picked(rows, part=part)})
             lines = []
-            for (task, kind), group in grouped(picked(rows, part=part), "task", "kind").items():
+            groups = grouped(picked(rows, part=part), "task", "kind").items()
+            for (task, kind), group in sorted(groups, key=lambda one: (one[0][0], ORDER.index(one[0][1]))):
                 whole = [row["top1"] for row in picked(rows, part="base", task=task)]
                 cut = [percent([row["top1"] for row in picked(group, share=share)]) for share in shares]
                 lines.append([f"{task} classes, {kind}", *cut, percent(whole)])

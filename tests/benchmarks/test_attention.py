@@ -42,6 +42,28 @@ def test_cuts_keep_what_is_worth_most_and_the_function_where_all_is_kept(small_v
     by_weights = sum(float((w * g)[-1].detach().sum()) for w, g in zip((qkv.weight, qkv.bias), gradients, strict=True))
     assert float(cuts.gates[0].vo.mean(0)[-1, -1]) == pytest.approx(by_weights, rel=1e-3)
 
+    # S2ViTE's saliency is of the same products of weights and gradients, none of which makes up for another.
+    (_, saliency), (_, squared) = cuts.scores["S2ViTE"][0], cuts.scores["NViT"][0]
+    assert (saliency >= cuts.gates[0].vo.mean(0).abs() * (1 - 1e-6)).all() and (squared >= 0).all()
+
+
+def test_importance_is_handed_back_through_the_size_of_weights(small_vit: Callable[..., Any]) -> None:
+    network = small_vit(num_classes=2)
+    found = attention.propagated(network)
+    last = network.blocks[-1]
+    with torch.no_grad():
+        worth = (network.head.weight * network.norm.weight).abs().sum(0)
+        fc1 = (last.mlp.fc1.weight * last.norm2.weight).abs()
+        worth = worth + worth @ last.mlp.fc2.weight.abs() @ fc1
+        vo = (worth @ last.attn.proj.weight.abs()).unflatten(0, (last.attn.num_heads, -1))
+        wq, wk, _ = (last.attn.qkv.weight * last.norm1.weight).abs().sum(1).unflatten(0, (3, last.attn.num_heads, -1))
+    torch.testing.assert_close(found[-1][1].float(), vo, rtol=1e-4, atol=0)
+    torch.testing.assert_close(found[-1][0].float(), vo.sum(1, keepdim=True) * (wq + wk), rtol=1e-4, atol=0)
+    with torch.no_grad():
+        last.attn.qkv.weight[-1] = 0  # one value of the last head is nothing but its bias: what is before is worth less
+    again = attention.propagated(network)
+    assert torch.equal(again[-1][1], found[-1][1]) and (again[0][1] < found[0][1]).all()
+
 
 def test_the_section_has_a_line_for_every_criterion() -> None:
     known = {"source": "demo", "all_classes": 6, "base_sha256": "b", "task": 3, "classes": ["a"], "images": 10}
