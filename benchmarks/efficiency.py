@@ -7,7 +7,9 @@
     python benchmarks/efficiency.py methods --provider cuda          # this machine's GPU, in fp32; --precision fp16
     python benchmarks/efficiency.py methods --board jetson@orin-nx   # engines, over SSH
 
-On this machine through ONNX Runtime, on a board as engines; a row says where it ran. Weights are random and nothing is
+On this machine through ONNX Runtime, on a board as engines; a row says where it ran. Memory is the peak of the process;
+a board's rows have the GPU's, the engine's own account and the energy of an image, too, as far as the board tells them.
+ONNX Runtime tells nothing of a discrete GPU's memory. Weights are random and nothing is
 trained: what a method leaves has the sizes that its rule gives such weights, at equal MACs, and latency follows sizes.
 Shape `paper`, as published; forge is `fused`.
 
@@ -30,11 +32,12 @@ import json
 import os
 import tempfile
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -73,10 +76,18 @@ METHODS: dict[
     "dcvit": ("paper", IMAGES),
     "mdp": ("paper", IMAGES),
     "vulcan": ("paper", IMAGES),
+    "nuwa": ("paper", {**IMAGES, "purification": "none"}),
+    "corp": ("paper", IMAGES),
+    "wanda": ("paper", IMAGES),
+    "taylor": ("paper", IMAGES),
+    "magnitude": ("paper", {}),
+    "torch_pruning": ("paper", IMAGES),
     "forge": ("fused", {"calibration_images": 48, "sensitivity_images": 16}),
 }
-# Vulcan's Table 10, Orin NX, batch 1: latency in ms and memory in GB by rate, in the order of METHODS.
+OPTIONAL = "torch_pruning"  # a library of its own, which not everybody has
+# Vulcan's Table 10, Orin NX, batch 1: latency in ms and memory in GB, of the dense model, and by rate of these methods.
 _DENSE = (45.45, 0.34)
+_IN_TABLE_10 = ("random", "nvit", "xpruner", "dcvit", "mdp", "vulcan")
 _OF_METHODS = {
     0.2: ((42.97, 37.49, 37.49, 36.98, 33.78, 36.84), (0.28, 0.27, 0.28, 0.28, 0.25, 0.27)),
     0.4: ((34.24, 29.25, 29.54, 28.62, 26.30, 29.73), (0.21, 0.21, 0.21, 0.21, 0.19, 0.21)),
@@ -97,7 +108,7 @@ PUBLISHED: dict[str, dict[str, dict[tuple[str | float, ...], float]]] = {
         f"Table 10, {what}": {
             (method, rate): value / _DENSE[i]
             for rate, columns in _OF_METHODS.items()
-            for method, value in zip(METHODS, columns[i], strict=False)  # forge is not in it
+            for method, value in zip(_IN_TABLE_10, columns[i], strict=True)
         }
         for i, what in enumerate(("latency", "memory"))
     },
@@ -109,6 +120,15 @@ PUBLISHED: dict[str, dict[str, dict[tuple[str | float, ...], float]]] = {
         title: {("vulcan", DEPTH_RATE): whole / dense, ("vulcan", DEPTH_RATE, BLOCKS_OUT): cut / dense}
         for title, (dense, whole, cut) in _OF_DEPTH.items()
     },
+}
+
+
+# What rows of a board tell beside the peak of RAM: the title of its column, and where a run has it.
+MORE: dict[str, tuple[str, Callable[[Run], float | None]]] = {
+    "memory_nvmap_mib": ("GPU memory, MiB", lambda run: run.memory_nvmap_bytes and run.memory_nvmap_bytes / 2**20),
+    "memory_engine_mib": ("engine, MiB", lambda run: run.memory_engine_bytes and run.memory_engine_bytes / 2**20),
+    "energy_mj": ("mJ/image", Run.energy_per_image_mj),
+    "energy_net_mj": ("net mJ/image", Run.net_energy_per_image_mj),
 }
 
 
@@ -163,9 +183,9 @@ def measured(start: Start, rows: Sequence[Wanted], given: argparse.Namespace, fo
         # A comparison names a model by its label and precision.
         ratios = {one.after.partition(" ")[0]: one for one in decisive(compare_within(of_batch))}
         for model in folders:
-            spec, own = edgevit.load(model).spec, [make_row(run) for run in of_batch if run.label == model.name]
+            mine = [run for run in of_batch if run.label == model.name]
+            spec, own = edgevit.load(model).spec, [make_row(run) for run in mine]
             row_of = made.get(model.name)
-            memory = [one.memory_peak_mib for one in own if one.memory_peak_mib is not None]
             ratio = ratios[model.name] if row_of else None
             yield {
                 "part": given.part, "model": given.model, "method": row_of.name if row_of else "base",
@@ -173,7 +193,8 @@ def measured(start: Start, rows: Sequence[Wanted], given: argparse.Namespace, fo
                 "file_bytes": min(file.stat().st_size for file in (model / "export").glob("*.onnx")),
                 "p50_ms": median(one.p50_ms for one in own),
                 "images_per_s": median(one.images_per_s for one in own),
-                "memory_mib": median(memory) if memory else None,
+                "memory_mib": _median(one.memory_peak_mib for one in own),
+                **{name: _median(map(of_run, mine)) for name, (_, of_run) in MORE.items()},
                 "ratio": 1.0 if ratio is None else ratio.ratio,
                 "interval": None if ratio is None else [ratio.low, ratio.high],
                 "figure": None if ratio is None else ratio.figure, "batch": batch,
@@ -181,6 +202,12 @@ def measured(start: Start, rows: Sequence[Wanted], given: argparse.Namespace, fo
                 "load_average": os.getloadavg()[0],
                 **({"blocks_out": went[model.name]} if model.name in went else {}),
             }  # fmt: skip
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """None: no run has one."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def make_models(
@@ -315,8 +342,10 @@ def section(data: dict[str, Any] | None) -> str:
         found.append(f"## {title}\n\n{chr(10).join(textwrap.wrap(head, 118))}\n")
         for (model, where, batch), rows in sorted(sessions.items()):
             load = max(row["load_average"] for row in rows)
-            titles = ["", "MACs", "latency", "interval", "images/s", "memory, MiB", "file", *PUBLISHED[part]]
-            lines = [_line(row, rows[0], PUBLISHED[part].values()) for row in rows]
+            more = [name for name in MORE if any(row.get(name) is not None for row in rows)]  # older rows have none
+            told = [MORE[name][0] for name in more]
+            titles = ["", "MACs", "latency", "interval", "images/s", "memory, MiB", *told, "file", *PUBLISHED[part]]
+            lines = [_line(row, rows[0], more, PUBLISHED[part].values()) for row in rows]
             found += [
                 f"### {model}, batch {batch}, on {where}\n",
                 f"Load average up to {load:.1f}.\n",
@@ -325,7 +354,9 @@ def section(data: dict[str, Any] | None) -> str:
     return "\n".join(found)
 
 
-def _line(row: dict[str, Any], base: dict[str, Any], published: Iterable[dict[Any, float]]) -> list[str]:
+def _line(
+    row: dict[str, Any], base: dict[str, Any], more: Sequence[str], published: Iterable[dict[Any, float]]
+) -> list[str]:
     ends = row["interval"] or [None, None]
     found = [of.get((row["method"], *row["of"])) for of in published]
     out = row.get("blocks_out", [])
@@ -337,7 +368,7 @@ def _line(row: dict[str, Any], base: dict[str, Any], published: Iterable[dict[An
         f"{row['ratio']:.3f}",
         f"{ends[0]:.3f} to {ends[1]:.3f}" if None not in ends else "",
         f"{row['images_per_s']:.0f}",
-        "" if row["memory_mib"] is None else f"{row['memory_mib']:.0f}",
+        *("" if row.get(name) is None else f"{row[name]:.0f}" for name in ("memory_mib", *more)),
         f"{row['file_bytes'] / base['file_bytes']:.3f}",
         *("" if share is None else f"{share:.3f}" for share in found),
     ]
@@ -348,7 +379,8 @@ def main() -> None:
     parser.add_argument("part", choices=TITLES)
     parser.add_argument("--model", choices=(*MODELS, "demo"), default="deit_base")
     parser.add_argument("--rates", type=float, nargs="*", default=list(RATES))
-    parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
+    at_hand = [name for name in METHODS if name != OPTIONAL or find_spec(OPTIONAL)]
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=at_hand)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--board")
     where.add_argument("--provider", choices=PROVIDERS, help="what ONNX Runtime computes on, on this machine")
