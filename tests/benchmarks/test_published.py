@@ -19,6 +19,8 @@ from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import check_policy_reaches, make_policy
 from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
+from edgevit.derive.reach import Asked
+from edgevit.errors import BudgetError
 from edgevit.models.families import family_of
 
 IMAGES = {
@@ -69,6 +71,27 @@ def test_every_case_is_another_reaches_its_rate_and_has_options_of_its_method(na
         assert isinstance(make_config(case.method, module.Config, case.options), module.Config)
         if case.method in KEEP and not case.options.get("cut_embedding"):
             check_policy_reaches(dims, geometry, make_budget(*whole, rate=case.rate), make_policy(case.shape))
+
+
+@pytest.mark.parametrize(("name", "beyond"), [("demo", [0.8]), ("rendered", []), ("fine", []), ("fashion", [])])
+def test_heart_has_the_rates_that_tokens_and_heads_alone_can_reach(name: str, beyond: list[float]) -> None:
+    arguments, outputs = MODELS[name]
+    network = timm.create_model(base.TIMM_NAME, num_classes=outputs, **arguments)
+    family = family_of(network)
+    dims, geometry = [block.dims for block in family.read(network)], family.geometry(network)
+    module, refused = load_method("heart"), set()
+    found = [case for case in cases(name) if case.variant == "heart"]
+    assert {case.rate for case in found} == {0.8, 0.6, 0.4, 0.2} and {case.shape for case in found} == {"paper"}
+    for case in found:
+        budget = make_budget(geometry.macs(dims), geometry.params(dims), rate=case.rate)
+        config = make_config("heart", module.Config, case.options)
+        try:
+            module.METHOD.check(config, Asked(network, budget, make_policy(case.shape), 1000))
+        except BudgetError:
+            refused.add(case.rate)
+    assert sorted(refused) == beyond
+    tried = list(published.tuning(name, ["heart"], 400, 4))
+    assert {case.rate for case in tried} == {0.8} and len(tried) == len(published.LRS)
 
 
 def test_all_that_trains_for_one_rate_and_task_sees_as_many_images_and_one_net_serves_every_rate() -> None:
@@ -123,14 +146,16 @@ def test_tables_show_what_is_there() -> None:
     rows = [row(case) for case in cases("demo") if case.variant in ("forge", "vulcan, as published")]
     told = published.section({"rows": dict(enumerate(rows))})
     assert "| 4 classes, forge | 0.0003, not chosen | 80.0 (80.0 to 80.0) |" in told, "of runs of others none is there"
-    assert "| 3 classes, forge | 0.0003, not chosen | 80.0 | 80.0 | 80.0 | 80.0 |" in told
+    assert "| 3 classes, forge | 0.0003, not chosen | 80.0 | 80.0 | 80.0 | 80.0 | 80.0 |" in told
     lengths = [round(part * published.length(0.9, 1800)) for part in (*published.PARTS, 1)]
     assert "| top-1, % | " + " | ".join(f"{steps * 48} images" for steps in lengths) + " |" in told
     assert "| vulcan, as published | 80.0 | 80.0 | 80.0 |" in told and "n = 3" in told
     few = [one for one in rows if one["rate"] == 0.9 and one["task"] == 4 and one["table"] == published.FULL]
     few += [row(case) for case in published.tuning("demo", ["forge"], 100, 4)]
     told = published.section({"rows": dict(enumerate(few))})
-    assert "| 4 classes, forge | 0.0003 | 80.0 (80.0 to 80.0) |  |  |  |" in told
+    assert "| 4 classes, forge | 0.0003 | 80.0 (80.0 to 80.0) |\n" in told, (
+        "rates of which there is no row have no column"
+    )
     assert published.section(None) == published.section({"rows": {}}) == ""
 
 
