@@ -5,11 +5,13 @@
     python benchmarks/rivals.py --tasks 6 --seeds 1 --method taylor
     python benchmarks/rivals.py --base fine       # on 48 finer classes, in results/rivals_fine.json
     python benchmarks/rivals.py --base fashion    # on photographs, in results/rivals_fashion.json
+    python benchmarks/rivals.py --rates 0.2 0.4 0.6 0.8    # Vulcan's rates; three of them are not among the default
+    python benchmarks/rivals.py --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs.txt
 
-The sub-tasks, steps and images of accuracy.py, on the base that base.py trains on this machine, or another; the
-smallest sub-task comes first. Each method is as its docstring has it from its source, in the first of the shapes
-`fused`, `paper` and `free` in which it reaches the rate: one that keeps every head and the embedding cannot be as small
-as the others.
+The sub-tasks, steps and images of accuracy.py, on the base that base.py trains on this machine, or another, or a
+user's; the smallest sub-task comes first. Each method is as its docstring has it from its source, in the first of the
+shapes `fused`, `paper` and `free` in which it reaches the rate: one that keeps every head and the embedding cannot be
+as small as the others.
 NuWa's table has a rival that trains nothing and is called Numerical: `magnitude` with nothing trained is taken to be
 it, as that method's docstring says.
 All train for as many steps at one learning rate, which is tuned for none of them, each with its own rule of warm-up:
@@ -21,8 +23,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from accuracy import (
@@ -33,17 +34,16 @@ from accuracy import (
     TASK_SIZES,
     Case,
     Options,
-    add_device,
     complete,
-    on_base,
-    open_places,
-    records_of,
+    shortened,
 )
 from accuracy_tables import baselines_table, of_newest_base
 from older import EVERY, HARDER, PHOTOGRAPHS, commits_told
+from source import add_source, chosen_from, refusals, results_file
 from tables import Row, derived, percent, picked, points, table
 
 RATES = (0.8, 0.9, 0.95)
+LOWER = (0.2, 0.4, 0.6)  # of the papers, where these are asked for: methods differ less there
 TAUGHT: Options = {"teacher": "restricted", "token_weight": 1.0}  # forge's own distillation
 WIDE: Options = {"grouping": "isomorphic", "attention": "both", "cut_embedding": True}
 
@@ -51,7 +51,7 @@ FUSED = dict.fromkeys(RATES, "fused")  # of those that cut heads or the embeddin
 NARROW = {0.8: "fused", 0.9: "paper", 0.95: "free"}  # of those that keep every head and the embedding
 PAPER = dict.fromkeys(RATES, "paper")  # of those that keep the widths of heads, and so need blocks of one head
 
-# Name in the tables: method, its options, and the shape at each rate.
+# Name in the tables: method, its options, and the shape at each rate; at lower ones it is fused.
 METHODS: dict[str, tuple[str, Options, dict[float, str]]] = {
     "forge": ("forge", {}, FUSED),
     "nuwa": ("nuwa", {}, NARROW),
@@ -80,21 +80,22 @@ def _case(part: str, name: str, task: int, rate: float, seed: int) -> Case:
     method, given, shapes = METHODS[name]
     teacher: Options = {"cut": {}, "distilled": TAUGHT, "labels": {"teacher": "none"}}[part]
     return Case(
-        "rivals", task, rate, seed, name, method, {**given, **teacher}, shapes[rate], 0 if part == "cut" else STEPS
-    )
+        "rivals", task, rate, seed, name, method, {**given, **teacher}, shapes.get(rate, "fused"),
+        0 if part == "cut" else STEPS,
+    )  # fmt: skip
 
 
-def cases(tasks: tuple[int, ...] = TASK_SIZES) -> Iterator[tuple[str, Case]]:
+def cases(tasks: Sequence[int] = TASK_SIZES, rates: Sequence[float] = RATES) -> Iterator[tuple[str, Case]]:
     """Every derivation with its part, in the order in which a reader would miss it."""
     trained = [(part, seed) for seed in SEEDS for part in ("distilled", "labels")]
     for task in tasks:
         for seed in SEEDS:
-            for rate in RATES:
+            for rate in rates:
                 for name in METHODS:
                     yield "cut", _case("cut", name, task, rate, seed)
     for part, seed in trained:
         for task in tasks:
-            for rate in (0.9, 0.95, 0.8):
+            for rate in sorted(rates, key=(0.9, 0.95, 0.8, *LOWER[::-1]).index):
                 for name in METHODS:
                     yield part, _case(part, name, task, rate, seed)
 
@@ -108,27 +109,31 @@ def part_of(row: Row) -> str:
     return "labels" if row["options"].get("teacher") == "none" else "distilled"
 
 
+def rates_of(rows: Iterable[Row]) -> list[float]:
+    return sorted({row["rate"] for row in rows})
+
+
 def methods_table(rows: list[Row], names: Mapping[str, str]) -> str:
     """Accuracy by method and rate, the sub-tasks one below the other; `names`: of methods that are shown by another."""
-    lines = []
+    lines, rates = [], rates_of(rows)
     for task in sorted({row["task"] for row in rows}):
         for name in METHODS:
             cells = []
-            for rate in RATES:
+            for rate in rates:
                 found = picked(rows, task=task, variant=name, rate=rate)
                 shape = f" `{found[0]['shape']}`" if found and found[0]["shape"] != "fused" else ""
                 cells.append(percent(derived(found)) + shape)
             if any(cells):
                 lines.append([f"{task} classes, {names.get(name, name)}", *cells])
-    return table(["top-1, %, by MACs gone", *(f"{rate:g}" for rate in RATES)], lines)
+    return table(["top-1, %, by MACs gone", *(f"{rate:g}" for rate in rates)], lines)
 
 
 def differences_table(rows: list[Row]) -> str:
     """Forge less each rival, over n pairs of sub-task and seed."""
-    lines = []
+    lines, rates = [], rates_of(rows)
     for name in METHODS:
         cells = []
-        for rate in RATES:
+        for rate in rates:
             of = {
                 (row["task"], row["seed"], row["variant"]): row["accuracy"]["derived"]
                 for row in picked(rows, rate=rate)
@@ -138,7 +143,7 @@ def differences_table(rows: list[Row]) -> str:
             cells.append(f"{points([a - b for a, b in pairs])}; n = {len(pairs)}" if pairs else "")
         if name != "forge" and any(cells):
             lines.append([name, *cells])
-    return table(["points, forge less, over n pairs", *(f"{rate:g}" for rate in RATES)], lines)
+    return table(["points, forge less, over n pairs", *(f"{rate:g}" for rate in rates)], lines)
 
 
 RENDERED = f"""## Rivals: what else cuts the same base
@@ -160,16 +165,22 @@ The same on the base of {PHOTOGRAPHS} (top-1 {{top1:.1f}} % on the 10,000 test i
 equal MACs{{beyond}}: mean and range over the seeds that were run. Where a cell is empty, the rate cannot be reached,
 or was not run. Ten classes of clothes are no ImageNet.
 """
+YOURS = """## Rivals on `{name}`
+
+Each method as `edgevit methods NAME` says, on images and a base of yours, at equal MACs{beyond}: mean and range over
+the seeds that were run. Shape `fused`, but where a method keeps every head and the embedding and ends before the rate:
+then the shape is named. Where a cell is empty, the rate cannot be reached, or was not run.
+"""
 TITLES = {
     "cut": "### Nothing trained\n\nNuWa's table has a rival that trains nothing and is called Numerical, without more "
     "of it: by its name it is\n`magnitude`, and that row says so.",
-    "distilled": f"### Distilled: {STEPS} steps, the restricted base's answers and final tokens",
-    "labels": f"### Trained on the labels alone: {STEPS} steps",
+    "distilled": "### Distilled: {steps} steps, the restricted base's answers and final tokens",
+    "labels": "### Trained on the labels alone: {steps} steps",
 }
-TRAINED = f"""All methods see the same images in {STEPS} steps at one learning rate, {LR:g}, which was tuned for none of
-them, and not until they converge. Each has its own rule of warm-up: {{gentle}} up for a tenth of the steps, to a rate
+TRAINED = """All methods see the same images in {steps} steps at one learning rate, {lr:g}, which was tuned for none of
+them, and not until they converge. Each has its own rule of warm-up: {gentle} up for a tenth of the steps, to a rate
 that the loss caps (docs/decisions/015-gentle-training.md), and all others have the full rate from the first step. So a
-difference is of methods with their rules after {STEPS} steps; what is left of it after as many as Vulcan's own rule
+difference is of methods with their rules after {steps} steps; what is left of it after as many as Vulcan's own rule
 gives is in the sections at published length, as far as these were run.
 """
 BEYOND = 0.005  # of the MACs: what a method may cut beyond what was asked without being named
@@ -177,14 +188,18 @@ BEYOND = 0.005  # of the MACs: what a method may cut beyond what was asked witho
 
 def section(data: dict[str, Any] | None, introduction: str) -> str:
     """The part of RESULTS.md about one base."""
-    if data is None:
+    if data is None or not data["rows"]:
         return ""
     rows = of_newest_base(data["rows"].values())
-    title, told = introduction.format(top1=100 * rows[0]["base_top1"], beyond=beyond_told(rows)).split("\n\n")
-    parts = [f"{title}\n", _wrapped(told), commits_told(rows), baselines_table(rows)]
+    top1 = 100 * (rows[0]["base_top1"] or 0.0)  # of a user's base nothing is known, nor told
+    title, told = introduction.format(top1=top1, beyond=beyond_told(rows), name=rows[0]["data"]).split("\n\n")
+    commits = "" if introduction is YOURS else commits_told(rows)
+    parts = [f"{title}\n", _wrapped(told), commits, baselines_table(rows)]
     for part, title in TITLES.items():
         if found := [row for row in rows if part_of(row) == part]:
-            parts += [f"{title}\n", "" if part == "cut" else _wrapped(TRAINED.format(gentle=gentle_told(found)))]
+            steps = max(row["steps"] for row in found)
+            trained = TRAINED.format(steps=steps, lr=LR, gentle=gentle_told(found)) if steps else ""
+            parts += [f"{title.format(steps=steps)}\n", _wrapped(trained) if trained else ""]
             parts += [methods_table(found, NUMERICAL if part == "cut" else {}), differences_table(found)]
     return "\n".join(part for part in parts if part)
 
@@ -215,28 +230,27 @@ def gentle_told(rows: Iterable[Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_source(parser, ("rendered", *OTHER_SIZES))
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--method", nargs="+", choices=list(METHODS), default=list(METHODS), help="names in the table")
-    parser.add_argument("--rates", type=float, nargs="+", choices=RATES, default=list(RATES))
-    parser.add_argument("--tasks", type=int, nargs="+", choices=TASK_SIZES, default=list(TASK_SIZES))
+    parser.add_argument("--rates", type=float, nargs="+", choices=(*LOWER, *RATES), default=list(RATES))
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
-    parser.add_argument("--base", choices=("rendered", *OTHER_SIZES), default="rendered")
-    parser.add_argument("--results", type=Path, help="file of the rows; another one for a trial")
-    add_device(parser)
+    parser.add_argument("--steps", type=int, help="of every case that trains: for a trial")
     given = parser.parse_args()
     from edgevit.cli.console import Console
 
-    progress = Console().progress
-    places = open_places([given.base], progress, given.device)
+    progress, results = Console().progress, results_file(given, "rivals", ("rendered",))
+    with refusals():
+        chosen = chosen_from(given, progress)
     wanted = [
-        case
-        for part, case in cases(tuple(given.tasks))
-        if given.only in (None, part) and case.variant in given.method and case.rate in given.rates
-        if case.seed in SEEDS[: given.seeds]
+        shortened(case, given.steps) if given.steps else case
+        for part, case in cases(chosen.sizes, given.rates)
+        if given.only in (None, part) and case.variant in given.method and case.seed in SEEDS[: given.seeds]
     ]
-    results = given.results or records_of("rivals", given.base)
-    complete(on_base(wanted, given.base), places, results, given.jobs, progress)
+    complete(chosen.of(wanted), {chosen.name: chosen.place}, results, given.jobs, progress)
+    if given.data is not None:
+        print(section({"rows": chosen.rows(results)}, YOURS))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,24 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import base
+import fashion
+import fine
 import older
 import pytest
 import rivals
+import timm
+
+from edgevit.derive.allocate.budget import make_budget
+from edgevit.derive.allocate.policy import make_policy
+from edgevit.derive.methods import load_method
+from edgevit.derive.options import make_config
+from edgevit.derive.reach import Asked
+from edgevit.models.families import family_of
+
+MODELS: dict[str, dict[str, Any]] = {
+    "rendered": base.RENDERED_ARGS, "fine": fine.FINE_ARGS, "fashion": fashion.FASHION_ARGS,
+}  # fmt: skip
 
 
 def row(part: str, name: str, **changed: Any) -> dict[str, Any]:
@@ -54,3 +69,32 @@ def test_rows_of_forge_of_another_commit_say_so(monkeypatch: pytest.MonkeyPatch)
     assert "**Some of forge's rows here are" in section(row("cut", "forge", **old), row("cut", "forge", **new))
     assert "of other code" not in section(row("cut", "nvit", **old), row("cut", "forge", **new))
     assert "of other code" not in section(row("cut", "forge"), row("cut", "nvit", **new)), "nothing is known of forge's"
+
+
+def test_lower_rates_are_run_where_they_are_asked_for() -> None:
+    assert {case.rate for _, case in rivals.cases()} == set(rivals.RATES)
+    lower = [case for _, case in rivals.cases((4,), rivals.LOWER)]
+    assert {case.rate for case in lower} == {0.2, 0.4, 0.6} and {case.shape for case in lower} == {"fused"}
+    text = section(*(row("cut", "forge", rate=rate) for rate in (0.9, 0.4)))
+    assert "|  | 0.4 | 0.9 |" in text and "0.8 |" not in text, "rates without a row have no column"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_rival_reaches_the_lower_rates(name: str) -> None:
+    network = timm.create_model(base.TIMM_NAME, num_classes=10, **MODELS[name])
+    family = family_of(network)
+    dims, geometry = [block.dims for block in family.read(network)], family.geometry(network)
+    for part, case in rivals.cases((4,), rivals.LOWER):
+        if part == "cut" and case.seed == 42:
+            module = load_method(case.method)
+            budget = make_budget(geometry.macs(dims), geometry.params(dims), rate=case.rate)
+            config = make_config(case.method, module.Config, case.options)
+            module.METHOD.check(config, Asked(network, budget, make_policy(case.shape), 1000))
+
+
+def test_a_user_s_rows_have_a_title_and_tables_of_their_own() -> None:
+    mine = [row(part, name, data="animals", base_top1=None) for part in rivals.PARTS for name in ("forge", "wanda")]
+    told = rivals.section({"rows": dict(enumerate(mine))}, rivals.YOURS)
+    assert told.startswith("## Rivals on `animals`\n") and "top-1" not in told.partition("|")[0]
+    assert "ImageNet" not in told and "| 6 classes, wanda | 80.0 |" in told
+    assert rivals.section({"rows": {}}, rivals.YOURS) == ""
