@@ -10,7 +10,8 @@ The base is the demo's (its six classes, 25 patches, three heads, so that ratios
 keeps, with the middle one of its sub-tasks; or a user's, with one sub-task: half of the classes, unless it is chosen.
 Every row is a derivation with
 `selection=percentile`; rows differ in what scores come from. "attention" shares tokens out by what the attention of
-blocks looks at, and heads by the size of their weights; "random" draws both, and at inference which tokens go on.
+blocks looks at, and heads by the size of their weights; "random" draws both, and at inference which tokens go on. Rows
+at 50/50 tell how far each block's tokens are from the base's, too (layerwise.py).
 
 The part `composed` asks what tokens and heads are worth beside widths, at a rate that all of its rows reach: forge with
 all tokens, forge with tokens among its choices, HEART, and HEART behind a forge that has cut half of what is to go,
@@ -39,7 +40,7 @@ from unittest.mock import patch
 import torch
 from accuracy import OTHER_SIZES, told_device
 from source import SIZES, add_source, refusals, results_file, source_from
-from torch import Tensor
+from torch import Tensor, nn
 
 from edgevit.errors import OptionError
 
@@ -47,7 +48,9 @@ if TYPE_CHECKING:
     from source import Source
 
 BASES = ("demo", "rendered", *OTHER_SIZES)
-RATIOS = ((0.2, 0.2), (0.4, 0.4), (0.6, 0.6), (0.2, 0.8), (0.4, 0.6), (0.6, 0.4))  # of tokens, of heads
+LAYERWISE = (0.5, 0.5)  # of the paper's Figures 4 and 5
+# Of tokens, of heads: all of the paper's tables; 80/80 and 80/20 last, of which little is left of a small base.
+RATIOS = ((0.2, 0.2), (0.4, 0.4), (0.6, 0.6), (0.2, 0.8), (0.4, 0.6), (0.6, 0.4), LAYERWISE, (0.8, 0.8), (0.8, 0.2))
 VARIANTS = ("heart, alike", "heart, by sensitivity", "attention", "random")
 SEEDS = (42, 43, 44)
 TRAINING: dict[str, Any] = {"steps": 60, "batch_size": 48, "lr": 3e-4, "evaluations": 3}
@@ -123,16 +126,31 @@ def measure(variant: str, ratios: tuple[float, float], seed: int, place: Place) 
         "ratios": "uniform" if variant == "heart, alike" else "sensitivity",
     }  # fmt: skip
     cache = place.scratch / variant.partition(",")[0]  # the cache does not know of the patches
+    look = partial(by_block, place) if ratios == LAYERWISE else None
     with scored(variant):
-        row, derived = before_and_after(seed, place, method="heart", rate=0.01, options=options, cache=cache)
+        row, derived = before_and_after(seed, place, look, method="heart", rate=0.01, options=options, cache=cache)
     facts = derived.record.facts.more
     row |= {"reaching": facts["tokens"], "spearman": facts["spearman"]}
     row["heads_left"] = [len(kept) for kept in facts["kept_heads"]]
     return {"variant": variant, "tokens": tokens, "heads": heads, "seed": seed, **row}
 
 
-def before_and_after(seed: int, place: Place, **given: Any) -> tuple[dict[str, Any], Any]:
-    """Derive without training, and with: top-1 of both and of the restricted base, and the second derivation."""
+def by_block(place: Place, network: nn.Module) -> dict[str, list[float]]:
+    """How far the model is from its base in each block."""
+    from layerwise import IMAGES, compared
+
+    test = place.source.task(place.classes).test.subset(IMAGES)
+    images, _ = next(test.batches(IMAGES))
+    return compared(place.source.base.network, network, images, place.device)
+
+
+def before_and_after(
+    seed: int, place: Place, look: Callable[[nn.Module], Any] | None = None, **given: Any
+) -> tuple[dict[str, Any], Any]:
+    """Derive without training, and with: top-1 of both and of the restricted base, and the second derivation.
+
+    What `look` sees in either model is the row's `layers`.
+    """
     import edgevit
     from edgevit.train.settings import Training
 
@@ -149,6 +167,8 @@ def before_and_after(seed: int, place: Place, **given: Any) -> tuple[dict[str, A
             accuracy = derived.record.accuracy
             assert accuracy.derived is not None
             row[name] = accuracy.derived.top1
+            if look is not None:
+                row.setdefault("layers", {})[name] = look(derived.model.network)
     assert accuracy.derived is not None and accuracy.base_restricted is not None
     row |= {"base": accuracy.base_restricted.top1, "macs_left": 1 - derived.model.spec.rate}
     return {**row, "images": accuracy.derived.images, "edgevit": derived.record.versions["edgevit"]}, derived

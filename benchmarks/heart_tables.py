@@ -36,6 +36,12 @@ The same base, in shape `free`: forge with all tokens, forge with tokens among i
 HEART alone, and HEART behind a forge that has cut half of what is to go, each of which trains for half of the {steps}
 steps. Mean and range over seeds {seeds}.
 """
+LAYERS = """### Block by block, at 50/50
+
+How far tokens are from the base's behind each block (`layerwise.py`; the paper's Figures 4 and 5): linear CKA of the
+mean token, and cosine of the class token, before -> after training; the residual ratio is the base's -> before ->
+after. Mean over seeds {seeds}.
+"""
 
 
 def of_newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -68,6 +74,7 @@ def section(data: dict[str, Any] | None) -> str:
         by_block = ", ".join(f"{sum(of) / len(of):+.2f}" for of in zip(*own, strict=True))
         more = " docs/lab-log.md has the same with more draws of signs, and with other gates." if base == demo else ""
         parts.append(CORRELATION.format(by_block=by_block, more=more))
+        parts += _layers([row for row in rows if "layers" in row])
     if found := of_newest(data.get("composed", [])):
         seeds = sorted({row["seed"] for row in found})
         told = COMPOSED.format(steps=how["steps"], seeds=", ".join(map(str, seeds)))
@@ -104,7 +111,8 @@ def _coarse(rows: list[dict[str, Any]]) -> str:
 
 def _accuracy(rows: list[dict[str, Any]]) -> str:
     lines = []
-    for (tokens, heads), of_ratio in grouped(rows, "tokens", "heads").items():
+    ratios = sorted(grouped(rows, "tokens", "heads").items(), key=lambda one: (one[0][0] != one[0][1], one[0]))
+    for (tokens, heads), of_ratio in ratios:  # equal shares first
         for (variant,), group in grouped(of_ratio, "variant").items():
             lines.append(
                 [
@@ -116,6 +124,26 @@ def _accuracy(rows: list[dict[str, Any]]) -> str:
                 ]
             )
     return table(["tokens/heads, %", "MACs left, %", "top-1 before, %", "after", "the base, restricted"], lines)
+
+
+def _layers(rows: list[dict[str, Any]]) -> list[str]:
+    """Nothing without rows: older ones do not tell."""
+    if not rows:
+        return []
+
+    def means(group: list[dict[str, Any]], state: str, figure: str) -> list[float]:
+        return [sum(of) / len(of) for of in zip(*(row["layers"][state][figure] for row in group), strict=True)]
+
+    lines = []
+    for (variant,), group in grouped(rows, "variant").items():
+        for figure in ("cka", "cosine", "residual"):
+            states = [means(group, state, figure) for state in ("before", "after")]
+            if figure == "residual":
+                states = [means(group, "before", "residual_base"), *states]
+            cells = [" -> ".join(f"{value:.3f}" for value in of) for of in zip(*states, strict=True)]
+            lines.append([f"{variant}, {figure}", *cells])
+    seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
+    return [LAYERS.format(seeds=seeds), table(["", *(str(i) for i in range(len(lines[0]) - 1))], lines)]
 
 
 def _composed(rows: list[dict[str, Any]]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import efficiency
 import heart
 import heart_tables
 import pytest
@@ -69,6 +70,38 @@ def test_the_section_has_a_line_of_every_variant_and_bears_missing_parts() -> No
     ]
     told = heart_tables.section({"rows": alike, "training": heart.TRAINING, "cost": None})
     assert "A block has 3 heads, and whole ones go: of `alike` none at 20 %, 1 at 40 and 60 %, 2 at 80 %." in told
+
+
+def test_rows_at_50_50_have_a_table_block_by_block() -> None:
+    figures = {"cka": [0.9, 0.8], "cosine": [0.99, 0.98], "residual": [0.5, 0.4], "residual_base": [0.6, 0.3]}
+    rows = [
+        {"variant": "heart, alike", "tokens": tokens, "heads": tokens, "seed": seed, "base": 0.9, "before": 0.5,
+         "after": 0.8, "macs_left": 0.75, "images": 900, "reaching": [26, 20], "spearman": [0.25]}
+        for tokens in (0.6, 0.5) for seed in (42, 43)
+    ]  # fmt: skip
+    data = {"rows": rows, "training": heart.TRAINING, "cost": None}
+    assert "Block by block" not in heart_tables.section(data)
+    trained = {**figures, "cka": [1.0, 0.9]}
+    for row in rows[2:]:
+        row["layers"] = {"before": figures, "after": trained}
+    text = heart_tables.section(data)
+    assert "| heart, alike, cka | 0.900 -> 1.000 | 0.800 -> 0.900 |" in text
+    assert "| heart, alike, residual | 0.600 -> 0.500 -> 0.500 | 0.300 -> 0.400 -> 0.400 |" in text
+    assert text.index("| 50/50, heart") < text.index("| 60/60, heart"), "in the order of the paper"
+
+
+def test_every_ratio_of_the_paper_is_there() -> None:
+    assert set(heart.RATIOS) == set(efficiency.RATIOS) and len(heart.RATIOS) == len(efficiency.RATIOS)
+
+
+@pytest.mark.parametrize("ratios", ["uniform", "sensitivity"])
+def test_four_fifths_of_tokens_and_heads_can_go(ratios: str, small_vit: Callable[..., Any], tmp_path: Path) -> None:
+    base = describe(small_vit(depth=3), "vit_tiny_patch16_224", {"depth": 3})
+    task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
+    few: dict[str, Any] = {"calibration_images": 8, "probes": 1, "selection": "percentile", "ratios": ratios}
+    config = Config(**few, token_ratio=0.8, head_ratio=0.8)
+    facts: Any = derive(untrained(base, task, 0.01, tmp_path, shape="free"), config).facts
+    assert facts["tokens"][-1] <= 5 and sum(map(len, facts["kept_heads"])) < 6
 
 
 def test_a_row_is_told_from_others_by_what_it_was_asked() -> None:
