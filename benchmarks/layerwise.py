@@ -27,7 +27,7 @@ def tokens_by_block(network: nn.Module, images: Tensor, device: str = "cpu") -> 
     geometry, layers = family.geometry(network), family.layers(there)
     first = slice(0, 1) if geometry.tokens > geometry.patches else slice(None)
     found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(1 + len(layers))]
-    for batch in images.split(64):
+    for batch in torch.split(images, 64):
         tokens = family.first_tokens(there, batch.to(device))
         for i in range(1 + len(layers)):
             tokens = tokens if i == 0 else layers[i - 1](tokens)
