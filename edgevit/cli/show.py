@@ -32,7 +32,7 @@ def main(
     """Show a model block by block, its classes, its accuracy (of a super-network, its slices'), and how it was made."""
     from edgevit.folder.model_folder import ModelFolder
     from edgevit.folder.names import suffix_of
-    from edgevit.sweep.record import RECORD as SWEEP
+    from edgevit.sweep.record import RECORD
 
     console = Console(json=json)
     suffix = suffix_of(folder)
@@ -40,7 +40,7 @@ def main(
         show_file(console, folder)
     elif suffix == ".json":
         show_sent(console, folder)
-    elif (folder / SWEEP).is_file():
+    elif (folder / RECORD).is_file():
         show_rates(console, folder)
     elif ModelFolder(folder).is_imported:
         show_imported(console, ModelFolder(folder).imported())

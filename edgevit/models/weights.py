@@ -136,6 +136,9 @@ def _is_safetensors(path: Path) -> bool:
     """
     with path.open("rb") as file:
         begins = file.read(9)
+    # Safetensors begin with the length of their header, which may look like a pickle; no file is as long as one says.
+    if begins[8:] == b"{" and int.from_bytes(begins[:8], "little") < path.stat().st_size:
+        return True
     if begins.startswith(b"PK"):
         _refuse_other_zip(path)
     if begins.startswith((b"PK", b"\x80")):  # a zip, or a pickle

@@ -159,6 +159,16 @@ def test_what_a_file_holds_is_told_by_its_content_and_not_by_its_name(tmp_path: 
         assert torch.equal(read_weights(tmp_path / name)["a"], torch.ones(2))
 
 
+def test_safetensors_whose_header_is_as_long_as_a_pickle_begins_are_read(tmp_path: Path) -> None:
+    """A pickle begins with 0x80, and so does one in 32 files of safetensors, whose header's length is a multiple of 8."""
+    seen = set()
+    for letters in range(1, 257, 8):
+        save_file({"a" * letters: torch.ones(2)}, tmp_path / "m.safetensors")
+        seen.add((tmp_path / "m.safetensors").read_bytes()[0])
+        assert torch.equal(read_weights(tmp_path / "m.safetensors")["a" * letters], torch.ones(2))
+    assert 0x80 in seen
+
+
 def test_zips_that_torch_did_not_save_are_called_neither_truncated_nor_dangerous(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "script.pt", "w") as script:  # as `torch.jit.save` names what is in it
         for member in ("script/data.pkl", "script/constants.pkl", "script/version"):
