@@ -52,14 +52,14 @@ def test_what_rivals_have_at_published_length_is_what_the_records_say() -> None:
         "`corp`, `wanda` and Vulcan": ["corp", "wanda", "vulcan + teacher"],
         "`mdp` and `random`": ["mdp", "random"], "`nvit`": ["nvit"], "`taylor`": ["taylor"],
         "`torch_pruning` and `magnitude` of all dimensions": ["torch-pruning", "magnitude, all dimensions"],
-        "As published, Vulcan has": ["vulcan, as published"],
+        "As published, Vulcan has": ["vulcan, as published"], "and NuWa": ["nuwa, as published"],
     }  # fmt: skip
     for text, variants in names.items():
         for variant in variants:
             found = picked(full, task=5, variant=variant)
             assert len(found) == 3 and f"{text} {100 * mean(derived(found)):.1f}" in told, variant
     single = {
-        "NuWa": (5, "nuwa, as published"), "NuWa has": (3, "nuwa, fine-tuned"), "forge": (3, "forge"),
+        "NuWa has": (3, "nuwa, fine-tuned"), "forge": (3, "forge"),
         "ten forge has": (10, "forge"), "`random`": (10, "random"), "and NuWa": (10, "nuwa, fine-tuned"),
     }  # fmt: skip
     for text, (task, variant) in single.items():

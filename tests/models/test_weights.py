@@ -160,7 +160,7 @@ def test_what_a_file_holds_is_told_by_its_content_and_not_by_its_name(tmp_path: 
 
 
 def test_safetensors_whose_header_is_as_long_as_a_pickle_begins_are_read(tmp_path: Path) -> None:
-    """A pickle begins with 0x80, and so does one in 32 files of safetensors, whose header's length is a multiple of 8."""
+    """A pickle begins with 0x80, as does the length of such a header, a multiple of 8, in one file of 32."""
     seen = set()
     for letters in range(1, 257, 8):
         save_file({"a" * letters: torch.ones(2)}, tmp_path / "m.safetensors")
