@@ -94,7 +94,8 @@ TEXT = (
     "papers is the base with its full head, which may answer with a class that is not asked for, or the base after "
     "fine-tuning; ours is the same base asked for the classes of the sub-task alone. The sections at published length "
     "have all three. Points above it: mean, range and in how many of n pairs of sub-task and seed the claim holds; "
-    "`{nothing}` where none was run. In brackets what the paper has, on its own data. The rivals of Vulcan learn from "
+    "`{nothing}` where none was run, as of a base that is not named. In brackets what the paper has, on its own data. "
+    "The rivals of Vulcan learn from "
     "a teacher here, so that Vulcan is there with one, too; NuWa, fine-tuned, does so, and with this project's choices "
     "of neurons and widths; the base is fine-tuned for as long as models of the highest rate are trained. A claim that "
     "does not hold here is not refuted: these bases are small and are asked only for classes they know, which leaves a "
@@ -152,24 +153,20 @@ def _rates(rows: Iterable[Row]) -> list[float]:
 
 
 def _lines(of_bases: Mapping[str, Sequence[Row]], claim: Claim, rates: Sequence[float]) -> Iterator[list[str]]:
-    """One line for each base, way and baseline that there are rows of, and one for all the others."""
-    text, without = claim.text, []
+    """One line for each base, way and baseline that there are rows of, or one for all bases where there are none."""
+    text = claim.text
     for base, rows in of_bases.items():
         title = published.TITLES.get(base, f"`{base}`")
-        there = False
         for way in claim.ours:
             for baseline in dict.fromkeys((claim.theirs, *([OURS] if claim.of_base else []))):
                 if found := gains(rows, claim, way, baseline):
-                    there = True
                     sizes = sorted({task for gained in found.values() for task, _ in gained})
                     where = f"{title}, {', '.join(map(str, sizes))} classes"
                     cells = [_cell(found.get(rate, {}), _sees(rows, baseline, rate)) for rate in rates]
                     yield [text, where, way, claim.against(baseline), *cells]
                     text = ""
-        if not there:
-            without.append(title)
-    if without:
-        yield [text, ", ".join(without), "", "", *[NOTHING] * len(rates)]
+    if text:
+        yield [text, "all", "", "", *[NOTHING] * len(rates)]
 
 
 def verdicts(of_bases: Mapping[str, Sequence[Row]]) -> str:
