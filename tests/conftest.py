@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from places import OWN_LOCK
+from rewriting import share_rewriting
 
 pytest_plugins = ("board_fixtures", "exports")
 
@@ -68,6 +69,7 @@ def pytest_runtest_teardown() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Clean up last of all, after pytest's own collections: else each goes through all that was imported."""
     config.add_cleanup(gc.unfreeze)  # or libraries would report what they think has leaked
+    share_rewriting(config)
 
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}
