@@ -14,6 +14,7 @@ import pytest
 import timm
 import torch
 from efficiency import METHODS, PUBLISHED, RATES, Start, section, wanted
+from forks import server
 from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
 
 import edgevit
@@ -132,6 +133,7 @@ def test_models_are_measured_beside_their_base(tmp_path: Path, monkeypatch: pyte
     made = write_checkpoint(tmp_path)
     start = Start(NAME, ARGS, made, Path("digits"), {}, {"preprocessing": PREPROCESSING})
     monkeypatch.setattr(efficiency, "start_from", lambda *_: start)
+    monkeypatch.setattr(efficiency, "get_context", lambda _: server())  # no worker need be started from nothing
     quick = edgevit.Conditions(samples=5, duration_s=0, warmup=1, warmup_seconds=0, threads=1)
     monkeypatch.setattr(edgevit, "Conditions", lambda **given: replace(quick, batches=given["batches"]))
     out = tmp_path / "efficiency.json"

@@ -8,6 +8,7 @@ from typing import Any
 
 import transfer
 from accuracy import Case, run
+from small_base import fewer_digits
 
 from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
@@ -47,7 +48,9 @@ def test_tables_set_both_starts_side_by_side() -> None:
 def test_a_head_is_fitted_to_digits_and_the_trained_base_is_cut(tmp_path: Path) -> None:
     place = transfer.open_headless(tmp_path)
     (case,) = (c for c in transfer.cases((42,), (0.9,)) if c.variant == "forge, better base")
-    found = run(replace(case, steps=8), place, 1)
+    few = {"calibration_images": 48, "sensitivity_images": 16}
+    with fewer_digits():
+        found = run(replace(case, steps=8, options={**case.options, **few}), place, 1)
     assert isinstance(found, dict), found
     start, accuracy = found["start"], found["accuracy"]
     assert start["steps"] == 8 and found["rate_reached"] >= 0.9

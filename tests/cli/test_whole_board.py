@@ -16,6 +16,7 @@ from edgevit.board.layers import load_profiles
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.report.runs import load_runs
 
+pytestmark = pytest.mark.usefixtures("examined_once")
 SUMMARY = """\
 [I] === Performance summary ===
 [I] Throughput: 498.03 qps

@@ -25,6 +25,7 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.meet import costs, in_turns, loop, rounds
 from edgevit.progress import Silent
 
+pytestmark = pytest.mark.usefixtures("examined_once")
 NX, NANO = "orin-nx-16gb-jetpack6.2", "orin-nano-8gb-jetpack6.2.1"
 
 

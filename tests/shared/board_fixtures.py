@@ -7,7 +7,8 @@ server.cut()  # and so on; it ends with the test
 The fixture `play` makes this machine one that has TensorRT, the stand-in of tests/standins.
 
 The fixture `examined_once` is for tests of what is done with a machine that is known: the agent here examines it once
-for all tests of a worker, as that takes half a second of processor time. Tests of what is found examine it anew.
+for all tests of a worker, as that takes half a second of processor time, and a captured board, over SSH, too, once for
+each state of its files. Tests of what is found examine it anew.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from getpass import getuser
 from pathlib import Path
@@ -62,6 +63,7 @@ class Server:
 
     def __init__(self, folder: Path, environment: dict[str, object], options: Sequence[str]) -> None:
         self.folder = folder
+        self.environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         self.cache = Path(str(environment["XDG_CACHE_HOME"])) / "edgevit"
@@ -147,6 +149,9 @@ class Server:
         return ours[1:]
 
 
+running: list[Server] = []  # of this test
+
+
 @pytest.fixture
 def sshd(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     if SSHD is None or shutil.which("ssh") is None:
@@ -167,6 +172,8 @@ def sshd(tmp_path: Path) -> Iterator[Callable[..., Server]]:
             server = Server(folder, environment, options)
             server.start()
             stop.callback(server.stop)
+            running.append(server)
+            stop.callback(running.remove, server)
             return server
 
         yield start
@@ -192,26 +199,49 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]
     return playing(monkeypatch, tmp_path)
 
 
-_examined: dict[tuple[str | None, ...], Any] = {}
-DECIDE = ("PATH", "PYTHONPATH", "STANDIN_TENSORRT")  # beside its root on what is found of this machine
+_examined: dict[tuple[object, ...], Any] = {}
+DECIDE = ("PATH", "PYTHONPATH", "STANDIN_TENSORRT")  # beside its root on what is found of a machine
+
+
+def _state(board: Any) -> tuple[object, ...] | None:
+    """What decides on what is found of a machine; None: that is not known."""
+    from edgevit.board.connection import THIS_MACHINE
+
+    environment: Mapping[str, object] = os.environ
+    if board.host != THIS_MACHINE:
+        of_name = [server for server in running if server.host == board.host]
+        found = [server for server in of_name if str(server.config) in map(str, board._shell)] or of_name
+        if len(found) != 1:
+            return None
+        environment = {**os.environ, **found[0].environment}
+    root = str(environment.get("EDGEVIT_BOARD_ROOT", "/"))
+    captured = root != OWN_LOCK and any((Path(root) / folder).exists() for folder in ("etc", "proc", "sys"))
+    where = (board.host, root, *_written(Path(root))) if captured else (root if root == OWN_LOCK else None,)
+    return (*where, *map(environment.get, DECIDE))  # all empty roots are alike
+
+
+def _written(tree: Path) -> list[tuple[str, int, int]]:
+    files = [Path(folder, name) for folder, _, names in os.walk(tree) for name in names]
+    told = [(str(file), file.stat()) for file in sorted(files)]
+    return [(name, stat.st_mtime_ns, stat.st_size) for name, stat in told]
 
 
 @pytest.fixture(scope="module")
 def examined_once() -> Iterator[None]:
-    """Ask this machine's agent once what it finds; captured boards, whose files tests change, are asked each time."""
-    from edgevit.board.connection import THIS_MACHINE, Board
+    """Ask an agent once what it finds, and again where the files of a captured board have changed."""
+    from edgevit.board.connection import Board
 
     call = Board.call
 
     def call_once(board: Board, method: str, /, *rest: Any, **args: Any) -> Any:
-        root = os.environ.get("EDGEVIT_BOARD_ROOT", "/")
-        captured = root != OWN_LOCK and any((Path(root) / folder).exists() for folder in ("etc", "proc", "sys"))
-        if method != "examine" or board.host != THIS_MACHINE or captured:
+        if method != "examine" or (state := _state(board)) is None:
             return call(board, method, *rest, **args)
-        key = (root if root == OWN_LOCK else None, *map(os.environ.get, DECIDE))  # all empty roots are alike
-        if key not in _examined:
-            _examined[key] = call(board, method, *rest, **args)
-        return copy.deepcopy(_examined[key])
+        if state not in _examined:
+            found = call(board, method, *rest, **args)
+            if _state(board) != state:  # it put something back
+                return found
+            _examined[state] = found
+        return copy.deepcopy(_examined[state])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Board, "call", call_once)

@@ -1,4 +1,4 @@
-"""Test workers share the rewriting of assertions, which pytest keeps beside the tests: in a fresh clone each did it all.
+"""Test workers share the rewriting of assertions, which pytest keeps beside the tests: a fresh clone has none yet.
 
 It takes 5 s of processor time. What does it is private to pytest: where it has another form, each worker rewrites all.
 """
