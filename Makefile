@@ -7,7 +7,7 @@ PYTHON ?= $(eval PYTHON := $(shell for p in python3.12 python3.11 python3.13 pyt
 BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of programs, each of which would compile edgevit anew
 # What is never imported here, as far as names tell.
-UNUSED := tests?|testing|_inductor|networkx|mypyc?|setuptools|transformers|backend
+UNUSED := tests?|testing|_inductor|networkx|mypyc?|setuptools|transformers|backend|lexers|_vendor|physics|distutils|quantization|linear_model|ensemble|metrics|cluster|inference
 # Whether .venv is of that Python's version; a PYTHON that is given and of another makes it anew.
 SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)' 2>/dev/null)"
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("examined_once")
 FAST = ["--runner", "fake", "--samples", 20, "--duration", 0.3, "--idle", 0.2, "--warmup-seconds", 0]
 
 

@@ -8,12 +8,13 @@ The fixture `play` makes this machine one that has TensorRT, the stand-in of tes
 
 The fixture `examined_once` is for tests of what is done with a machine that is known: the agent here examines it once
 for all tests of a worker, as that takes half a second of processor time, and a captured board, over SSH, too, once for
-each state of its files. Tests of what is found examine it anew.
+each content of its files. Tests of what is found examine it anew.
 """
 
 from __future__ import annotations
 
-import copy
+import hashlib
+import json
 import os
 import shutil
 import signal
@@ -199,12 +200,12 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]
     return playing(monkeypatch, tmp_path)
 
 
-_examined: dict[tuple[object, ...], Any] = {}
+_examined: dict[tuple[object, ...], tuple[str, str]] = {}
 DECIDE = ("PATH", "PYTHONPATH", "STANDIN_TENSORRT")  # beside its root on what is found of a machine
 
 
-def _state(board: Any) -> tuple[object, ...] | None:
-    """What decides on what is found of a machine; None: that is not known."""
+def _state(board: Any) -> tuple[str, tuple[object, ...]] | None:
+    """The root of a machine, and what decides on what is found there; None: that is not known."""
     from edgevit.board.connection import THIS_MACHINE
 
     environment: Mapping[str, object] = os.environ
@@ -216,32 +217,38 @@ def _state(board: Any) -> tuple[object, ...] | None:
         environment = {**os.environ, **found[0].environment}
     root = str(environment.get("EDGEVIT_BOARD_ROOT", "/"))
     captured = root != OWN_LOCK and any((Path(root) / folder).exists() for folder in ("etc", "proc", "sys"))
-    where = (board.host, root, *_written(Path(root))) if captured else (root if root == OWN_LOCK else None,)
-    return (*where, *map(environment.get, DECIDE))  # all empty roots are alike
+    where = (board.host, _content(Path(root))) if captured else (root if root == OWN_LOCK else None,)
+    return root, (*where, *map(environment.get, DECIDE))  # all empty roots are alike
 
 
-def _written(tree: Path) -> list[tuple[str, int, int]]:
-    files = [Path(folder, name) for folder, _, names in os.walk(tree) for name in names]
-    told = [(str(file), file.stat()) for file in sorted(files)]
-    return [(name, stat.st_mtime_ns, stat.st_size) for name, stat in told]
+def _content(tree: Path) -> str:
+    """The hash of all files of a captured board, and of who may read them."""
+    found = hashlib.sha256()
+    for folder, _, names in sorted(os.walk(tree)):
+        for file in sorted(Path(folder, name) for name in names):
+            told = f"{file.relative_to(tree)} {file.lstat().st_mode} {file.lstat().st_size}"
+            found.update(told.encode() + (file.read_bytes() if file.is_file() else b""))
+    return found.hexdigest()
 
 
 @pytest.fixture(scope="module")
 def examined_once() -> Iterator[None]:
-    """Ask an agent once what it finds, and again where the files of a captured board have changed."""
+    """Ask an agent once what it finds, and again where the files of a captured board are others."""
     from edgevit.board.connection import Board
 
     call = Board.call
 
     def call_once(board: Board, method: str, /, *rest: Any, **args: Any) -> Any:
-        if method != "examine" or (state := _state(board)) is None:
+        if method != "examine" or (known := _state(board)) is None:
             return call(board, method, *rest, **args)
+        root, state = known
         if state not in _examined:
             found = call(board, method, *rest, **args)
-            if _state(board) != state:  # it put something back
+            if _state(board) != known:  # it put something back
                 return found
-            _examined[state] = found
-        return copy.deepcopy(_examined[state])
+            _examined[state] = root, json.dumps(found)
+        of, text = _examined[state]
+        return json.loads(text.replace(f'"{of}/', f'"{root}/'))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Board, "call", call_once)
