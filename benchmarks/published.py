@@ -257,7 +257,8 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
         better=BETTER_TOLD if any(row["variant"].endswith(BETTER) for row in full) else "",
     )
     yield f"## At published length, {TITLES.get(base, f'`{base}`')}\n\n" + "\n".join(textwrap.wrap(told, 118)) + "\n"
-    if older := commits_told(row for row in rows if row["table"] in (FULL, CURVE)):  # in the order of the file
+    older = commits_told(row for row in rows if row["table"] in (FULL, CURVE))  # in the order of the file
+    if older and base in SIZES:  # a user has no other table of forge to set it beside
         yield older
     if products := products_told(rows):
         yield products

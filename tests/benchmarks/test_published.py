@@ -11,6 +11,7 @@ import base
 import demo
 import fashion
 import fine
+import older
 import published
 import pytest
 import timm
@@ -198,3 +199,13 @@ def test_a_user_s_rows_have_the_sub_task_of_the_learning_rates_first() -> None:
     told = published.section({"rows": dict(enumerate([*tuned, *rows]))})
     assert told.startswith("## At published length, `animals`\n") and "Base top-1" not in told
     assert told.index("| 30 classes, forge |") < told.index("| 10 classes, forge |") and "n = 2" in told
+
+
+@pytest.mark.parametrize(("data", "seen"), [("fashion", True), ("animals", False)])
+def test_forges_other_commits_are_told_of_the_project_s_bases_alone(
+    monkeypatch: pytest.MonkeyPatch, data: str, seen: bool
+) -> None:
+    monkeypatch.setattr(older, "commit_today", lambda: "bbb")
+    found = published.cases(data, ["forge"], published.RATES, 1, {5: 3000}, [])
+    rows = [{**row(case), "versions": {"edgevit": "0.1.0 (aaa)"}} for case in found]
+    assert ("of other code (aaa)" in published.section({"rows": dict(enumerate(rows))})) == seen
