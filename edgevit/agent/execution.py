@@ -98,7 +98,10 @@ class Tensor:
         return next(form for name, form in TYPES.values() if name == self.dtype)
 
     def bytes_at(self, batch: int) -> int:
-        return struct.calcsize(self.format) * batch * math.prod(self.shape[1:])
+        return self.bytes_of((batch, *self.shape[1:]))
+
+    def bytes_of(self, shape: Sequence[int]) -> int:
+        return struct.calcsize(self.format) * math.prod(shape)
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
@@ -226,18 +229,17 @@ class Execution:
         engine.check_batch(batch)
         self.engine = engine
         self.stream = cuda.stream()
-        self.addresses = {
-            tensor.name: cuda.malloc(tensor.bytes_at(batch)) for tensor in (*engine.inputs, *engine.outputs)
-        }
+        self.sizes: dict[str, int] = {}  # bytes of each tensor at this batch, and where they are
+        self.addresses: dict[str, int] = {}
         self._profiler: Any = None
         self._context = engine.handle.create_execution_context()
         try:
-            self._prepare(batch)
+            self._prepare(cuda, batch)
         except RunnerError:
             self.close()
             raise
 
-    def _prepare(self, batch: int) -> None:
+    def _prepare(self, cuda: Cuda, batch: int) -> None:
         if self._context is None:
             hint = "close other programs, or try a smaller --batch"
             raise RunnerError(f"TensorRT cannot prepare to run the engine: {first_error(self.engine.log)}; {hint}")
@@ -247,8 +249,14 @@ class Execution:
                 "leave out --streams, or build one of fixed batch with `edgevit export --trt`"
             )
         self.resize(batch)
-        for name, address in self.addresses.items():
-            self._check(self._context.set_tensor_address(name, address), f"the address of {name!r}")
+        for tensor in (*self.engine.inputs, *self.engine.outputs):
+            name, shape = tensor.name, [int(size) for size in self._context.get_tensor_shape(tensor.name)]
+            if min(shape) < 0:
+                raise RunnerError(f"output {name!r} has a first axis that depends on the values of the images; {AGAIN}")
+            # The first axis of an output need not be the batch: it may be tokens, or all tokens of all images.
+            self.sizes[name] = tensor.bytes_of(shape)
+            self.addresses[name] = cuda.malloc(self.sizes[name])
+            self._check(self._context.set_tensor_address(name, self.addresses[name]), f"the address of {name!r}")
 
     def _has_profile(self) -> bool:
         """Whether the context has the engine's one profile: the first has it at once, a later one has to ask.

@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 from standin_board import build, model_for, play
 
-from edgevit.agent.execution import Tensor, import_tensorrt, make_log, open_engine, random_bytes
+from edgevit.agent.cuda import open_cuda
+from edgevit.agent.execution import Execution, Tensor, import_tensorrt, make_log, open_engine, random_bytes
 from edgevit.agent.runners import RunnerError
+from edgevit.agent.runners.tensorrt import TensorrtLane
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
 def test_random_inputs_are_the_same_in_every_process_and_fill_the_batch(dtype: str) -> None:
-    import numpy as np
-
     tensor = Tensor("images", dtype, (-1, 3, 40, 40))
     content = random_bytes(tensor, 2)
     assert content == random_bytes(tensor, 2) and len(content) == tensor.bytes_at(2)
@@ -68,3 +71,34 @@ def test_of_a_long_message_the_reason_at_its_end_is_kept(monkeypatch: pytest.Mon
     )
     (line,) = log.errors
     assert line.startswith("Error Code 10: Could not find any") and line.endswith(reason) and len(line) < 250
+
+
+def _with_tokens_of_all_images(path: Path) -> Path:
+    """Make the output of a small network its tokens, those of all images in one axis."""
+    model = onnx.load(path)
+    graph = model.graph
+    graph.node.append(helper.make_node("Reshape", ["O", "rows"], ["features"], name="rows/Reshape"))
+    graph.initializer.append(numpy_helper.from_array(np.array([-1, 64], np.int64), "rows"))
+    kind = graph.output[0].type.tensor_type.elem_type
+    del graph.output[:]
+    graph.output.append(helper.make_tensor_value_info("features", kind, ["rows", 64]))
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("release", ["8.5.2", "10.3.0"])
+def test_an_output_has_its_memory_where_its_first_axis_is_not_the_batch(
+    release: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path, release)
+    engine = build(_with_tokens_of_all_images(model_for(release, tmp_path)), batches=(1, 2, 8))["engine"]
+    trt = import_tensorrt()
+    with open_engine(trt, make_log(trt), engine) as opened, open_cuda() as cuda:
+        execution = Execution(opened, cuda, 2)
+        (features,) = opened.outputs
+        rows = 2 * 4  # images, and tokens of each
+        assert execution.sizes[features.name] == features.bytes_of((rows, 64)) == 4 * features.bytes_at(2)
+        lane = TensorrtLane(cuda, execution, 2, transfers=True)
+        lane.infer()
+        assert lane.parts_ns().keys() == {"copy in", "inference", "copy out"}
+        execution.close()

@@ -120,7 +120,7 @@ class TensorrtLane:
             cuda.copy_in(address, host, execution.stream)
         self._copies_in = inputs if transfers else []
         self._copies_out = [
-            (cuda.host(tensor.bytes_at(batch)), addresses[tensor.name])
+            (cuda.host(execution.sizes[tensor.name]), addresses[tensor.name])
             for tensor in (engine.outputs if transfers else ())
         ]
         cuda.synchronize(execution.stream)

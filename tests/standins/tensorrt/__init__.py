@@ -628,6 +628,13 @@ class ICudaEngine:
     def get_tensor_shape(self, name: str) -> Any:
         return Dims(self._tensors[name][1])
 
+    def _shape_of_output(self, name: str, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """TensorRT computes it; here it is seen on zeros."""
+        import numpy as np
+
+        feed = {given: np.zeros(shapes[given], _ARRAYS[dtype]) for given, dtype, _ in self._header["inputs"]}
+        return tuple(self._session.run([name], feed)[0].shape)
+
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> Any:
         return [Dims(shape) for shape in self._header["profile"][name]]
 
@@ -695,6 +702,9 @@ class IExecutionContext:
             return self._refuse(f"the shape {tuple(shape)} of {name} is outside the profile")
         self._shapes[name] = tuple(shape)
         return True
+
+    def get_tensor_shape(self, name: str) -> Any:
+        return Dims(self._shapes[name] if name in self._shapes else self._engine._shape_of_output(name, self._shapes))
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
         if name not in self._engine._tensors:
