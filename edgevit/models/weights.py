@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -100,10 +101,23 @@ def read_weights(path: Path, say: Callable[[str], None] = lambda text: None) -> 
 
 
 def _load_data(path: Path) -> Any:
-    """Read what torch wrote: data alone, among it the options of a training, as timm's train.py keeps them."""
+    """Read what torch wrote: data alone, among it what training programs keep beside weights.
+
+    That is the options of a training, as timm's train.py has them, and NumPy's numbers and arrays, such as the best
+    accuracy so far.
+    """
     # Open: by its name torch takes a file for safetensors.
-    with path.open("rb") as file, torch.serialization.safe_globals([argparse.Namespace]):
+    with path.open("rb") as file, torch.serialization.safe_globals([argparse.Namespace, *_of_numpy()]):
         return torch.load(file, "cpu", weights_only=True)
+
+
+def _of_numpy() -> list[Any]:
+    """What a pickle of NumPy's numbers and arrays calls, under the names of NumPy 1 and 2."""
+    calls: list[Any] = [np.float64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]]
+    kinds = {type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?SU"}
+    modules = ("numpy.core.multiarray", "numpy._core.multiarray")
+    named = [(call, f"{module}.{call.__name__}") for call in calls for module in modules]
+    return [np.ndarray, np.dtype, *kinds, *named]
 
 
 def _unwrapped(held: Any, path: Path, say: Callable[[str], None]) -> Any:

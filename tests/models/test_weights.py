@@ -81,6 +81,23 @@ def test_what_a_training_program_keeps_beside_weights_is_named(small_vit: Any, t
         read_weights(file)
 
 
+def test_numpys_numbers_and_arrays_beside_weights_are_read_and_objects_are_not(small_vit: Any, tmp_path: Path) -> None:
+    file, model = tmp_path / "best.pth", small_vit()
+    held = {
+        "state_dict": model.state_dict(),
+        "best_top1": np.float64(91.2),
+        "epoch": np.int64(3),
+        "images": np.arange(4, dtype=np.uint8),
+        "classes": np.array(["dress", "coat"]),
+        "random": np.random.default_rng(0).bit_generator.state,
+    }
+    torch.save(held, file)
+    assert torch.equal(read_weights(file)["head.bias"], model.head.bias)
+    torch.save({**held, "hidden": np.array([Path("x")], dtype=object)}, file)
+    with pytest.raises(CheckpointError, match="more than plain weights"):
+        read_weights(file)
+
+
 @pytest.mark.parametrize("averaged", ["state_dict_ema", "model_ema"])
 def test_averaged_weights_are_read_as_by_timm_and_that_is_said(small_vit: Any, tmp_path: Path, averaged: str) -> None:
     file = tmp_path / "model_best.pth.tar"  # as timm's train.py writes it
