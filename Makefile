@@ -102,6 +102,8 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/efficiency.py methods
 	$(BIN)/python benchmarks/efficiency.py ratios
 	$(BIN)/python benchmarks/efficiency.py depth
+	$(BIN)/python benchmarks/efficiency.py compressed
+	$(BIN)/python benchmarks/efficiency.py heads
 	$(BIN)/python benchmarks/attention.py
 	-$(BIN)/python benchmarks/attention.py --base fashion
 	$(BIN)/python benchmarks/attention.py criteria

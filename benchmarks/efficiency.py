@@ -3,6 +3,8 @@
     python benchmarks/efficiency.py methods                          # Vulcan's Tables 2 and 10
     python benchmarks/efficiency.py ratios                           # HEART-ViT's Tables 4 and 5
     python benchmarks/efficiency.py depth                            # Vulcan's Table 18; --precision fp16
+    python benchmarks/efficiency.py compressed                       # its Table 5: weights of zero, and INT8
+    python benchmarks/efficiency.py heads                            # its Table 7: heads of unequal widths
     python benchmarks/efficiency.py methods --model deit_tiny --rates 0.8 --rounds 6
     python benchmarks/efficiency.py methods --provider cuda          # this machine's GPU, in fp32; --precision fp16
     python benchmarks/efficiency.py methods --board jetson@orin-nx   # engines, over SSH
@@ -14,10 +16,13 @@ trained: what a method leaves has the sizes that its rule gives such weights, at
 Shape `paper`, as published; forge is `fused`.
 
 Of Vulcan's other tables of latency:
-- Table 5 sets INT8, which edgevit has not, and weights set to zero in place beside three dense models. Zeros leave
-  every size as it is: that model is its base once more, and the dense ones are the rows `base` of each `--model`.
-- Table 7 gives the heads of one block unequal widths. A block of edgevit has one QK and one VO width, and its attention
-  is one product over all heads: no plan says it, and no network would run it.
+- Table 5 is the part `compressed`: the base; the base with `--share` of the weights of every layer set to zero in
+  place; and the base in INT8, by ONNX Runtime's dynamic quantisation, on a processor. Where the first two are engines
+  or run on a GPU, INT8 has a session of its own on that machine's processor, and no interval; a board needs ONNX
+  Runtime for it. No part builds an INT8 engine of TensorRT.
+- Table 7 is the part `heads`: the base, whose heads are one product; the same heads one by one; and one by one with
+  widths that are drawn for each block (`--seed`), at equal MACs and parameters. No plan of edgevit says the last two:
+  they are written by benchmarks/uneven.py, and exported as any ONNX file that edgevit did not make.
 - Table 18 is the part `depth`: the base, Vulcan at 0.8, and that model without three of its blocks. As in the paper
   they go one after the other, each the block without which the accuracy on training images is highest; no method of
   edgevit does so. With random weights and images of noise the choice is arbitrary, and blocks of one model are not of
@@ -35,7 +40,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -44,8 +49,10 @@ from statistics import median
 from typing import Any
 
 import torch
+from compressed import write_int8, zero_least
 from meet import MODELS, Start, start_from
 from tables import grouped, picked, table
+from uneven import attention_counts, drawn, even, one_by_one
 
 import edgevit
 from edgevit.agent.records import Run
@@ -53,7 +60,11 @@ from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.task import Split, open_task
 from edgevit.engines.options import EngineOptions
+from edgevit.engines.unjudged import OPSET
+from edgevit.errors import BoardError
+from edgevit.export.graph import write_onnx
 from edgevit.folder.model import ModelSpec
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import write_whole
 from edgevit.models.checkpoint import Model, derived_spec, save
 from edgevit.models.families import family_of
@@ -64,6 +75,7 @@ RESULTS = Path(__file__).parent / "results" / "efficiency.json"
 RATES = (0.2, 0.4, 0.6, 0.8)
 RATIOS = ((0.2, 0.2), (0.4, 0.4), (0.5, 0.5), (0.6, 0.6), (0.8, 0.8), (0.2, 0.8), (0.4, 0.6), (0.6, 0.4), (0.8, 0.2))
 DEPTH_RATE, BLOCKS_OUT = 0.8, 3  # of Table 18
+SHARE = 0.5  # of the weights, set to zero; Table 5 does not say its own
 JUDGED = 32  # training images on which blocks are judged; the paper takes 5000
 ROUNDS = 8
 IMAGES = {"calibration_images": 16}
@@ -101,8 +113,17 @@ _OF_RATIOS = {
 }
 # Vulcan's Table 18, fp32: latency in ms of the dense model, of Vulcan at 0.8, and of that without three blocks.
 _OF_DEPTH = {"Table 18, Orin NX": (45.45, 15.04, 13.16), "Table 18, RTX 4090": (274.27, 99.14, 82.24)}
+# Vulcan's Table 5, Orin NX: latency in ms of the dense model, in INT8 on the processor, and with weights of zero.
+_OF_COMPRESSED = {
+    "deit_base": (45.45, 3429.48, 45.47), "deit_small": (15.58, 1497.11, 15.80), "deit_tiny": (14.52, 666.43, 14.88)
+}  # fmt: skip
+# Vulcan's Table 7: latency in ms of heads of one width and of uneven ones.
+_OF_HEADS: dict[str, dict[str, tuple[float, float]]] = {
+    "Orin NX, batch 1": {"deit_base": (45.45, 84.10), "deit_small": (15.58, 50.66), "deit_tiny": (14.52, 31.50)},
+    "A40, batch 256": {"deit_base": (600.52, 629.62), "deit_small": (186.30, 200.63), "deit_tiny": (76.45, 82.51)},
+}
 # Shares of the dense model's, by part and column: a row of `methods` is (name, rate), one of `ratios` ("heart", t, h),
-# one of `depth` ("vulcan", rate) or ("vulcan", rate, blocks out).
+# one of `depth` ("vulcan", rate) or ("vulcan", rate, blocks out), others (model, name) and what is behind the name.
 PUBLISHED: dict[str, dict[str, dict[tuple[str | float, ...], float]]] = {
     "methods": {
         f"Table 10, {what}": {
@@ -120,6 +141,16 @@ PUBLISHED: dict[str, dict[str, dict[tuple[str | float, ...], float]]] = {
         title: {("vulcan", DEPTH_RATE): whole / dense, ("vulcan", DEPTH_RATE, BLOCKS_OUT): cut / dense}
         for title, (dense, whole, cut) in _OF_DEPTH.items()
     },
+    "compressed": {
+        "Table 5, Orin NX": {
+            **{(model, "int8"): int8 / dense for model, (dense, int8, _) in _OF_COMPRESSED.items()},
+            **{(model, "zeroed", SHARE): zeroed / dense for model, (dense, _, zeroed) in _OF_COMPRESSED.items()},
+        }
+    },
+    "heads": {
+        f"Table 7, {where}": {(model, "uneven"): uneven / dense for model, (dense, uneven) in figures.items()}
+        for where, figures in _OF_HEADS.items()
+    },
 }
 
 
@@ -129,6 +160,13 @@ MORE: dict[str, tuple[str, Callable[[Run], float | None]]] = {
     "memory_engine_mib": ("engine, MiB", lambda run: run.memory_engine_bytes and run.memory_engine_bytes / 2**20),
     "energy_mj": ("mJ/image", Run.energy_per_image_mj),
     "energy_net_mj": ("net mJ/image", Run.net_energy_per_image_mj),
+}
+# What some rows have besides, and the title of its column.
+COLUMNS = {
+    **{name: title for name, (title, _) in MORE.items()},
+    "attention_nodes": "nodes of an attention",
+    "attention_products": "of these products",
+    "fused": "attentions fused by TensorRT-RTX",
 }
 
 
@@ -143,7 +181,7 @@ class Wanted:
 
     @property
     def folder(self) -> str:
-        return "-".join([self.name, *map(str, self.of)])
+        return label_of(self.name, self.of)
 
 
 def wanted(part: str, rates: Sequence[float], methods: Sequence[str]) -> Iterator[Wanted]:
@@ -166,42 +204,92 @@ def wanted(part: str, rates: Sequence[float], methods: Sequence[str]) -> Iterato
             yield Wanted(name, (rate,), {"rate": rate, "shape": shape, "options": options})
 
 
-def measured(start: Start, rows: Sequence[Wanted], given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    """Derive the models, then measure them and their base in one session."""
+@dataclass(frozen=True)
+class Made:
+    """A model that is ready to be measured beside its base."""
+
+    method: str
+    of: tuple[float, ...]
+    path: Path  # a folder with an export, or an ONNX file of the base's MACs and parameters
+    told: dict[str, Any] = field(default_factory=dict)  # of its row, besides
+    alone: bool = False  # on the processor, where the others are not
+
+    @property
+    def label(self) -> str:
+        return label_of(self.method, self.of)
+
+    @property
+    def file(self) -> Path:
+        return self.path if self.path.is_file() else min((self.path / "export").glob("*.onnx"), key=_size)
+
+
+def label_of(method: str, of: Sequence[float]) -> str:
+    return "-".join([method, *map(str, of)])
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size
+
+
+def measured(start: Start, given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """Make the models of a part, then measure them and their base in one session."""
+    base = Made("base", (), folder / "base")
     opened: dict[str, Any] = {"checkpoint": start.checkpoint, "model_args": start.model_args, **start.more}
-    edgevit.base(start.name, out=folder / "base", data=start.data, **opened)
-    _ready(folder / "base", given)
-    made, went = make_models(start, rows, given, folder)
-    folders = [folder / name for name in ("base", *made)]
+    edgevit.base(start.name, out=base.path, data=start.data, **opened)
+    _ready(base.path, given)
+    if given.part == "compressed":
+        made = make_compressed(base.path, given)
+    elif given.part == "heads":
+        made = make_heads(base.path, given)
+        base = replace(base, told=_told_of_heads(base))
+    else:
+        made = make_models(start, list(wanted(given.part, given.rates, given.methods)), given, folder)
     how = edgevit.Conditions(
-        batches=tuple(given.batch), threads=given.threads, samples=100, duration_s=1.0,
+        batches=tuple(given.batch), threads=None if given.board else given.threads, samples=100, duration_s=1.0,
         provider=given.provider, precision=given.precision,
     )  # fmt: skip
-    runs = edgevit.bench_in_turns(folders, how, rounds=given.rounds, board=given.board).runs
+    in_turns = [base, *(one for one in made if not one.alone)]
+    runs = _bench(in_turns, how, given)
+    on_processor = replace(how, runner="onnxruntime", provider="cpu", precision=None, threads=given.threads)
+    apart: list[Run] = []
+    for one in (one for one in made if one.alone):
+        try:
+            apart += _bench([one], on_processor, given)
+        except BoardError as error:
+            print(f"{one.label}: {error}", flush=True)
+    of_base = edgevit.load(base.path).spec
     for batch in dict.fromkeys(run.batch for run in runs):
         of_batch = [run for run in runs if run.batch == batch]
         # A comparison names a model by its label and precision.
         ratios = {one.after.partition(" ")[0]: one for one in decisive(compare_within(of_batch))}
-        for model in folders:
-            mine = [run for run in of_batch if run.label == model.name]
-            spec, own = edgevit.load(model).spec, [make_row(run) for run in mine]
-            row_of = made.get(model.name)
-            ratio = ratios[model.name] if row_of else None
+        dense = median(make_row(run).p50_ms for run in of_batch if run.label == base.label)
+        for one in (base, *made):
+            mine = [run for run in (*runs, *apart) if (run.label, run.batch) == (one.label, batch)]
+            if not mine:
+                continue
+            spec = edgevit.load(one.path).spec if ModelFolder(one.path).is_model else of_base
+            own, ratio = [make_row(run) for run in mine], ratios.get(one.label)
+            p50_ms = median(row.p50_ms for row in own)
             yield {
-                "part": given.part, "model": given.model, "method": row_of.name if row_of else "base",
-                "of": list(row_of.of) if row_of else [], "macs": spec.macs, "params": spec.params,
-                "file_bytes": min(file.stat().st_size for file in (model / "export").glob("*.onnx")),
-                "p50_ms": median(one.p50_ms for one in own),
-                "images_per_s": median(one.images_per_s for one in own),
-                "memory_mib": _median(one.memory_peak_mib for one in own),
+                "part": given.part, "model": given.model, "method": one.method, "of": list(one.of),
+                "macs": spec.macs, "params": spec.params, "file_bytes": _size(one.file), "p50_ms": p50_ms,
+                "images_per_s": median(row.images_per_s for row in own),
+                "memory_mib": _median(row.memory_peak_mib for row in own),
                 **{name: _median(map(of_run, mine)) for name, (_, of_run) in MORE.items()},
-                "ratio": 1.0 if ratio is None else ratio.ratio,
+                "ratio": p50_ms / dense if ratio is None else ratio.ratio,
                 "interval": None if ratio is None else [ratio.low, ratio.high],
                 "figure": None if ratio is None else ratio.figure, "batch": batch,
                 "where": _where(runs[0], given.board),
                 "load_average": os.getloadavg()[0],
-                **({"blocks_out": went[model.name]} if model.name in went else {}),
+                **({"elsewhere": _where(mine[0], given.board)} if one.alone else {}),
+                **one.told,
             }  # fmt: skip
+
+
+def _bench(models: Sequence[Made], how: edgevit.Conditions, given: argparse.Namespace) -> tuple[Run, ...]:
+    labels = [one.label for one in models]
+    asked: dict[str, Any] = {"labels": labels, "rounds": given.rounds, "board": given.board}
+    return edgevit.bench_in_turns([one.path for one in models], how, **asked).runs
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -210,13 +298,10 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def make_models(
-    start: Start, rows: Sequence[Wanted], given: argparse.Namespace, folder: Path
-) -> tuple[dict[str, Wanted], dict[str, list[int]]]:
-    """Derive and export the models, in so many processes as are asked for.
+def make_models(start: Start, rows: Sequence[Wanted], given: argparse.Namespace, folder: Path) -> list[Made]:
+    """Derive and export the models, in so many processes as are asked for; those of budgets that cannot be met are not.
 
-    Returns:
-        what there is, in the order of the rows, by the name of its folder; and the blocks that are out of some.
+    Of some the blocks that are out are told.
     """
     due = {row.folder: row for row in rows}  # a budget of two rows is derived once
     make = partial(_derive, start=start, given=given, folder=folder)
@@ -234,7 +319,11 @@ def make_models(
         if row.blocks_out and of in there:
             went[name] = cut_depth(folder / of, folder / "base", row.blocks_out, start, folder / name)
             _ready(folder / name, given)
-    return {name: row for name, row in due.items() if name in there | went.keys()}, went
+    return [
+        Made(row.name, row.of, folder / name, {"blocks_out": went[name]} if name in went else {})
+        for name, row in due.items()
+        if name in there | went.keys()
+    ]
 
 
 def _derive(row: Wanted, *, start: Start, given: argparse.Namespace, folder: Path) -> bool:
@@ -292,6 +381,43 @@ def cut_depth(derived: Path, base: Path, count: int, start: Start, folder: Path)
     return sorted(out)
 
 
+# -- forms that edgevit does not derive --------------------------------------------------------------------------------
+
+
+def make_compressed(base: Path, given: argparse.Namespace) -> list[Made]:
+    """The base with weights of zero, and in INT8."""
+    model = edgevit.load(base)
+    zero_least(model.network, given.share)
+    zeroed = Made("zeroed", (given.share,), base.with_name("zeroed"))
+    save(model, zeroed.path)
+    _ready(zeroed.path, given)
+    int8 = Made("int8", (), base.with_name("int8.onnx"), alone=bool(given.board or given.provider not in (None, "cpu")))
+    write_int8(ModelFolder(base).export.onnx("fp32"), int8.path)
+    return [zeroed, int8]
+
+
+def make_heads(base: Path, given: argparse.Namespace) -> list[Made]:
+    """The base with its heads one by one, and with heads of unequal widths one by one."""
+    spec = edgevit.load(base).spec
+    channels, height, width = spec.preprocessing["input_size"]
+    prepared = {name: spec.preprocessing[name] for name in ("mean", "std", "crop_pct", "interpolation")}
+    found = []
+    for method, widths in (("separate", even(spec.blocks)), ("uneven", drawn(spec.blocks, given.seed))):
+        made = Made(method, (), base.with_name(method))
+        file = made.path.with_suffix(".onnx")
+        network = one_by_one(edgevit.load(base).network, widths)
+        write_onnx(network, file, input_size=(channels, height, width), batch="dynamic", opset=OPSET, metadata={})
+        _ready(file, given, out=made.path, preprocessing=prepared)
+        draw = {"seed": given.seed, "widths": [str(one) for one in widths]} if method == "uneven" else {}
+        found.append(replace(made, told={**_told_of_heads(made), **draw}))
+    return found
+
+
+def _told_of_heads(made: Made) -> dict[str, Any]:
+    fusion = ModelFolder(made.path).export.record().fusion
+    return {**attention_counts(made.file), "fused": fusion and fusion.fused}
+
+
 def _where(run: Run, board: str | None) -> str:
     """Which machine, and what of it computed: sessions of one place take one another's place."""
     on_cpu = (run.provider or "").startswith("CPU")
@@ -299,28 +425,52 @@ def _where(run: Run, board: str | None) -> str:
     return ", ".join(filter(None, [f"{board or 'this machine'}: {run.runner}", run.provider, run.precision, chip]))
 
 
-def _ready(model: Path, given: argparse.Namespace) -> None:
+def _ready(model: Path, given: argparse.Namespace, **options: Any) -> None:
     if given.board is None:
-        edgevit.export(model, fp16=given.precision == "fp16", accuracy=False)
+        # TensorRT-RTX counts in the fp16 file which attentions it fuses.
+        edgevit.export(model, fp16=given.precision == "fp16" or given.part == "heads", accuracy=False, **options)
         return
-    edgevit.export(model, trt=True, board=given.board, engine=EngineOptions(batches=(1, *given.batch, *given.batch)))
+    built = EngineOptions(batches=(1, *given.batch, *given.batch))
+    edgevit.export(model, trt=True, board=given.board, engine=built, **options)
 
 
 TITLES = {
     "methods": "Latency of what each method leaves",
     "ratios": "Latency by HEART's ratios of tokens and heads",
     "depth": "Latency with blocks taken out behind Vulcan (its Table 18)",
+    "compressed": "Latency of weights of zero, and of INT8 (Vulcan's Table 5)",
+    "heads": "Latency of heads of unequal widths (Vulcan's Table 7)",
 }
 SOURCES = {
-    "methods": "Vulcan, Table 10, Orin NX",
-    "ratios": "HEART-ViT, AGX Orin, before fine-tuning",
-    "depth": "Vulcan, Table 18, fp32",
+    "methods": "Vulcan, Table 10, Orin NX, of a DeiT-Base",
+    "ratios": "HEART-ViT, AGX Orin, before fine-tuning, of a DeiT-Base",
+    "depth": "Vulcan, Table 18, fp32, of a DeiT-Base",
+    "compressed": "Vulcan, Table 5, of the same model",
+    "heads": "Vulcan, Table 7, of the same model",
 }
 DEPTH = (
-    f" The blocks that are out are those that the accuracy on {JUDGED} images misses least, one after the other; with "
+    f"The blocks that are out are those that the accuracy on {JUDGED} images misses least, one after the other; with "
     "random weights and images of noise that choice is arbitrary. The paper's last row is its third in fp16: "
     "{orin:.3f} and {rtx:.3f} of its base in fp32; a table in fp16 here is of a base in fp16."
 ).format(orin=11.35 / 45.45, rtx=28.34 / 274.27)
+COMPRESSED = (
+    "`zeroed`: that share of the weights of every linear layer and of the patches' layer, those of least magnitude, is "
+    "zero in place; layer by layer, as Han et al. have it, whom the paper cites without saying its share. `int8`: ONNX "
+    "Runtime's dynamic quantisation of the fp32 file, whose weights of products are INT8; it computes on a processor "
+    "and is no INT8 engine of TensorRT, which nothing here measures. The paper says that Orin does not support INT8 "
+    "and measures INT8 on its processor; NVIDIA says otherwise, and publishes INT8 TOPS of Orin's GPU (60 of an Orin "
+    "NX 16 GB, sparse). Accuracy is not in this table, as weights are random."
+)
+HEADS = (
+    "`base`: edgevit's attention, one product over all heads, which are of one width. `separate`: the same heads, of "
+    "slices of their own, one after the other. `uneven`: so, too, with widths that are drawn for each block, QK and VO "
+    "apart, every way to share the total out as likely as another; the record has them. The projections before and "
+    "behind the heads stay one product each, so MACs and parameters are those of the base. The paper's two rows are "
+    "`base` and `uneven`. Nodes are those of the exported file in one attention, products the `MatMul` among them. "
+    "What TensorRT-RTX fuses in the fp16 file is a block's attention in `base` and one head's in the others; it is "
+    "another compiler than a board's TensorRT."
+)
+TOLD = {"depth": DEPTH, "compressed": COMPRESSED, "heads": HEADS}
 
 
 def section(data: dict[str, Any] | None) -> str:
@@ -334,16 +484,15 @@ def section(data: dict[str, Any] | None) -> str:
             continue
         head = (
             "Random weights; in turns. Latency as a share of the base's with its 95 % interval, where there were "
-            f"rounds enough for one; memory is the process's peak of RAM. Published: {SOURCES[part]}, of a DeiT-Base, "
+            f"rounds enough for one; memory is the process's peak of RAM. Published: {SOURCES[part]}, "
             "whatever runtime and precision it was, as shares of its dense model. images/s is a mean over "
-            "each run, latency a median: where they disagree, single inferences were slow."
-            + (DEPTH if part == "depth" else "")
+            f"each run, latency a median: where they disagree, single inferences were slow. {TOLD.get(part, '')}"
         )
         found.append(f"## {title}\n\n{chr(10).join(textwrap.wrap(head, 118))}\n")
         for (model, where, batch), rows in sorted(sessions.items()):
             load = max(row["load_average"] for row in rows)
-            more = [name for name in MORE if any(row.get(name) is not None for row in rows)]  # older rows have none
-            told = [MORE[name][0] for name in more]
+            more = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]  # older rows have none
+            told = [COLUMNS[name] for name in more]
             titles = ["", "MACs", "latency", "interval", "images/s", "memory, MiB", *told, "file", *PUBLISHED[part]]
             lines = [_line(row, rows[0], more, PUBLISHED[part].values()) for row in rows]
             found += [
@@ -358,10 +507,12 @@ def _line(
     row: dict[str, Any], base: dict[str, Any], more: Sequence[str], published: Iterable[dict[Any, float]]
 ) -> list[str]:
     ends = row["interval"] or [None, None]
-    found = [of.get((row["method"], *row["of"])) for of in published]
+    key = (row["method"], *row["of"])
+    found = [of.get(key, of.get((row["model"], *key))) for of in published]
     out = row.get("blocks_out", [])
     of = "/".join(f"{value:g}" for value in (row["of"][:1] if out else row["of"]))
     gone = f", without blocks {', '.join(map(str, out))}" if out else ""
+    gone += f", on {row['elsewhere']}" if "elsewhere" in row else ""
     return [
         f"{row['method']} {of}".strip() + gone,
         f"{row['macs'] / base['macs']:.3f}",
@@ -381,6 +532,8 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="*", default=list(RATES))
     at_hand = [name for name in METHODS if name != OPTIONAL or find_spec(OPTIONAL)]
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=at_hand)
+    parser.add_argument("--share", type=float, default=SHARE, help="of the weights that are zero, of `compressed`")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw of widths, of `heads`")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--board")
     where.add_argument("--provider", choices=PROVIDERS, help="what ONNX Runtime computes on, on this machine")
@@ -397,10 +550,11 @@ def main() -> None:
         parser.error("an engine is tuned for one batch size; with --board give one --batch")
     elif given.precision is not None:
         parser.error("--precision is of ONNX files; engines are fp16, or what the board's gate asks for")
+    if not 0 < given.share < 1:
+        parser.error(f"--share is {given.share}: it must be between 0 and 1; try {SHARE}")
     results: dict[str, Any] = json.loads(given.out.read_text()) if given.out.is_file() else {"schema": 1, "rows": []}
-    rows = list(wanted(given.part, given.rates, given.methods))
     with tempfile.TemporaryDirectory() as scratch:
-        new = list(measured(start_from(given.model, Path(scratch)), rows, given, Path(scratch)))
+        new = list(measured(start_from(given.model, Path(scratch)), given, Path(scratch)))
     # One session is one comparison: what was measured of this model there before is replaced.
     same = {(row["part"], row["model"], row["where"], row["batch"]) for row in new}
     kept = [r for r in results["rows"] if (r["part"], r["model"], r["where"], r["batch"]) not in same]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import timm
 import torch
 from efficiency import METHODS, PUBLISHED, RATES, Start, section, wanted
 from forks import server
+from places import STANDINS
 from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
 
 import edgevit
+import edgevit.export.onnx as onnx_export
 from edgevit.data.task import open_task
 from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.policy import check_policy_reaches, make_policy
@@ -127,6 +130,83 @@ def test_a_block_that_does_nothing_goes_first(tmp_path: Path) -> None:
             yield images, answers.argmax(1)
 
     assert efficiency.least_missed(model, model.spec, Answered(), task.class_names, 1) == [2]  # type: ignore[arg-type]
+
+
+def run_part(part: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[str, Any]:
+    """Measure a part quickly on a base of one block, and return the record."""
+    args, checkpoint = {**ARGS, "depth": 1}, write_checkpoint(folder, depth=1)
+    start = Start(NAME, args, checkpoint, Path("digits"), {}, {"preprocessing": PREPROCESSING})
+    monkeypatch.setattr(efficiency, "start_from", lambda *_: start)
+    quick = edgevit.Conditions(samples=5, duration_s=0, warmup=1, warmup_seconds=0, idle_s=0)
+    monkeypatch.setattr(edgevit, "Conditions", lambda **given: replace(quick, threads=given["threads"]))
+    out = folder / "efficiency.json"
+    asked = ["efficiency.py", part, "--model", "demo", "--rounds", "1", "--out", str(out), *options]
+    monkeypatch.setattr(sys, "argv", asked)
+    efficiency.main()
+    told: dict[str, Any] = json.loads(out.read_text())
+    return told
+
+
+def test_weights_of_zero_and_int8_are_measured_beside_their_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = run_part("compressed", tmp_path, monkeypatch, "--share", "0.25")
+    base, zeroed, int8 = told["rows"]
+    assert [(row["method"], row["of"]) for row in told["rows"]] == [("base", []), ("zeroed", [0.25]), ("int8", [])]
+    assert zeroed["macs"] == base["macs"] == int8["macs"] and base["params"] == zeroed["params"]
+    assert zeroed["file_bytes"] == base["file_bytes"] > int8["file_bytes"]
+    assert zeroed["interval"] and int8["interval"] and "elsewhere" not in int8, "one session"
+    text = section(told).replace("\n", " ")
+    assert "| zeroed 0.25 | 1.000 |" in text and "| int8 | 1.000 |" in text and "NVIDIA says otherwise" in text
+
+
+def test_engines_of_a_board_are_measured_beside_int8_on_its_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sshd: Callable[..., Any]
+) -> None:
+    orin = sshd(PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
+    for name in ("export", "bench_in_turns"):
+        monkeypatch.setattr(edgevit, name, partial(getattr(edgevit, name), ssh_config=orin.config))
+    told = run_part("compressed", tmp_path, monkeypatch, "--board", orin.host)
+    base, zeroed, int8 = told["rows"]
+    assert {row["where"] for row in told["rows"]} == {base["where"]} and base["where"].startswith("board: tensorrt")
+    assert zeroed["interval"] is not None and int8["interval"] is None
+    assert int8["ratio"] == pytest.approx(int8["p50_ms"] / base["p50_ms"])
+    assert int8["elsewhere"].startswith("board: onnxruntime, CPUExecutionProvider")
+    assert "| int8, on board: onnxruntime, CPUExecutionProvider" in section(told)
+
+
+def test_heads_of_unequal_widths_are_measured_beside_equal_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_export, "compiler_installed", lambda: False)  # TensorRT-RTX takes seconds
+    told = run_part("heads", tmp_path, monkeypatch, "--seed", "3")
+    base, separate, uneven = told["rows"]
+    assert [row["method"] for row in told["rows"]] == ["base", "separate", "uneven"]
+    assert separate["macs"] == uneven["macs"] == base["macs"] and uneven["file_bytes"] < 1.1 * base["file_bytes"]
+    assert [row["attention_products"] for row in told["rows"]] == [4, 6, 6]
+    assert uneven["attention_nodes"] == separate["attention_nodes"]
+    assert uneven["seed"] == 3 and len(uneven["widths"]) == 1 and uneven["widths"][0].startswith("qk ")
+    assert "| nodes of an attention | of these products |" in section(told)
+
+
+def test_published_tables_of_each_model_stand_beside_that_model() -> None:
+    of = PUBLISHED["compressed"]["Table 5, Orin NX"]
+    assert 1 / of["deit_base", "int8"] == pytest.approx(0.29 / 22.00, rel=0.01), "the throughput that it prints"
+    assert 1 / of["deit_tiny", "zeroed", 0.5] == pytest.approx(67.21 / 68.87, rel=0.01)
+    row: dict[str, Any] = {
+        "part": "heads", "model": "deit_small", "where": "orin: tensorrt", "batch": 1, "load_average": 0.1, "macs": 10,
+        "file_bytes": 4, "images_per_s": 30.0, "memory_mib": 900.0, "interval": None, "ratio": 1.0, "of": [],
+    }  # fmt: skip
+    text = section({"rows": [row | {"method": "base"}, row | {"method": "uneven"}]})
+    assert "| Table 7, Orin NX, batch 1 | Table 7, A40, batch 256 |" in text
+    assert text.splitlines()[-1].endswith(f" | {50.66 / 15.58:.3f} | {200.63 / 186.30:.3f} |")
+
+
+def test_a_share_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["efficiency.py", "compressed", "--share", "50"])
+    with pytest.raises(SystemExit):
+        efficiency.main()
+    assert "--share is 50.0: it must be between 0 and 1; try 0.5" in capsys.readouterr().err
 
 
 def test_models_are_measured_beside_their_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
