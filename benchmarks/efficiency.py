@@ -491,13 +491,15 @@ def section(data: dict[str, Any] | None) -> str:
         found.append(f"## {title}\n\n{chr(10).join(textwrap.wrap(head, 118))}\n")
         for (model, where, batch), rows in sorted(sessions.items()):
             load = max(row["load_average"] for row in rows)
+            by_processor = any(row["figure"] == "processor" for row in rows)
+            busy = "; shares are of processor time, as other programs were busy" if by_processor else ""
             more = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]  # older rows have none
             told = [COLUMNS[name] for name in more]
             titles = ["", "MACs", "latency", "interval", "images/s", "memory, MiB", *told, "file", *PUBLISHED[part]]
             lines = [_line(row, rows[0], more, PUBLISHED[part].values()) for row in rows]
             found += [
                 f"### {model}, batch {batch}, on {where}\n",
-                f"Load average up to {load:.1f}.\n",
+                f"Load average up to {load:.1f}{busy}.\n",
                 table(titles, lines),
             ]
     return "\n".join(found)

@@ -62,6 +62,7 @@ def test_what_a_board_tells_of_memory_and_energy_has_columns_of_its_own() -> Non
     known: dict[str, Any] = {
         "part": "methods", "model": "deit_base", "where": "orin: tensorrt", "batch": 1, "load_average": 0.1, "macs": 10,
         "file_bytes": 4, "images_per_s": 30.0, "memory_mib": 900.0, "interval": None, "ratio": 1.0,
+        "figure": None,
     }  # fmt: skip
     base = {**known, "method": "base", "of": [], "energy_mj": 220.4, "memory_engine_mib": 180.0}
     row = {**known, "method": "nuwa", "of": [0.4], "macs": 6, "energy_mj": 100.6, "memory_engine_mib": None}
@@ -196,8 +197,12 @@ def test_published_tables_of_each_model_stand_beside_that_model() -> None:
     row: dict[str, Any] = {
         "part": "heads", "model": "deit_small", "where": "orin: tensorrt", "batch": 1, "load_average": 0.1, "macs": 10,
         "file_bytes": 4, "images_per_s": 30.0, "memory_mib": 900.0, "interval": None, "ratio": 1.0, "of": [],
+        "figure": None,
     }  # fmt: skip
     text = section({"rows": [row | {"method": "base"}, row | {"method": "uneven"}]})
+    assert "Load average up to 0.1.\n" in text
+    busy = section({"rows": [row | {"method": "base"}, row | {"method": "uneven", "figure": "processor"}]})
+    assert "up to 0.1; shares are of processor time, as other programs were busy.\n" in busy
     assert "| Table 7, Orin NX, batch 1 | Table 7, A40, batch 256 |" in text
     assert text.splitlines()[-1].endswith(f" | {50.66 / 15.58:.3f} | {200.63 / 186.30:.3f} |")
 
