@@ -1,5 +1,5 @@
-"""The ablations of the papers: what Vulcan and NuWa lose without each of their steps, and what rho, learning rate and
-batch size decide.
+"""The ablations of the papers: what Vulcan and NuWa lose without each of their steps, what rho, learning rate and batch
+size decide, and what low-rank updates save and cost.
 
     python benchmarks/ablations.py                      # on photographs, what is not in results/ablations.json yet
     python benchmarks/ablations.py --only vulcan --seeds 1
@@ -7,10 +7,11 @@ batch size decide.
     python benchmarks/ablations.py --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs.txt
 
 Vulcan's Table 3 (without the collapse of neurons, without the rank of attention, with random anchors), its Figure 9
-(rho, with either rule for the multipliers) and its Figure 22 (learning rate; batch size at equal steps, with the peak
-memory of the training), and NuWa's (without purification, with random neurons, without least squares), at the papers'
-rate and at a higher one. Each is as its paper has it, but for the length: 200 steps, where Vulcan's rule asks for some
-thousands (published.py).
+(rho, with either rule for the multipliers), its Figure 22 (learning rate; batch size at equal steps, with the peak
+memory of the training) and its Table 17 (LoRA, at ranks that are a share of the base's width as the paper's 256 is of
+768; every learning rate is a row, and tables have the one that is best on the validation part), and NuWa's (without
+purification, with random neurons, without least squares), at the papers' rate and at a higher one. Each is as its paper
+has it, but for the length: 200 steps, where Vulcan's rule asks for some thousands (published.py).
 Accuracy is on `val/`, which no derivation sees.
 """
 
@@ -47,8 +48,19 @@ NUWA_PARTS: dict[str, Options] = {
 }
 RHOS, MULTIPLIERS = (0.1, 1.0, 10.0), ("adam", "ascent")
 LRS, BATCHES = (1e-4, LR, 5e-4, 1e-3), (6, 12, 24, 48)
-PARTS = ("vulcan", "nuwa", "rho", "learning rate", "batch size")
+# The divisor of the base's width that is the rank; 0: whole weights. The paper's 256 is a third of DeiT-Base's 768.
+LORA = {
+    "whole weights": 0,
+    "LoRA, rank a third of the width": 3,
+    "LoRA, rank a sixth": 6,
+    "LoRA, rank a twelfth": 12,
+}
+LORA_LRS = (1e-4, 3e-4, 1e-3, 3e-3)  # whole weights take the first three, updates the last three
+WIDTH = 128  # of the first base
+PARTS = ("vulcan", "nuwa", "rho", "learning rate", "batch size", "lora")
 PEAK = "training_memory_peak_mib"  # of a row
+ROUTE = "constraint_by_step"  # of a row: step, loss_collapse, loss_rank at each evaluation
+LORA_TOLD = "What the two constraints leave, at the evaluations of the training, at the same learning rates:"
 MEMORY = (
     "Memory is the peak of the training's steps, at any rate: of the whole process, Python, torch and the images "
     "included, or of a GPU what torch took there. Empty: of a row that was made before it was recorded."
@@ -59,6 +71,7 @@ TITLES = {
     "rho": "Vulcan's rho (its Figure 9)",
     "learning rate": "Vulcan's learning rate (its Figure 22)",
     "batch size": f"Vulcan's batch size, {STEPS} steps of each (its Figure 22)",
+    "lora": "Vulcan with LoRA (its Table 17)",
 }
 BASES = ("fashion", "fine", "rendered", "demo")  # photographs first
 RENDERED = "Rendered images are no ImageNet, and "
@@ -73,13 +86,12 @@ INTRODUCTION = (
     "On {base}{top1} (`ablations.py`), shape `paper`, Vulcan as its paper has it (anchors of each batch, multipliers "
     "by gradient ascent but where a row says otherwise) for {steps} steps of {batch} images, NuWa as its paper has it "
     "(10,000 steps of one image for the masks). Mean and range over the seeds that were run, and points to the first "
-    "row of each table. {but}{steps} steps are a small part of what Vulcan's own rule gives. Vulcan's Table 17, with "
-    "LoRA, has no ablation here: edgevit has no LoRA to turn off (docs/decisions/051-no-lora.md)."
+    "row of each table. {but}{steps} steps are a small part of what Vulcan's own rule gives."
 )
 
 
-def _variants(part: str) -> Iterator[tuple[str, Case]]:
-    """Each variant by name, but for task, rate and seed."""
+def _variants(part: str, width: int = WIDTH) -> Iterator[tuple[str, Case]]:
+    """Each variant by name, but for task, rate and seed; `width`: of the base's embedding."""
     trained = Case("ablations", 0, 0, 0, "", "vulcan", dict(VULCAN), "paper", STEPS, schedule="constant")
     if part == "vulcan":
         for name, options in VULCAN_PARTS.items():
@@ -95,18 +107,28 @@ def _variants(part: str) -> Iterator[tuple[str, Case]]:
     elif part == "learning rate":
         for lr in LRS:
             yield f"learning rate {lr:g}", replace(trained, lr=lr)
-    else:
+    elif part == "batch size":
         for size in BATCHES:
             yield f"{size} images", replace(trained, batch_size=size)
+    else:
+        for name, divisor in LORA.items():
+            rank = round(width / divisor) if divisor else 0
+            for lr in LORA_LRS[1:] if divisor else LORA_LRS[:-1]:
+                yield name, replace(trained, options={**VULCAN, "lora_rank": rank}, lr=lr)
 
 
-def cases(sizes: Sequence[int] = TASK_SIZES) -> Iterator[tuple[str, Case]]:
-    """Every derivation with its part, in the order in which a reader would miss it; `sizes`: of the sub-tasks."""
+def cases(sizes: Sequence[int] = TASK_SIZES, width: int = WIDTH) -> Iterator[tuple[str, Case]]:
+    """Every derivation with its part, in the order in which a reader would miss it.
+
+    Args:
+        sizes: of the sub-tasks.
+        width: of the base's embedding.
+    """
     for seed in SEEDS:
         for part in PARTS:
             for rate in NUWA_RATES if part == "nuwa" else RATES:
                 for task in sizes:
-                    for name, case in _variants(part):
+                    for name, case in _variants(part, width):
                         if case.options.get("cut_ffn", True) or rate == NUWA_RATES[-1]:
                             yield part, replace(case, task=task, rate=rate, seed=seed, variant=name)
 
@@ -131,6 +153,48 @@ def _part_table(rows: list[Row], part: str) -> str:
     return table(["", *titles, *(["memory, MiB"] if memory else [])], lines)
 
 
+def _best(rows: list[Row]) -> list[Row]:
+    """Of each variant, task, rate and seed the row whose learning rate is best on the validation part."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("variant", "task", "rate", "seed"))
+        if key not in found or row["validation"]["pruned"] > found[key]["validation"]["pruned"]:
+            found[key] = row
+    return list(found.values())
+
+
+def _lora_tables(rows: list[Row]) -> str:
+    """Accuracy, memory, and the constraints at the evaluations: at each variant's best learning rate."""
+    best = _best(rows)
+    lines, losses = [], []
+    for name in LORA:
+        for rate in RATES:
+            for row in picked(best, variant=name, rate=rate):
+                (first, *_) = [
+                    *picked(best, variant="whole weights", rate=rate, task=row["task"], seed=row["seed"]),
+                    {},
+                ]
+                apart = [row["accuracy"]["derived"] - first["accuracy"]["derived"]] if first else []
+                rank = row["options"]["lora_rank"]
+                named = f"{row['task']} classes, {name}" + (f" ({rank})" if rank else "")
+                lines.append([
+                    named, f"{rate:g}", f"{row['lr']:g}", percent([row["validation"]["pruned"]]),
+                    percent([row["accuracy"]["derived"]]), points(apart) if rank else "",
+                    plain([row[PEAK]] if PEAK in row else []), f"{row['seconds']['training']:.0f}",
+                ])  # fmt: skip
+                if told := row.get(ROUTE):
+                    losses += [
+                        [f"{named}, rate {rate:g}", of, *(f"{point[place]:.3g}" for point in told)]
+                        for place, of in ((1, "collapse"), (2, "rank"))
+                    ]
+    head = ["", "rate", "learning rate", "validation", "top-1", "points", "memory, MiB", "training, s"]
+    steps = next(([f"step {point[0]}" for point in row[ROUTE]] for row in best if row.get(ROUTE)), [])
+    told = table(head, lines)
+    if losses:
+        told += f"\n{LORA_TOLD}\n\n" + table(["", "loss", *steps], losses)
+    return told
+
+
 def section(data: dict[str, Any] | None) -> str:
     """The part of RESULTS.md."""
     if data is None or not data["rows"]:
@@ -149,7 +213,10 @@ def section(data: dict[str, Any] | None) -> str:
     for part in PARTS:
         of = [row for row in rows if _is_of(row, part)]
         if of:
-            parts.append(f"### {TITLES[part]}\n\n{_part_table(of, part)}")
+            shown = _lora_tables(of) if part == "lora" else _part_table(of, part)
+            parts.append(f"### {TITLES[part]}\n\n{shown}")
+            if part == "lora":
+                continue
             parts[-1] += alike.told(of, [name for name, _ in _variants(part)])
     return "\n".join(parts)
 
@@ -172,9 +239,10 @@ def main() -> None:
     progress, results = Console().progress, results_file(given, "ablations", BASES[:1])
     with refusals():
         chosen = chosen_from(given, progress)
+        width = chosen.source.base.spec.timm_args["embed_dim"]
     wanted = [
         shortened(case, given.steps) if given.steps else case
-        for part, case in cases(chosen.sizes)
+        for part, case in cases(chosen.sizes, width)
         if given.only in (None, part) and case.rate in given.rates and case.seed in SEEDS[: given.seeds]
     ]
     complete(chosen.of(wanted), {chosen.name: chosen.place}, results, given.jobs, progress)

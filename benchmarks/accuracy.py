@@ -431,6 +431,9 @@ def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
     row = _row(case, derivation, history[-1].more if history else {})
     row |= {"base_sha256": place.base_sha256, "base_top1": place.base_top1, **told_device(place.device)}
     row |= told_teacher(row)
+    if "lora_rank" in case.options:  # the part of ablations.py that asks what it does to the constraints
+        judged = [line for line in history if "accuracy_trained" in line.more and "loss_collapse" in line.more]
+        row["constraint_by_step"] = [[j.step, j.more["loss_collapse"], j.more["loss_rank"]] for j in judged]
     if watched.peak_mib is not None:
         row["training_memory_peak_mib"] = round(watched.peak_mib, 1)
     if "supernet" in start:

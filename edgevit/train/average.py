@@ -17,14 +17,17 @@ class Average:
 
     def __init__(self, network: nn.Module, decay: float) -> None:
         self.network, self.decay, self.steps = network, decay, 0
-        self.weights = {name: p.detach().clone() for name, p in network.named_parameters()}
+        self.weights = {name: p.detach().clone() for name, p in self._trained()}
+
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, p) for name, p in self.network.named_parameters() if p.requires_grad)
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights after a step."""
         self.steps += 1
         decay = min(self.decay, self.steps / (self.steps + 9))
-        for name, p in self.network.named_parameters():
+        for name, p in self._trained():
             self.weights[name].lerp_(p, 1 - decay)
 
     @contextmanager
@@ -38,7 +41,7 @@ class Average:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for name, p in self.network.named_parameters():
+        for name, p in self._trained():
             own = p.clone()
             p.copy_(self.weights[name])
             self.weights[name].copy_(own)
@@ -46,7 +49,7 @@ class Average:
     @torch.no_grad()
     def take(self) -> None:
         """Give the network the average for good."""
-        for name, p in self.network.named_parameters():
+        for name, p in self._trained():
             p.copy_(self.weights[name])
 
     def state(self) -> dict[str, Tensor]:

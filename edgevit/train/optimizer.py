@@ -21,7 +21,7 @@ def make_optimizer(network: nn.Module, training: Training) -> torch.optim.AdamW:
     so on to what lies before the first (BEiT, Bao et al., 2022).
     """
     layers = (module for module in network.modules() if isinstance(module, nn.Linear | nn.Conv2d))
-    matrices = {id(layer.weight) for layer in layers}
+    matrices = {id(p) for layer in layers for p in layer.parameters() if p.ndim > 1}  # updates of a weight among them
     parameters = [p for p in network.parameters() if p.requires_grad]
     if training.layer_decay == 1:
         return torch.optim.AdamW(_groups(parameters, matrices, training), lr=training.lr)

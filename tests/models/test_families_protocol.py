@@ -143,6 +143,9 @@ def test_a_block_is_the_sum_of_its_branches(network: nn.Module) -> None:
 def test_sites_parts_and_modules_are_there_or_gone_alike(network: nn.Module, form: str) -> None:
     family = family_of(network)
     parts = family.read(network)
+    for i, block in enumerate(parts):
+        alone = family.read_block(network, i)
+        assert alone.dims == block.dims and (alone.ffn is None or torch.equal(alone.ffn.w1, block.ffn.w1))  # type: ignore[union-attr]
     expected = ["attention", "ffn"] * 2 if form == "whole" else ["attention", "ffn"]
     sites = family.sites(network)
     assert [site.kind for site in sites] == expected and all(all(site.frozen.values()) for site in sites)

@@ -14,7 +14,7 @@ from edgevit.train.average import Average
 
 
 def test_the_average_is_what_its_formula_says() -> None:
-    network = torch.nn.Linear(1, 1, bias=False).requires_grad_(False)
+    network = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(network.weight, 1.0)
     average, expected = Average(network, 0.5), 1.0
     for step, value in enumerate((2.0, 4.0, -1.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0), start=1):
@@ -23,12 +23,12 @@ def test_the_average_is_what_its_formula_says() -> None:
         decay = min(0.5, step / (step + 9))
         expected = decay * expected + (1 - decay) * value
     with average.in_place():
-        assert float(network.weight) == pytest.approx(expected)
-    assert float(network.weight) == 3.0
+        assert network.weight.item() == pytest.approx(expected)
+    assert network.weight.item() == 3.0
     again = Average(network, 0.5)
     again.load_state(average.state())
     again.take()
-    assert float(network.weight) == pytest.approx(expected) and again.steps == 11
+    assert network.weight.item() == pytest.approx(expected) and again.steps == 11
 
 
 def test_the_average_is_what_a_training_leaves_also_where_it_is_interrupted(

@@ -85,6 +85,9 @@ class Family(Protocol):
     def read(self, model: nn.Module, /) -> list[Block]:
         """The weights of every block, as views of the live parameters: a regulariser trains through them."""
 
+    def read_block(self, model: nn.Module, index: int, /) -> Block:
+        """The same of one block: no weight of another is looked at, which may have to be worked out first."""
+
     def geometry(self, model: nn.Module, /) -> Geometry:
         """What its cost depends on beside the sizes of its blocks."""
 

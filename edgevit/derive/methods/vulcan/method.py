@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from edgevit.derive import embedding
 from edgevit.derive.algebra.attention import query_matrix
@@ -35,6 +36,7 @@ from edgevit.derive.methods.vulcan.collapse import (
     to_device,
     weight_collapse,
 )
+from edgevit.derive.methods.vulcan.lora import low_rank_updates, smallest_side
 from edgevit.derive.methods.vulcan.rank import tail_sums
 from edgevit.derive.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan, load_plan, save_plan
 from edgevit.derive.problem import Derived, Problem, distillation_for, train_for
@@ -83,6 +85,9 @@ class Config(TeacherOptions):
     # The embedding's width, which it is given by a change of basis before anything collapses; 0: it stays as it is. By
     # a cost table it may be as narrow as that lists.
     embed_width: int = 0
+    # The rank of the updates that are trained in place of whole weights, to save memory (LoRA; the paper has 256, for a
+    # width of 768, and a learning rate of 1e-3); 0: weights are trained whole.
+    lora_rank: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,6 +98,8 @@ class Config(TeacherOptions):
             raise OptionError(f"vulcan.ema_decay={self.ema_decay:g} is not in [0, 1); the default is 0.99")
         if not 0 <= self.rho < inf:
             raise OptionError(f"vulcan.rho={self.rho:g} is not a number of at least 0; the default is 1")
+        if self.lora_rank < 0:
+            raise OptionError(f"vulcan.lora_rank={self.lora_rank} is negative; 0 trains whole weights")
 
 
 PUBLISHED_BATCH, PUBLISHED_IMAGES = 256, 32_500  # the rule was made at this batch size, for 25 ImageNet classes
@@ -115,6 +122,14 @@ def check_training(config: Config, training: Training) -> None:
 
 def check_options(asked: Asked, config: Config) -> None:
     check_embed_width("vulcan", config.embed_width, asked, config.calibration_images)
+    side = smallest_side(asked.network)
+    if config.embed_width:
+        side = min(side, config.embed_width)
+    if config.lora_rank >= side:
+        raise OptionError(
+            f"vulcan.lora_rank={config.lora_rank} is no low rank: the smallest side of a layer that it updates is "
+            f"{side}; try {max(side // 3, 1)}, the paper's share of the width"
+        )
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
@@ -261,13 +276,37 @@ class Redundancy:
 
     # -- penalty ---------------------------------------------------------------------------------------------------
 
-    def _collapse(self, blocks: Sequence[Block]) -> Tensor:
+    def _violation(self) -> tuple[Tensor, Tensor]:
+        """What both constraints leave, of collapse and of rank: [2] each, sums of absolutes and of squares."""
+        count, live = len(self.plan.blocks), self.live
+        if self.config.lora_rank == 0:
+            return self._violation_of(self.family.read(self.network), range(count), live)
+        # Updated weights are worked out to be read: of one block at a time, and again for the backward pass, as those
+        # of all blocks would take what low-rank updates save.
+        total = torch.zeros(2, 2, device=self.compute.device)
+        for i in range(count):
+
+            def of_block(i: int = i) -> Tensor:
+                return torch.stack(self._violation_of([self.family.read_block(self.network, i)], [i], live))
+
+            total = total + checkpoint(of_block, use_reentrant=False, preserve_rng_state=False)
+        collapse, tails = total
+        return collapse, tails
+
+    def _violation_of(
+        self, blocks: Sequence[Block], numbers: Sequence[int], live: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        zero = torch.zeros(2, device=self.compute.device)
+        collapse = self._collapse(blocks, numbers, live) if self.config.collapse != "none" else zero
+        return collapse, self._tails(blocks, numbers) if self.config.rank else zero
+
+    def _collapse(self, blocks: Sequence[Block], numbers: Sequence[int], live: Sequence[Tensor]) -> Tensor:
         total = torch.zeros(2, device=self.compute.device)
-        for i, (part, clusters) in enumerate(zip(ffns(blocks), self.clusters, strict=True)):
+        for i, part in zip(numbers, ffns(blocks), strict=True):
             if self.config.collapse == "weight":
-                pair = weight_collapse(part, clusters)
+                pair = weight_collapse(part, self.clusters[i])
             else:
-                pair = activation_collapse(self._of_all(self.live[i]), clusters)
+                pair = activation_collapse(self._of_all(live[i]), self.clusters[i])
             total = total + torch.stack(pair) / self.divisors[i]
         return total
 
@@ -275,20 +314,17 @@ class Redundancy:
         """The mean over the processes; its gradient is this one's share, as training averages theirs."""
         return own + (self.compute.mean(own.detach()) - own.detach())
 
-    def _tails(self, blocks: Sequence[Block]) -> Tensor:
-        kept, parts = self.plan.dims, attentions(blocks)
+    def _tails(self, blocks: Sequence[Block], numbers: Sequence[int]) -> Tensor:
+        parts, kept = attentions(blocks), [self.plan.dims[i] for i in numbers]
         matrices = [query_matrix(a) for a in parts] + [a.wv for a in parts]
         sums = torch.stack(tail_sums(matrices, [d.qk for d in kept] + [d.vo for d in kept]))
-        return sums / sum(d.heads for d in kept) if self.config.reduction == "released" else sums
+        return sums / sum(d.heads for d in self.plan.dims) if self.config.reduction == "released" else sums
 
     def penalty(self) -> tuple[Tensor, dict[str, float]]:
         if self._moves_anchors:
             self._move_anchors()
         self.seen, self.micro_batches = [], 0
-        blocks = self.family.read(self.network)
-        zero = torch.zeros(2, device=self.compute.device)
-        collapse = self._collapse(blocks) if self.config.collapse != "none" else zero
-        tails = self._tails(blocks) if self.config.rank else zero
+        collapse, tails = self._violation()
         self.live = []
         violation = collapse + tails
         self.violation = violation.detach().double().cpu()
@@ -341,7 +377,8 @@ def derive(problem: Problem, config: Config) -> Derived:
     network, training = _with(problem.network, embed).to(problem.compute.device), problem.training
     plan.check(family_of(network).read(network))
     redundancy = Redundancy(network, plan, config, problem.compute)
-    done = train_for(problem, network, constraint=redundancy, distillation=distillation)
+    with low_rank_updates(network, config.lora_rank, training.seed):
+        done = train_for(problem, network, constraint=redundancy, distillation=distillation)
     with problem.stopwatch.stage("surgery"):
         slim = redundancy.pruned()
     return Derived(

@@ -131,10 +131,11 @@ def check(model: Any) -> None:
 
 
 def read(model: Any) -> list[Block]:
-    return [_read_block(block) for block in model.blocks]
+    return [read_block(model, i) for i in range(len(model.blocks))]
 
 
-def _read_block(block: Any) -> Block:
+def read_block(model: Any, index: int) -> Block:
+    block = model.blocks[index]
     attn, mlp = attn_of(block), mlp_of(block)
     passed = (block.count, block.merge) if isinstance(block, TokenBlock) else (0, False)
     return Block(attn and read_attention(attn), mlp and read_ffn(mlp), *passed)
