@@ -144,7 +144,7 @@ def section(data: dict[str, Any] | None) -> str:
 def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
-    data = json.loads(FILE.read_text()) if FILE.is_file() else {"schema": 1, "rows": []}
+    data: dict[str, Any] = json.loads(FILE.read_text()) if FILE.is_file() else {"schema": 1, "rows": []}
     for rank in RANKS:
         if rank not in [row["rank"] for row in data["rows"]]:
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:

@@ -390,7 +390,8 @@ def main() -> None:
             *(published.section(record) for record in at_length),
         ],
         "The papers' tables": [
-            ablations.section(load("ablations")) + lora_memory.section(load("lora_memory")),
+            ablations.section(load("ablations")),
+            lora_memory.section(load("lora_memory")),
             *(ablations.section(load(f"ablations_{base}")) for base in bases[1:]),
             *(dropout.section(load(f"dropout{base}")) for base in ("_fashion", "_fine", "_demo", "")),
             *(heart_tables.section(load(f"heart{base}")) for base in ("_fashion", "_fine", "_rendered", "")),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from typing import Any
 
 import ablations
 import accuracy
-from places import ROOT
+import lora_memory
 
 from edgevit.derive.methods import load_method
 from edgevit.derive.options import make_config
@@ -47,7 +46,8 @@ def test_what_is_taken_away_is_one_thing_and_all_else_is_as_in_the_first_row() -
         for other in others:
             changed = {name for name in first if name not in ("variant", "options") and other[name] != first[name]}
             changed |= {name for name, value in other["options"].items() if first["options"].get(name) != value}
-            assert changed in ({"rho"}, {"multiplier_update"}, {"rho", "multiplier_update"}) or len(changed) == 1
+            both = ({"rho", "multiplier_update"}, {"lora_rank", "lr"})  # of which each is a row with each
+            assert changed in both or len(changed) == 1
 
 
 def test_the_table_has_points_to_the_first_row_of_the_same_task_and_seed() -> None:
@@ -109,5 +109,33 @@ def test_the_title_says_which_base() -> None:
         rows = {"1": {**row(CASES[0][1], 0.8), "data": base}}
         told = ablations.section({"rows": rows})
         assert told.startswith(f"## The papers' ablations, on {where}\n")
-        (decision,) = re.findall(r"docs/decisions/[\w-]+\.md", told)
-        assert "no LoRA to turn off" in told.replace("\n", " ") and (ROOT / decision).is_file()
+
+
+def test_lora_is_shown_at_the_learning_rate_that_is_best_on_validation_images() -> None:
+    route = [[0, 5.0, 0.5], [200, 2.0, 0.25]]
+    rows = []
+    for part, case in CASES:
+        if (part, case.task, case.rate, case.seed) == ("lora", 6, 0.6, 42):
+            validation = {"pruned": 0.9 if case.lr == 1e-3 else 0.5}
+            one = {**row(case, 0.8 if case.options["lora_rank"] else 0.85), "validation": validation}
+            rows.append({**one, "seconds": {"training": 60.0}, ablations.ROUTE: route, ablations.PEAK: 700.2})
+    assert {one["options"]["lora_rank"] for one in rows} == {0, 43, 21, 11}
+    told = ablations.section({"rows": dict(enumerate(rows))})
+    assert "| 6 classes, whole weights | 0.6 | 0.001 | 90.0 | 85.0 |  | 700 | 60 |" in told
+    assert "| 6 classes, LoRA, rank a third of the width (43) | 0.6 | 0.001 | 90.0 | 80.0 | -5.0 | 700 | 60 |" in told
+    assert "| 6 classes, LoRA, rank a twelfth (11), rate 0.6 | collapse | 5 | 2 |" in told and "| step 200 |" in told
+
+
+def test_a_rank_is_the_same_share_of_a_wider_base() -> None:
+    ranks = {case.options["lora_rank"] for part, case in ablations.cases(width=768) if part == "lora"}
+    assert ranks == {0, 256, 128, 64}
+
+
+def test_memory_of_lora_is_shown_as_what_training_adds() -> None:
+    assert lora_memory.section(None) == ""
+    weights = lora_memory.WEIGHTS * 4 / 2**20
+    rows = [{"rank": rank, "trained": 37_800_000 if rank else lora_memory.WEIGHTS, "peak_mib": peak, "before_mib": 1000}
+            for rank, peak in ((256, 2000 - weights), (0, 3000 - weights))]  # fmt: skip
+    told = lora_memory.section({"rows": rows})
+    assert f"| whole weights | 85.8 | {3000 - weights:.0f} | 2000 |  | 1.67 |" in told
+    assert f"| LoRA, rank 256 | 37.8 | {2000 - weights:.0f} | 1000 | 50 % | 1.10 |" in told

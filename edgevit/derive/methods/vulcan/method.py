@@ -276,38 +276,35 @@ class Redundancy:
 
     # -- penalty ---------------------------------------------------------------------------------------------------
 
-    def _violation(self) -> tuple[Tensor, Tensor]:
-        """What both constraints leave, of collapse and of rank: [2] each, sums of absolutes and of squares."""
-        count, live = len(self.plan.blocks), self.live
+    def _violation(self) -> Tensor:
+        """What collapse and rank leave to be done: [2, 2], of each the sum of absolutes and that of squares."""
+        numbers = range(len(self.plan.blocks))
         if self.config.lora_rank == 0:
-            return self._violation_of(self.family.read(self.network), range(count), live)
-        # Updated weights are worked out to be read: of one block at a time, and again for the backward pass, as those
-        # of all blocks would take what low-rank updates save.
-        total = torch.zeros(2, 2, device=self.compute.device)
-        for i in range(count):
+            found = self._of_weights(self.family.read(self.network), numbers)
+        else:
+            # Weights with updates are worked out to be read: of one block at a time, and again for the backward pass,
+            # as those of all blocks would take the memory that updates save.
+            found = torch.zeros(2, 2, device=self.compute.device)
+            for i in numbers:
+                found = found + checkpoint(self._of_block, i, use_reentrant=False, preserve_rng_state=False)
+        if self.config.collapse != "activation":
+            return found
+        pairs = [activation_collapse(self._of_all(e), c) for e, c in zip(self.live, self.clusters, strict=True)]
+        collapse = sum((torch.stack(p) / d for p, d in zip(pairs, self.divisors, strict=True)), found.new_zeros(2))
+        return torch.stack([collapse, found[1]])
 
-            def of_block(i: int = i) -> Tensor:
-                return torch.stack(self._violation_of([self.family.read_block(self.network, i)], [i], live))
+    def _of_block(self, number: int) -> Tensor:
+        return self._of_weights([self.family.read_block(self.network, number)], [number])
 
-            total = total + checkpoint(of_block, use_reentrant=False, preserve_rng_state=False)
-        collapse, tails = total
-        return collapse, tails
-
-    def _violation_of(
-        self, blocks: Sequence[Block], numbers: Sequence[int], live: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def _of_weights(self, blocks: Sequence[Block], numbers: Sequence[int]) -> Tensor:
         zero = torch.zeros(2, device=self.compute.device)
-        collapse = self._collapse(blocks, numbers, live) if self.config.collapse != "none" else zero
-        return collapse, self._tails(blocks, numbers) if self.config.rank else zero
+        collapse = self._collapse(blocks, numbers) if self.config.collapse == "weight" else zero
+        return torch.stack([collapse, self._tails(blocks, numbers) if self.config.rank else zero])
 
-    def _collapse(self, blocks: Sequence[Block], numbers: Sequence[int], live: Sequence[Tensor]) -> Tensor:
+    def _collapse(self, blocks: Sequence[Block], numbers: Sequence[int]) -> Tensor:
         total = torch.zeros(2, device=self.compute.device)
         for i, part in zip(numbers, ffns(blocks), strict=True):
-            if self.config.collapse == "weight":
-                pair = weight_collapse(part, self.clusters[i])
-            else:
-                pair = activation_collapse(self._of_all(live[i]), self.clusters[i])
-            total = total + torch.stack(pair) / self.divisors[i]
+            total = total + torch.stack(weight_collapse(part, self.clusters[i])) / self.divisors[i]
         return total
 
     def _of_all(self, own: Tensor) -> Tensor:
@@ -324,7 +321,7 @@ class Redundancy:
         if self._moves_anchors:
             self._move_anchors()
         self.seen, self.micro_batches = [], 0
-        collapse, tails = self._violation()
+        collapse, tails = self._violation()  # [2] each
         self.live = []
         violation = collapse + tails
         self.violation = violation.detach().double().cpu()
