@@ -60,8 +60,8 @@ def fitted(weights: Weights, model: FromPixels, name: str, *, resample: bool) ->
 
 # ... and all else is as it is inside.
 named, unpack, pack = vit.named, vit.unpack, vit.pack
-check, sites, read, geometry, input_size, classifiers = map(
-    _of_inner, (vit.check, vit.sites, vit.read, vit.geometry, vit.input_size, vit.classifiers)
+check, sites, read, read_block, geometry, input_size, classifiers = map(
+    _of_inner, (vit.check, vit.sites, vit.read, vit.read_block, vit.geometry, vit.input_size, vit.classifiers)
 )
 resize, keep_blocks, keep_classes, arguments = map(
     _of_inner, (vit.resize, vit.keep_blocks, vit.keep_classes, vit.arguments)

@@ -6,6 +6,7 @@ disagree, both are options; benchmarks/RESULTS.md has the measurement behind eac
 
 Differences from both: [W_Q b_Q] instead of W_Q in the rank term, because the query bias is factorised with it; rates
 above what a block can lose are handed to the other blocks; the widths follow a shape policy and land on the budget.
+Weights train whole, or by low-rank updates (`lora_rank`, Table 17): `lora.py` has what trains then.
 """
 
 from __future__ import annotations

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from small_base import assert_same_weights, derive, press_ctrl_c_in_step, write_checkpoint
+from teaching import kept_step, open_bench
 from torch import Tensor, nn
 
 from edgevit.derive.methods.vulcan.lora import linear_layers, low_rank_updates, smallest_side
@@ -80,6 +82,7 @@ def test_updates_biases_of_their_layers_and_the_classifier_train_and_nothing_els
     layers = linear_layers(network)
     with low_rank_updates(network, RANK, 42):
         optimizer, average = make_optimizer(network, Training()), Average(network, 0.9)
+        slower = make_optimizer(network, Training(layer_decay=0.5))
         trained = {name for name, p in network.named_parameters() if p.requires_grad}
         held = [p for group in optimizer.param_groups for p in group["params"]]
         decayed = sum(p.numel() for group in optimizer.param_groups if group["weight_decay"] for p in group["params"])
@@ -88,6 +91,7 @@ def test_updates_biases_of_their_layers_and_the_classifier_train_and_nothing_els
     low = sum(RANK * sum(layer.weight.shape) for layer in layers)
     biases, head = sum(layer.out_features for layer in layers), network.head
     assert sum(p.numel() for p in held) == low + biases + head.weight.numel() + head.bias.numel()
+    assert sum(p.numel() for group in slower.param_groups for p in group["params"]) == sum(p.numel() for p in held)
     assert decayed == low + head.weight.numel(), "matrices alone decay, to the weights that there were"
     assert with_gradient == trained == set(average.weights)
     assert {name.rpartition(".")[2] for name in trained} == {"up", "down", "bias", "weight"}
@@ -120,7 +124,7 @@ def test_constraints_draw_the_updates_as_they_draw_the_weights(small_vit: Any) -
             torch.testing.assert_close(own.bias.grad, layer.bias.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_it_is_gone_on_with_after_an_interruption(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_gone_on_with_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a teacher, an average, half precision and steps in parts, too."""
     checkpoint = write_checkpoint(tmp_path)
     options = {"calibration_images": 48, "lora_rank": RANK, "embed_width": 48, "teacher": "restricted"}
@@ -135,7 +139,17 @@ def test_it_is_gone_on_with_after_an_interruption(tmp_path: Any, monkeypatch: py
     assert not any("parametrizations" in name for name in whole.model.network.state_dict())
 
 
-def test_a_rank_that_is_none_or_not_low_is_refused(tmp_path: Any, small_vit: Any) -> None:
+def test_the_best_state_on_validation_images_is_what_is_merged(digits_checkpoint: Path) -> None:
+    bench = open_bench(digits_checkpoint)
+    network = bench.spoilt()
+    with low_rank_updates(network, RANK, 42):
+        history = bench.train(network, 6, keep="best", training={"lr": 0.03})
+    judged = {line["step"]: line["accuracy_trained"] for line in history.lines if "accuracy_trained" in line}
+    assert judged[kept_step(history)] == max(judged.values()) > judged[0]
+    assert bench.accuracy(network) == pytest.approx(max(judged.values()))
+
+
+def test_a_rank_that_is_none_or_not_low_is_refused(tmp_path: Path, small_vit: Any) -> None:
     with pytest.raises(OptionError, match=r"vulcan\.lora_rank=-1 is negative; 0 trains whole weights$"):
         Config(lora_rank=-1)
     assert smallest_side(small_vit()) == 64
