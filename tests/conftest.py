@@ -95,9 +95,12 @@ def small_vit() -> Callable[..., Any]:
     import timm
     import torch
 
+    from edgevit.models.families import family_like
+
     def make(name: str = "vit_tiny_patch16_224", **args: Any) -> torch.nn.Module:
         torch.manual_seed(0)
-        network = timm.create_model(name, **{**TINY, **args}).eval()
+        made = timm.create_model(name, **{**TINY, **args})
+        network = family_like(made).adopted(made).eval()
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.05)  # timm starts biases and more at 0 or 1

@@ -182,8 +182,9 @@ def _attention_faults(part: Attention, plan: AttentionPlan) -> Iterator[str]:
     if not heads or len(set(heads)) < len(heads) or min(heads) < 0 or max(heads) >= part.heads:
         yield f"heads {heads}, expected some of 0 to {part.heads - 1}, each once"
     for name, width, most in (("qk", plan.qk, part.qk), ("vo", plan.vo, part.vo)):
-        if not 1 <= width <= most:
-            yield f"{name} width {width}, expected 1 to {most}"
+        least = most if name == "qk" and part.rotary is not None else 1  # rotated queries and keys stay as they are
+        if not least <= width <= most:
+            yield f"{name} width {width}, expected {least} to {most}"
     side = part.embed + 1
     if plan.moment is not None and plan.moment.shape != (side, side):
         yield f"a moment {list(plan.moment.shape)}, expected [{side}, {side}]"

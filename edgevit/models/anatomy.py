@@ -93,7 +93,8 @@ class Attention:
     """The weights of one attention.
 
     Head h on normalised tokens x [N, d] is softmax((x wq' + bq)(x wk' + bk)' / sqrt(q)) (x wv' + bv) wo', summed over
-    heads, plus bo.
+    heads, plus bo. Where it is rotary, each row r of queries and of keys becomes cos r + sin r~ before their product,
+    by its token's place, with the halves of r exchanged in r~: they have one basis, and all of their dimensions stay.
     """
 
     wq: Tensor  # [H, q, d]
@@ -104,6 +105,7 @@ class Attention:
     bv: Tensor | None  # [H, v]
     wo: Tensor  # [H, d, v]
     bo: Tensor | None  # [d]
+    rotary: Tensor | None = None  # [2, N, q]: cos and sin for each token, constants
 
     @property
     def heads(self) -> int:
@@ -137,6 +139,9 @@ class Attention:
         stay sums of the same products. Shapes: qk [H', q'] and vo [H', v'], int64, of the heads that stay; None: all.
         """
         kept = list(heads)
+        if self.rotary is not None and qk is not None:
+            self.check_qk(qk.shape[1])
+            qk = None  # all of them, in the order in which they are rotated
 
         def rows(weight: Tensor, at: Tensor | None) -> Tensor:  # [H, w, d] -> [H', w', d]
             return weight[kept] if at is None else weight[kept].take_along_dim(at.to(weight.device).unsqueeze(-1), 1)
@@ -150,10 +155,23 @@ class Attention:
         if qk is not None:
             gain = self.query_gain(qk.shape[1])
             wq, bq = wq * gain, None if bq is None else bq * gain
-        return Attention(
+        return replace(
+            self,
             wq=wq, bq=bq, wk=rows(self.wk, qk), bk=entries(self.bk, qk),
-            wv=rows(self.wv, vo), bv=entries(self.bv, vo), wo=rows(self.wo.mT, vo).mT, bo=self.bo,
+            wv=rows(self.wv, vo), bv=entries(self.bv, vo), wo=rows(self.wo.mT, vo).mT,
         )  # fmt: skip
+
+    def check_qk(self, width: int) -> None:
+        """Refuse another QK width where queries and keys are rotated.
+
+        Raises:
+            UnsupportedModelError: it is another.
+        """
+        if self.rotary is not None and width != self.qk:
+            raise UnsupportedModelError(
+                f"queries and keys are rotated by the place of their token, so that QK stays {self.qk} wide; seen "
+                f"{width}: cut heads, values, neurons or the embedding"
+            )
 
     def first(self, qk: int, vo: int) -> Attention:
         """All heads with the first of their dimensions."""
@@ -168,12 +186,14 @@ class Attention:
             fold.read(w, b, decode) for w, b in ((self.wq, self.bq), (self.wk, self.bk), (self.wv, self.bv))
         )
         bo = self.wo.new_zeros(self.embed) if self.bo is None else self.bo
-        return Attention(wq, bq, wk, bk, wv, bv, fold.write(self.wo, encode), fold.write_bias(bo, encode))
+        wo, bo = fold.write(self.wo, encode), fold.write_bias(bo, encode)
+        return Attention(wq, bq, wk, bk, wv, bv, wo, bo, self.rotary)
 
     def padded(self, qk: int, vo: int) -> Attention:
         """The same function with wider heads: zeros are added."""
         import torch.nn.functional as F
 
+        self.check_qk(qk)
         gain = self.query_gain(qk)
 
         def rows(weight: Tensor, width: int) -> Tensor:

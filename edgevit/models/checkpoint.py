@@ -109,10 +109,11 @@ def _check_name(name: str) -> None:
 
 
 def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False) -> nn.Module:
-    """Make a timm model.
+    """Make a timm model, as its family reads it.
 
     Raises:
         UnknownNameError: timm has no such model.
+        UnsupportedModelError: no family matches.
         OptionError: timm refuses an argument.
         CheckpointError: pretrained weights cannot be had.
     """
@@ -127,7 +128,7 @@ def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False) -> 
         raise OptionError(
             f"timm cannot make {name} with {shown}: {first_line(error, 120)}; check --model-arg"
         ) from error
-    return network
+    return family_like(network).adopted(network)
 
 
 def _no_pretrained(name: str, error: Exception) -> CheckpointError:

@@ -89,3 +89,9 @@ def test_an_operator_that_the_parser_lacks_is_named(tmp_path: Path) -> None:
         ExportError, match=r"cannot read model\.onnx: it does not take Det \(op_\d+\); export the model"
     ):
         count_fused(file, blocks=1, expected=1)
+
+
+def test_rotated_queries_and_keys_cost_no_fused_attention(small_vit: Any, tmp_path: Path) -> None:
+    network = small_vit("vit_small_patch16_dinov3", embed_dim=128)
+    assert vit.read(network)[0].dims.qk == 64
+    assert fused_blocks(network, tmp_path / "model.onnx").fused == 2

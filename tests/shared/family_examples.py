@@ -30,6 +30,8 @@ EXAMPLES: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("vit_tiny_patch16_224", {"mlp_layer": timm.layers.SwiGLU, "proj_bias": False}),
         ("vit_tiny_patch16_224", {"mlp_layer": timm.layers.GluMlp, "mlp_ratio": 8.0}),
         ("vit_giant_patch14_dinov2", {"mlp_ratio": 8.0}),
+        ("vit_small_patch16_dinov3_qkvb", {}),
+        ("vit_small_plus_patch16_dinov3", {"global_pool": "token"}),
         ("vit_tiny_patch16_224", {"pre_norm": True}),
         ("vit_tiny_patch16_224", {"pre_norm": True, "final_norm": False, "fc_norm": True, "global_pool": "avg"}),
     ],
@@ -42,6 +44,10 @@ REFUSED: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("vit_tiny_patch16_224", {"attn_layer": "diff"}),
         ("vit_tiny_patch16_224", {"in_chans": 1}),
         ("vit_small_patch16_rope_224", {"use_abs_pos_emb": False}),
+        ("vit_small_patch16_dinov3", {"use_abs_pos_emb": True}),
+        ("vit_small_patch16_dinov3", {"scale_attn_inner": True}),
+        ("vit_base_patch16_sapiens2", {"num_kv_heads": 1}),
+        ("eva02_tiny_patch14_224", {}),
     ],
 }
 # And models with how others call their weights.
@@ -73,12 +79,13 @@ def images() -> torch.Tensor:
 
 
 def narrowed(block: Block, dims: BlockDims) -> Block:
-    """Cut a block down to the first rows of everything: no good model, but a real one."""
+    """Cut a block down to the first rows of everything that can be cut: no good model, but a real one."""
     attention, ffn = block.attention, block.ffn
     assert attention is not None and ffn is not None
+    qk = dims.qk if attention.rotary is None else attention.qk
     if attention.bo is None and attention.bv is not None:
         attention = replace(attention, bo=torch.zeros(attention.embed))  # into which factors fold the value bias
-    return Block(attention.first(dims.qk, dims.vo), ffn.keep(slice(dims.ffn)))
+    return Block(attention.first(qk, dims.vo), ffn.keep(slice(dims.ffn)))
 
 
 def slimmed(network: nn.Module, dims: BlockDims) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from edgevit.models.families.vit import adopted as adopted
 from edgevit.models.families.vit import answers as answers
 from edgevit.models.families.vit import arguments as arguments
 from edgevit.models.families.vit import attention_inputs as attention_inputs

@@ -35,6 +35,10 @@ def matches(model: nn.Module) -> bool:
     return isinstance(model, FromPixels) and vit.matches(model.inner)
 
 
+def adopted(model: FromPixels) -> nn.Module:
+    return FromPixels(vit.adopted(model.inner), model.mean, model.std)
+
+
 # What changes the structure wraps again what comes of it ...
 def build(model: FromPixels, blocks: Sequence[Block]) -> nn.Module:
     return FromPixels(vit.build(model.inner, blocks), model.mean, model.std)

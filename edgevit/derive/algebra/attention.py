@@ -143,6 +143,8 @@ def narrow(
 ) -> list[Attention]:
     """Factorise every head of every attention to these widths of QK and VO, from `spectra` if they are there already.
 
+    Queries and keys that are rotated stay as they are.
+
     Scale: the slim attention divides its logits by sqrt(q'), so W_Q' carries sqrt(q' / q). With `moments`, the mean of
     what the values lose goes into the output bias, if there is one: attention rows sum to one, so it passes through
     exactly.
@@ -150,17 +152,23 @@ def narrow(
     spectra = spectra or attention_spectra(parts, moments)
     narrowed = []
     for i, (part, (qk, vo)) in enumerate(zip(parts, widths, strict=True)):
-        wq, wk = factors(spectra.qk[i], *qk_pair(part), qk)
         wv, wo = factors(spectra.vo[i], *vo_pair(part), vo)
-        wq = wq * part.query_gain(qk)
-        embed = part.embed
-        bq = None if part.bq is None else wq[..., embed]
-        slim = replace(part, wq=wq[..., :embed], bq=bq, wk=wk, bk=None, wv=wv, bv=None, wo=wo.mT)
+        slim = replace(_narrow_qk(part, qk, spectra.qk[i]), wv=wv, bv=None, wo=wo.mT)
         bias = output_bias(part)
         if moments is not None and bias is not None:
             bias = bias + _mean_output(part, moments[i]) - _mean_output(slim, moments[i])
         narrowed.append(replace(slim, bo=bias))
     return narrowed
+
+
+def _narrow_qk(part: Attention, qk: int, spectrum: Spectrum) -> Attention:
+    """The attention with queries and keys of this width; those that are rotated have but one basis."""
+    if part.rotary is not None:
+        part.check_qk(qk)
+        return part
+    wq, wk = factors(spectrum, *qk_pair(part), qk)
+    wq, embed = wq * part.query_gain(qk), part.embed
+    return replace(part, wq=wq[..., :embed], bq=None if part.bq is None else wq[..., embed], wk=wk, bk=None)
 
 
 def mean_values(part: Attention, moment: Tensor) -> Tensor:

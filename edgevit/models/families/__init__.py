@@ -62,6 +62,9 @@ class Family(Protocol):
     def check(self, model: nn.Module, /) -> None:
         """Raise UnsupportedModelError, with the reason, if the algebra would break."""
 
+    def adopted(self, model: nn.Module, /) -> nn.Module:
+        """What the other functions are given in place of this network of timm's: the same function, mostly itself."""
+
     # -- weights of others
 
     def named(self, state: Mapping[str, Tensor], /) -> Weights:
@@ -195,6 +198,8 @@ class Family(Protocol):
 
     def token_scores(self, model: nn.Module, block: int, seen: Tensor, there: HalfThere | None = None, /) -> Tensor:
         """By what a block ranks its tokens: [B, N] of its attention's input [B, N, d].
+
+        Only where its `tokens` are not frozen.
 
         Args:
             there: how much there is of tokens and heads; None: all of each.

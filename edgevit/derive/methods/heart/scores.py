@@ -104,8 +104,10 @@ class Gates:
             gates = heads[i].repeat_interleave(attention.vo, 1).unsqueeze(1)
             return lambda _, given: (given[0] * gates,)
 
+        geometry, inputs = family.geometry(network), family.attention_inputs(network)[:-1]
+        ranking = [None if "tokens" in geometry.frozen(i) else module for i, module in enumerate(inputs)]
         with ExitStack() as stack:
-            stack.enter_context(observed(family.attention_inputs(network)[:-1], see))
+            stack.enter_context(observed(ranking, see))
             for i, output in enumerate(family.attention_outputs(network)):
                 if output is not None:
                     stack.callback(output.register_forward_pre_hook(gate(i)).remove)

@@ -1,4 +1,4 @@
-"""timm's VisionTransformer and distilled DeiT: blocks with fused qkv and an FFN of two layers, plain or gated.
+"""timm's VisionTransformer, distilled DeiT and DINOv3: blocks with fused qkv and an FFN of two layers, plain or gated.
 
 Typed as Any inside: nn.Module tells a type checker nothing of the attributes that timm's models have.
 """
@@ -42,11 +42,15 @@ from edgevit.models.families.vit.parts import (
 from edgevit.models.families.vit.parts import pack as pack
 from edgevit.models.families.vit.parts import unpack as unpack
 from edgevit.models.families.vit.plain import plain_loader as plain_loader
+from edgevit.models.families.vit.rotary import RotaryAttention
+from edgevit.models.families.vit.rotary import adopted as adopted
+from edgevit.models.families.vit.rotary import reason_against as why_no_dinov3
 from edgevit.models.families.vit.slim import HalfBlock, SlimAttention
 from edgevit.models.families.vit.tokens import TokenBlock
 from edgevit.models.families.vit.tokens import weighing as weighing
 
 ROTARY = "rotary embeddings stand between the projections and the dot product, so QK cannot be factorised"
+PLACED = "rotary embeddings are constants of all tokens, in their order, so none can leave"
 POST_NORM = "a norm after the residual sum's terms sees the whole embedding width"
 
 
@@ -65,7 +69,7 @@ def _reason_against(block: Any) -> str | None:
 
 
 def _reason_against_attention(attn: Any) -> str | None:
-    if type(attn) not in (TimmAttention, SlimAttention):
+    if type(attn) not in (TimmAttention, SlimAttention, RotaryAttention):
         if "Rope" in type(attn).__name__:
             return ROTARY
         return f"its attention is {type(attn).__name__}, which edgevit cannot read yet"
@@ -101,7 +105,8 @@ def _leaves_a_rest(patch: Any) -> bool:
 def check(model: Any) -> None:
     name, patch = _name(model), model.patch_embed
     if getattr(model, "rope", None) is not None:
-        raise UnsupportedModelError(f"cannot prune {name}: {ROTARY}")
+        why = why_no_dinov3(model) or "this one is timm's own, of which its family's `adopted` makes a ViT"
+        raise UnsupportedModelError(f"cannot prune {name}: of rotary embeddings edgevit knows DINOv3's, and {why}")
     if type(patch) is not PatchEmbed:
         raise UnsupportedModelError(
             f"cannot prune {name}: its patch embedding is {type(patch).__name__}, which edgevit cannot read yet"
@@ -127,6 +132,10 @@ def check(model: Any) -> None:
             raise UnsupportedModelError(f"cannot prune {name}: in block {index}, {reason}")
 
 
+def _is_rotary(model: Any) -> bool:
+    return any(isinstance(attn_of(block), RotaryAttention) for block in model.blocks)
+
+
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
@@ -145,11 +154,13 @@ def sites(model: Any) -> list[Site]:
     """The attentions and FFNs that are there, in order."""
     found = []
     whole = POST_NORM if any(map(is_post_norm, model.blocks)) else embedding.reason_against(model)
+    rotary: dict[Axis, str] = {"qk": ROTARY, "tokens": PLACED} if _is_rotary(model) else {}
     for i, block in enumerate(model.blocks):
-        axes: dict[Axis, str] = tokens.frozen(block, is_last=i == len(model.blocks) - 1)
+        axes: dict[Axis, str] = {**tokens.frozen(block, is_last=i == len(model.blocks) - 1), **rotary}
         if whole is not None:
             axes["embed"] = whole
-        of_ffn: dict[Axis, str] = {axis: why for axis, why in axes.items() if axis != "site"}  # it ranks no tokens
+        # An FFN ranks no tokens and has no queries.
+        of_ffn: dict[Axis, str] = {axis: why for axis, why in axes.items() if axis not in ("site", "qk")}
         found += [Site(i, "attention", axes)] if attn_of(block) is not None else []
         found += [Site(i, "ffn", of_ffn)] if mlp_of(block) is not None else []
     return found
@@ -163,7 +174,7 @@ def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias
     attn, mlp = attn_of(block), mlp_of(block)
     with without_values():
         if dims.has_attention:
-            block.attn = make_attention(dim, dims, qkv_bias=qkv_bias, proj_bias=proj_bias)
+            block.attn = make_attention(dim, dims, qkv_bias=qkv_bias, proj_bias=proj_bias, like=attn)
             block.attn.attn_drop.p, block.attn.proj_drop.p = attn.attn_drop.p, attn.proj_drop.p
             block.attn.train(block.training)
         if dims.has_ffn:
@@ -181,6 +192,8 @@ def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias
 
 def _passing(model: Any, block: Any, dims: BlockDims) -> Any:
     """The block, passing on as many tokens as `dims` say."""
+    if dims.tokens and _is_rotary(model):
+        raise UnsupportedModelError(f"no tokens can leave {_name(model)}: {PLACED}")
     prefix, has_class = model.num_prefix_tokens, model.cls_token is not None
     return tokens.passing(block, dims.tokens, prefix, has_class=has_class, merge=dims.merged)
 

@@ -1,9 +1,9 @@
 """Weights of others under the names that timm gives them.
 
 timm's own names are taken as they are. Recognised beside them: Hugging Face's ViT, DeiT and DINOv2, with registers too,
-as their files have them and as transformers 5 names its modules, and the official release of DINOv2. What is renamed,
-joined or added up is the same function; only position embeddings may be resampled, by timm and where another size of
-images was asked for.
+as their files have them and as transformers 5 names its modules, and the official release of DINOv2; of DINOv3 timm's
+names in its own class, the official release and Hugging Face's. What is renamed, joined or added up is the same
+function; only position embeddings may be resampled, by timm and where another size of images was asked for.
 """
 
 from __future__ import annotations
@@ -45,8 +45,29 @@ _HUGGING_FACE = [
     (r"^(cls_)?classifier\.", "head."),
     (r"^distillation_classifier\.", "head_dist."),
 ]
-_DINOV2 = [
+_HUGGING_FACE_DINOV3 = [
+    (r"^embeddings\.patch_embeddings\.", "patch_embed.proj."),
+    (r"^embeddings\.register_tokens$", "reg_token"),
+    (r"^embeddings\.", ""),  # cls_token, mask_token
+    (r"^(model\.)?layer\.(\d+)\.", r"blocks.\2."),
+    (r"\.attention\.q_proj\.", ".attn.query."),
+    (r"\.attention\.k_proj\.", ".attn.key."),
+    (r"\.attention\.v_proj\.", ".attn.value."),
+    (r"\.attention\.o_proj\.", ".attn.proj."),
+    (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
+    (r"\.mlp\.gate_proj\.", ".mlp.fc1_g."),
+    (r"\.mlp\.up_proj\.", ".mlp.fc1_x."),  # fc1 where there is no gate
+    (r"\.mlp\.down_proj\.", ".mlp.fc2."),
+]
+_OFFICIAL = [  # of DINOv2 and DINOv3, and what timm's class of the latter calls otherwise than its ViT
     (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # chunks, in which blocks keep their own numbers
+    (r"^storage_tokens$", "reg_token"),
+    (r"\.mlp\.w1\.", ".mlp.fc1_g."),
+    (r"\.mlp\.w2\.", ".mlp.fc1_x."),
+    (r"\.mlp\.w3\.", ".mlp.fc2."),
+    (r"\.gamma_([12])$", r".ls\1.gamma"),
+    (r"\.attn\.q_bias$", ".attn.query.bias"),
+    (r"\.attn\.v_bias$", ".attn.value.bias"),
 ]
 PATCHES = "patch_embed.proj.weight"  # as both have it but Hugging Face
 REGISTERS = "register_tokens"  # as both have them; timm's name of them and of DINOv2's FFN is timm's business
@@ -61,11 +82,16 @@ _JOINED = {  # what timm has as rows of one matrix
 def named(state: Mapping[str, Tensor]) -> Weights:
     """Give weights timm's names, by whose they have."""
     state = _of_network(state)
-    rules, notes = _DINOV2, []
-    if any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in state):
-        rules = _HUGGING_FACE
-        notes = ["the weights have Hugging Face's names, and are read as timm's"]
+    rules, notes = _OFFICIAL, []
+    for patches, those in (("projection.weight", _HUGGING_FACE), ("weight", _HUGGING_FACE_DINOV3)):
+        if any(name.endswith(f"embeddings.patch_embeddings.{patches}") for name in state):
+            rules = those
+            notes = ["the weights have Hugging Face's names, and are read as timm's"]
     found = {_renamed(name, rules): value.to(torch.float32) for name, value in state.items()}
+    if rules is _HUGGING_FACE_DINOV3 and not any(".mlp.fc1_g." in name for name in found):
+        found = {name.replace(".mlp.fc1_x.", ".mlp.fc1."): value for name, value in found.items()}
+    if rules is not _HUGGING_FACE:
+        _without_key_biases(found)
     for whole, parts in _JOINED.items():
         _join(found, whole, parts)
     head, token = found.get("head.weight"), found.get("cls_token")
@@ -102,6 +128,16 @@ def _join(state: State, whole: str, parts: tuple[str, ...]) -> None:
             state[f"{match[1]}{whole}.{match[2]}"] = torch.cat([state.pop(name) for name in names])
 
 
+def _without_key_biases(state: State) -> None:
+    """Put zeros where DINOv3 has no biases of keys, or a mask over them."""
+    for name in [name for name in state if name.endswith(".attn.qkv.bias_mask")]:
+        del state[name]
+        query, key, value = state[name.removesuffix("_mask")].chunk(3)
+        state[name.removesuffix("_mask")] = torch.cat([query, torch.zeros_like(key), value])
+    for name in [name for name in state if name.endswith(".attn.query.bias")]:
+        state.setdefault(name.replace(".query.", ".key."), torch.zeros_like(state[name]))
+
+
 def fitted(weights: Weights, network: Any, name: str, *, resample: bool) -> Weights:
     """Make weights those of this network as far as timm can: other names of DINOv2, and other numbers of patches.
 
@@ -119,6 +155,10 @@ def fitted(weights: Weights, network: Any, name: str, *, resample: bool) -> Weig
     state = {key: value for key, value in weights.state.items() if key not in unused}
     if unused:
         notes.append(f"left out of the weights, as {name} has no use for them: {first_names(unused)}")
+    own = network.state_dict()
+    if zeros := [k for k, v in state.items() if k.endswith(".qkv.bias") and k not in own and not v.any()]:
+        state = {key: value for key, value in state.items() if key not in zeros}
+        notes.append(f"left out of the weights, as they are zero and {name} has none: {first_names(zeros)}")
     if isinstance(network, VisionTransformer) and _same_patches(state, network):
         resized = _resized(state, network, name, resample=resample)
         registers = REGISTERS in state and network.reg_token is not None

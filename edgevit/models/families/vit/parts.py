@@ -15,6 +15,7 @@ from timm.models.vision_transformer import ResPostBlock
 from torch import Tensor, nn
 
 from edgevit.models.anatomy import Attention, BlockDims, Ffn
+from edgevit.models.families.vit.rotary import RotaryAttention
 from edgevit.models.families.vit.slim import HalfBlock, SlimAttention
 from edgevit.models.families.vit.tokens import TokenBlock
 
@@ -61,7 +62,8 @@ def read_attention(attn: Any) -> Attention:
     wq, wk, wv = (torch.unflatten(w, 0, (heads, -1)) for w in torch.split(weight, _widths(dims)))
     bq, bk, bv = (None, None, None) if attn.qkv.bias is None else unpack(attn.qkv.bias, dims)
     wo = attn.proj.weight.unflatten(1, (heads, -1)).permute(1, 0, 2)  # [d, H * v] -> [H, d, v]
-    return Attention(wq=wq, bq=bq, wk=wk, bk=bk, wv=wv, bv=bv, wo=wo, bo=attn.proj.bias)
+    rotary = attn.table if isinstance(attn, RotaryAttention) else None
+    return Attention(wq=wq, bq=bq, wk=wk, bk=bk, wv=wv, bv=bv, wo=wo, bo=attn.proj.bias, rotary=rotary)
 
 
 def _halves(tensor: Tensor | None, mlp: Any) -> tuple[Tensor | None, Tensor | None]:
@@ -88,13 +90,17 @@ def read_ffn(mlp: Any) -> Ffn:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def make_attention(dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias: bool) -> nn.Module:
+def make_attention(dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias: bool, like: Any = None) -> nn.Module:
+    """An attention of these sizes, rotated as the one that it takes the place of."""
+    biases = {"qkv_bias": qkv_bias, "proj_bias": proj_bias}
+    if isinstance(like, RotaryAttention):
+        made = RotaryAttention(like.rotation, dim, dims.heads, dims.qk, dims.vo, **biases)
+        made.table = made.table.to(like.table)
+        return made
     if dims.qk == dims.vo:
-        timm_attention: nn.Module = TimmAttention(
-            dim, num_heads=dims.heads, attn_head_dim=dims.qk, qkv_bias=qkv_bias, proj_bias=proj_bias
-        )
+        timm_attention: nn.Module = TimmAttention(dim, num_heads=dims.heads, attn_head_dim=dims.qk, **biases)
         return timm_attention
-    return SlimAttention(dim, dims.heads, dims.qk, dims.vo, qkv_bias=qkv_bias, proj_bias=proj_bias)
+    return SlimAttention(dim, dims.heads, dims.qk, dims.vo, **biases)
 
 
 def input_layers(mlp: Any) -> dict[str, int]:

@@ -33,11 +33,16 @@ class SlimAttention(nn.Module):
         q, k, v = (
             part.reshape(batch, tokens, self.num_heads, -1).transpose(1, 2) for part in self.qkv(x).split(widths, -1)
         )
+        q, k = self.placed(q), self.placed(k)
         dropout = self.attn_drop.p if self.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout, is_causal=is_causal)
         x = x.transpose(1, 2).reshape(batch, tokens, widths[2])
         out: Tensor = self.proj_drop(self.proj(x))
         return out
+
+    def placed(self, part: Tensor) -> Tensor:
+        """Queries or keys [B, H, N, q] as their product is taken of them: here as they are."""
+        return part
 
 
 class HalfBlock(nn.Module):

@@ -70,6 +70,8 @@ def test_those_that_are_looked_at_most_go_on(
     small_vit: Callable[..., Any], family_name: str, name: str, args: dict[str, Any], merged: bool
 ) -> None:
     base = small_vit(name, **args)
+    if "tokens" in family_of(base).geometry(base).frozen(0):
+        return
     before = {key: value.clone() for key, value in base.state_dict().items()}
     network = kept(base, 9, 0, merged=merged)
     assert all(torch.equal(value, before[key]) for key, value in base.state_dict().items())
@@ -84,8 +86,11 @@ def test_those_that_are_looked_at_most_go_on(
 def test_a_family_knows_where_tokens_leave(
     small_vit: Callable[..., Any], family_name: str, name: str, args: dict[str, Any]
 ) -> None:
-    network = kept(small_vit(name, **{**args, **ARGS}), 12, 0, 0)
-    family = family_of(network)
+    whole = small_vit(name, **{**args, **ARGS})
+    family = family_of(whole)
+    if "tokens" in family.geometry(whole).frozen(0):
+        return
+    network = kept(whole, 12, 0, 0)
     geometry: Geometry = family.geometry(network)
     prefix = geometry.tokens - geometry.patches
     assert [block.tokens for block in family.read(network)] == [12, 0, 0]
