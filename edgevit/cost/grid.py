@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
@@ -10,7 +10,7 @@ from edgevit.cost.stacks import Cut, Stack
 from edgevit.derive.allocate.menus import least_heads
 from edgevit.derive.allocate.policy import Policy, limits
 from edgevit.derive.embedding import ladder
-from edgevit.models.anatomy import BlockDims
+from edgevit.models.anatomy import Axis, BlockDims
 
 DEPTH = 6  # blocks of a stack: enough for what they take to show, few enough to be exported and built soon
 SHARES = (0.125, 0.25, 0.5, 0.75)  # of the neurons, beside the fewest and all
@@ -36,21 +36,27 @@ class Grid:
 
     @classmethod
     def of(
-        cls, blocks: Sequence[BlockDims], policy: Policy, embed: int | None = None, counts: Sequence[int] = ()
+        cls,
+        blocks: Sequence[BlockDims],
+        policy: Policy,
+        embed: int | None = None,
+        counts: Sequence[int] = (),
+        frozen: Collection[Axis] = (),
     ) -> Grid:
         """The grid of a base with these whole blocks.
 
         Args:
             embed: the width of an embedding that may be narrowed.
             counts: numbers of tokens that some of them may be given.
+            frozen: axes along which none of them can be cut.
         """
         most = BlockDims(*(max(getattr(b, name) for b in blocks) for name in ("heads", "qk", "vo", "ffn")))
-        least = [limits(b, policy) for b in blocks]
+        least = [limits(b, policy, frozen) for b in blocks]
         return cls(
             len(blocks),
             most,
             min(least_heads(b, policy, drop_heads=True) for b in blocks),
-            min(min(low["qk"][0], low["vo"][0]) for low in least),
+            min((low["qk"][0] + low["vo"][0]) // 2 for low in least),
             min(low["ffn"][0] for low in least),
             frozenset(b.heads for b in blocks),
             policy,

@@ -36,7 +36,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Stack:
-    """Equal blocks, `count` of them; QK and VO share one width, and a site of size 0 is not there.
+    """Equal blocks, `count` of them; `width` is the mean of QK and VO, and a site of size 0 is not there.
 
     The count may be 0 where there is a cut, which is then measured alone.
     """
@@ -97,12 +97,17 @@ def whole_blocks(network: nn.Module) -> list[int]:
 
 
 def _attention(like: Attention, dims: BlockDims) -> Attention:
-    """An attention of this size with random weights, and biases where `like` has them."""
+    """An attention of this size with random weights, and biases where `like` has them.
+
+    Where queries and keys stay as wide as they are, values make up for it: what counts is the mean of both widths.
+    """
     heads, embed = dims.heads, like.embed
-    qk, vo = (heads, dims.qk), (heads, dims.vo)
+    of_queries = dims.qk if like.rotary is None else like.qk
+    of_values = dims.qk + dims.vo - of_queries
+    qk, vo = (heads, of_queries), (heads, of_values)
     shapes: dict[str, tuple[int, ...]] = {
         "wq": (*qk, embed), "bq": qk, "wk": (*qk, embed), "bk": qk, "wv": (*vo, embed), "bv": vo,
-        "wo": (heads, embed, dims.vo), "bo": (embed,),
+        "wo": (heads, embed, of_values), "bo": (embed,),
     }  # fmt: skip
     return _filled(like, shapes)
 

@@ -77,8 +77,9 @@ def measured_table(
     blocks = [family.read(network)[i].dims for i in whole_blocks(network)]
     geometry = family.geometry(network)
     embeds = geometry.embed if narrower and geometry.fixed_embed is None else None
-    counts = tile_counts(geometry) if tokens and "tokens" not in geometry.frozen(whole_blocks(network)[0]) else ()
-    grid = Grid.of(blocks, policy, embeds, counts)
+    frozen = geometry.frozen(whole_blocks(network)[0])
+    counts = tile_counts(geometry) if tokens and "tokens" not in frozen else ()
+    grid = Grid.of(blocks, policy, embeds, counts, frozen)
     profile = None if place.profile is None else load_profile(place.profile)
     with open_board(place.board, ssh_config=place.ssh_config) as board, scratch() as files:
         setting = look(board, profile, place.conditions(), told)

@@ -5,7 +5,9 @@ import onnx
 import pytest
 import torch
 
+from edgevit.cost.grid import Grid
 from edgevit.cost.stacks import Cut, Stack, network_of, whole_blocks, write_stack
+from edgevit.derive.allocate.policy import POLICIES
 from edgevit.errors import UnsupportedModelError
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.families import vit
@@ -81,3 +83,14 @@ def test_the_file_has_every_block_and_a_free_batch(base, tmp_path):
 )
 def test_other_labels_are_of_no_stack(label):
     assert Stack.of(label) is None
+
+
+@pytest.mark.parametrize(("name", "widths"), [("fused", {32}), ("paper", {20, 24, 32}), ("free", {16, 24, 32})])
+def test_queries_and_keys_that_are_rotated_stay_and_values_make_up_for_them(small_vit, name, widths):
+    network = small_vit("vit_small_patch16_dinov3")
+    dims = [b.dims for b in vit.read(network)]
+    grid = Grid.of(dims, POLICIES[name], frozen=vit.geometry(network).frozen(0))
+    assert {s.width for s in grid.coarse() if s.heads} == widths
+    slim = network_of(network, [grid.attention(2, min(widths)).dims] * 2)
+    assert [(b.dims.qk, b.dims.vo) for b in vit.read(slim)] == [(32, 2 * min(widths) - 32)] * 2
+    assert slim(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
