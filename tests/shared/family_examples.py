@@ -46,7 +46,6 @@ REFUSED: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("vit_small_patch16_rope_224", {"use_abs_pos_emb": False}),
         ("vit_small_patch16_dinov3", {"use_abs_pos_emb": True}),
         ("vit_small_patch16_dinov3", {"scale_attn_inner": True}),
-        ("vit_base_patch16_sapiens2", {"num_kv_heads": 1}),
         ("eva02_tiny_patch14_224", {}),
     ],
 }

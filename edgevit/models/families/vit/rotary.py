@@ -21,17 +21,10 @@ from torch import Tensor, nn
 from edgevit.models.copies import without_values
 from edgevit.models.families.vit.slim import SlimAttention
 
+# What both classes have alike; the rest of a ViT is made.
 OUTSIDE = (
-    "cls_token",
-    "reg_token",
-    "norm_pre",
-    "norm",
-    "fc_norm",
-    "head_drop",
-    "head",
-    "pretrained_cfg",
-    "default_cfg",
-)
+    "cls_token", "reg_token", "norm_pre", "norm", "fc_norm", "head_drop", "head", "pretrained_cfg", "default_cfg",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,6 +66,14 @@ class RotaryAttention(SlimAttention):
         return turned.to(part.dtype)
 
 
+class WithoutPositions(VisionTransformer):  # type: ignore[misc]
+    """timm's, which adds nothing to its tokens. Its own way of that loses the class token in timm 1.0.25."""
+
+    def _pos_embed(self, x: Tensor) -> Any:
+        before = [t.expand(x.shape[0], -1, -1) for t in (self.cls_token, self.reg_token) if t is not None]
+        return self.pos_drop(torch.cat([*before, x], dim=1))
+
+
 def reason_against(model: Eva) -> str | None:
     """Why an Eva is no DINOv3, in which alone edgevit knows what rotary embeddings allow; None: it is one."""
     rope = model.rope
@@ -95,6 +96,8 @@ def reason_against(model: Eva) -> str | None:
             return f"its blocks are {type(block).__name__} with {type(attn).__name__}, and not all with one qkv layer"
         if not all(isinstance(norm, nn.Identity) for norm in (attn.q_norm, attn.norm)) or getattr(attn, "gate", None):
             return "a norm or a gate stands inside its attention"
+        if not attn.rotate_half:
+            return "its attention rotates neighbours, and not the halves of a head"
     return None
 
 
@@ -105,7 +108,7 @@ def adopted(model: Any) -> Any:
     patch = model.patch_embed
     rotation = Rotation(patch.grid_size, model.num_prefix_tokens, model.rope.temperature)
     with without_values():
-        made: Any = VisionTransformer(
+        made: Any = WithoutPositions(
             img_size=patch.img_size, patch_size=patch.patch_size, num_classes=model.num_classes,
             global_pool=model.global_pool, embed_dim=model.embed_dim, depth=0, class_token=model.cls_token is not None,
             reg_tokens=0 if model.reg_token is None else model.reg_token.shape[1], pos_embed="none",
@@ -122,7 +125,8 @@ def _block(block: Any, rotation: Rotation) -> Any:
     attn, dim = block.attn, block.attn.proj.out_features
     with without_values():
         made: Any = TimmBlock(dim, 1)
-        made.attn = RotaryAttention(rotation, dim, attn.num_heads, attn.head_dim, attn.head_dim)
+        width = attn.qkv.out_features // (3 * attn.num_heads)
+        made.attn = RotaryAttention(rotation, dim, attn.num_heads, width, width)
     made.attn.qkv, made.attn.proj = attn.qkv, attn.proj
     made.attn.attn_drop, made.attn.proj_drop = attn.attn_drop, attn.proj_drop
     if attn.q_bias is not None:  # keys have none

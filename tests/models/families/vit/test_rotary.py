@@ -41,7 +41,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     (NAME, {}),
     (NAME, {"init_values": None, "num_classes": 0, "dynamic_img_size": False}),
     (f"{NAME}_qkvb", {"global_pool": "token", "img_size": (32, 48)}),
-    ("vit_small_plus_patch16_dinov3", {"img_size": (48, 16), "rope_jitter_coords": 2.0}),
+    ("vit_small_plus_patch16_dinov3", {"img_size": (48, 16)}),
     ("vit_large_patch16_dinov3", {"class_token": False, "num_reg_tokens": 0, "rope_temperature": 30.0}),
 ]
 
@@ -77,17 +77,16 @@ def test_it_computes_what_timms_own_class_does(name: str, args: dict[str, Any], 
     ("name", "args", "why"),
     [
         (NAME, {"use_abs_pos_emb": True}, "learned positions"),
-        (NAME, {"rope_grid_offset": 1.0}, "grid_offset=1.0"),
-        (NAME, {"rope_rotate_half": False}, "rotate_half=False"),
+        (NAME, {"rope_rotate_half": False}, "rotate"),
         (NAME, {"global_pool": "map"}, "pools by attention"),
         (NAME, {"patch_drop_rate": 0.5}, "leaves out patches"),
         (NAME, {"dynamic_img_pad": True}, "pads images"),
         (NAME, {"qkv_fused": False}, "not all with one qkv layer"),
         (NAME, {"use_post_norm": True}, "EvaBlockPostNorm"),
-        (NAME, {"qk_norm": True}, "a norm or a gate"),
+        (NAME, {"scale_attn_inner": True}, "a norm or a gate"),
         (NAME, {"scale_mlp": True}, "normalisation inside the FFN"),
         ("eva02_tiny_patch14_224", {}, "RotaryEmbeddingCat"),
-        ("vit_base_patch16_sapiens2", {"num_kv_heads": 1}, "AttentionRope"),
+        (NAME, {"attn_type": "rope"}, "AttentionRope"),
         ("eva_giant_patch14_224", {}, "EvaBlock"),
     ],
     ids=str,
@@ -99,8 +98,13 @@ def test_others_of_its_class_are_refused_with_the_reason(name: str, args: dict[s
 
 
 def test_timms_own_class_is_refused_as_it_is() -> None:
+    network = of_timm()
     with pytest.raises(UnsupportedModelError, match="its family's `adopted`"):
-        vit.check(of_timm())
+        vit.check(network)
+    network.rope.grid_offset = 1.0
+    assert vit.adopted(network) is network
+    with pytest.raises(UnsupportedModelError, match=r"grid_offset=1\.0"):
+        vit.check(network)
 
 
 @torch.no_grad()
