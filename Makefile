@@ -104,6 +104,7 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/efficiency.py depth
 	$(BIN)/python benchmarks/efficiency.py compressed
 	$(BIN)/python benchmarks/efficiency.py heads
+	$(BIN)/python benchmarks/lora_memory.py
 	$(BIN)/python benchmarks/attention.py
 	-$(BIN)/python benchmarks/attention.py --base fashion
 	$(BIN)/python benchmarks/attention.py criteria
