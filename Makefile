@@ -104,7 +104,6 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/efficiency.py depth
 	$(BIN)/python benchmarks/efficiency.py compressed
 	$(BIN)/python benchmarks/efficiency.py heads
-	$(BIN)/python benchmarks/lora_memory.py
 	$(BIN)/python benchmarks/attention.py
 	-$(BIN)/python benchmarks/attention.py --base fashion
 	$(BIN)/python benchmarks/attention.py criteria
@@ -130,6 +129,7 @@ benchmark: .venv/ready
 	-$(BIN)/python benchmarks/rivals.py --base fashion
 	-$(BIN)/python benchmarks/ablations.py
 	$(BIN)/python benchmarks/ablations.py --base fine
+	$(BIN)/python benchmarks/lora_memory.py
 	$(BIN)/python benchmarks/dropout.py
 	$(BIN)/python benchmarks/dropout.py --base fine
 	-$(BIN)/python benchmarks/dropout.py --base fashion

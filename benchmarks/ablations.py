@@ -180,14 +180,14 @@ def _lora_tables(rows: list[Row]) -> str:
                 lines.append([
                     named, f"{rate:g}", f"{row['lr']:g}", percent([row["validation"]["pruned"]]),
                     percent([row["accuracy"]["derived"]]), points(apart) if rank else "",
-                    plain([row[PEAK]] if PEAK in row else []), f"{row['seconds']['training']:.0f}",
+                    plain([row[PEAK]] if PEAK in row else []),
                 ])  # fmt: skip
                 if told := row.get(ROUTE):
                     losses += [
                         [f"{named}, rate {rate:g}", of, *(f"{point[place]:.3g}" for point in told)]
                         for place, of in ((1, "collapse"), (2, "rank"))
                     ]
-    head = ["", "rate", "learning rate", "validation", "top-1", "points", "memory, MiB", "training, s"]
+    head = ["", "rate", "learning rate", "validation", "top-1", "points", "memory, MiB"]
     steps = next(([f"step {point[0]}" for point in row[ROUTE]] for row in best if row.get(ROUTE)), [])
     told = table(head, lines)
     if losses:

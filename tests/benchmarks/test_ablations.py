@@ -118,11 +118,11 @@ def test_lora_is_shown_at_the_learning_rate_that_is_best_on_validation_images() 
         if (part, case.task, case.rate, case.seed) == ("lora", 6, 0.6, 42):
             validation = {"pruned": 0.9 if case.lr == 1e-3 else 0.5}
             one = {**row(case, 0.8 if case.options["lora_rank"] else 0.85), "validation": validation}
-            rows.append({**one, "seconds": {"training": 60.0}, ablations.ROUTE: route, ablations.PEAK: 700.2})
+            rows.append({**one, ablations.ROUTE: route, ablations.PEAK: 700.2})
     assert {one["options"]["lora_rank"] for one in rows} == {0, 43, 21, 11}
     told = ablations.section({"rows": dict(enumerate(rows))})
-    assert "| 6 classes, whole weights | 0.6 | 0.001 | 90.0 | 85.0 |  | 700 | 60 |" in told
-    assert "| 6 classes, LoRA, rank a third of the width (43) | 0.6 | 0.001 | 90.0 | 80.0 | -5.0 | 700 | 60 |" in told
+    assert "| 6 classes, whole weights | 0.6 | 0.001 | 90.0 | 85.0 |  | 700 |" in told
+    assert "| 6 classes, LoRA, rank a third of the width (43) | 0.6 | 0.001 | 90.0 | 80.0 | -5.0 | 700 |" in told
     assert "| 6 classes, LoRA, rank a twelfth (11), rate 0.6 | collapse | 5 | 2 |" in told and "| step 200 |" in told
 
 
@@ -133,9 +133,9 @@ def test_a_rank_is_the_same_share_of_a_wider_base() -> None:
 
 def test_memory_of_lora_is_shown_as_what_training_adds() -> None:
     assert lora_memory.section(None) == ""
-    weights = lora_memory.WEIGHTS * 4 / 2**20
-    rows = [{"rank": rank, "trained": 37_800_000 if rank else lora_memory.WEIGHTS, "peak_mib": peak, "before_mib": 1000}
-            for rank, peak in ((256, 2000 - weights), (0, 3000 - weights))]  # fmt: skip
+    whole, updates = (count * 4 / 2**20 for count in (lora_memory.WEIGHTS, 256 * lora_memory.SIDES))
+    rows = [{"rank": 256, "trained": 37_800_000, "peak_mib": 2000 - whole - updates, "before_mib": 1000},
+            {"rank": 0, "trained": lora_memory.WEIGHTS, "peak_mib": 3000 - whole, "before_mib": 1000}]  # fmt: skip
     told = lora_memory.section({"rows": rows})
-    assert f"| whole weights | 85.8 | {3000 - weights:.0f} | 2000 |  | 1.67 |" in told
-    assert f"| LoRA, rank 256 | 37.8 | {2000 - weights:.0f} | 1000 | 50 % | 1.10 |" in told
+    assert f"| whole weights | 85.8 | {3000 - whole:.0f} | 2000 |  | 1.67 |" in told
+    assert f"| LoRA, rank 256 | 37.8 | {2000 - whole - updates:.0f} | 1000 | 50 % | 1.10 |" in told
