@@ -44,14 +44,22 @@ from agent.__main__ import main
 main()
 """
 
-# Stores the agent, unless it is there whole, and starts it. Written under another name, then renamed: a dropped
-# connection must not leave half an agent behind. On one line and without a backslash or "!", which csh and fish would
-# not leave as they are in quotes.
+# Prints the sha256 of a file: by the quick program where there is one, else by the Python that will run the agent.
+DIGEST = (
+    '{{ sha256sum <"$1" || {python} -c "import hashlib, sys; '
+    'print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())" <"$1"; }} 2>/dev/null'
+)
+
+# Stores the agent, unless the same content is there, and starts it. Python does not check what it imports from a zip,
+# so the content is hashed in each session. The file is written under another name, then renamed: a dropped connection
+# must not leave half an agent behind. All is on one line and without a backslash or "!", which csh and fish would
+# change in quotes. Without HOME, Python looks the home up among the users, and so does this.
 START = (
-    "d={cache}; f=$d/{name}; t=$f.$$; "
+    'export HOME="${{HOME:-$(eval echo "~$(id -un)")}}"; d={cache}; f=$d/{name}; t=$f.$$; '
     'mkdir -p "$d" || exit 1; '
-    'if [ -f "$f" ] && [ "$(wc -c <"$f")" -eq {size} ]; then :; else echo; echo "{mark}send"; '
-    'head -c {size} >"$t" && [ "$(wc -c <"$t")" -eq {size} ] && mv "$t" "$f" '
+    f'same() {{{{ case "$({DIGEST})" in {{sha256}}*) true;; *) false;; esac; }}}}; '
+    'if same "$f"; then :; else echo; echo "{mark}send"; '
+    'head -c {size} >"$t" && same "$t" && mv "$t" "$f" '
     '|| {{ rm -f "$t"; df -Pk "$d" >&2; exit 1; }}; fi; '
     'echo; echo "{mark}start"; exec {python} "$f" greet'
 )
@@ -123,7 +131,14 @@ class Agent:
 
     def __enter__(self) -> Agent:
         name, content = pack_agent()
-        script = START.format(cache=CACHE, name=name, size=len(content), mark=MARK, python=shlex.quote(self.python))
+        script = START.format(
+            cache=CACHE,
+            name=name,
+            size=len(content),
+            sha256=hashlib.sha256(content).hexdigest(),
+            mark=MARK,
+            python=shlex.quote(self.python),
+        )
         self._stderr = tempfile.TemporaryFile()  # a file never fills up, as a pipe that nobody reads would
         try:
             # A session of its own: Ctrl-C in a terminal goes to us alone, and we end the agent.

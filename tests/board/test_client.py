@@ -2,6 +2,7 @@
 
 import io
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -100,14 +101,33 @@ def test_the_agent_is_stored_once_and_leaves_nothing_else(cache):
     assert stored.read_bytes() == pack_agent()[1]
 
 
-@pytest.mark.parametrize("left_behind", [b"", b"PK\x03\x04 half an agent"])
-def test_a_truncated_agent_in_the_cache_is_replaced(cache, left_behind):
+SHELL_TOOLS = ("sh", "env", "head", "wc", "mkdir", "mv", "rm", "df")
+
+
+@pytest.mark.parametrize("has_sha256sum", [True, False])
+@pytest.mark.parametrize("damage", [lambda agent: b"", lambda agent: agent[:400], lambda agent: agent[:-1] + b"?"])
+def test_an_agent_in_the_cache_of_other_content_is_replaced(cache, damage, has_sha256sum, tmp_path, monkeypatch):
     name, content = pack_agent()
     cache.mkdir(parents=True)
-    (cache / name).write_bytes(left_behind)
+    (cache / name).write_bytes(damage(content))
+    if not has_sha256sum:
+        (tmp_path / "bin").mkdir()
+        for tool in SHELL_TOOLS:
+            (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with Agent() as agent:
         assert agent.hello["schema"] == SCHEMA
     assert (cache / name).read_bytes() == content
+    assert [file.name for file in cache.iterdir()] == [name]
+
+
+def test_without_a_home_the_shell_and_python_agree_on_the_cache(monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    greeting = client.START.format(cache=client.CACHE, name="none", size=0, sha256="", mark="", python="printf %s")
+    there = subprocess.run(["sh", "-c", greeting.partition("mkdir")[0] + 'echo "$d"'], capture_output=True, text=True)
+    assert there.stdout == f"{home}/.cache/edgevit\n"
 
 
 def test_a_stale_agent_in_the_cache_is_not_started(cache):
