@@ -1,4 +1,4 @@
-"""A share of so many images, and how sure it is."""
+"""A share of so many images, and how sure it is; and whether two models differ by more than chance."""
 
 from __future__ import annotations
 
@@ -9,14 +9,26 @@ def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
     """The Wilson score interval of a share: `right` of `total` independent images, 95 % unless another `z` is given.
 
     (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), which stays in [0, 1] and is of use near 0 and 1, too.
-    Nothing is known of no images: (0, 1).
+    No images give (0, 1). The interval contains the share itself: exactly, as it is compared with other shares, and the
+    formula misses 0 and 1 by its last bits.
     """
     if total == 0:
         return 0.0, 1.0
     share, spread = right / total, z * z / total
     middle = (share + spread / 2) / (1 + spread)
     half = z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+    low = 0.0 if right == 0 else min(max(middle - half, 0.0), share)
+    return low, 1.0 if right == total else max(min(middle + half, 1.0), share)
+
+
+def better_by_chance(gained: int, lost: int) -> float:
+    """McNemar's exact test: how likely at least so many gains are where gains and losses are equally likely."""
+    n = gained + lost
+    ways, as_many = math.comb(n, gained), 0
+    for k in range(gained, n + 1):
+        as_many += ways
+        ways = ways * (n - k) // (k + 1)  # comb(n, k + 1)
+    return as_many / 2**n
 
 
 def share_text(share: float, images: int) -> str:

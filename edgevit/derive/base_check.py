@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import comb
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from edgevit.data.assumptions import CHECK, Sureness, shown
 from edgevit.data.decoded import Decoded
+from edgevit.data.shares import better_by_chance
 from edgevit.data.task import Split, Task
 from edgevit.derive.cache import Cache
 from edgevit.errors import DataError
@@ -54,12 +54,6 @@ def neighbours(preprocessing: Mapping[str, Any]) -> list[Neighbour]:
             option = f"--mean {shown(mean)} --std {shown(std)}"
             found.append(Neighbour(option, {**preprocessing, "mean": mean, "std": std}))
     return found
-
-
-def better_by_chance(gained: int, lost: int) -> float:
-    """McNemar's exact test: how likely at least so many gains are where gains and losses are equally likely."""
-    n = gained + lost
-    return float(sum(comb(n, k) for k in range(gained, n + 1)) / 2**n)
 
 
 @dataclass(frozen=True)

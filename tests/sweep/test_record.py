@@ -34,6 +34,12 @@ def test_the_smallest_model_that_loses_no_more_than_chance_is_chosen() -> None:
     assert sweep_of().chosen() is None
 
 
+@pytest.mark.parametrize("images", [50, 80, 120, 200, 250, 600, 800])
+def test_models_that_are_right_on_all_images_are_as_good_as_such_a_base(images: int) -> None:
+    points = [SweepPoint(f"r{rate}", rate, images, images, macs, 1) for rate, macs in ((None, 9), (0.5, 5), (0.9, 1))]
+    assert sweep_of(*points).chosen().rate == 0.9
+
+
 @pytest.mark.parametrize(
     ("cut", "right", "chosen"),
     [("finetuned", 285, 0.5), ("finetuned", 240, 0.8), ("base", 285, 0.8)],  # of 300; the base has 270

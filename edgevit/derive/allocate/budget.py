@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Literal
@@ -124,6 +125,14 @@ def parse_count(text: str | float, name: str) -> int:
     return round(value)
 
 
+def remainder(base: int, rate: float) -> int:
+    """The whole number that is left of `base` without this share, as exact as the share was written.
+
+    1000 * (1 - 0.9) is 99.99999999999997, and a model of 100 is within the budget.
+    """
+    return int(base * (1 - Fraction(repr(float(rate)))))
+
+
 def make_budget(
     base_macs: int,
     base_params: int,
@@ -160,7 +169,7 @@ def make_budget(
         if not 0 < rate < 1:
             mend = f"to leave the base as it is, {USE_BASE}" if rate == 0 else "0.6 leaves 40 % of the base's MACs"
             raise OptionError(f"--rate {rate:g} is not between 0 and 1; {mend}")
-        return Budget("macs", int(base_macs * (1 - rate)), base_macs, f"rate {rate:g}")
+        return Budget("macs", remainder(base_macs, rate), base_macs, f"rate {rate:g}")
     quantity: Quantity = "macs" if macs is not None else "params"
     asked = macs if macs is not None else params
     assert asked is not None

@@ -11,6 +11,7 @@ from small_base import PREPROCESSING
 
 import edgevit
 from edgevit.derive import methods
+from edgevit.derive.allocate.budget import make_budget
 from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.allocate.policy import POLICIES
 from edgevit.errors import BudgetError, CostTableError
@@ -130,3 +131,8 @@ def test_heart_is_refused_by_a_table_that_says_nothing_of_fewer_tokens(derive, t
     with pytest.raises(CostTableError, match=r"given fewer tokens, and heart is to let .*cost --tokens"):
         derive(ms=2.0, method="heart")
     assert sorted(f.name for f in tmp_path.iterdir()) == ["base.safetensors"]
+
+
+def test_a_rate_leaves_what_it_says_to_the_last_mac():
+    rates = {0.9: 100, 0.934: 66, 0.95: 50, 0.5: 500, 0.0999: 900}
+    assert {rate: make_budget(1000, 1, rate=rate).limit for rate in rates} == rates

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from edgevit.derive.algebra.factorise import one_thread
-from edgevit.derive.allocate.budget import Budget, parse_count, quantity_name, readable
+from edgevit.derive.allocate.budget import Budget, parse_count, quantity_name, readable, remainder
 from edgevit.derive.allocate.policy import Policy, Widths, fit
 from edgevit.derive.embedding import geometry_at
 from edgevit.derive.methods.skd.piad import dims_without, embed_left, slice_plan
@@ -76,7 +76,7 @@ class SuperNet:
         asked = size[given[0]]
         if given == ["rate"]:
             check_number("--rate", asked, "(0, 1)", "0.6 leaves 40 % of the network's MACs")
-        limit = int(largest * (1 - asked)) if given == ["rate"] else parse_count(asked, quantity)
+        limit = remainder(largest, asked) if given == ["rate"] else parse_count(asked, quantity)
         whole = family_of(network).geometry(network)
         least = geometry_at(network, embed_left(whole.embed, self.order)).cost(
             dims_without(spec.blocks, self.order), quantity
