@@ -11,6 +11,7 @@ from captured import INA, NX
 from edgevit.agent.measure import MeasurementRequest, measure
 from edgevit.agent.meters import ina3221, tegrastats
 from edgevit.agent.power import Readings, power_meter, power_meters
+from edgevit.agent.records import Power
 from edgevit.agent.runners import RunnerError
 
 
@@ -93,6 +94,8 @@ def square(t):
     return 4000 if int(t / 0.3) % 2 else 12000
 
 
+# As L4T sets the sensor: 512 samples of three channels, each of which converts voltage and current in 140 us.
+TIME_CONSTANT_S = 512 * 3 * 2 * 140e-6
 CURVES = {1: ("VDD_IN@40", steps), 2: ("VDD_CPU_GPU_CV@40", ramp), 3: ("VDD_SOC@40", square)}
 FLAT_MW = 6000
 
@@ -100,14 +103,14 @@ FLAT_MW = 6000
 class Sensor(threading.Thread):
     """Plays a power curve per channel into a board tree, as the INA3221 shows it.
 
-    Its filter moves the register by 1/samples of the way at each conversion: seen from outside an exponential mean,
-    with the update interval as its time constant. What it was really fed, and when, is in `fed`.
+    Its filter moves the register by 1/samples of the way at each conversion: seen from outside an exponential mean.
+    `fed` is the power that went in, and when.
     """
 
     def __init__(self, root, step_s=0.004):
         super().__init__(daemon=True)
         self.folder = next(root.glob(f"{INA}/1-0040/hwmon/hwmon*"))
-        self.constant_s = int((self.folder / "update_interval").read_text()) / 1e3
+        self.constant_s = TIME_CONSTANT_S
         self.step_s = step_s
         self.anchor_ns = None  # where the curves leave their first plateau
         self.fed = []  # (time in ns until which, power of each channel)
@@ -151,6 +154,26 @@ class Sensor(threading.Thread):
     def __exit__(self, *_):
         self.ended.set()
         self.join()
+
+
+def step_response(window_s, interval_ms, warmup_s=0.5, step_mw=40):
+    """The readings of a step from 5 to 20 W at the start of the warm-up; `step_mw` is the sensor's resolution."""
+    count = round(window_s / 0.2)
+    times_s = [warmup_s + window_s * i / count for i in range(count + 1)]
+    exact = [20_000 - 15_000 * exp(-t / TIME_CONSTANT_S) for t in times_s]
+    return Power(
+        meter="ina3221", rails={"VDD_IN@40": tuple(step_mw * round(mw / step_mw) for mw in exact)},
+        times_ns=tuple(round(t * 1e9) for t in times_s), total=("VDD_IN@40",), interval_ms=interval_ms,
+        window_started_ns=round(warmup_s * 1e9), window_ended_ns=round((warmup_s + window_s) * 1e9),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("window_s", "uncorrected"), [(10, -0.010), (3, -0.034), (1, -0.092)])
+def test_a_step_of_power_is_recovered_in_windows_of_any_length(window_s, uncorrected, board_tree):
+    interval_ms = ina3221.interval_ms(str(board_tree(NX)))
+    assert step_response(window_s, interval_ms).mean_mw() == pytest.approx(20_000, rel=0.003)
+    one_conversion = step_response(window_s, interval_ms=1.0).mean_mw()
+    assert one_conversion / 20_000 - 1 == pytest.approx(uncorrected, abs=0.003)
 
 
 def test_the_energy_of_a_known_power_curve_is_recovered_within_one_percent(board_tree):

@@ -1,10 +1,8 @@
 """Power of each rail, from the INA3221 sensors on the module, through sysfs: no root, no program in between.
 
-The sensor does not answer with the power of the moment. After each conversion it moves its register by 1/`samples` of
-the way to the new value (TI SBOS576, "Averaging Function"), and it has made `samples` conversions of every channel
-after `update_interval` (the kernel's hwmon/ina3221). So a reading is a running mean with that interval for its time
-constant, 430 ms as L4T sets it: `records.Power` reckons back. Reading it more often than a few times a second tells
-nothing new.
+A register of the sensor is not the power of the moment. Each conversion moves it by 1/`samples` of the way to the new
+value (TI SBOS576, "Averaging Function"): it is a running mean, and its time constant is that of `samples` conversions
+of all channels, 430 ms as L4T sets it. `records.Power` corrects for it. More than a few readings a second add nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +16,8 @@ from ..kernel import read_integer, read_text
 from ..power import Rails, Readings
 
 CHANNELS = (1, 2, 3)  # 4 to 7 are voltages across the shunts, and a sum
+CONVERSION_US = (140, 204, 332, 588, 1100, 2116, 4156, 8244)  # the sensor's choice; voltage and current take one each
+L4T_MS = 430.0  # the time constant that L4T's nvpower.sh requests, with 512 samples
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,33 @@ def sensor_channels(root: str) -> list[SensorChannel]:
     return found
 
 
-def interval_ms(root: str) -> float | None:
-    """Return the time constant of the slowest of the sensors."""
-    told = {read_integer(rail.folder, "update_interval") or 0 for rail in sensor_channels(root)}
-    return max((ms for ms in told if ms > 0), default=None)
+def interval_ms(root: str, total: Rails = ()) -> float | None:
+    """Return the time constant of the slowest sensor that carries a rail of `total`, or of all; None: unknown."""
+    channels = sensor_channels(root)
+    wanted = {tuple(rail) for rail in total}
+    folders = {channel.folder for channel in channels if (channel.address, channel.label) in wanted}
+    intervals = [_interval_ms(folder) for folder in folders or {channel.folder for channel in channels}]
+    return max((ms for ms in intervals if ms is not None), default=None)
+
+
+def _interval_ms(folder: str) -> float | None:
+    answer = read_integer(folder, "update_interval")
+    enabled = [read_integer(folder, f"in{channel}_enable") != 0 for channel in CHANNELS]
+    return None if answer is None else averaging_ms(answer, read_integer(folder, "samples"), sum(enabled))
+
+
+def averaging_ms(answer_ms: int, samples: int | None, channels: int) -> float | None:
+    """Return the time constant in ms, from the driver's `update_interval`, its `samples` and its enabled channels.
+
+    Since Linux 5.14, and in L4T 36, `update_interval` is one conversion of all channels, rounded to a whole ms: 1 for
+    3 x 280 us. Before, as in L4T 35, it is the whole average: 430. An answer that no conversion gives is an average; at
+    512 samples the two ranges are apart (at most 49 ms, at least 143 ms). Where several conversion times round to one
+    answer, L4T's request decides, as the driver chooses the conversion time that comes closest to it.
+    """
+    sets_us = [2 * channels * us for us in CONVERSION_US if (2 * channels * us + 500) // 1000 == answer_ms]
+    if samples is None or samples < 1 or channels < 1 or not sets_us:
+        return float(answer_ms) if answer_ms > 0 else None
+    return min((us * samples / 1000 for us in sets_us), key=lambda ms: abs(ms - L4T_MS))
 
 
 def why_not(root: str) -> str | None:
@@ -62,7 +85,7 @@ def why_not(root: str) -> str | None:
 class Meter:
     def __init__(self, root: str, total: Rails = ()) -> None:
         self.rails = sensor_channels(root)
-        self.interval_ms = interval_ms(root)
+        self.interval_ms = interval_ms(root, total)
         self.readings = Readings("ina3221", total)
 
     def __enter__(self) -> Meter:

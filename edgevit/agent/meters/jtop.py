@@ -60,7 +60,7 @@ def _no_service(root: str) -> str | None:
 class Meter:
     def __init__(self, root: str, total: Rails = ()) -> None:
         self.root = root
-        self.interval_ms = ina3221.interval_ms(root)
+        self.interval_ms = ina3221.interval_ms(root, total)
         self.readings = Readings("jtop", total)
         self.client: Any = None
         self.reason: str | None = None

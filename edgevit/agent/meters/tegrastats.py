@@ -64,7 +64,7 @@ class Meter:
 
     def __init__(self, root: str, total: Rails = ()) -> None:
         self.program = find_program(root, "tegrastats")
-        self.interval_ms = ina3221.interval_ms(root)
+        self.interval_ms = ina3221.interval_ms(root, total)
         self.readings = Readings("tegrastats", total)
         self.process: subprocess.Popen[bytes] | None = None
         self.unfinished = b""
