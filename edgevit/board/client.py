@@ -26,6 +26,7 @@ from typing import Any
 import edgevit.agent
 from edgevit.agent.__main__ import MARK
 from edgevit.errors import AgentError, BoardError, ConnectionLostError, UnfitBoardError, UnreachableError
+from edgevit.text import printable, printable_values
 
 AGENT_DIR = Path(edgevit.agent.__path__[0])
 LOCAL = ("sh", "-c")
@@ -94,7 +95,7 @@ def in_sh(script: str) -> str:
 def said_by(stderr: bytes) -> str:
     """Return what a command line of `in_sh` said, or what was said in place of it where it never began."""
     before, began, after = stderr.decode(errors="replace").partition(MARK)
-    return (after if began else before).strip()
+    return printable((after if began else before).strip(), keep="\n\t")
 
 
 def is_full(text: str) -> bool:
@@ -214,7 +215,7 @@ class Agent:
             raise UnreachableError(
                 f"{self.host} has not answered within {self.start_seconds:g} s; try again when it is less busy"
             ) from None
-        raise self._failure_to_start(stored, noise.decode(errors="replace"))
+        raise self._failure_to_start(stored, printable(noise.decode(errors="replace")))
 
     def _parse_hello(self, said: bytes) -> dict[str, Any]:
         hello = _from_json(said)
@@ -328,8 +329,11 @@ def _wait_for(file: int, event: int, deadline: float | None) -> None:
 
 
 def _from_json(line: bytes) -> Any:
+    """Return what a line of the agent holds, without control characters in any text; None where it is no JSON."""
     try:
-        return json.loads(line)
+        answer = json.loads(line)
+        # Without an escape there is no control character: most of what is long is figures.
+        return answer if line.isascii() and b"\\" not in line else printable_values(answer)
     except (ValueError, RecursionError):
         return None
 

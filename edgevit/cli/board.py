@@ -80,7 +80,7 @@ def checks_table(host: str, checks: Sequence[Check]) -> Table:
     table.add_column("seen, expected, and what to do")
     for check in checks:
         lines = (check.seen, check.expected and f"expected: {check.expected}", check.mend and f"try: {check.mend}")
-        shown = Text("\n".join(line for line in lines if line))  # no markup: messages may hold brackets
+        shown = "\n".join(line for line in lines if line)
         table.add_row(Text(check.state, style=COLOURS[check.state]), check.name, shown)
     return table
 

@@ -18,6 +18,7 @@ import typer
 
 from edgevit.errors import OutputError
 from edgevit.progress import Progress, Silent, Stage
+from edgevit.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,16 +35,6 @@ VerboseFlag = Annotated[bool, typer.Option("--verbose", "-v", help="Print what t
 QUICK_S = 2.0  # work that ends sooner shows no progress
 CLOSED = 141  # what a shell expects of a program whose reader went away
 PLAIN_EVERY_S = 10.0  # at most one plain line per stage in this time
-
-
-# Characters that move the cursor, colour the terminal or end a line; a name may hold any of them. Tables have lines.
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
-_IN_TEXT = {code: shown for code, shown in _CONTROL.items() if chr(code) not in "\n\t"}
-
-
-def one_line(text: str) -> str:
-    """A message as one line that a terminal shows as it is, whatever names are in it."""
-    return text.translate(_CONTROL)
 
 
 def _print(text: str, to: TextIO | None) -> None:
@@ -68,12 +59,12 @@ def _print(text: str, to: TextIO | None) -> None:
 
 def say(text: str) -> None:
     """Print one line on stderr."""
-    _print(one_line(text), sys.stderr)
+    _print(printable(text), sys.stderr)
 
 
 def write(text: str) -> None:
-    """Print a text on stdout as it is."""
-    _print(text, sys.stdout)
+    """Print a text on stdout, a file's content as well as a table."""
+    _print(printable(text, keep="\n\t"), sys.stdout)
 
 
 def _drawn(renderable: RenderableType, to: TextIO) -> str:
@@ -83,7 +74,7 @@ def _drawn(renderable: RenderableType, to: TextIO) -> str:
 
     class Plain(RichConsole):
         def render_str(self, text: str, **how: Any) -> Text:  # what every str in a table or title goes through
-            return super().render_str(text.translate(_IN_TEXT), **how)
+            return super().render_str(printable(text, keep="\n\t"), **how)
 
     encoding = to.encoding or "utf-8"
     paper = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace", newline="")
@@ -195,7 +186,8 @@ class _BarStage:
     def update(self, done: int, **figures: float | None) -> None:
         self.figures.update(figures)
         visible = time.monotonic() - self.started > QUICK_S
-        self.bars.update(self.task, completed=done, figures=figures_text(self.figures), visible=visible)
+        shown = printable(figures_text(self.figures))
+        self.bars.update(self.task, completed=done, figures=shown, visible=visible)
 
 
 class _Bars:
@@ -212,23 +204,24 @@ class _Bars:
         from rich.progress import Progress as Bars
 
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn(unit),
+            TextColumn(printable(unit), markup=False),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[figures]}", markup=False),
         )
         with Bars(*columns, console=self.console, transient=True) as bars:
-            stage = _BarStage(bars, bars.add_task(name, total=total, figures="", visible=False))
+            task = bars.add_task(printable(name), total=total, figures="", visible=False)
+            stage = _BarStage(bars, task)
             yield stage
         seconds = time.monotonic() - stage.started
         if seconds > QUICK_S:
             self.note(f"{name}: done in {duration(seconds)}  {figures_text(stage.figures)}")
 
     def note(self, text: str) -> None:
-        self.console.print(one_line(text), markup=False, emoji=False, highlight=False)
+        self.console.print(printable(text), markup=False, emoji=False, highlight=False)
 
     def warn(self, text: str) -> None:
         self.note(f"warning: {text}")

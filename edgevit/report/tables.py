@@ -19,6 +19,7 @@ from edgevit.report.gates import Verdict
 from edgevit.report.gather import Skipped
 from edgevit.report.record import REPORT_KIND, EntryRecord, PanelRecord, ReportRecord
 from edgevit.report.runs import three_digits
+from edgevit.text import printable
 from edgevit.version import written_by
 
 FEW_IMAGES = 0.05  # half an interval: so few images tell little
@@ -26,7 +27,7 @@ FIGURES_TOLD = {"p50": "of p50s", "mean": "of means", "processor": "of processor
 MANY = 5  # models of which one is chosen by the images that it is told on
 PIPE = str.maketrans({"|": "\\|", "\n": " "})
 TAG = re.compile("<(?=[a-zA-Z/!?])")  # as which Markdown takes a name like <b>, and shows nothing
-FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of one
+FORMULAS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # with these a spreadsheet begins one, full-width characters too
 
 
 @dataclass(frozen=True)
@@ -355,7 +356,8 @@ def as_markdown(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
     parts += kept_apart(panels)
     if skipped:
         parts += ["Left out:", "\n".join(f"- {one.where}: {one.why}" for one in skipped)]
-    return TAG.sub("&lt;", "\n\n".join(part for part in parts if part)) + "\n"
+    whole = "\n\n".join(part for part in parts if part)
+    return TAG.sub("&lt;", printable(whole, keep="\n")) + "\n"
 
 
 def as_csv(panels: Sequence[Panel]) -> str:
@@ -376,8 +378,11 @@ def as_csv(panels: Sequence[Panel]) -> str:
 
 def _cell(value: Any) -> Any:
     """A value, and words so that a spreadsheet shows and does not run them: a folder may be called `=cmd|...`."""
-    told = "; ".join(map(str, value)) if isinstance(value, tuple) else value
-    return f"'{told}" if isinstance(told, str) and told.startswith(FORMULAS) else told
+    words = "; ".join(map(str, value)) if isinstance(value, tuple) else value
+    if not isinstance(words, str):
+        return words
+    shown = printable(words, keep="\n\t")
+    return f"'{shown}" if words.lstrip().startswith(FORMULAS) else shown
 
 
 def as_json(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:

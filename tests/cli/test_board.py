@@ -9,7 +9,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from edgevit.board.connection import open_board
-from edgevit.cli.board import jobs_table
+from edgevit.board.doctor import Check
+from edgevit.cli.board import checks_table, jobs_table
+from edgevit.cli.console import Console
 
 NX = "orin-nx-16gb-jetpack6.2"
 
@@ -48,6 +50,13 @@ def test_a_captured_board_shows_what_is_seen_expected_and_to_try(edgevit_main, n
     assert "expected: locked while measuring" in done.out
     assert "try: sudo jetson_clocks, or --lock-clocks" in done.out
     assert done.told == []
+
+
+def test_a_board_cannot_move_the_cursor(capsys):
+    odd = "x\x1b]0;title\x07[/bold]\u202e"
+    Console().show(checks_table(odd, [Check(odd, "warning", odd, odd, odd)]))
+    drawn = capsys.readouterr().out
+    assert drawn.count("[/bold]\\u202e") == 5 and not {"\x1b", "\x07", "\u202e"} & set(drawn)
 
 
 def test_json_has_the_facts_and_the_checks(edgevit_main, nx):

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,11 @@ import pytest
 import typer
 from rich.table import Table
 
+from edgevit.cli import console
 from edgevit.cli.app import app
 from edgevit.cli.command import with_options
-from edgevit.cli.console import CLOSED, Console, one_line, say
+from edgevit.cli.console import CLOSED, Console, say, write
+from edgevit.text import printable
 
 PROGRAM = [sys.executable, "-m", "edgevit.cli"]
 POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -96,15 +99,17 @@ def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str], name:
     assert capsys.readouterr().err == f"error: {name}\n"
 
 
-@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31mb", "a\rb", "a\x00b", "a\x9bb", "a\tb"])
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31mb", "a\rb", "a\x00b", "a\x9bb", "a\tb", "a\u202eb"])
 def test_what_moves_the_cursor_is_shown_and_not_done(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    assert one_line(name) == f"a\\x{ord(name[1]):02x}{name[2:]}"
     say(name)
-    assert capsys.readouterr().err == one_line(name) + "\n"
+    write(name)
+    out, err = capsys.readouterr()
+    assert err == f"{printable(name)}\n" and printable(name) != name
+    assert not set(out) & set("\x1b\r\x00\x9b\u202e")
     table = Table("name")
     table.add_row(name)
     told = shown(capsys, table)
-    assert not set(told) & set("\x1b\r\x00\x9b")
+    assert not set(told) & set("\x1b\r\x00\x9b\u202e")
 
 
 def test_progress_on_a_terminal_shows_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,8 +119,16 @@ def test_progress_on_a_terminal_shows_names_as_they_are(monkeypatch: pytest.Monk
 
     paper = Terminal()
     monkeypatch.setattr(sys, "stderr", paper)
-    Console().progress.warn("x[/b] [red] :smile:")
+    monkeypatch.setattr(console, "QUICK_S", -1.0)
+    progress = Console().progress
+    progress.warn("x[/b] [red] :smile:")
     assert "warning: x[/b] [red] :smile:" in paper.getvalue()
+    with progress.stage("load [/bold] [v2]\x1b]0;title\x07", total=9, unit="[i]") as stage:
+        stage.update(3, **{"[/x]\x1b[2J": 1.0})
+        stage.bars.refresh()
+    drawn = paper.getvalue()
+    assert "load [/bold] [v2]\\x1b]0;title\\x07" in drawn and "[/x]\\x1b[2J 1" in drawn and "[i]" in drawn
+    assert not {"\x1b]0;", "\x1b[2J"} & set(re.findall("\x1b.{3}", drawn))
 
 
 def number_options() -> list[tuple[str, str, bool]]:

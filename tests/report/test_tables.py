@@ -135,8 +135,23 @@ def test_csv_and_json_have_every_entry_with_its_place(made: list[Panel]) -> None
 
 
 def test_a_spreadsheet_runs_nothing_of_a_csv(made: list[Panel]) -> None:
-    names = ("=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "t1", "a=b", 'a,b\n"c"')
+    names = (
+        "=cmd|' /C calc'!A0",
+        "+1",
+        "-1",
+        "@SUM(A1)",
+        "\t=1",
+        " =1",
+        "\n=1",
+        "\N{FULLWIDTH EQUALS SIGN}1",
+        "t1",
+        "a=b",
+        'a,b\n"c"',
+    )
     odd = replace(made[0], entries=tuple(replace(made[0].entries[3], title=name, ratio=-0.5) for name in names))
     rows = list(csv.DictReader(io.StringIO(as_csv([odd]))))
-    assert [row["title"] for row in rows] == [f"'{name}" for name in names[:5]] + list(names[5:])
+    assert [row["title"] for row in rows] == [f"'{name}" for name in names[:8]] + list(names[8:])
     assert {row["ratio"] for row in rows} == {"-0.5"}, "numbers are numbers"
+    odd = replace(odd, entries=(replace(made[0].entries[3], title="\x1b[2J\u202e"),))
+    for text in (as_csv([odd]), as_markdown([odd], [])):
+        assert "\\x1b[2J\\u202e" in text and not {"\x1b", "\u202e"} & set(text)

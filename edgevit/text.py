@@ -1,0 +1,46 @@
+"""Text from outside, made safe to show: names of files and classes, and whatever a board answers.
+
+A terminal obeys control characters, and a reader is misled by those that change the direction of writing. Here each
+becomes its number, as in `\\x1b`. Markup is not touched, as brackets are part of many messages: no printer reads any.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# C0, delete and C1; marks, embeddings and isolates of direction; separators of lines and paragraphs; halves of pairs,
+# which no encoding takes.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+MULTILINE = ("traceback",)  # keys of an answer whose text has lines
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Return `text` with the number of each control character in its place, but for those in `keep`."""
+
+    def number(match: re.Match[str]) -> str:
+        code = ord(match[0])
+        return match[0] if match[0] in keep else f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+    return _CONTROL.sub(number, text)
+
+
+def printable_values(value: Any, *, keep: str = "") -> Any:
+    """Return JSON values with all their texts and keys made `printable`."""
+    if isinstance(value, str):
+        return printable(value, keep=keep)
+    if isinstance(value, list):
+        return [printable_values(one, keep=keep) for one in value]
+    if isinstance(value, dict):
+        return {
+            printable(key): printable_values(one, keep="\n\t" if key in MULTILINE else "") for key, one in value.items()
+        }
+    return value
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """Return a text of at most `most` characters: its middle is left out where it has more."""
+    if len(text) <= most:
+        return text
+    first = (most - 3) * 2 // 3
+    return f"{text[:first]}...{text[first + 3 - most :]}"
