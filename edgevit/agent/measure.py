@@ -69,6 +69,7 @@ def measure(request: MeasurementRequest, report: Report, root: str = "/") -> Run
     within: tuple[AnyMeter, ...] = (speeds, heat, *(kind.Meter(root) for kind in (gpu, load)))
     # Clocks come first: what reads the others leaves the GPU idle for milliseconds, after which it may be slower.
     everything: tuple[AnyMeter, ...] = (speeds, *around, *((power,) if power else ()), *within[1:])
+    ticks_ns: list[int] = []
     with ExitStack() as opened:
         for meter in around:
             opened.enter_context(meter)
@@ -79,14 +80,20 @@ def measure(request: MeasurementRequest, report: Report, root: str = "/") -> Run
         load_ns = perf_counter_ns() - started
 
         def tick(done: float) -> None:
+            began = perf_counter_ns()
             report("measure", done, temperature_c=heat.hottest_c())
             for meter in everything:
                 meter.read()
+            if power and not request.period_ms:
+                power.read()  # two readings tell the power of a tick, which is none of the inferences'
+                ticks_ns.extend((began, perf_counter_ns()))
 
         timed = _time(loaded, request, report, power, within, tick)
         for meter in around:  # once more while the model is there, in case the window was shorter than a tick
             meter.read()
     figures = {name: value for meter in everything for name, value in meter.figures().items()}
+    if figures.get("power"):
+        figures["power"]["ticks_ns"] = ticks_ns
     return make_run(request, loaded, load_ns, root, timed, figures)
 
 

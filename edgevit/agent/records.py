@@ -8,6 +8,7 @@ Schema history: 1  first version
                 5  period_ns, missed and parts_ns: a model as it is used; inferences of schema 1 to 4 followed one
                    another without a pause, on input that was there
                 6  beside and visit: models that alternate in one process; one of schema 1 to 5 had it for itself
+                7  ticks_ns of power: when the meters alone worked; in runs of schema 1 to 6 it is unknown
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Callable, Dict, Sequence
 
 from . import doubts
 
-SCHEMA = 6
+SCHEMA = 7
 
 # Fields that a schema brought, and that runs of the schemas before it leave unmeasured.
 NEW_IN = {
@@ -34,6 +35,7 @@ NEW_IN = {
     4: ("edgevit",),
     5: ("period_ns", "missed", "parts_ns"),
     6: ("beside", "visit"),
+    7: (),
 }
 
 # Fields of a run that JSON turns from tuples into lists.
@@ -44,6 +46,10 @@ SERIES = (
 
 PARTS = ("decode", "preprocess", "copy in", "inference", "copy out")  # of an inference end to end, in order
 CLOSED_LOOP = "one after another"  # the use of a run that has no other
+
+# Share of the ticks' time between their first and last readings, from which the power of ticks is taken. Below it, the
+# resolution of the readings is too coarse for it.
+TICKS_COVERED = 0.25
 
 
 class RecordError(ValueError):
@@ -67,6 +73,7 @@ class Power:
     interval_ms: float | None  # time constant of the sensor's running mean; None: it does not say
     window_started_ns: int
     window_ended_ns: int
+    ticks_ns: tuple[int, ...] = ()  # start and end of each time in the window in which the meters alone worked, in turn
 
     def total_mw(self) -> tuple[float, ...] | None:
         """The module's power at each reading."""
@@ -82,12 +89,27 @@ class Power:
             return None
         if self.times_ns[-1] <= start or self.times_ns[0] >= end:
             return None
+        return self._drawn(milliwatts, start, end) / (end - start)
+
+    def tick_mw(self) -> float | None:
+        """Mean power of the module while the meters alone worked; None where the readings do not tell."""
+        milliwatts, pairs = self.total_mw(), list(zip(self.ticks_ns[::2], self.ticks_ns[1::2]))
+        if milliwatts is None or not pairs:
+            return None
+        inside = [[time for time in self.times_ns if start <= time <= end] for start, end in pairs]
+        spans = [(times[0], times[-1]) for times in inside if len(times) > 1]
+        covered = sum(end - start for start, end in spans)
+        if covered <= TICKS_COVERED * sum(end - start for start, end in pairs):
+            return None
+        return sum(self._drawn(milliwatts, start, end) for start, end in spans) / covered
+
+    def _drawn(self, milliwatts: Sequence[float], start: int, end: int) -> float:
+        """Energy between two times, in mW x ns: the integral of the readings, and what the sensor still owes."""
         owed = _at(self.times_ns, milliwatts, end) - _at(self.times_ns, milliwatts, start)
-        drawn = _integral(self.times_ns, milliwatts, start, end) + owed * (self.interval_ms or 0) * 1e6
-        return drawn / (end - start)
+        return _integral(self.times_ns, milliwatts, start, end) + owed * (self.interval_ms or 0) * 1e6
 
     def window_s(self) -> float:
-        """Length of the window: a run's wall time and what the meters took, as the module draws power then, too."""
+        """Length of the window: a run's wall time and that of its ticks."""
         return (self.window_ended_ns - self.window_started_ns) / 1e9
 
     def energy_mj(self) -> float | None:
@@ -98,16 +120,19 @@ class Power:
     @classmethod
     def from_dict(cls, data: Any) -> Power:
         """Raises: RecordError."""
+        if isinstance(data, dict):
+            data = {"ticks_ns": (), **data}  # not in schema 6 and before
         if not isinstance(data, dict) or {field.name for field in fields(cls)} != set(data):
             raise RecordError(f"power is not {', '.join(field.name for field in fields(cls))}")
         _check_types(cls, data)
-        times, rails, total = data["times_ns"], data["rails"], data["total"]
-        if any(a > b for a, b in zip(times, times[1:])):
-            raise RecordError("power has times that do not ascend")
+        times, rails, total, ticks = data["times_ns"], data["rails"], data["total"], data["ticks_ns"]
+        if len(ticks) % 2 or any(a > b for row in (times, ticks) for a, b in zip(row, row[1:])):
+            raise RecordError("power has times that do not ascend, or a tick without an end")
         if any(len(row) != len(times) for row in rails.values()) or not set(total) <= set(rails):
             raise RecordError("power has rails without a reading at each time, or a total of rails that are not there")
         rows = {name: tuple(float(milliwatts) for milliwatts in row) for name, row in rails.items()}
-        return cls(**{**data, "rails": rows, "times_ns": tuple(times), "total": tuple(total)})
+        series = {"rails": rows, "times_ns": tuple(times), "total": tuple(total), "ticks_ns": tuple(ticks)}
+        return cls(**{**data, **series})
 
 
 def _at(times: Sequence[int], values: Sequence[float], time: int) -> float:
@@ -221,23 +246,39 @@ class Run:
         return None if self.gpu_ns is None else nearest_rank(self.gpu_ns, percentile)
 
     def power_mw(self) -> float | None:
-        """Mean power of the whole module over the window."""
-        return self.power.mean_mw() if self.power else None
+        """Mean power of the whole module over the inferences: over the window less its ticks.
+
+        In a tick the meters are read and no inference runs, so that the module draws less. With E the energy of the
+        window, W the wall time, T that of the ticks, the window being W + T, and P_t the power in ticks:
+
+            power = (E - P_t T) / W,    energy of an image = power / images per second
+
+        P_t comes from readings at both ends of each tick. Where the meter is too slow for that, it is E / (W + T).
+        """
+        mean = self.power.mean_mw() if self.power else None
+        if self.power is None or mean is None:
+            return None
+        ticks_ns, tick_mw = self.ticks_ns(), self.power.tick_mw()
+        return mean if tick_mw is None else mean + (mean - tick_mw) * ticks_ns / self.wall_ns
+
+    def ticks_ns(self) -> int:
+        """Time of the window in which the meters alone worked; 0 where inferences have pauses anyway."""
+        if self.power is None or self.period_ns is not None:
+            return 0
+        return max(0, self.power.window_ended_ns - self.power.window_started_ns - self.wall_ns)
 
     def idle_power_mw(self) -> float | None:
         return self.idle_power.mean_mw() if self.idle_power else None
 
     def energy_per_image_mj(self) -> float | None:
-        """Gross: all that the module drew, over the images of the window."""
-        energy = self.power.energy_mj() if self.power else None
-        return None if energy is None else energy / self.images()
+        """Gross: all that the module draws for an image; `power_mw` over the images per second."""
+        power = self.power_mw()
+        return None if power is None else power / self.images_per_second()
 
     def net_energy_per_image_mj(self) -> float | None:
         """The same less what the module draws when it is idle."""
-        energy, idle = self.power.energy_mj() if self.power else None, self.idle_power_mw()
-        if self.power is None or energy is None or idle is None:
-            return None
-        return (energy - idle * self.power.window_s()) / self.images()
+        power, idle = self.power_mw(), self.idle_power_mw()
+        return None if power is None or idle is None else (power - idle) / self.images_per_second()
 
     def temperature_max_c(self) -> float | None:
         readings = (self.temperatures_before_c, *(self.temperatures_during_c or ()), self.temperatures_after_c)

@@ -487,8 +487,9 @@ def board_table(rows: Sequence[Row]) -> Table:
     from edgevit.report.runs import three_digits
 
     rails = " + ".join(rows[0].rails) or "module"
-    window = rows[0].power_window_s
+    window, ticks = rows[0].power_window_s, rows[0].ticks_share
     over = "" if window is None else f" over {window:.1f} s"
+    over += f" less {ticks:.0%} for the meters" if ticks and ticks >= 0.005 else ""
     table = _table(
         used(f"GPU and power ({rails}{over})", rows[0].use),
         *("batch", "GPU p50 ms", "GPU p99 ms", "engine MiB", "W", "idle W", "mJ/image", "net mJ/image"),

@@ -63,6 +63,7 @@ class Row:
     energy_net_mj: float | None  # less what the module draws when idle
     rails: tuple[str, ...]  # empty: not known which make up the module
     power_window_s: float | None
+    ticks_share: float | None  # of that window: meters are read, and no inference runs; not in `power_w`
     gpu_load: float | None  # 0 to 1
     temperature_max_c: float | None
     power_mode: str | None
@@ -168,6 +169,7 @@ def make_row(run: Run, least_s: float | None = None) -> Row:
         energy_net_mj=run.net_energy_per_image_mj(),
         rails=power.total if power else (),
         power_window_s=power.window_s() if power else None,
+        ticks_share=run.ticks_ns() / (run.ticks_ns() + run.wall_ns) if power else None,
         gpu_load=run.gpu_load(),
         temperature_max_c=run.temperature_max_c(),
         power_mode=run.power_mode_before,

@@ -24,9 +24,9 @@ def powers(draw):
     times = sorted(draw(st.lists(integers, max_size=5)))
     rails = draw(st.dictionaries(texts, st.lists(figures, min_size=len(times), max_size=len(times)).map(tuple)))
     total = draw(st.lists(st.sampled_from(sorted(rails)), unique=True)) if rails else []
-    return Power(
-        draw(texts), rails, tuple(times), tuple(total), draw(st.none() | figures), draw(integers), draw(integers)
-    )
+    ticks = draw(st.lists(integers, max_size=2).filter(lambda ticks: len(ticks) != 1).map(sorted).map(tuple))
+    interval_ms = draw(st.none() | figures)
+    return Power(draw(texts), rails, tuple(times), tuple(total), interval_ms, draw(integers), draw(integers), ticks)
 
 
 runs = st.builds(
@@ -107,7 +107,7 @@ def test_comparable_names_what_differs():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 7}, "schema 7, and this edgevit reads schema 1 to 6: update edgevit"),
+        ({"schema": 8}, "schema 8, and this edgevit reads schema 1 to 7: update edgevit"),
         ({"visit": 7}, "the latencies are not those of whole visits"),
         ({"visit": 0}, "visit is empty, or not above 0"),
         ({"period_ns": 0}, "period_ns is empty, or not above 0"),
@@ -137,6 +137,10 @@ def test_comparable_names_what_differs():
         ({"idle_power": {**BOARD.to_dict()["power"], "times_ns": [1]}}, "rails without a reading at each time"),
         ({"power": {**BOARD.to_dict()["power"], "total": ["VDD"]}}, "a total of rails that are not there"),
         ({"power": {**BOARD.to_dict()["power"], "times_ns": [S] * 12 + [0]}}, "times that do not ascend"),
+        (
+            {"power": {**BOARD.to_dict()["power"], "ticks_ns": [S]}},
+            "times that do not ascend, or a tick without an end",
+        ),
         ({"power": {**BOARD.to_dict()["power"], "interval_ms": "430"}}, "interval_ms is not of type"),
     ],
 )
@@ -326,26 +330,44 @@ def test_energy_per_image_is_power_over_throughput_gross_and_net():
     run = replace(BOARD, latencies_ns=(10 * MS,) * 1200, batch=4, idle_power=idle)  # 400 images/s
     assert (run.power_mw(), run.idle_power_mw()) == pytest.approx((10_000, 4000))
     assert (run.energy_per_image_mj(), run.net_energy_per_image_mj()) == pytest.approx((25, 15))
-    read = replace(run, wall_ns=run.wall_ns * 9 // 10)  # the meters took a tenth of the window, and the module drew on
-    assert (read.energy_per_image_mj(), read.net_energy_per_image_mj()) == pytest.approx((25, 15))
-    assert replace(run, idle_power=None).net_energy_per_image_mj() is None
-    assert replace(run, power=None).energy_per_image_mj() is None
 
 
-def test_the_hottest_zone_and_the_mean_load_are_those_of_the_whole_window():
-    warm = {"temperatures_before_c": {"cpu": 48.0}, "temperatures_during_c": ({"cpu": 50.0, "gpu": 61.5},)}
-    run = replace(BOARD, **warm, temperatures_after_c={"gpu": 60.0}, gpu_load_permille=(800, 1000))
-    assert (run.temperature_max_c(), run.gpu_load()) == (61.5, 0.9)
-    assert (BOARD.temperature_max_c(), BOARD.gpu_load()) == (None, None)
+def ticking(mean_of_tick_mw, *, tick_ns=30 * MS, interval_ms=430.0, readings_per_tick=2):
+    """Ten seconds at 12 W, but for a tick every 200 ms, seen through a lagging sensor with a resolution of 40 mW."""
+    starts = range(S + 200 * MS, 11 * S, 200 * MS + tick_ns)
+
+    def drawn(t):
+        return mean_of_tick_mw if any(start <= t < start + tick_ns for start in starts) else 12_000
+
+    places = (5 * MS, tick_ns - 3 * MS)[:readings_per_tick]
+    times = [S, *(start + place for start in starts for place in places), 11 * S]
+    readings = [40 * round(mw / 40) for mw in running_mean(drawn, times, round(interval_ms * MS))]
+    ticks = tuple(t for start in starts for t in (start, start + tick_ns))
+    seen = replace(power(readings, times, window=(S, 11 * S), interval_ms=interval_ms), ticks_ns=ticks)
+    return replace(BOARD, power=seen, wall_ns=10 * S - len(starts) * tick_ns)
 
 
-def test_gpu_times_have_percentiles_of_their_own():
-    assert (BOARD.gpu_percentile_ns(50), BOARD.gpu_percentile_ns(99)) == (9 * MS, 10 * MS)
-    assert QUIET.gpu_percentile_ns(50) is None
+@pytest.mark.parametrize("tick_mw", [4000, 12_000, 14_000])
+def test_the_power_of_inferences_is_without_that_of_the_ticks_between_them(tick_mw):
+    run = ticking(tick_mw)
+    assert run.power_mw() == pytest.approx(12_000, rel=0.005)
+    assert run.energy_per_image_mj() == pytest.approx(run.power_mw() / run.images_per_second())
+    assert run.ticks_ns() / (run.ticks_ns() + run.wall_ns) == pytest.approx(0.13, abs=0.005)
+    if tick_mw != 12_000:
+        assert abs(run.power.mean_mw() / 12_000 - 1) > 0.02, "the ticks matter"
 
 
-@given(st.integers(1, 1000))
-def test_percentile_ranks_do_not_suffer_from_rounding(count):
-    run = replace(QUIET, latencies_ns=tuple(range(1, count + 1)))
-    for percentile in range(1, 101):
-        assert run.latency_ns(percentile) == -(-percentile * count // 100) == math.ceil(percentile * count / 100)
+def test_ticks_with_one_reading_each_count_with_the_mean_power():
+    run = ticking(4000, readings_per_tick=1)
+    assert (run.power.tick_mw(), run.power_mw()) == (None, run.power.mean_mw())
+
+
+def test_the_pauses_of_a_period_are_part_of_its_energy():
+    run = replace(ticking(4000), period_ns=20 * MS)
+    assert (run.ticks_ns(), run.power_mw()) == (0, run.power.mean_mw())
+
+
+def test_power_of_schema_6_has_no_ticks():
+    record = BOARD.to_dict()
+    del record["power"]["ticks_ns"]
+    assert Run.from_dict({**json.loads(json.dumps(record)), "schema": 6}) == BOARD

@@ -113,7 +113,7 @@ def test_runs_of_schema_1_are_compared_with_newer_ones(edgevit_main, write, runs
         ("", "no runs in"),
         ("{}", "line 1: not a run"),
         ("[" * 100_000, "line 1 is nested too deeply"),
-        ('{"schema": 7}', "line 1: schema 7, and this edgevit reads schema 1 to 6: update edgevit"),
+        ('{"schema": 8}', "line 1: schema 8, and this edgevit reads schema 1 to 7: update edgevit"),
     ],
 )
 def test_a_file_that_is_not_runs_is_one_line(edgevit_main, write, runs, tmp_path, content, said):

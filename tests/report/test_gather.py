@@ -34,7 +34,7 @@ def test_models_runs_and_profiles_are_found_and_what_is_broken_is_named(everythi
         "runs/spoilt/model.json",
         "runs/t1/history.jsonl, line 21",
     }
-    assert left["other.jsonl, line 1"] == "schema 99, and this edgevit reads schema 1 to 6: update edgevit"
+    assert left["other.jsonl, line 1"] == "schema 99, and this edgevit reads schema 1 to 7: update edgevit"
     assert left["runs.jsonl, line 33"].startswith("is not JSON") and len(found.models[1].history) == 20
 
 

@@ -34,7 +34,7 @@ def test_a_row_from_a_board_has_gpu_times_power_and_what_it_is_made_of():
     assert row.memory_mib == 300
     assert (row.power_w, row.idle_power_w) == pytest.approx((10, 4))
     assert (row.energy_mj, row.energy_net_mj) == pytest.approx((100, 60))  # 100 images/s
-    assert (row.rails, row.power_window_s) == (("VDD_IN@40",), 12)
+    assert (row.rails, row.power_window_s, row.ticks_share) == (("VDD_IN@40",), 12, 0)
     assert (row.temperature_max_c, row.power_mode, row.void) == (52.5, "MAXN_SUPER", ())
 
 
@@ -84,7 +84,7 @@ def test_runs_are_read_back_from_json_lines(tmp_path):
         (None, "there is no .*some runs.jsonl; check the path"),
         ("\n", "no runs in .*; write some with `edgevit bench MODEL --output '/.*'`"),
         (DENSE.to_json() + "\n" + DENSE.to_json()[:50], "runs.jsonl, line 2 is not JSON"),
-        ('{"schema": 9}', "line 1: schema 9, and this edgevit reads schema 1 to 6"),
+        ('{"schema": 9}', "line 1: schema 9, and this edgevit reads schema 1 to 7"),
         ("\xff", "is not text in UTF-8"),
     ],
 )

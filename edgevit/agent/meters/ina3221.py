@@ -97,10 +97,11 @@ class Meter:
         self.readings.begin()
 
     def read(self) -> None:
+        began = perf_counter_ns()
         row = {f"{rail.label}@{rail.address}": rail.milliwatts() for rail in self.rails}
-        told = {name: milliwatts for name, milliwatts in row.items() if milliwatts is not None}
-        if told:
-            self.readings.add(perf_counter_ns(), told)
+        rails = {name: milliwatts for name, milliwatts in row.items() if milliwatts is not None}
+        if rails:
+            self.readings.add((began + perf_counter_ns()) // 2, rails)
 
     def __exit__(self, *_: object) -> None:
         self.readings.ended_ns = perf_counter_ns()
