@@ -124,14 +124,14 @@ KINDS = {
     "model": Kind("m/model.json", (("show", "m"), ("evaluate", "m", *FEW), _work), sealed=True),
     "resealed": Kind("m/model.json", (("show", "m"), ("evaluate", "m", *FEW)), named="model."),  # or the weights
     "derivation": Kind(
-        "m/derivation.json", (("show", "m"), ("show", "m", "--json"), ("evaluate", "m", *FEW)), same=(2,)
+        "m/derivation.json", (("show", "m"), ("show", "m", "--json"), ("evaluate", "m", *FEW)), sealed=True, same=(2,)
     ),
-    "export": Kind("m/export/export.json", (_report, _measurable)),
-    "engine": Kind("m/export/engines/board/0123456789abcdef.json", (_store,)),
+    "export": Kind("m/export/export.json", (_report, _measurable), sealed=True),
+    "engine": Kind("m/export/engines/board/0123456789abcdef.json", (_store,), sealed=True),
     "metadata": Kind("m/export/model.fp32.onnx", (("evaluate", "m/export/model.fp32.onnx", "--data", "digits", *FEW),)),
     "onnx": Kind("o/onnx.json", (("show", "o"), ("evaluate", "o", "--data", "digits", *FEW)), sealed=True),
     "processor": Kind("o/preprocessor_config.json", (_stated,), named="prep"),
-    "supernet": Kind("net/supernet.json", (("show", "net"), SLICE)),
+    "supernet": Kind("net/supernet.json", (("show", "net"), SLICE), sealed=True),
     "layers": Kind("runs.layers.jsonl", (("show", "runs.layers.jsonl"), ("show", "runs.layers.jsonl", "--json"))),
     "inspected": Kind(
         "m/export/engines/board/0123456789abcdef.layers.json",
@@ -141,9 +141,9 @@ KINDS = {
     "profile": Kind("mine.yaml", (("profiles", "mine.yaml"),)),
     "costs": Kind("costs.yaml", (_costs,), named="cost"),
     "plan": Kind("jobs.yaml", (_plan,)),
-    "results": Kind("fleet/results.json", (_results,)),
-    "sweep": Kind("swept/sweep.json", (("show", "swept"), ("show", "swept", "--json"))),
-    "proof": Kind("proof.json", (("show", "proof.json"), ("show", "proof.json", "--json"))),
+    "results": Kind("fleet/results.json", (_results,), sealed=True),
+    "sweep": Kind("swept/sweep.json", (("show", "swept"), ("show", "swept", "--json")), sealed=True),
+    "proof": Kind("proof.json", (("show", "proof.json"), ("show", "proof.json", "--json")), sealed=True),
     "classes": Kind(
         "classes.txt", (("evaluate", "m", "--data", "digits", "--classes", "classes.txt", *FEW),), named=""
     ),

@@ -53,8 +53,9 @@ class BuiltEngines:
     edgevit: str | None = None  # version that wrote the file; None: an older one, which did not write it
 
 
-KEY_KIND = RecordKind("costs_key", StoreKey, READER, schemas=(1,))
-ENGINES_KIND = RecordKind("costs_engines", BuiltEngines, READER, schemas=(UNMARKED, 1))
+# No seals: the folder is named by the hash of the key, and engines are known by their own hashes.
+KEY_KIND = RecordKind("costs_key", StoreKey, READER, schemas=(1,), seal=None)
+ENGINES_KIND = RecordKind("costs_engines", BuiltEngines, READER, schemas=(UNMARKED, 1), seal=None)
 
 
 def costs_folder() -> Path:

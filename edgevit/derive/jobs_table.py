@@ -3,6 +3,7 @@
 Schema history: 1  first version
                 2  versions, of the edgevit that wrote it last; tables of schema 1 are still read
                 3  warnings of each job; tables of schema 2 are still read
+                4  record and content_sha256, of all the rest of the file
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from edgevit.errors import JobsError
 from edgevit.folder.derivation import Share
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Count, Sha256
-from edgevit.folder.records import RecordKind, Versions
+from edgevit.folder.records import RecordKind, Seal, Versions
 
 READER = Reader(JobsError, mend="the rows of models that are there are read from their folders")
 
@@ -52,4 +53,4 @@ class JobsTable:
     versions: Versions | None = None  # None: of an older edgevit
 
 
-TABLE_KIND = RecordKind("results", JobsTable, READER, schemas=(1, 2, 3))
+TABLE_KIND = RecordKind("results", JobsTable, READER, schemas=(1, 2, 3, 4), seal=Seal(since=4))

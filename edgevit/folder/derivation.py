@@ -7,6 +7,7 @@ Schema history: 1  first version
                    Later ones have clock and base_clock of what was met, and its request; the others do not say.
                    Later ones have start; where they lack it the base was cut as it is.
                    Later ones have base_finetuned of validation, and base_training; the others do not say
+                4  record and content_sha256, of all the rest of the file
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edgevit.folder.model import READER, BlockDims, ClassLabel, Head, Index, ModelSpec, Sha256, Size
-from edgevit.folder.records import MORE, More, RecordKind, Versions
+from edgevit.folder.records import MORE, More, RecordKind, Seal, Versions
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -388,4 +389,4 @@ def _classes(accuracy: AccuracyRecord) -> list[str]:
     return sorted(name for name, top1 in (accuracy.per_class or {}).items() if top1 is not None)
 
 
-DERIVATION_KIND = RecordKind("derivation", DerivationRecord, READER, schemas=(1, 2, 3))
+DERIVATION_KIND = RecordKind("derivation", DerivationRecord, READER, schemas=(1, 2, 3, 4), seal=Seal(since=4))

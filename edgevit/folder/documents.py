@@ -127,14 +127,24 @@ class Reader:
 
 def newer(content: Mapping[str, Any], seen: int, known: int) -> str:
     """What is said of a file of a schema that only a later edgevit knows, after the file's name."""
-    versions = content.get("versions")
-    writer = str(versions.get("edgevit") if isinstance(versions, dict) else content.get("edgevit"))
     by, install = "", "a newer edgevit"
-    if version := re.match(r"\d[\w.]{0,40}", writer):
+    if version := _version(content):
         by = f" (written by edgevit {version[0]})"
         if version[0] != __version__:  # else by a checkout that is ahead of this one
             install = f"edgevit>={version[0]}"
     return f"has schema {seen}; this edgevit {__version__} reads up to {known}{by}: install {install}"
+
+
+def writer_of(content: Mapping[str, Any]) -> str:
+    """Which edgevit wrote a file, by what it says: "edgevit 0.1.0", or "an older edgevit"."""
+    version = _version(content)
+    return f"edgevit {version[0]}" if version else "an older edgevit"
+
+
+def _version(content: Mapping[str, Any]) -> re.Match[str] | None:
+    versions = content.get("versions")
+    writer = str(versions.get("edgevit") if isinstance(versions, dict) else content.get("edgevit"))
+    return re.match(r"\d[\w.]{0,40}", writer)
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types

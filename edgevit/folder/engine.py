@@ -1,6 +1,7 @@
 """What is known of an engine: a JSON file beside it, `export/engines/<fingerprint>/<key>.json`.
 
 Schema history: 1  first version; later files of schema 1 have edgevit
+                2  record and content_sha256, of all the rest of the file
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edgevit.errors import EngineError
 from edgevit.folder.documents import Reader
 from edgevit.folder.export import Fusion
 from edgevit.folder.model import Index, Sha256
-from edgevit.folder.records import PLACE, Place, RecordKind
+from edgevit.folder.records import PLACE, Place, RecordKind, Seal
 from edgevit.folder.writing import file_sha256, write_whole, writing
 
 READER = Reader(EngineError, mend="build the engine again with edgevit export ... --trt --rebuild")
@@ -147,7 +148,7 @@ class EngineRecord:
 
 
 LAYERS = ".layers.json"
-ENGINE_KIND = RecordKind("engine", EngineRecord, READER, schemas=(1,))
+ENGINE_KIND = RecordKind("engine", EngineRecord, READER, schemas=(1, 2), seal=Seal(since=2))
 
 
 def key_of(asked: Mapping[str, Any]) -> str:

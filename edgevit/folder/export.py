@@ -3,6 +3,7 @@
 Schema history: 1  first version
                 2  rejection; exports of schema 1 are still read: they have none
                 3  model.file, of a model that came as an ONNX file and has no timm_name, and fp32_modules
+                4  record and content_sha256, of all the rest of the file
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from edgevit.errors import ExportError
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Index, Rejection, Sha256, Size
 from edgevit.folder.names import onnx_name
-from edgevit.folder.records import PLACE, Place, RecordKind, Versions
+from edgevit.folder.records import PLACE, Place, RecordKind, Seal, Versions
 
 READER = Reader(ExportError, mend="export the model again")
 
@@ -156,4 +157,4 @@ class ExportRecord:
             raise ValueError("it tells of the accuracy of other files than it lists")
 
 
-EXPORT_KIND = RecordKind("export", ExportRecord, READER, schemas=(1, 2, 3))
+EXPORT_KIND = RecordKind("export", ExportRecord, READER, schemas=(1, 2, 3, 4), seal=Seal(since=4))

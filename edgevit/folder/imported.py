@@ -57,7 +57,7 @@ class ImportedDocument:
         return None
 
 
-IMPORTED_KIND = RecordKind("onnx", ImportedDocument, READER, schemas=(1,), seal=Seal("spec_sha256", since=1))
+IMPORTED_KIND = RecordKind("onnx", ImportedDocument, READER, schemas=(1,), seal=Seal(1, "spec_sha256", marks=()))
 
 
 def read_imported(file: Path) -> ImportedDocument:

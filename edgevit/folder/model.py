@@ -239,7 +239,9 @@ class ModelDocument(ModelSpec):
         return ModelSpec(**{f.name: getattr(self, f.name) for f in fields(ModelSpec)})
 
 
-MODEL_KIND = RecordKind("model", ModelDocument, READER, schemas=(1, 2, 3, 4, 5), seal=Seal("spec_sha256", since=3))
+MODEL_KIND = RecordKind(
+    "model", ModelDocument, READER, schemas=(1, 2, 3, 4, 5), seal=Seal(3, "spec_sha256", marks=("edgevit",))
+)
 
 
 def read_model(file: Path) -> ModelDocument:

@@ -4,6 +4,7 @@ Schema history: 1  first version
                 2  embed; a step of schema 1 leaves the embedding as it is; tokens and merged, of a block that passes on
                    only some of its tokens
                 3  edgevit, which version wrote it
+                4  record and content_sha256, of all the rest of the file
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pydantic import Field
 from edgevit.errors import CheckpointError
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Dimension, Index, Size
-from edgevit.folder.records import RecordKind
+from edgevit.folder.records import RecordKind, Seal
 
 READER = Reader(CheckpointError, mend="copy the folder again, or derive the model again")
 
@@ -67,7 +68,7 @@ class PlanRecord:
     edgevit: str | None = None  # version and commit that wrote it; None: of schema 1 or 2
 
 
-PLAN_KIND = RecordKind("plan", PlanRecord, READER, schemas=(1, 2, 3))
+PLAN_KIND = RecordKind("plan", PlanRecord, READER, schemas=(1, 2, 3, 4), seal=Seal(since=4))
 
 
 def in_ranges(numbers: Iterable[int]) -> str:

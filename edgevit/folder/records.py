@@ -9,6 +9,9 @@ a field `more: More` keeps there what else the file says beside its fields, and 
 the metadata PLACE says where the file lies: it is given to `read`, and not written, because folders move. A file that
 says no schema has UNMARKED, for the kinds that once were written so.
 
+Every kind has a seal, a hash of all else that the file says, so that a change by hand or a flipped bit is an error. A
+kind without one says why. Files of schemas before the seal are read, with a note.
+
 Every kind has its JSON Schema in docs/schemas: a test says so, and that nothing else writes JSON or YAML.
 """
 
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -24,11 +28,14 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 from pydantic import AfterValidator, TypeAdapter
 from pydantic.json_schema import SkipJsonSchema
 
-from edgevit.folder.documents import Reader
+from edgevit.folder.documents import Reader, writer_of
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 MORE = "more"
 UNMARKED = 0
+RECORD = "record"  # key of a sealed file that names its kind
 _WRITTEN = "written"
 PLACE = {_WRITTEN: False}  # of a field that says where the file lies
 
@@ -47,10 +54,14 @@ Versions = Annotated[dict[str, str], AfterValidator(_name_edgevit)]  # of edgevi
 
 @dataclass(frozen=True)
 class Seal:
-    """A hash of all else that a file says, so that a change by hand is noticed."""
+    """A hash of all else that a file says, so that a change by hand is noticed.
 
-    key: str
+    `marks` are keys that every sealed file has and no file before the seal: one that has them, and no hash, lost it.
+    """
+
     since: int  # the first schema that has it
+    key: str = "content_sha256"
+    marks: tuple[str, ...] = (RECORD,)
 
 
 @dataclass(frozen=True)
@@ -61,16 +72,20 @@ class RecordKind(Generic[T]):
     record: type[T]
     reader: Reader
     schemas: tuple[int, ...]  # those that can be read; the last is written
-    seal: Seal | None = None
+    seal: Seal | None = Seal(since=1)
 
     @property
     def schema(self) -> int:
         return self.schemas[-1]
 
     @property
+    def _says_kind(self) -> bool:
+        return self.seal is not None and RECORD in self.seal.marks
+
+    @property
     def _own(self) -> tuple[str, ...]:
         """What a file says that is of no record."""
-        return ("schema",) if self.seal is None else ("schema", self.seal.key)
+        return ("schema", *[RECORD] * self._says_kind, *([] if self.seal is None else [self.seal.key]))
 
     def read(self, file: Path, **places: Path) -> T:
         """Read a file.
@@ -88,20 +103,44 @@ class RecordKind(Generic[T]):
             given = {"schema": UNMARKED, **given}
         own = {name: given.pop(name) for name in self._own if name in given}
         record = self.reader.checked({**own, **_opened(given, self.record)}, self.record, where, schemas=self.schemas)
-        # A file that says that it is older than its seal was altered, too.
-        if self.seal is not None and (content["schema"] >= self.seal.since or self.seal.key in content):
-            seen, said = content_sha256(content, self.seal.key), str(content.get(self.seal.key) or "none")
-            if seen != said:
-                raise self.reader.error(
-                    f"{where} was altered: the hash of what it says is {seen[:12]}, and it says {said[:12]}; "
-                    f"{self.reader.mend}"
-                )
+        self._check_seal(content, where)
         return record
+
+    def _check_seal(self, content: Mapping[str, Any], where: str) -> None:
+        """Raise the reader's error if the file is not what was written; note a file of a schema before the seal."""
+        if self.seal is None:
+            return
+        key, schema = self.seal.key, content.get("schema", UNMARKED)
+        if self._says_kind and content.get(RECORD, self.name) != self.name:
+            raise self.reader.error(
+                f"{where} is the record of another kind, {str(content[RECORD])[:40]!r}, expected {self.name!r}; "
+                f"{self.reader.mend}"
+            )
+        if schema < self.seal.since and key not in content:
+            if newer := [mark for mark in self.seal.marks if mark in content]:
+                raise self.reader.error(
+                    f"{where} was altered: it says schema {schema} and no {key}, and has {newer[0]!r}, which came with "
+                    f"it; {self.reader.mend}"
+                )
+            _note_unsealed(self.name, where, writer_of(content))
+            return
+        actual, expected = content_sha256(content, key), str(content.get(key) or "none")
+        if actual != expected:
+            raise self.reader.error(
+                f"{where} was altered: the hash of what it says is {actual[:12]}, and it says {expected[:12]}; "
+                f"{self.reader.mend}"
+            )
 
     def content(self, record: T) -> dict[str, Any]:
         """What a file of this record says."""
-        content: dict[str, Any] = {"schema": self.schema, **plain(record)}
-        return content if self.seal is None else {**content, self.seal.key: content_sha256(content, self.seal.key)}
+        kind = {RECORD: self.name} if self._says_kind else {}
+        return self.sealed({"schema": self.schema, **kind, **plain(record)})
+
+    def sealed(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """The same with its seal renewed."""
+        if self.seal is None:
+            return dict(content)
+        return {**content, self.seal.key: content_sha256(content, self.seal.key)}
 
     def text(self, record: T) -> str:
         return json.dumps(self.content(record), indent=2) + "\n"
@@ -110,6 +149,8 @@ class RecordKind(Generic[T]):
         """The JSON Schema of the files that are written now."""
         described = TypeAdapter(self.record).json_schema()
         own: dict[str, Any] = {"schema": {"const": self.schema, "type": "integer"}}
+        if self._says_kind:
+            own[RECORD] = {"const": self.name, "type": "string"}
         if self.seal is not None:
             own[self.seal.key] = {"pattern": "^[0-9a-f]{64}$", "type": "string"}
         return {
@@ -124,6 +165,15 @@ def content_sha256(content: Mapping[str, Any], key: str) -> str:
     """Hash all that a file says but `key`, however it is written down."""
     rest = {name: value for name, value in content.items() if name != key}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+_UNSEALED_NOTED: set[str] = set()  # kinds, so that many old folders are one note
+
+
+def _note_unsealed(kind: str, where: str, version: str) -> None:
+    level = logging.INFO if kind in _UNSEALED_NOTED else logging.WARNING
+    _UNSEALED_NOTED.add(kind)
+    logger.log(level, "%s is not sealed, written by %s: nothing shows whether it was altered", where, version)
 
 
 def plain(value: Any) -> Any:

@@ -6,6 +6,7 @@
 
 Schema history, of each: 0  files that say no schema, and not which edgevit wrote them
                          1  edgevit. Later files of schema 1 may have finetuned_right_on_validation
+                         2  record and content_sha256, of all the rest of the file
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from edgevit.folder.derivation import AccuracyRecord
 from edgevit.folder.model import Index
 from edgevit.folder.plan import StepRecord
-from edgevit.folder.records import UNMARKED, RecordKind
+from edgevit.folder.records import UNMARKED, RecordKind, Seal
 from edgevit.folder.unfinished import STATE
 
 DONE = "done.json"
@@ -50,6 +51,6 @@ class DoneStep:
     edgevit: str | None = None
 
 
-BASELINES_KIND = RecordKind("baselines", Baselines, STATE, schemas=(UNMARKED, 1))
-DECIDED_KIND = RecordKind("decided", DecidedStep, STATE, schemas=(UNMARKED, 1))
-DONE_KIND = RecordKind("done", DoneStep, STATE, schemas=(UNMARKED, 1))
+BASELINES_KIND = RecordKind("baselines", Baselines, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))
+DECIDED_KIND = RecordKind("decided", DecidedStep, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))
+DONE_KIND = RecordKind("done", DoneStep, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))

@@ -91,4 +91,6 @@ class SupernetRecord:
         return None
 
 
-SUPERNET_KIND = RecordKind("supernet", SupernetRecord, READER, schemas=(1, 2, 3), seal=Seal("supernet_sha256", since=2))
+SUPERNET_KIND = RecordKind(
+    "supernet", SupernetRecord, READER, schemas=(1, 2, 3), seal=Seal(2, "supernet_sha256", marks=("fitted_head",))
+)

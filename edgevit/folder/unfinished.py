@@ -6,6 +6,7 @@ run, perhaps just before a power cut: whatever cannot be read ends in one line, 
 
 Schema history of request.json: 0  files that say no schema
                                 1  the same with it
+                                2  record and content_sha256, of all the rest of the file
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from edgevit.errors import OptionError, OutputError, UnfinishedError
 from edgevit.folder.documents import Reader
 from edgevit.folder.lock import alone_in
 from edgevit.folder.names import HISTORY
-from edgevit.folder.records import UNMARKED, More, RecordKind
+from edgevit.folder.records import UNMARKED, More, RecordKind, Seal
 from edgevit.folder.writing import refuse_existing, refuse_nameless, write_whole, writing
 from edgevit.version import written_by
 
@@ -48,7 +49,7 @@ class RequestRecord:
     more: More = field(default_factory=dict)  # what must be the same
 
 
-REQUEST_KIND = RecordKind("request", RequestRecord, STATE, schemas=(UNMARKED, 1))
+REQUEST_KIND = RecordKind("request", RequestRecord, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))
 
 
 def partial_folder(out: Path) -> Path:

@@ -27,7 +27,7 @@ from edgevit.derive.session import run as derive
 from edgevit.errors import BudgetError, ConnectionLostError, Interrupted, OptionError, UnreachableError
 from edgevit.folder.derivation import FigureRecord, MetRecord, RoundRecord
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.records import UNMARKED, RecordKind
+from edgevit.folder.records import UNMARKED, RecordKind, Seal
 from edgevit.folder.unfinished import STATE, open_partial, partial_folder
 from edgevit.folder.writing import new_folder, write_whole, writing
 from edgevit.meet.boards import Searches
@@ -68,6 +68,7 @@ class KeptSearch(KeptRounds):
 
     Schema history: 0  files that say no schema, and not which edgevit wrote them
                     1  edgevit
+                    2  record and content_sha256, of all the rest of the file
     """
 
     beside: tuple[KeptRounds, ...] = ()  # the same of a second board
@@ -79,7 +80,7 @@ class KeptSearch(KeptRounds):
         return (self, *self.beside)
 
 
-SEARCH_KIND = RecordKind("rounds", KeptSearch, STATE, schemas=(UNMARKED, 1))
+SEARCH_KIND = RecordKind("rounds", KeptSearch, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))
 
 
 def meet(

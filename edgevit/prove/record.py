@@ -3,6 +3,7 @@
 Schema history: 1  first version
                 2  waiting, build_s and run_s; those of schema 1 do not say
                 3  failed; proofs of older ones ended where a network failed
+                4  record and content_sha256, of all the rest of the file
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from edgevit.agent.records import RecordError, Run
 from edgevit.errors import RunsError
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import BlockDims
-from edgevit.folder.records import RecordKind
+from edgevit.folder.records import RecordKind, Seal
 from edgevit.folder.writing import write_whole, writing
 
 READER = Reader(RunsError, mend="remove it to measure again")
@@ -120,7 +121,7 @@ class Proof:
         return next((one for one in self.waiting if one.name == name), None)
 
 
-PROOF_KIND = RecordKind("prove", Proof, READER, schemas=(1, 2, 3))
+PROOF_KIND = RecordKind("prove", Proof, READER, schemas=(1, 2, 3, 4), seal=Seal(since=4))
 
 
 def read_proof(file: Path) -> Proof:

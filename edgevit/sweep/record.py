@@ -2,6 +2,7 @@
 
 Schema history: 1  first version; later files of schema 1 have threads, and later ones finetuned: where they lack it
                    the base was cut as it is
+                2  record and content_sha256, of all the rest of the file
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from edgevit.folder.derivation import StartRecord
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Count, Index
 from edgevit.folder.names import SWEEP
-from edgevit.folder.records import RecordKind, Versions
+from edgevit.folder.records import RecordKind, Seal, Versions
 from edgevit.folder.writing import write_whole, writing
 
 RECORD = SWEEP
@@ -122,7 +123,7 @@ class Sweep:
         return min(as_good, key=lambda point: point.macs, default=None)
 
 
-SWEEP_KIND = RecordKind("sweep", Sweep, READER, schemas=(1,))
+SWEEP_KIND = RecordKind("sweep", Sweep, READER, schemas=(1, 2), seal=Seal(since=2))
 
 
 def read_sweep(folder: Path) -> Sweep:

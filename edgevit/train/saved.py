@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from edgevit.errors import UnfinishedError
-from edgevit.folder.records import UNMARKED, RecordKind
+from edgevit.folder.records import UNMARKED, RecordKind, Seal
 from edgevit.folder.unfinished import MEND, STATE
 from edgevit.folder.writing import file_sha256, sync, writing
 from edgevit.train.compute import Compute
@@ -45,7 +45,7 @@ class SavedState:
     edgevit: str | None = None  # version that wrote it; None: an older one, which did not write it
 
 
-SAVED_KIND = RecordKind("progress", SavedState, STATE, schemas=(UNMARKED, 1))
+SAVED_KIND = RecordKind("progress", SavedState, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))
 
 
 def save_point(folder: Path, compute: Compute, point: TrainingPoint, parts: Mapping[str, Mapping[str, Tensor]]) -> None:

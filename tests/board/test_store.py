@@ -75,7 +75,7 @@ def test_an_engine_that_was_altered_is_refused_and_is_built_again(model: Path) -
     assert stored_engine(record.path, "0" * 64) is None, "the same file name by chance is not the same engine"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 2}', '{"schema": 1, "batches": 3}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 3}', '{"schema": 1, "batches": 3}'])
 def test_a_record_that_is_none_is_one_line(model: Path, text: str) -> None:
     record = add(model)
     record.path.with_suffix(".json").write_text(text)

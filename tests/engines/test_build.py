@@ -19,6 +19,7 @@ import onnx
 import pytest
 from board_fixtures import Server, playing
 from places import STANDINS
+from seals import reseal
 from small_models import write_derived, write_halves
 
 from edgevit.board.connection import open_board
@@ -28,6 +29,7 @@ from edgevit.engines.build import build_engine
 from edgevit.engines.request import ExportRequest
 from edgevit.engines.run import export
 from edgevit.errors import AgentError, EngineError, ExportError, OptionError, ProfileError, UnfitBoardError
+from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.folder.engine import ENGINE_KIND, EngineRecord, OnnxSource, read_engine
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.writing import file_sha256
@@ -312,10 +314,8 @@ def test_an_engine_belongs_to_its_release(stored: EngineRecord, play: Callable[.
 
 
 def test_a_model_whose_images_are_gone_is_built_with_loud_warnings(folder: Path, play: Callable[..., None]) -> None:
-    path = folder / "derivation.json"
-    record = json.loads(path.read_text())
-    record["data"]["data"] = "/nowhere/images"
-    path.write_text(json.dumps(record))
+    moved = {"data": "/nowhere/images"}
+    reseal(DERIVATION_KIND, folder / "derivation.json", lambda content: content["data"].update(moved))
     play(fault="fp16")  # which nobody can see
     engine = build(folder)
     assert engine.accuracy is None and engine.rung == "fp16"

@@ -12,6 +12,7 @@ import torch
 from model_folders import rewrite_spec
 from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
+from seals import reseal
 from small_models import write_fewer_tokens, write_halves, write_narrower
 
 from edgevit.derive.base import base
@@ -19,6 +20,7 @@ from edgevit.engines.run import export
 from edgevit.errors import CheckpointError, DataError, ExportError, OptionError, OutputError
 from edgevit.export.gates import Tolerances
 from edgevit.export.session import OnnxModel
+from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.folder.export import EXPORT_KIND, ExportRecord
 from edgevit.folder.writing import file_sha256
 from edgevit.models.checkpoint import load
@@ -151,10 +153,8 @@ def test_padded_heads_give_the_same_logits_and_fuse(make_derived: Derive) -> Non
 
 def test_a_model_whose_images_are_gone_exports_with_a_warning(make_derived: Derive) -> None:
     folder = make_derived(16, 16)
-    path = folder / "derivation.json"
-    record = json.loads(path.read_text())
-    record["data"]["data"] = "/nowhere/images"
-    path.write_text(json.dumps(record))
+    moved = {"data": "/nowhere/images"}
+    reseal(DERIVATION_KIND, folder / "derivation.json", lambda content: content["data"].update(moved))
     report = export(folder, fp16=False)
     assert report.accuracy is None
     assert any("accuracy not checked" in w and "/nowhere/images" in w for w in report.warnings)

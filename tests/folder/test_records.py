@@ -5,10 +5,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from seals import unsealed
 
 from edgevit.errors import PlanError
 from edgevit.folder.documents import Reader
-from edgevit.folder.records import PLACE, More, Place, RecordKind, Seal, Versions, content_sha256, plain
+from edgevit.folder.records import (
+    _UNSEALED_NOTED,
+    PLACE,
+    More,
+    Place,
+    RecordKind,
+    Seal,
+    Versions,
+    content_sha256,
+    plain,
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +39,7 @@ class Record:
     versions: Versions
 
 
-KIND = RecordKind("thing", Record, Reader(PlanError, mend="write it again"), (1, 2, 3), Seal("sha256", since=3))
+KIND = RecordKind("thing", Record, Reader(PlanError, mend="write it again"), (1, 2, 3), Seal(3, "sha256"))
 SOME = Record(path=Path("x.json"), name="a", part=Part(3, {"more": 1, "tall": True}), versions={"edgevit": "0.1.0"})
 
 
@@ -47,8 +58,7 @@ def test_what_a_file_says_besides_stays_where_it_was_and_its_place_is_not_writte
     content = KIND.content(SOME)
     assert content["part"] == {"width": 3, "more": 1, "tall": True} and "path" not in content
     assert content["schema"] == 3
-    unsealed = {name: value for name, value in content.items() if name != "sha256"}
-    file = written(tmp_path, {**unsealed, "schema": 1, "later": "ignored"})
+    file = written(tmp_path, {**unsealed(KIND, content, 1), "later": "ignored"})
     assert KIND.read(file, path=file).part == SOME.part
 
 
@@ -62,9 +72,34 @@ def test_a_change_by_hand_is_noticed_and_how_the_file_is_laid_out_is_none(tmp_pa
         file = written(tmp_path, changed)
         with pytest.raises(PlanError, match=r"was altered: the hash of what it says is \w{12}, .*; write it again"):
             KIND.read(file, path=file)
-    unsealed = {name: value for name, value in content.items() if name != "sha256"}
-    older = written(tmp_path, {**unsealed, "schema": 2, "name": "b"})
-    assert KIND.read(older, path=older).name == "b", "schema 2 had no seal"
+
+
+def test_a_file_of_before_the_seal_is_read_with_a_note_and_one_that_only_says_so_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _UNSEALED_NOTED.clear()
+    content = KIND.content(SOME)
+    older = written(tmp_path, {**unsealed(KIND, content, 2), "name": "b"})
+    for _ in range(2):
+        assert KIND.read(older, path=older).name == "b"
+    assert caplog.messages == [
+        f"{older} is not sealed, written by edgevit 0.1.0: nothing shows whether it was altered"
+    ], "once for all files of a kind"
+    del content["sha256"]
+    pretends = written(tmp_path, {**content, "schema": 2})
+    with pytest.raises(PlanError, match=r"was altered: it says schema 2 and no sha256, and has 'record', which came"):
+        KIND.read(pretends, path=pretends)
+    another = written(tmp_path, KIND.sealed({**content, "record": "sweep"}))
+    with pytest.raises(PlanError, match=r"is the record of another kind, 'sweep', expected 'thing'; write it again"):
+        KIND.read(another, path=another)
+
+
+def test_every_kind_has_a_seal_unless_it_says_otherwise() -> None:
+    kind = RecordKind("part", Part, KIND.reader, schemas=(1,))
+    assert list(kind.content(Part(3))) == ["schema", "record", "width", "content_sha256"]
+    assert kind.checked(kind.content(Part(3)), "it") == Part(3)
+    with pytest.raises(PlanError, match="it was altered: the hash of what it says is"):
+        kind.checked({**kind.content(Part(3)), "width": 4}, "it")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +126,7 @@ def test_the_schema_says_what_is_written() -> None:
     schema = KIND.json_schema()
     assert schema["properties"]["schema"] == {"const": 3, "type": "integer"}
     assert "path" not in schema["properties"] and "more" not in schema["$defs"]["Part"]["properties"]
-    assert set(schema["required"]) == {"schema", "sha256", "name", "part", "versions"}
+    assert set(schema["required"]) == {"schema", "record", "sha256", "name", "part", "versions"}
     assert set(KIND.content(SOME)) == set(schema["properties"])
 
 

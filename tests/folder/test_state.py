@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from seals import unsealed
 
 from edgevit.errors import UnfinishedError
 from edgevit.folder.derivation import AccuracyRecord
@@ -25,10 +27,10 @@ def test_what_was_decided_is_read_back_from_files_that_say_who_wrote_them_and_fr
 ) -> None:
     file, said = tmp_path / "x.json", kind.content(record)
     file.write_text(kind.text(record))
-    assert said["schema"] == 1 and said["edgevit"] == "0.1.0" and kind.read(file) == record
-    older = {name: value for name, value in said.items() if name not in ("schema", "edgevit")}
+    assert said["schema"] == 2 and said["edgevit"] == "0.1.0" and kind.read(file) == record
+    older = {name: value for name, value in unsealed(kind, said, 0).items() if name not in ("schema", "edgevit")}
     file.write_text(json.dumps(older))
-    assert kind.content(kind.read(file)) == {**said, "edgevit": None}
-    file.write_text(json.dumps({**said, "schema": 2}))
-    with pytest.raises(UnfinishedError, match=r"has schema 2; this edgevit .* reads up to 1 \(written by edgevit"):
+    assert kind.read(file) == replace(record, edgevit=None)
+    file.write_text(json.dumps({**said, "schema": 3}))
+    with pytest.raises(UnfinishedError, match=r"has schema 3; this edgevit .* reads up to 2 \(written by edgevit"):
         kind.read(file)

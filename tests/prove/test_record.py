@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from seals import unsealed
 from some_proof import PROOF
 
 from edgevit.errors import RunsError
@@ -25,13 +26,13 @@ def test_an_engine_that_waits_may_not_tell_what_is_fused(tmp_path: Path) -> None
 
 def test_a_proof_of_schema_1_is_read_and_says_nothing_of_what_waits() -> None:
     older = {name: value for name, value in PROOF_KIND.content(PROOF).items() if name not in LATER}
-    assert PROOF_KIND.checked({**older, "schema": 1}, "p.json") == PROOF
+    assert PROOF_KIND.checked(unsealed(PROOF_KIND, older, 1), "p.json") == PROOF
 
 
 def test_a_proof_of_schema_2_is_read_and_none_of_its_networks_failed() -> None:
     content = PROOF_KIND.content(PROOF)
     older = [{name: value for name, value in one.items() if name != "failed"} for one in content["measured"]]
-    assert PROOF_KIND.checked({**content, "schema": 2, "measured": older}, "p.json") == PROOF
+    assert PROOF_KIND.checked(unsealed(PROOF_KIND, {**content, "measured": older}, 2), "p.json") == PROOF
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from seals import reseal
 from some_mistakes import derive_wrong
 
 from edgevit.errors import OptionError
+from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.report.run import report
 from edgevit.report.wrong import PIXELS, small
 
@@ -43,9 +44,8 @@ def test_a_page_has_them_only_where_it_is_asked(folder: Path, tmp_path: Path) ->
 
 def test_of_a_model_whose_images_are_gone_the_page_is_made_and_it_is_told(folder: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(folder, tmp_path / "t1"))
-    told = json.loads((moved / "derivation.json").read_text())
-    told["data"]["data"] = str(tmp_path / "gone")
-    (moved / "derivation.json").write_text(json.dumps(told))
+    gone = {"data": str(tmp_path / "gone")}
+    reseal(DERIVATION_KIND, moved / "derivation.json", lambda content: content["data"].update(gone))
     made = report([moved], output=tmp_path / "p.html", thumbnails=3)
     (left,) = made.found.skipped
     assert left.where == "images of t1" and left.why.startswith(f"data {tmp_path / 'gone'} does not exist")
