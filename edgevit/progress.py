@@ -8,8 +8,11 @@ A stage is a context manager; `update` may be called as often as is convenient:
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
+
+AGE = re.compile(r" since \d+ (s|min)\b")
 
 
 class Stage(Protocol):
@@ -51,20 +54,36 @@ class Silent:
 
 
 class OnlyOnce:
-    """Say nothing twice: derivations of one task have much to say that is the same."""
+    """Say nothing twice: derivations of one task have much to say that is the same.
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress, self.said = progress, set[str]()
+    Two lines that differ by their age alone ("waiting for orin: bench by jo@lab since 5 min") are the same.
+    """
+
+    def __init__(self, progress: Progress, said: set[str] | None = None) -> None:
+        self.progress = progress
+        self.said: set[str] = set() if said is None else said  # lines so far; given to share them
 
     def stage(self, name: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Stage]:
         return self.progress.stage(name, total, unit)
 
     def note(self, text: str) -> None:
-        if text not in self.said:
-            self.said.add(text)
+        if self._is_new(text):
             self.progress.note(text)
 
     def warn(self, text: str) -> None:
-        if text not in self.said:
-            self.said.add(text)
+        if self._is_new(text):
             self.progress.warn(text)
+
+    def _is_new(self, text: str) -> bool:
+        line = AGE.sub("", text)
+        is_new = line not in self.said
+        self.said.add(line)
+        return is_new
+
+
+def rounded_duration(seconds: float) -> str:
+    """Write seconds as an estimate is read: seconds below a minute and a half, then minutes, then hours."""
+    for limit, unit, size in ((90, "s", 1), (5400, "min", 60)):
+        if seconds < limit:
+            return f"{max(round(seconds / size), 1)} {unit}"
+    return f"{seconds / 3600:.1f} h"

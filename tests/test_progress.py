@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgevit.progress import OnlyOnce, Progress, Silent
+from edgevit.progress import OnlyOnce, Progress, Silent, rounded_duration
 
 
 def test_a_silent_progress_takes_everything_and_shows_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -34,3 +34,17 @@ def test_what_was_said_is_not_said_again() -> None:
     once.warn("round 1")
     once.warn("few images")
     assert told.told == ["base: 3 classes", "round 1", "few images"]
+
+
+def test_a_wait_that_grew_older_is_not_said_again() -> None:
+    told = Told()
+    shared = set[str]()
+    OnlyOnce(told, shared).note("waiting for orin: bench by jo@lab since 50 s")
+    again = OnlyOnce(told, shared)
+    again.note("waiting for orin: bench by jo@lab since 5 min")
+    again.note("waiting for orin: build by jo@lab since 1 s")
+    assert [text.partition(" by ")[0] for text in told.told] == ["waiting for orin: bench", "waiting for orin: build"]
+
+
+def test_a_duration_is_rounded_as_an_estimate_is() -> None:
+    assert [rounded_duration(s) for s in (0.2, 80, 300, 9000)] == ["1 s", "80 s", "5 min", "2.5 h"]

@@ -30,7 +30,7 @@ from edgevit.errors import (
     UnfitBoardError,
     UnreachableError,
 )
-from edgevit.progress import Progress, Stage
+from edgevit.progress import OnlyOnce, Progress, Stage
 
 THIS_MACHINE = "this machine"
 SILENCE_S = 120.0  # without a sign of life, before a connection is given up; a job gives one every few seconds
@@ -91,6 +91,7 @@ class Board:
         self._retry_seconds = retry_seconds
         self._agent = Agent(python=python, shell=shell, host=host, explain=explain, silence_seconds=silence_seconds)
         self._running = ExitStack()  # holds the agent
+        self._said: set[str] = set()  # what waits were announced: many jobs may wait for one holder
         self._lost_at: float | None = None  # when the connection was lost that is being tried again
 
     def __enter__(self) -> Board:
@@ -116,14 +117,14 @@ class Board:
             AgentError: the method failed, or the agent died.
             ConnectionLostError: the connection broke and did not come back.
         """
-        with _Show("examine", self.host, progress) as show:
+        with _Show("examine", self.host, progress, self._said) as show:
             return self.call("examine", show.waits, owner=_owner())
 
     @contextmanager
     def _alone(self, what: str, progress: Progress) -> Iterator[None]:
         """Hold the board as a job does: what is copied takes of its memory and processor, which others measure."""
         agent = self._connected()
-        with _Show(what, self.host, progress) as show:
+        with _Show(what, self.host, progress, self._said) as show:
             agent.call("take", show.waits, owner=_owner(), what=what)
         try:
             yield
@@ -168,7 +169,7 @@ class Board:
         """
         asked = json.dumps([method, args, pack_agent()[0]], sort_keys=True)
         job = hashlib.sha256(asked.encode()).hexdigest()[:16]
-        with _Show(name, self.host, progress) as show:
+        with _Show(name, self.host, progress, self._said) as show:
             try:
                 outcome = self._persist(lambda: self._start_and_follow(job, method, args, show), method)
             except KeyboardInterrupt as stop:
@@ -345,14 +346,14 @@ class Board:
 class _Show:
     """Shows the progress of a job: a bar for each of its stages, and a line for whatever it waits for."""
 
-    def __init__(self, name: str, host: str, progress: Progress) -> None:
+    def __init__(self, name: str, host: str, progress: Progress, said: set[str]) -> None:
         self.started = False  # it is known that the job exists
         self.owner: object = None  # who started it
         self._name, self._host, self._progress = name, host, progress
+        self._once = OnlyOnce(progress, said)
         self._open = ExitStack()  # holds the stage
         self._stage: Stage | None = None
         self._stage_name: object = None
-        self._noted: set[str] = set()
 
     def __enter__(self) -> _Show:
         return self
@@ -383,9 +384,9 @@ class _Show:
         """Say what is waited for, and nothing else."""
         match progress:
             case {"stage": "wait", "holder": holder}:
-                self._note(f"waiting for {self._host}: {_describe(holder)}")
+                self._once.note(f"waiting for {self._host}: {_describe(holder)}")
             case {"stage": "wait", "stale": holder}:
-                self._note(f"{self._host} was left locked by one that died: {_describe(holder)}; taken over")
+                self._once.note(f"{self._host} was left locked by one that died: {_describe(holder)}; taken over")
 
     def _update(self, name: str, progress: dict[str, Any]) -> None:
         if self._stage is None or name != self._stage_name:
@@ -395,12 +396,6 @@ class _Show:
         numbers = {key: value for key, value in progress.items() if type(value) in (int, float)}
         done = numbers.pop("done", 0.0)
         self._stage.update(int(100 * min(1.0, max(0.0, done))), **numbers)
-
-    def _note(self, text: str) -> None:
-        """Say it once, though its age changes."""
-        if text.partition(" since ")[0] not in self._noted:
-            self._noted.add(text.partition(" since ")[0])
-            self._progress.note(text)
 
 
 def _describe(holder: Any) -> str:

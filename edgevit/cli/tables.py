@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from edgevit.models.checkpoint import Model
 
 WORST = 5  # classes that are named
-FIGURES = {"processor": "by the processor time beside the base's, as the machine was busy"}
+# Of budgets that were met while other programs were busy: the figure whose ratio to the base's was judged.
+BUSY_FIGURES = {"processor": "by processor time, not by the clock", "mean": "by the mean, not by the median"}
 
 
 def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
@@ -143,15 +144,17 @@ def _met_lines(met: MetRecord, *, named: bool) -> list[str]:
     ]
     verdict = {"met": "within", "under": "below", "over": "above"}[met.outcome]
     off = abs(met.verified.value / met.budget - 1)
-    told = (
-        f"{figure_text(met.verified, unit)} ({met.figure}), {off:.1%} {verdict} the budget of {budget_text(met, unit)}"
-    )
+    figure = BUSY_FIGURES.get(met.figure, met.figure)
+    budget = budget_text(met, unit)
+    told = f"{figure_text(met.verified, unit)} ({figure}), {off:.1%} {verdict} the budget of {budget}"
     ended = "" if met.ended is None or met.outcome == "met" else f"; {met.ended}"
     first = [f"on {met.table.measured_on}"] if named else []
     clock = []
     if met.clock is not None and met.base_clock is not None:
-        of_base = f"the base {met.base_clock:.4g}, which takes {met.base:.4g} by the table"
-        clock = [f"by the clock {met.clock:.4g} {unit}, and {of_base}"]
+        of_base = f"the base {met.base_clock:.4g} {unit}, against {met.base:.4g} {unit} when its table was measured"
+        clock = [f"by the clock in the last measurement: the model {met.clock:.4g} {unit}, {of_base}"]
+        if met.figure in BUSY_FIGURES:
+            clock.append(f"other programs were busy: on a quiet machine a larger model may take {budget}")
     return [*first, *rounds, f"the model takes {told}, on {met.table.measured_on}{ended}", *clock]
 
 

@@ -19,17 +19,22 @@ from edgevit.board.bench import Setting, Turns, requests_of, take_turns
 from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.board.models import Measurable
 from edgevit.cost.fit import StackSample
-from edgevit.cost.place import POWER_WINDOW_S, WINDOW_S, Place
+from edgevit.cost.place import POWER_WINDOW_S, WARMUP_S, WINDOW_S, Place
 from edgevit.cost.stacks import Stack, write_stack
 from edgevit.cost.store import Store
 from edgevit.derive.allocate.prices import Measured
 from edgevit.engines.unjudged import OPSET, build_unjudged
 from edgevit.errors import AgentError, EngineError, UnfitBoardError
 from edgevit.folder.writing import file_sha256
-from edgevit.progress import Progress
+from edgevit.progress import Progress, rounded_duration
 
 TRIES = 3  # of runs that are void
 TOGETHER = 5  # stacks that alternate with the base in one process: all have a turn within 0.4 s
+WRITE_S = 0.6  # to write the ONNX file of a stack, on one core
+OTHERS_BUSY = (
+    "other programs were busy: the processor time of an inference counts there in place of the clock, which may make "
+    "models smaller than a budget needs; close other programs for a budget by the clock"
+)
 MOST_BATCH = 8  # images that an engine takes, unless more are asked for: as `edgevit export --trt` builds them
 
 
@@ -48,7 +53,7 @@ class StackBench:
     energy: bool = False  # whether runs that tell no energy count for nothing
     _files: dict[Stack, Measurable] = field(default_factory=dict)  # what runs there, by path there
     _runs: list[Run] = field(default_factory=list)  # all that are in the store
-    _told: bool = False  # that a processor's clocks moved
+    _warned_of: set[str] = field(default_factory=set)  # kinds of conditions
 
     def __post_init__(self) -> None:
         self._runs = self.store.runs()
@@ -67,12 +72,27 @@ class StackBench:
         due = {stack: missing for stack, missing in due.items() if missing > 0}
         if not due:
             return
-        for number, stack in enumerate((self.anchor, *(s for s in due if s != self.anchor)), 1):
-            self.progress.note(f"stack {number} of {len(due | {self.anchor: 0})}: {stack.label}")
-            self._ready(stack)
+        stacks = [self.anchor, *(stack for stack in due if stack != self.anchor)]
         most = max(due.values())
+        self.progress.note(self._forecast(len(stacks), list(due.values())))
+        with self.progress.stage("write stacks of equal blocks", len(stacks), "stack") as stage:
+            for number, stack in enumerate(stacks, 1):
+                self._ready(stack)
+                stage.update(number)
         for left in range(most, 0, -1):  # stacks that lack most begin; a round makes its void runs again
             self._round([stack for stack, missing in due.items() if missing >= left], f"{most - left + 1} of {most}")
+
+    def _forecast(self, stacks: int, rounds: Sequence[int]) -> str:
+        """Say how long measuring these stacks takes, each in so many rounds; building engines takes longer than all."""
+        power = self.setting.facts.has_power
+        window_s = WARMUP_S + (POWER_WINDOW_S if power else WINDOW_S)
+        beside_anchor = 1 + (0 if power else 1 / TOGETHER)
+        seconds = sum(rounds) * window_s * beside_anchor + stacks * WRITE_S
+        engines = f", and {stacks} engine builds of seconds to minutes each" if self.place.builds else ""
+        return (
+            f"measuring {stacks} stacks of equal blocks on {self.board.host}, for what each size takes: about "
+            f"{rounded_duration(seconds)}{engines}; kept for later derivations from this base"
+        )
 
     def tidy(self) -> None:
         """Remove what was sent and built there; only the base's engine is of use again, to set others against."""
@@ -85,15 +105,20 @@ class StackBench:
         self._files.clear()
 
     def samples(self, quantity: Measured) -> list[StackSample]:
-        """What all runs that count took, in ms of one inference or mJ of one image; nothing where none was measured."""
-        found = []
-        for run in self._good():
-            value = taken_ms(run) if quantity == "ms" else run.energy_per_image_mj()
+        """Return what each valid run took, in ms of one inference or mJ of one image; none where energy is missing.
+
+        Runs that met the same machine are compared by one clock: `taken_ms` of all of them by processor time where
+        other programs were busy in one of them.
+        """
+        runs = self._good()
+        busy = {_together(run) for run in runs if run.is_busy()}
+        samples = []
+        for run in runs:
+            value = taken_ms(run, busy=_together(run) in busy) if quantity == "ms" else run.energy_per_image_mj()
             stack = Stack.of(run.label)
             if stack is not None and value is not None and value > 0:
-                together = f"{run.session} {run.turn}" if run.beside else str(run.session)
-                found.append(StackSample(stack, together, value))
-        return found
+                samples.append(StackSample(stack, _together(run), value))
+        return samples
 
     @property
     def known(self) -> list[Stack]:
@@ -128,20 +153,24 @@ class StackBench:
             void = {run.label: fault for run in runs if (fault := self._fault(run)) is not None}
             left = [stack for stack in left if stack.label in void]
             if not left:
-                self._tell_moved(runs)
+                self._warn_of_conditions(runs)
                 return
             self.progress.warn(f"{len(left)} of {len(runs)} runs are void and made again: {void[left[0].label]}")
         raise UnfitBoardError(
-            f"{self.board.host} gave no figure for {left[0].label} in {TRIES + 1} tries: {void[left[0].label]}; cool "
+            f"{self.board.host} gave no figure for {left[0].text} in {TRIES + 1} tries: {void[left[0].label]}; cool "
             "it, lock its clocks with --lock-clocks, or measure in a lower --power-mode"
         )
 
-    def _tell_moved(self, runs: Sequence[Run]) -> None:
-        """Warn once of a processor whose clocks moved. That voids no run: the base beside it was slowed as well."""
-        moved = [text for run in runs if (text := run.doubts().get("clocks"))]
-        if moved and not self._told:
-            self._told = True
-            self.progress.warn(f"while costs were measured on {self.board.host}, {moved[0]}")
+    def _warn_of_conditions(self, runs: Sequence[Run]) -> None:
+        """Warn once of clocks that moved, and once of other programs; neither voids a run, as the base met them too."""
+        texts = {
+            "clocks": next((text for run in runs if (text := run.doubts().get("clocks"))), None),
+            "other programs": next((OTHERS_BUSY for run in runs if run.is_busy()), None),
+        }
+        for kind, text in texts.items():
+            if text is not None and kind not in self._warned_of:
+                self._warned_of.add(kind)
+                self.progress.warn(f"while costs were measured on {self.board.host}, {text}")
 
     def _turns(self, stacks: Sequence[Stack]) -> list[list[Stack]]:
         """The stacks of each process: a few and the base; or one where power is read, which is that of the process."""
@@ -157,8 +186,12 @@ class StackBench:
         name = f"{name} on {self.board.host}"
         done = take_turns(self.board, how, turns, self.setting, name, self.progress, self._keep, as_stated=True)
         if failed := done.failed:
-            what = f"cannot measure {' and '.join(failed['labels'])} on {self.board.host}"
-            raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
+            message = failed["message"]
+            for stack in filter(None, map(Stack.of, failed["labels"])):
+                message = message.replace(stack.label, stack.text)
+            raise AgentError(
+                f"cannot measure stacks on {self.board.host}: {message}", remote_traceback=failed["traceback"]
+            )
         return done.runs
 
     def _keep(self, done: Turns) -> None:
@@ -180,8 +213,7 @@ class StackBench:
     def _written(self, stack: Stack, precision: str, opset: int) -> Path:
         path = self.scratch / f"{stack.label.replace(' ', '-')}.onnx"
         if not path.is_file():
-            with self.progress.stage(f"write {stack.label}"):
-                write_stack(self.network, stack, path, precision=precision, opset=opset)
+            write_stack(self.network, stack, path, precision=precision, opset=opset)
         return path
 
     def _put(self, stack: Stack, precision: str, opset: int) -> tuple[str, str]:
@@ -203,13 +235,13 @@ class StackBench:
             self.board,
             self.setting.facts.tensorrt,
             lambda precision, opset: self._written(stack, precision, opset),
-            name=stack.label,
+            name=stack.text,
             precision=self.place.computes_in,
             batches=(1, self.place.batch, max(self.place.batch, MOST_BATCH)),
             progress=self.progress,
         )
         if made["refused"]:
-            raise EngineError(f"the stack {stack.label} {made['refused']}; try --precision fp32")
+            raise EngineError(f"the stack of {stack.text} {made['refused']}; try --precision fp32")
         self.store.keep_engines({**built, stack.label: (made["engine"], made["sha256"])})
         return made["engine"], made["sha256"]
 
@@ -218,13 +250,20 @@ class StackBench:
         return bool(offered["there"])
 
 
-def taken_ms(run: Run) -> float:
-    """The time of a run to compare with the base's: the p50; on one thread of a processor, the time that it computed.
+def _together(run: Run) -> str:
+    """Name the process of runs that alternated in one, else the session: runs of one name met the same machine."""
+    return f"{run.session} {run.turn}" if run.beside else str(run.session)
 
-    Other programs make a model wait, and a long inference more often than a short one: no median of ratios mends that.
+
+def taken_ms(run: Run, *, busy: bool) -> float:
+    """Return the time of an inference in ms, to be compared with the base's.
+
+    It is the p50 by the clock, which is what a budget in ms means. Where other programs were `busy`, a model waits for
+    them, a long inference more often than a short one, which no median of ratios corrects: there the processor time
+    of an inference counts, if the model ran on one thread.
     """
-    computed = run.processor_ms()
-    return run.p50_ns() / 1e6 if computed is None else computed
+    processor_ms = run.processor_ms() if busy else None
+    return run.p50_ns() / 1e6 if processor_ms is None else processor_ms
 
 
 @contextmanager

@@ -58,6 +58,16 @@ class Stack:
         cut = "" if self.cut is None else f" behind {self.cut.heads}x{self.cut.width} to {self.cut.tokens}"
         return f"{self.count} of {self.heads}x{self.width}+{self.neurons}{at}{cut}"
 
+    @property
+    def text(self) -> str:
+        """As a person reads it: 6 blocks of 3 heads of 40 and 768 neurons, embedding 96, after a cut to 128 tokens."""
+        sites = [f"{self.heads} heads of {self.width}"] if self.heads else []
+        sites += [f"{self.neurons} neurons"] if self.neurons else []
+        parts = [f"{self.count} block{'s' if self.count > 1 else ''} of {' and '.join(sites)}"] if sites else []
+        parts += [f"embedding {self.embed}"] if self.embed is not None else []
+        parts += [f"{'after ' if parts else ''}a cut to {self.cut.tokens} tokens"] if self.cut is not None else []
+        return ", ".join(parts)
+
     @classmethod
     def of(cls, label: str) -> Stack | None:
         """The stack with this label; None: it is no label of one."""

@@ -15,6 +15,7 @@ import torch
 
 from edgevit.derive.problem import Problem, has_finetuned_base
 from edgevit.models.families import family_of
+from edgevit.progress import rounded_duration
 
 TIMED = 8  # images; the first batch of them only warms up
 
@@ -30,16 +31,8 @@ class Estimate:
     def told(self) -> str:
         """The parts, rounded as an estimate should be."""
         parts = {name: seconds for name, seconds in vars(self).items() if seconds > 0}
-        shown = ", ".join(f"{_rounded(seconds)} for {name}" for name, seconds in parts.items())
-        return f"about {_rounded(sum(parts.values()))}: {shown}; less where the cache has it"
-
-
-def _rounded(seconds: float) -> str:
-    """Seconds below a minute and a half, then minutes, then hours."""
-    for limit, unit, size in ((90, "s", 1), (5400, "min", 60)):
-        if seconds < limit:
-            return f"{max(round(seconds / size), 1)} {unit}"
-    return f"{seconds / 3600:.1f} h"
+        shown = ", ".join(f"{rounded_duration(seconds)} for {name}" for name, seconds in parts.items())
+        return f"about {rounded_duration(sum(parts.values()))}: {shown}; less where the cache has it"
 
 
 def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:

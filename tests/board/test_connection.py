@@ -282,21 +282,21 @@ def test_copying_and_looking_wait_for_the_job_of_somebody_else(board, server, tm
     sha256 = write(model)
     there = board.put(model, sha256, Silent())
     model.write_bytes(b"another")
-    for act in (
-        lambda told: board.put(model, hashlib.sha256(b"another").hexdigest(), told),
-        lambda told: board.fetch(there, back, sha256, told),
-        lambda told: examine(board, told),
-    ):
+    for owner, act in {
+        "bert@lab": lambda told: board.put(model, hashlib.sha256(b"another").hexdigest(), told),
+        "carl@lab": lambda told: board.fetch(there, back, sha256, told),
+        "dora@lab": lambda told: examine(board, told),  # each is another: a wait for the same one is said once
+    }.items():
         told = Told()
         waiting = threading.Thread(target=act, args=(told,))
-        with hold(str(server.cache / "lock"), "bert@lab", "bench", print):
+        with hold(str(server.cache / "lock"), owner, "bench", print):
             assert board.call("jobs") == {"jobs": []}
             waiting.start()
             while not told.notes:
                 time.sleep(0.01)
             assert waiting.is_alive() and not told.stages
         waiting.join(60)
-        assert not waiting.is_alive() and told.notes[0].startswith("waiting for board: bench by bert@lab since ")
+        assert not waiting.is_alive() and told.notes[0].startswith(f"waiting for board: bench by {owner} since ")
     with hold(str(server.cache / "lock"), _owner(), "bench", print):
         examine(board, told := Told())
     assert not told.notes, "whoever comes back for a job begins by looking"

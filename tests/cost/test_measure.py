@@ -8,7 +8,7 @@ from threading import Event, Thread
 
 import pytest
 from places import STANDINS
-from some_runs import ON_A_BOARD
+from some_runs import DENSE, ON_A_BOARD
 
 from edgevit.board.bench import look
 from edgevit.board.connection import open_board
@@ -98,12 +98,13 @@ def test_only_what_is_missing_is_measured_and_kept_and_void_runs_are_made_again(
         (throttle / "cur_state").write_text("1\n")
         monkeypatch.setattr(measure, "TRIES", 1)
         told = bench.progress.warnings
-        with pytest.raises(UnfitBoardError, match=r"no figure for 2 of 2x32\+256 in 2 tries: the board held"):
+        large = "2 blocks of 2 heads of 32 and 256 neurons"
+        with pytest.raises(UnfitBoardError, match=f"no figure for {large} in 2 tries: the board held"):
             bench.measure([], 2)
         assert labels(bench)[BASE.label] == 3 and "1 of 1 runs are void and made again: the board held" in told[0]
         (throttle / "cur_state").write_text("0\n")
         bench._files[FFN].path.write_bytes(b"no model")
-        with pytest.raises(AgentError, match=r"cannot measure .* on this machine: 2 of 0x0\+64: .*no ONNX file"):
+        with pytest.raises(AgentError, match=r"stacks on this machine: 2 blocks of 64 neurons: .*no ONNX file"):
             bench.measure([FFN], 2)
         samples = bench.samples("ms")
     sessions = [{s.stack for s in samples if s.session == name} for name in dict.fromkeys(s.session for s in samples)]
@@ -155,6 +156,24 @@ def test_void_runs_do_not_count(small_vit, tmp_path):
     assert (one.stack, one.value) == (FFN, 8.0) and energy.value == pytest.approx(ON_A_BOARD.energy_per_image_mj())
 
 
+def test_the_clock_counts_on_a_quiet_machine_and_processor_time_where_other_programs_were_busy(small_vit, tmp_path):
+    environment = {"cores": "2", "threads": "1"}
+    quiet = replace(DENSE, label=BASE.label, session="quiet", environment=environment, cpu_own_ns=2 * 10**9)
+    quiet = replace(quiet, cpu_busy_ns=quiet.cpu_own_ns)
+    busy = replace(quiet, session="busy", cpu_busy_ns=quiet.cpu_own_ns + quiet.wall_ns)  # one of two cores
+    with opened(small_vit(), tmp_path, Place()) as bench:
+        for label in (BASE.label, FFN.label):  # only the base's run met the other programs
+            later = busy if label == BASE.label else replace(busy, cpu_busy_ns=quiet.cpu_own_ns)
+            bench._runs.extend(replace(run, label=label) for run in (quiet, later))
+        by_session = {s: {r.value for r in bench.samples("ms") if r.session == s} for s in ("quiet", "busy")}
+        bench._warn_of_conditions([busy, busy])
+        bench._warn_of_conditions([busy])
+        (warning,) = bench.progress.warnings
+    clock_ms, processor_ms = quiet.p50_ns() / 1e6, 2000 / len(quiet.latencies_ns)
+    assert by_session == {"quiet": {clock_ms}, "busy": {processor_ms}}
+    assert "other programs were busy: the processor time" in warning
+
+
 def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
     small_vit, tmp_path, short, sshd, board_tree, monkeypatch
 ):
@@ -168,7 +187,7 @@ def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
         assert all(run.runner == "tensorrt" and run.precision == "fp16" for run in bench.store.runs())
         assert {s.stack for s in bench.samples("mj")} == {BASE, FFN}
         assert set(bench.store.engines()) == {BASE.label, FFN.label}
-        assert [name for name in stages.names if name.endswith(": build")] == [f"{s.label}: build" for s in (BASE, FFN)]
+        assert [name for name in stages.names if name.endswith(": build")] == [f"{s.text}: build" for s in (BASE, FFN)]
         assert [p.name for p in bench.scratch.iterdir()] == [], "what was sent is not kept here, too"
     with opened(small_vit(), tmp_path / "costs", place, stages) as bench:
         facts = bench.setting.facts

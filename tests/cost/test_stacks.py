@@ -37,6 +37,14 @@ def test_a_stack_is_so_many_blocks_of_its_size_in_the_base_s_own_context(base, s
     assert Stack.of(stack.label) == stack
 
 
+def test_a_stack_is_named_in_words():
+    words = [Stack(*sizes).text for sizes in SIZES]
+    assert words[0] == "2 blocks of 2 heads of 32 and 256 neurons" and words[1] == "1 block of 2 heads of 16"
+    assert words[4] == "2 blocks of 2 heads of 16 and 40 neurons, embedding 32"
+    assert words[-1] == "1 block of 8 neurons, embedding 32, after a cut to 8 tokens"
+    assert words[-2] == "a cut to 16 tokens"
+
+
 def test_no_two_blocks_have_equal_weights_and_biases_are_where_the_base_has_them(base):
     first, second = vit.read(network_of(base, [Stack(2, 2, 16, 64).dims] * 2))
     assert not torch.equal(first.attention.wq, second.attention.wq) and not torch.equal(first.ffn.w1, second.ffn.w1)
