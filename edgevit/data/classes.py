@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from edgevit.errors import DataError, UnknownNameError
+from edgevit.folder.class_names import class_name
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class TargetClass:
     base_index: int  # row of the base's classifier
 
 
+LIMIT_BYTES = 16 << 20  # of a file of class names; those of ImageNet-22k take 1 MB
 # An entry of a line: in double quotes (with "" for one), or up to the next comma; then a comma, a comment or the end.
 _QUOTED = r'\s*(?:"((?:[^"]|"")*)"|'
 _TEXT = re.compile(_QUOTED + r"([^,]*?))\s*(,|$)")
@@ -25,7 +29,7 @@ _LINE = re.compile(_QUOTED + r"((?:[^,#]|(?<=\S)#)*?))\s*(,|(?:(?<!\S)#.*)?$)")
 
 
 def listed(classes: str | Path | Sequence[str | int] | None, known: Collection[str] = ()) -> list[str] | None:
-    """Turn what a person gave into a list of entries: a file, a comma-separated text, or a list; None means all.
+    """Turn an option into a list of entries: from a file, a comma-separated text, or a list; None means all classes.
 
     In a file, entries are separated by lines and commas, and `#` at a line's start or after a space begins a comment.
     A name that holds a comma is one entry in double quotes ("crane, bird"), or where it is a line of its own and among
@@ -37,18 +41,28 @@ def listed(classes: str | Path | Sequence[str | int] | None, known: Collection[s
     if classes is None:
         return None
     if not isinstance(classes, (str, Path)):
-        return [str(entry) for entry in classes]
+        return [class_name(str(entry)) for entry in classes]
     text = str(classes)
     if os.path.isfile(text):  # not Path.is_file, which raises on a list too long for a file name
         lines = _read_text(Path(text)).splitlines()
         entries = [entry for line in lines for entry in _entries(line, _LINE, known)]
+    elif stat.S_IFMT(_mode(text)) not in (0, stat.S_IFDIR):
+        raise DataError(f"{text} is a pipe or a device; expected a text file of classes: write them to a file first")
     elif text.endswith((".txt", ".csv")) or isinstance(classes, Path):
         raise DataError(f"no class file at {text}; check the path")
     else:
-        entries = _entries(text, _TEXT, known)
+        entries = _entries(class_name(text), _TEXT, known)
     if not entries:
         raise DataError(f"{text!r} lists no classes; give names or indices, one per line or separated by commas")
     return entries
+
+
+def _mode(path: str) -> int:
+    """The type of what is at this path, as `stat` says it; 0 where there is nothing."""
+    try:
+        return os.stat(path).st_mode
+    except (OSError, ValueError):  # nothing, or a list of classes: too long for a name, or with a null character
+        return 0
 
 
 def _entries(line: str, entry: re.Pattern[str], known: Collection[str]) -> list[str]:
@@ -78,7 +92,9 @@ def base_list(names: str | Path | Sequence[str] | None, data_names: Collection[s
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")  # Windows editors put a mark before the first class
+        if (size := file.stat().st_size) > LIMIT_BYTES:
+            raise DataError(f"{file} has {size / 1e6:.0f} MB; expected plain text, one class per line")
+        return class_name(file.read_text(encoding="utf-8-sig"))  # Windows editors put a mark before the first class
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"cannot read the class file {file}: {error}; expected plain text, one class per line"
@@ -202,13 +218,18 @@ def refuse_part_of_a_name(entry: str, names: Iterable[str]) -> None:
         )
 
 
-def left_out(data_names: Sequence[str], order: Mapping[str, int]) -> str | None:
-    """What a person is told where all classes are asked for, and the base knows some of the data's alone."""
-    unknown = [name for name in data_names if name not in order]
-    if not unknown:
-        return None
-    what = "1 class" if len(unknown) == 1 else f"{len(unknown)} classes"
-    return f"left out {what} of the data that the base does not name: {_first(unknown)}"
+def refuse_unnamed(data_names: Sequence[str], order: Mapping[str, int]) -> None:
+    """Raise DataError where all classes are used, and the base names some of the data's and not all."""
+    unnamed = [name for name in data_names if name not in order]
+    if not unnamed or len(unnamed) == len(data_names):  # of none, `resolve` says more
+        return
+    nearest = get_close_matches(unnamed[0], [name for name in order if name not in data_names], n=1)
+    hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+    what = "1 class" if len(unnamed) == 1 else f"{len(unnamed)} classes"
+    raise DataError(
+        f"the base does not name {what} of the data: {_first(unnamed)}{hint}; rename folders to the base's names, "
+        "or list the classes to use with --classes"
+    )
 
 
 def _first(names: Sequence[str]) -> str:

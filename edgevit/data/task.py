@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from edgevit.data.augment import Augment
-from edgevit.data.classes import TargetClass, base_list, base_order, left_out, listed, resolve
+from edgevit.data.classes import TargetClass, base_list, base_order, listed, refuse_unnamed, resolve
 from edgevit.data.sources import ImageSource, Part, Reference, open_source, open_unlabelled
+from edgevit.data.sources.folder import Folder, Images
 from edgevit.errors import DataError, OptionError
 from edgevit.folder.derivation import DataRecord, ImageCounts, UnlabelledRecord
 from edgevit.folder.model import ClassLabel
-from edgevit.folder.pictures import UNREADABLE, eight_bit, why_unreadable
+from edgevit.folder.pictures import UNREADABLE, eight_bit, open_picture, why_unreadable
 from edgevit.progress import Progress, Silent
 
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
@@ -250,7 +250,7 @@ def _content(source: ImageSource, reference: Reference) -> bytes:
 def _why_bad(path: str) -> str | None:
     """Decode an image at the smallest scale its format allows; return why `read` would refuse it, or None."""
     try:
-        with Image.open(path) as image:
+        with open_picture(path) as image:
             image.draft("RGB", (16, 16))  # JPEG only: an eighth of the work, and still every byte is read
             image.load()
             eight_bit(image)
@@ -371,6 +371,18 @@ def without(unlabelled: Split, held_out: Sequence[Split], progress: Progress) ->
     return Split(source, kept, (UNLABELLED,) * len(kept), unlabelled.preprocessing)
 
 
+def _report_annotations(sources: Sequence[ImageSource], progress: Progress) -> None:
+    files = set[str]().union(*(source.annotations for source in sources if isinstance(source, Images)))
+    if files:
+        what = "1 annotation" if len(files) == 1 else f"{len(files)} annotations"
+        progress.note(f"passed over {what} beside the images, such as {min(files)}")
+
+
+def _first_few(paths: Sequence[object]) -> str:
+    more = f" and {len(paths) - FEW} more" if len(paths) > FEW else ""
+    return f"{', '.join(map(str, paths[:FEW]))}{more}"
+
+
 def open_task(
     data: str | Path,
     classes: str | Path | Sequence[str | int] | None,
@@ -399,18 +411,22 @@ def open_task(
     """
     if not 0 < validation_fraction < 1:
         raise OptionError(f"validation fraction {validation_fraction} is not between 0 and 1; try 0.1")
-    source = open_source(data)
+    source, progress = open_source(data), progress or Silent()
     names = base_list(base_names, source.class_names, base_outputs)
     order = base_order(source.class_names, names, base_outputs)
-    if classes is None and (told := left_out(source.class_names, order)):
-        (progress or Silent()).warn(told)
+    if classes is None:
+        refuse_unnamed(source.class_names, order)
+        if isinstance(source, Folder) and (untrained := source.untrained()):
+            progress.warn(
+                f"{_first_few(untrained)} has no folder of the same class in {source.folders['train']}, and is not used"
+            )
     targets = resolve(listed(classes, {*source.class_names, *order}), source.class_names, order)
     parts = [parts_of(source, target.name, validation_fraction, seed) for target in targets]
     bad: set[Reference] = set()
     if source.files:
         checked = PARTS if skip_bad_images else check
         everything = [r for part in parts for name in checked for r in part[name]]
-        bad = find_unreadable(everything, skip_bad_images, progress or Silent())
+        bad = find_unreadable(everything, skip_bad_images, progress)
         parts = [{k: [r for r in v if r not in bad] for k, v in part.items()} for part in parts]
     splits = {}
     for name in PARTS:
@@ -421,12 +437,12 @@ def open_task(
     more, skipped = None, sorted(map(str, bad))
     if unlabelled is not None:
         held_out = (splits["validation"], splits["test"])
-        more, unreadable = _open_unlabelled(unlabelled, held_out, skip_bad_images, progress or Silent())
+        more, unreadable = _open_unlabelled(unlabelled, held_out, skip_bad_images, progress)
         skipped += sorted(map(str, unreadable))
     if skipped:
         what = "1 image" if len(skipped) == 1 else f"{len(skipped)} images"
-        others = f" and {len(skipped) - FEW} more" if len(skipped) > FEW else ""
-        (progress or Silent()).warn(f"left out {what} that cannot be read: {', '.join(skipped[:FEW])}{others}")
+        progress.warn(f"left out {what} that cannot be read: {_first_few(skipped)}")
+    _report_annotations([source, *([more.source] if more else [])], progress)
     arguments = {
         "data": _resolved(data),
         "base_outputs": base_outputs,

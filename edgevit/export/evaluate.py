@@ -20,6 +20,7 @@ from edgevit.export.images import Judging, Subject, data_record, open_judging, s
 from edgevit.export.imported import open_imported
 from edgevit.export.request import ONNX, JudgeRequest, Part
 from edgevit.export.session import OnnxModel
+from edgevit.folder.class_names import ClassName
 from edgevit.folder.derivation import Fraction, RejectedRecord, Seed
 from edgevit.folder.model import Index, Preprocessing, Rejection
 from edgevit.folder.model_folder import ModelFolder
@@ -78,7 +79,7 @@ def open_onnx(path: Path, device: str) -> ModelUnderTest:
     images, split = model.described("preprocessing", Preprocessing), model.described("split", _Split)
     subject = Subject(
         said_by=str(path),
-        class_names=model.described("class_names", tuple[str, ...]),
+        class_names=model.described("class_names", tuple[ClassName, ...]),
         class_columns=model.described("class_columns", tuple[Index, ...]),
         outputs=model.output.shape[1],
         preprocessing=asdict(images),

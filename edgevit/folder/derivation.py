@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from edgevit.folder.class_names import ClassName
 from edgevit.folder.model import READER, BlockDims, ClassLabel, Head, Index, ModelSpec, Sha256, Size
 from edgevit.folder.records import MORE, More, RecordKind, Seal, Versions
 
@@ -53,7 +54,7 @@ class DataRecord:
 
     data: str
     base_outputs: Size
-    base_names: tuple[str, ...] | None
+    base_names: tuple[ClassName, ...] | None
     validation_fraction: Fraction
     seed: Seed
     skip_bad_images: bool
@@ -206,10 +207,11 @@ class AccuracyRecord:
 
     top1: Share
     images: Index
-    per_class: dict[str, Share | None] | None = None
+    per_class: dict[ClassName, Share | None] | None = None
     rejection: dict[str, RejectedRecord] | None = None  # by part
-    images_per_class: dict[str, Index] | None = None  # None: of an older edgevit, and so the next
-    confused: dict[str, dict[str, Index]] | None = None  # of each class, how many images are taken for which other
+    images_per_class: dict[ClassName, Index] | None = None  # None: of an older edgevit, and so the next
+    # Of each class, how many images are taken for which other.
+    confused: dict[ClassName, dict[ClassName, Index]] | None = None
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,7 @@ class AssumptionsRecord:
     """What was taken for granted of the base, because nobody said it."""
 
     classes_from: str
-    output_names: tuple[str, ...] | None
+    output_names: tuple[ClassName, ...] | None
     preprocessing_from: dict[str, str]
     base_check: BaseCheckRecord | None = None
 

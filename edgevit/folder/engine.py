@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from edgevit.errors import EngineError
+from edgevit.folder.class_names import ClassName
 from edgevit.folder.documents import Reader
 from edgevit.folder.export import Fusion
 from edgevit.folder.model import Index, Sha256
@@ -72,8 +73,8 @@ class EngineAccuracy:
     host: Share
     board: Share
     agreement: Share  # of images for which both choose the same class
-    worst_class: str  # the one that loses most
-    per_class: dict[str, EngineClassAccuracy]
+    worst_class: ClassName  # the one that loses most
+    per_class: dict[ClassName, EngineClassAccuracy]
 
     def __post_init__(self) -> None:
         if self.worst_class not in self.per_class:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edgevit.errors import ExportError
+from edgevit.folder.class_names import ClassName
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Index, Rejection, Sha256, Size
 from edgevit.folder.names import onnx_name
@@ -98,7 +99,7 @@ class FileAccuracy:
     top1: float
     agreement: float  # share of images with torch's top-1
     agreement_least: float
-    per_class: dict[str, float | None]
+    per_class: dict[ClassName, float | None]
 
 
 @dataclass(frozen=True)

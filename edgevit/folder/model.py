@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from edgevit.errors import CheckpointError
+from edgevit.folder.class_names import ClassName
 from edgevit.folder.documents import Reader
 from edgevit.folder.records import RecordKind, Seal
 
@@ -91,7 +92,7 @@ class Rejection:
 class ClassLabel:
     """A target class."""
 
-    name: str
+    name: ClassName
     base_index: Index  # row of the base's classifier
 
 

@@ -6,6 +6,8 @@ one picture, so that a dark picture stays dark. Pillow alone would cut all of th
 
 from __future__ import annotations
 
+import os
+import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,9 +77,20 @@ def read_picture(path: str | PathLike[str], hint: str) -> Image.Image:
     Raises:
         DataError: it is missing, corrupt, or no picture.
     """
-    with reading_picture(str(path), hint), Image.open(path) as image:
+    with reading_picture(str(path), hint), open_picture(path) as image:
         image.load()
         return to_rgb(image)
+
+
+def open_picture(path: str | PathLike[str]) -> Image.Image:
+    """Open a picture's file with Pillow, which reads no more of it than its size and mode.
+
+    Raises:
+        OSError, SyntaxError, ValueError, RuntimeError, DecompressionBombError: one of UNREADABLE.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):  # to open a FIFO would wait for whoever writes to it
+        raise ValueError("a folder, a pipe or a device, expected a file")
+    return Image.open(path)
 
 
 @contextmanager

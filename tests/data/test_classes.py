@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,17 @@ def test_a_missing_file_is_not_taken_for_a_class(tmp_path: Path) -> None:
     for missing in ("nowhere.txt", str(tmp_path / "nowhere.csv"), Path("nowhere")):
         with pytest.raises(DataError, match="no class file at"):
             listed(missing)
+
+
+def test_a_class_file_that_is_a_pipe_or_far_too_long_is_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), "/dev/zero"):
+        with pytest.raises(DataError, match=f"^{path} is a pipe or a device; expected a text file of classes"):
+            listed(path)
+    with (tmp_path / "long.txt").open("wb") as file:
+        file.truncate(10**9)
+    with pytest.raises(DataError, match=r"long\.txt has 1000 MB; expected plain text, one class per line"):
+        listed(tmp_path / "long.txt")
 
 
 def test_names_and_indices_find_the_same_classes_in_the_order_given() -> None:

@@ -42,7 +42,7 @@ def test_folders_may_be_links_and_what_is_hidden_is_no_image(tmp_path: Path, ima
     image_folder(tmp_path / "some" / "pets", {".AppleDouble": 1})
     (tmp_path / "some" / "pets" / "cat").symlink_to(tmp_path / "all" / "cat")
     (tmp_path / "some" / "pets" / "dog").symlink_to("../../all/dog")
-    (tmp_path / "all" / "dog" / "back").symlink_to(tmp_path / "some")  # a link that leads back to where it is
+    (tmp_path / "all" / "dog" / "back").symlink_to(tmp_path / "some" / "pets")  # a link that leads back to where it is
     folders = [Path(str(r)).parent.name for r in open_source(tmp_path / "some").references("train", "pets")]
     assert folders == ["cat", "cat", "dog"]
     assert len(open_unlabelled(tmp_path / "some")[1]) == 3

@@ -264,6 +264,10 @@ def test_an_image_that_is_a_link_to_nothing_by_now_has_changed(both: Path) -> No
 class Warned(Silent):
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.noted: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.noted.append(text)
 
     def warn(self, text: str) -> None:
         self.said.append(text)
@@ -278,15 +282,42 @@ def test_the_first_few_that_are_left_out_are_named(both: Path) -> None:
     assert told.said == [f"left out 5 images that cannot be read: {first} and 2 more"]
 
 
-def test_classes_that_the_base_does_not_name_are_left_out_aloud(both: Path) -> None:
-    told = Warned()
-    assert task_of(both, None, base_names=["dog", "cat", "els"], outputs=3, progress=told).class_names == ["cat", "dog"]
-    assert told.said == ["left out 1 class of the data that the base does not name: 'eel'"]
-    task_of(both, "cat,dog", base_names=["dog", "cat", "els"], outputs=3, progress=told)
-    assert len(told.said) == 1
+def test_no_class_of_the_data_drops_out_because_the_base_does_not_name_it(both: Path) -> None:
+    with pytest.raises(DataError, match=r"not name 1 class of the data: 'eel' \(did you mean 'els'\?\); .* --classes$"):
+        task_of(both, None, base_names=["dog", "cat", "els"], outputs=3)
+    assert task_of(both, "cat,dog", base_names=["dog", "cat", "els"], outputs=3).class_names == ["cat", "dog"]
     expected = r"none of the data's classes \('cat', 'dog', 'eel'\) is among the base's \('p', 'q'\); check the folder"
     with pytest.raises(DataError, match=expected):
         task_of(both, None, base_names=["p", "q"], outputs=2)
+
+
+def test_a_class_that_only_the_test_part_has_and_annotations_are_reported(both: Path, image_folder: Make) -> None:
+    image_folder(both, {"val/fox": 1})
+    (both / "val" / "dog" / "0.xml").touch()
+    told = Warned()
+    task_of(both, None, 3, progress=told)
+    assert told.said == [f"{both}/val/fox has no folder of the same class in {both}/train, and is not used"]
+    assert told.noted == [f"passed over 1 annotation beside the images, such as {both}/val/dog/0.xml"]
+
+
+def test_names_in_another_unicode_form_are_found_in_lists_and_records(tmp_path: Path, image_folder: Make) -> None:
+    composed, apart = "Kn\u00f6chel", "Kno\u0308chel"
+    image_folder(tmp_path / "data", {"Bein": 5, apart: 5, "Zeh": 5})
+    file = tmp_path / "classes.txt"
+    for given in (composed, apart):
+        file.write_text(f"{given}\nBein\n", encoding="utf-8")
+        for classes in (file, f"{given},Bein", [given, "Bein"]):
+            task = task_of(tmp_path / "data", classes, 3, base_names=["Zeh", given, "Bein"])
+            assert task.class_names == [composed, "Bein"] and task.base_columns == [1, 2]
+    assert reopened(task.record()).classes == task.classes
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_what_is_no_file_is_a_bad_image_and_nobody_waits_for_it(both: Path, make: Callable[[Path], Any]) -> None:
+    make(both / "train" / "cat" / "a.png")
+    with pytest.raises(DataError, match=r"/a\.png: a folder, a pipe or a device, expected a file; remove"):
+        task_of(both, "cat,dog", 3)
+    assert task_of(both, "cat,dog", 3, skip_bad_images=True).skipped == 1
 
 
 def test_a_truncated_jpeg_is_noticed(both: Path) -> None:

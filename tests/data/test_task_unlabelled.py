@@ -85,8 +85,8 @@ def test_nothing_to_train_on_is_refused(data: Path, tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_image_is_refused_or_skipped(data: Path, tmp_path: Path) -> None:
     paint(tmp_path / "more" / "good.png", 3)
-    (tmp_path / "more" / "notes.txt").write_text("not an image")
-    with pytest.raises(DataError, match=r"cannot read .*notes\.txt: not an image; .* --skip-bad-images"):
+    (tmp_path / "more" / "notes.doc").write_text("not an image")
+    with pytest.raises(DataError, match=r"cannot read .*notes\.doc: not an image; .* --skip-bad-images"):
         task_of(data, tmp_path / "more")
     task = task_of(data, tmp_path / "more", skip_bad_images=True)
     assert task.skipped == 1 and task.unlabelled is not None and len(task.unlabelled) == 1

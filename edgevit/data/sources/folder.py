@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from PIL import Image
 
 from edgevit.data.sources import Part, Reference
 from edgevit.errors import DataError
+from edgevit.folder.class_names import class_name as composed
 from edgevit.folder.pictures import read_picture
 
 NAMES: dict[Part, tuple[str, ...]] = {  # that the folders of parts go by
@@ -17,20 +20,72 @@ NAMES: dict[Part, tuple[str, ...]] = {  # that the folders of parts go by
     "validation": ("val", "valid", "validation"),
     "test": ("test",),
 }
-LITTER = {"thumbs.db", "ehthumbs.db", "desktop.ini"}  # what Windows puts among images; that of others is hidden
+# Files and folders that are never images or classes, in small letters; nor is anything whose name begins with a dot.
+LITTER = frozenset({
+    "thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "picasa.ini", "zbthumbnail.info", "icon\r",
+    "@eadir", "#recycle", "#snapshot", "@tmp", "@sharebin",  # Synology
+    "@recycle", "@recently-snapshot", "@__thumb", "@upload_cache",  # QNAP
+    "__macosx", "network trash folder", "temporary items",  # macOS
+    "$recycle.bin", "recycler", "system volume information",  # Windows
+    "lost+found", "__pycache__",
+})  # fmt: skip
+# Ends of the names of annotations and lists, which lie beside images in many sets.
+ANNOTATIONS = frozenset({
+    ".txt", ".xml", ".json", ".jsonl", ".csv", ".tsv", ".yaml", ".yml", ".toml", ".ini", ".md", ".html", ".log",
+})  # fmt: skip
+
+
+def _is_litter(name: str) -> bool:
+    return name.startswith(".") or name.lower() in LITTER
+
+
+def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    """What a folder has, by name, but for litter.
+
+    Raises:
+        DataError: it cannot be listed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((e for e in entries if not _is_litter(e.name)), key=lambda entry: entry.name)
+    except OSError as error:
+        text = str(folder)
+        raise DataError(
+            f"cannot list {text if len(text) < 200 else text[:200] + '...'}: {error.strerror}; check its permissions, "
+            "or move it out of the data"
+        ) from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself; it is reported where it is read as an image
+        return False
 
 
 def _class_folders(folder: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for entry in sorted(folder.iterdir()):
-        if entry.is_dir() and not entry.name.startswith("."):
-            found[entry.name] = entry
-        elif not _is_litter(entry.name) and not entry.exists():
-            raise DataError(f"{entry} is a link to nothing, and may be a class; mend it, or remove it")
-    for name in found:
+    """Class folders by the names of their classes, in the order in which torchvision numbers them.
+
+    Raises:
+        DataError: a name is not UTF-8, one is a link to nothing, or two are the same name in two Unicode forms.
+    """
+    folders: dict[str, Path] = {}
+    for entry in _entries(folder):
+        path, name = folder / entry.name, composed(entry.name)
+        if not _is_folder(entry):
+            if not path.exists():
+                raise DataError(f"{path} is a link to nothing, and may be a class; repair or remove it")
+            continue
         if not _is_text(name):  # class names stand in JSON, tables and metadata
-            raise DataError(f"the name of the folder {os.fsencode(name)!r} in {folder} is no UTF-8; rename it")
-    return found
+            raise DataError(f"the name of the folder {os.fsencode(entry.name)!r} in {folder} is no UTF-8; rename it")
+        if name in folders:
+            forms = " and ".join(map(ascii, (folders[name].name, entry.name)))
+            raise DataError(
+                f"{folder} has two folders of the class {name!r}, in two Unicode forms ({forms}); move the images of "
+                "one into the other"
+            )
+        folders[name] = path
+    return folders
 
 
 def _is_text(name: str) -> bool:
@@ -41,25 +96,11 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _files(folder: Path) -> list[Reference]:
-    return [str(f) for f in sorted(_below(folder))]
-
-
-def _below(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """The files at any depth, but for litter; folders may be links, of which one that leads back to `above` ends."""
-    if (here := folder.resolve()) in above:
-        return
-    for entry in folder.iterdir():
-        if _is_litter(entry.name):
-            continue
-        if entry.is_dir():
-            yield from _below(entry, above | {here})
-        elif entry.is_file() or not entry.exists():  # a link to nothing, which whoever reads it is told of
-            yield entry
-
-
-def _is_litter(name: str) -> bool:
-    return name.startswith(".") or name.lower() in LITTER
+def _upwards(path: str) -> Iterator[str]:
+    """A path, and the folders that it is in."""
+    yield path
+    while (above := os.path.dirname(path)) != path:
+        yield (path := above)
 
 
 class Images:
@@ -71,9 +112,60 @@ class Images:
         self.root = root
         self.class_names: tuple[str, ...] = (root.name,)
         self.parts: dict[Part, dict[str, Path]] = {"train": {root.name: root}}
+        self.annotations: set[str] = set()  # files beside images that `references` passed over
+
+    @cached_property
+    def _places(self) -> tuple[dict[str, set[str]], set[str]]:
+        """The classes of each class folder, by its resolved path; and all folders that class folders are in."""
+        classes: dict[str, set[str]] = {}
+        for name, folder in chain.from_iterable(folders.items() for folders in self.parts.values()):
+            classes.setdefault(os.path.realpath(folder), set()).add(name)
+        return classes, {above for path in classes for above in _upwards(os.path.dirname(path))}
+
+    def _refuse_shared(self, link: str, name: str) -> None:
+        """Refuse a link in the folder of a class, or such a folder that is a link, to images of other classes.
+
+        Raises:
+            DataError: it leads into another class's folder, or to a folder that class folders are in.
+        """
+        classes, above = self._places
+        target = os.path.realpath(link)
+        others = [other for path in _upwards(target) for other in sorted(classes.get(path, set())) if other != name]
+        if target in above or others:
+            what = f"of the class {others[0]!r}" if others else "that class folders are in"
+            raise DataError(
+                f"{link} is a link to {target}, a folder {what}: its images would count as {name!r}; remove the link"
+            )
+
+    def _files(self, folder: Path, name: str) -> list[Reference]:
+        """The files of a class at any depth. Each folder is listed once, even if links lead to it again.
+
+        Raises:
+            DataError: a folder cannot be listed, or a link leads to images of other classes.
+        """
+        if folder.is_symlink():
+            self._refuse_shared(str(folder), name)
+        files: list[str] = []
+        pending, listed = [str(folder)], set[tuple[int, int]]()
+        while pending:  # no recursion: folders may be deeper than Python's stack
+            here = pending.pop()
+            entries, status = _entries(here), os.stat(here)
+            if (identity := (status.st_dev, status.st_ino)) in listed:
+                continue
+            listed.add(identity)
+            for entry in entries:
+                if entry.is_symlink():
+                    self._refuse_shared(entry.path, name)
+                if _is_folder(entry):
+                    pending.append(entry.path)
+                elif os.path.splitext(entry.name)[1].lower() in ANNOTATIONS:
+                    self.annotations.add(entry.path)
+                else:  # what is no image, such as a link to nothing, is an error where it is read
+                    files.append(entry.path)
+        return [*sorted(files, key=lambda file: file.split(os.sep))]
 
     def references(self, part: Part, class_name: str) -> list[Reference]:
-        return _files(self.root)
+        return self._files(self.root, class_name)
 
     def read(self, reference: Reference) -> Image.Image:
         return read_picture(str(reference), "remove or replace it, or leave such files out with --skip-bad-images")
@@ -94,12 +186,17 @@ class Folder(Images):
             raise DataError(f"{root} has train/ but no val/; add val/, or give {train} itself to have one split off")
         self.folders: dict[Part, Path] = {"train": root}
         if train is not None and test is not None:
-            found: dict[Part, Path | None] = {"train": train, "validation": validation, "test": test}
-            self.folders = {part: path for part, path in found.items() if path is not None}
+            parts: dict[Part, Path | None] = {"train": train, "validation": validation, "test": test}
+            self.folders = {part: path for part, path in parts.items() if path is not None}
         self.parts = {part: _class_folders(path) for part, path in self.folders.items()}
         self.class_names = tuple(self.parts["train"])
         if not self.class_names:
             raise DataError(f"{root} holds no class folders; expected one folder of images per class")
+
+    def untrained(self) -> list[Path]:
+        """Class folders of other parts whose class has no folder in the training part."""
+        train = self.parts["train"]
+        return [path for folders in self.parts.values() for name, path in folders.items() if name not in train]
 
     def references(self, part: Part, class_name: str) -> list[Reference]:
         folder = self.parts[part].get(class_name)
@@ -107,7 +204,7 @@ class Folder(Images):
             raise DataError(
                 f"class {class_name!r} has no folder in {self.folders[part]}; add it, or leave the class out"
             )
-        return _files(folder)
+        return self._files(folder, class_name)
 
 
 def matches(data: str) -> bool:

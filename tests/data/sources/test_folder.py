@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,16 +27,97 @@ def test_classes_are_folders_and_hidden_ones_are_none(tmp_path: Path, image_fold
 def test_a_class_folder_that_is_a_link_to_nothing_is_one_line(tmp_path: Path, image_folder: Make) -> None:
     image_folder(tmp_path, {"cat": 1, "dog": 1})
     (tmp_path / "eel").symlink_to(tmp_path / "not mounted")
-    with pytest.raises(DataError, match=r"/eel is a link to nothing, and may be a class; mend it, or remove it$"):
+    with pytest.raises(DataError, match=r"/eel is a link to nothing, and may be a class; repair or remove it$"):
         open_source(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", [".DS_Store", "Thumbs.db", "desktop.ini", "Desktop.ini", "._0.png"])
-def test_what_a_file_manager_leaves_among_images_is_passed_over(tmp_path: Path, image_folder: Make, name: str) -> None:
+@pytest.mark.parametrize("name", [".DS_Store", "Thumbs.db", "Desktop.ini", "._0.png", "notes.txt", "0.XML", "a.json"])
+def test_litter_and_annotations_beside_images_are_passed_over(tmp_path: Path, image_folder: Make, name: str) -> None:
     image_folder(tmp_path, {"cat": 1})
     (tmp_path / "cat" / name).write_bytes(b"no image")
-    assert open_source(str(tmp_path)).references("train", "cat") == [str(tmp_path / "cat" / "0.png")]
+    source = open_source(str(tmp_path))
+    assert source.references("train", "cat") == [str(tmp_path / "cat" / "0.png")]
+    assert source.annotations == ({str(tmp_path / "cat" / name)} if name in ("notes.txt", "0.XML", "a.json") else set())
     assert open_images(str(tmp_path)).references("train", tmp_path.name) == [str(tmp_path / "cat" / "0.png")]
+
+
+@pytest.mark.parametrize("name", ["@eaDir", ".thumbnails", "__MACOSX", ".AppleDouble", ".ipynb_checkpoints"])
+def test_folders_of_thumbnails_and_the_like_are_no_classes_and_have_no_images(
+    tmp_path: Path, image_folder: Make, name: str
+) -> None:
+    image_folder(tmp_path, {"cat": 1, name: 1, f"cat/{name}/0.png": 1, f"cat/left/{name}": 1})
+    source = open_source(str(tmp_path))
+    assert source.class_names == ("cat",)
+    assert source.references("train", "cat") == [str(tmp_path / "cat" / "0.png")]
+
+
+def test_names_in_another_unicode_form_are_the_same_class(tmp_path: Path, image_folder: Make) -> None:
+    composed, apart = "Kn\u00f6chel", "Kno\u0308chel"
+    image_folder(tmp_path, {f"train/{apart}": 3, f"val/{composed}": 2, "train/Bein": 1, "val/Bein": 1})
+    source = open_source(str(tmp_path))
+    assert source.class_names == ("Bein", composed) and not source.untrained()
+    assert [len(source.references(part, composed)) for part in ("train", "test")] == [3, 2]
+    (tmp_path / "train" / composed).mkdir()
+    with pytest.raises(
+        DataError, match=r"two folders of the class 'Kn.chel', .* \('Kno.u0308chel' and 'Kn.xf6chel'\);"
+    ):
+        open_source(str(tmp_path))
+
+
+def test_a_name_in_utf8_is_read_in_a_locale_that_has_none(tmp_path: Path, image_folder: Make) -> None:
+    image_folder(tmp_path, {"Kn\u00f6chel": 1, "Bein": 1})
+    program = "import sys; from edgevit.data.classes import listed; from edgevit.data.sources.folder import open_source"
+    program += "; print(ascii([open_source(sys.argv[1]).class_names, listed(sys.argv[2])]))"
+    posix = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", program, str(tmp_path), "Bein,Kno\u0308chel"]
+    said = subprocess.run(command, env=posix, check=True, capture_output=True, text=True).stdout
+    assert said == "[('Bein', 'Kn\\xf6chel'), ['Bein', 'Kn\\xf6chel']]\n"
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "what"),
+    [
+        ("train/cat/up", "..", "a folder that class folders are in"),
+        ("train/cat/top", "../..", "a folder that class folders are in"),
+        ("train/cat/too", "../dog/young", "a folder of the class 'dog'"),
+        ("train/cat/0.png", "../dog/0.png", "a folder of the class 'dog'"),
+        ("train/cat/too", "../../val/dog", "a folder of the class 'dog'"),
+        ("train/eel", "dog", "a folder of the class 'dog'"),
+        ("train/eel", ".", "a folder that class folders are in"),
+    ],
+)
+def test_a_link_to_images_of_other_classes_is_refused(
+    tmp_path: Path, image_folder: Make, link: str, target: str, what: str
+) -> None:
+    image_folder(tmp_path, {"train/cat/young": 1, "train/dog/young": 1, "val/cat": 1, "val/dog": 1})
+    (tmp_path / link).symlink_to(target)
+    name = link.split("/")[1]
+    with pytest.raises(DataError, match=f"/{link} is a link to .*, {what}: its images would count as '{name}'; remove"):
+        open_source(str(tmp_path)).references("train", name)
+    assert len(open_source(str(tmp_path)).references("train", "dog")) == 1
+
+
+def test_links_to_images_elsewhere_are_followed_and_no_folder_is_listed_twice(
+    tmp_path: Path, image_folder: Make
+) -> None:
+    image_folder(tmp_path, {"data/cat/young": 2, "store/cats": 3, "store/eels": 1})
+    cat = tmp_path / "data" / "cat"
+    for name, target in (("more", "../../store/cats"), ("again", "young"), ("back", "."), ("a.png", "young/0.png")):
+        (cat / name).symlink_to(target)
+    (tmp_path / "data" / "eel").symlink_to("../store/eels")
+    source = open_source(str(tmp_path / "data"))
+    assert len(source.references("train", "cat")) == 2 + 3 + 1 and len(source.references("train", "eel")) == 1
+
+
+def test_folders_may_be_deeper_than_pythons_stack(tmp_path: Path, image_folder: Make) -> None:
+    image_folder(tmp_path, {"cat" + "/d" * 150: 1})
+    source, limit = open_source(str(tmp_path)), sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(len(inspect.stack(0)) + 50)
+        images = source.references("train", "cat")
+    finally:
+        sys.setrecursionlimit(limit)
+    assert images == [f"{tmp_path}/cat{'/d' * 150}/0.png"]
 
 
 @pytest.mark.parametrize(
