@@ -28,7 +28,7 @@ def better_by_chance(gained: int, lost: int) -> float:
     for k in range(gained, n + 1):
         as_many += ways
         ways = ways * (n - k) // (k + 1)  # comb(n, k + 1)
-    return as_many / 2**n
+    return float(as_many / 2**n)
 
 
 def share_text(share: float, images: int) -> str:

@@ -1,8 +1,9 @@
-"""What may stand on one axis: accuracies of one task, and latencies of one place.
+"""What may stand on one axis: accuracies of one task and base, and latencies of one place.
 
-A task is the same classes, images, split and seed. A place is the same machine in the same state: `comparable` of
-agent/records.py says so, and runs of one session are of one place by their making; batch size, streams and use are the
-same, too. What differs in any of it gets a plot of its own.
+A task is the same classes, images, split and seed. A base is the same weights, the same preprocessing and the same
+output of each class: accuracies and latencies of its models are judged against it and no other base. A place is the
+same machine in the same state: `comparable` of agent/records.py says so, and runs of one session are of one place by
+their making; batch size, streams and use are the same, too. What differs in any of it gets a plot of its own.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from pathlib import Path
 
 from edgevit.agent.records import CLOSED_LOOP, Run
 from edgevit.folder.derivation import DataRecord
+from edgevit.folder.model import ModelSpec
 from edgevit.report.gather import FoundModel
 
-NAMED = 6  # classes in a title
+NAMED = 6  # classes in a title, or outputs of them
+OF_WEIGHTS = 6  # digits of a hash, which tell two bases apart
 # What a place is called by, as far as its runs have it: the first of each group.
 CALLED = (("module", "board", "gpu", "cpu", "machine"), ("power_mode",), ("tensorrt", "onnxruntime"), ("clocks",))
 RUNTIMES = {"tensorrt": "TensorRT", "onnxruntime": "ONNX Runtime"}
@@ -23,18 +26,60 @@ CLOCKS = {"locked": "clocks locked"}
 
 
 @dataclass(frozen=True)
+class BaseIdentity:
+    """What is the same of one base, wherever it is read."""
+
+    name: str  # timm's
+    weights_sha256: str
+    preprocessing: tuple[tuple[str, str], ...]  # settings in words, by name
+    outputs: frozenset[tuple[str, int]]  # of each class that is named, its output
+
+    @classmethod
+    def of(cls, document: ModelSpec) -> BaseIdentity:
+        settings = tuple(sorted((name, str(value)) for name, value in document.preprocessing.items()))
+        outputs = frozenset((c.name, c.base_index) for c in document.classes)
+        return cls(document.timm_name, document.base.weights_sha256, settings, outputs)
+
+    def is_of(self, other: BaseIdentity) -> bool:
+        """Whether a folder of this base is one of `other`, which names fewer classes, or none."""
+        common = {name for name, _ in self.outputs} & {name for name, _ in other.outputs}
+        mine, its = ({pair for pair in one.outputs if pair[0] in common} for one in (self, other))
+        one, another = (self.weights_sha256, self.preprocessing), (other.weights_sha256, other.preprocessing)
+        return one == another and mine == its
+
+    @property
+    def words(self) -> list[str]:
+        outputs = ", ".join(str(index) for _, index in sorted(self.outputs)[:NAMED])
+        more = ", ..." if len(self.outputs) > NAMED else ""
+        settings = [f"{name.replace('_', ' ')} {value}" for name, value in self.preprocessing]
+        return [self.name, *settings, f"outputs {outputs}{more}", f"weights {self.weights_sha256[:OF_WEIGHTS]}"]
+
+    def beside(self, others: Iterable[BaseIdentity]) -> str:
+        """In words what not all of the others have: the name, settings, outputs; else the hash of the weights."""
+        common = set.intersection(set(self.words), *(set(other.words) for other in others))
+        apart = [word for word in self.words if word not in common]
+        return ", ".join(apart[:-1] if len(apart) > 1 and apart[-1] == self.words[-1] else apart)
+
+
+@dataclass(frozen=True)
 class AccuracyTask:
-    """Classes and images that accuracies were measured on."""
+    """Classes and images that accuracies were measured on, and the base that they are judged against."""
 
     classes: tuple[str, ...]
     data: DataRecord | None  # None: no images are known
+    base: BaseIdentity | None = None  # None: of models that edgevit did not derive, and of bases alone
 
     @property
-    def key(self) -> tuple[object, ...]:
+    def images_key(self) -> tuple[object, ...]:
         """A key that models judged on the same images share."""
         if self.data is None:
             return (tuple(sorted(self.classes)),)
         return (tuple(sorted(self.classes)), self.data.fingerprint, self.data.seed)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """A key that models of the same base share that were judged on the same images."""
+        return (*self.images_key, self.base)
 
     @property
     def title(self) -> str:
@@ -67,7 +112,7 @@ def task_of(model: FoundModel) -> AccuracyTask:
     data = model.derivation.data if model.derivation is not None else None
     if model.imported is not None:
         data = model.imported.data
-    return AccuracyTask(model.class_names, data)
+    return AccuracyTask(model.class_names, data, None if model.document is None else BaseIdentity.of(model.document))
 
 
 def places(runs: Iterable[Run]) -> list[LatencyPlace]:

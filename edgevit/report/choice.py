@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,9 +25,9 @@ from edgevit.errors import RunsError
 from edgevit.folder.derivation import AccuracyRecord, DerivationRecord
 from edgevit.folder.model import ModelSpec
 from edgevit.folder.names import onnx_name
-from edgevit.report.axes import AccuracyTask, LatencyPlace, places, task_of
+from edgevit.report.axes import AccuracyTask, BaseIdentity, LatencyPlace, places, task_of
 from edgevit.report.gates import Gate, Verdict, verdicts_of
-from edgevit.report.gather import Found, FoundModel
+from edgevit.report.gather import Found, FoundModel, Skipped
 from edgevit.report.record import EntryRecord, Kind
 from edgevit.report.runs import BUSY, Comparison, compare_within, decisive, make_row
 
@@ -38,6 +39,7 @@ BASELINES: dict[Kind, str] = {
     "restricted": "base, restricted to the classes",
     "fine-tuned": "base, fine-tuned on them",
 }
+HEADS: dict[Kind, str] = {"full head": "full", "restricted": "subset"}  # of a baseline's folder; others have none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,14 @@ class Panel:
     task: AccuracyTask | None  # None: of models whose folders were not found
     place: LatencyPlace | None  # None: nothing was measured
     entries: tuple[Entry, ...]  # baselines first
+    is_of_bases: bool = False  # and of no model that was derived from them
+    base: str = ""  # in words, where models of several bases were judged on these images
+    other_base: str = ""  # one of those that is more accurate, with its accuracy
+
+    @property
+    def is_useful(self) -> bool:
+        """Whether anything of it can be chosen by: an accuracy, or a measurement of a model that is no base."""
+        return not self.is_of_bases and any(entry.top1 is not None or entry.runs for entry in self.models)
 
     @property
     def baselines(self) -> list[Entry]:
@@ -218,42 +228,113 @@ def may_be_taken(entry: Entry) -> bool:
 
 
 def panels(found: Found, gates: Sequence[Gate] = ()) -> list[Panel]:
-    """Everything that was found, by what may be set against each other; first the task of most measured models."""
+    """Everything that was found, by what may be set against each other.
+
+    First the task of most measured models, and of its bases the most accurate. A panel that nobody can choose by is
+    made only where there is no other.
+    """
+    made = _every_panel(found, gates)
+    return [panel for panel in made if panel.is_useful] or made
+
+
+def not_shown(found: Found, shown: Sequence[Panel]) -> list[Skipped]:
+    """The models that are in no panel, as theirs would have nothing to choose by."""
+    tasks = {panel.task.key for panel in shown if panel.task is not None}
+    names = {entry.model for panel in shown for entry in panel.entries}
+    return [
+        Skipped(
+            str(model.folder.path),
+            "no model here was derived from it" if all(map(_is_base, models)) else "neither judged nor measured",
+        )
+        for task, models in _tasks(found.models)
+        if task.key not in tasks
+        for model in models
+        if model.name not in names
+    ]
+
+
+def _every_panel(found: Found, gates: Sequence[Gate]) -> list[Panel]:
     at = places(found.runs)
-    known = {digest for model in found.models for digest in model.files}
-    made = []
+    in_folders = {digest for model in found.models for digest in model.files}
     measured = {run.model_sha256 for run in found.runs}
-    tasks = sorted(_tasks(found.models), key=lambda one: -sum(not measured.isdisjoint(m.files) for m in one[1]))
+    tasks = _in_order(_tasks(found.models), measured)
+    made = []
     for task, models in tasks:
-        files = {digest for model in models for digest in model.files}
-        here = [place for place in at if any(run.model_sha256 in files for run in place.runs)]
-        for place in here or (None,):
-            made.append(Panel(task, place, tuple(_judged(e, place, gates) for e in _entries(models, place))))
+        bases = [one.base for one, _ in tasks if one.base is not None and one.images_key == task.images_key]
+        base = "" if task.base is None else task.base.beside(bases)
+        for place in _places_of(models, at) or (None,):
+            entries = tuple(_judged(entry, place, gates) for entry in _entries(models, place))
+            made.append(Panel(task, place, entries, is_of_bases=all(map(_is_base, models)), base=base))
+    made = [replace(panel, other_base=_more_accurate_base(panel, made)) for panel in made]
     for place in at:
-        if gone := tuple(_judged(entry, place, gates) for entry in _gone(place, known)):
+        if gone := tuple(_judged(entry, place, gates) for entry in _gone(place, in_folders)):
             made.append(Panel(None, place, gone))
     return made
 
 
+def _in_order(
+    tasks: Sequence[tuple[AccuracyTask, list[FoundModel]]], measured: Set[str]
+) -> list[tuple[AccuracyTask, list[FoundModel]]]:
+    """First the images that most measured models were judged on; of bases there, those measured, the best first."""
+    counts = [sum(not measured.isdisjoint(model.files) for model in models) for _, models in tasks]
+    of_images: Counter[tuple[object, ...]] = Counter()
+    for (task, _), count in zip(tasks, counts, strict=True):
+        of_images[task.images_key] += count
+
+    def rank(numbered: tuple[int, tuple[AccuracyTask, list[FoundModel]]]) -> tuple[float, ...]:
+        number, (task, models) = numbered
+        top1 = _judged_baseline(_derivations(models), "restricted").get("top1", 0.0)
+        return -of_images[task.images_key], not counts[number], -top1
+
+    return [one for _, one in sorted(enumerate(tasks), key=rank)]
+
+
+def _places_of(models: Sequence[FoundModel], at: Sequence[LatencyPlace]) -> list[LatencyPlace]:
+    """Where the models were measured; where none was, those of their bases."""
+    for some in ([model for model in models if not _is_base(model)], models):
+        files = {digest for model in some for digest in model.files}
+        if here := [place for place in at if any(run.model_sha256 in files for run in place.runs)]:
+            return here
+    return []
+
+
+def _more_accurate_base(panel: Panel, panels: Sequence[Panel]) -> str:
+    """Another base that is right on more of the same images, with its accuracy; empty: there is none."""
+    key, goal = panel.task and panel.task.images_key, panel.goal
+    others = [one for one in panels if one.base and one.task and one.task.images_key == key and one.goal is not None]
+    best = max(others, key=lambda one: one.goal or 0, default=None)
+    if best is None or not panel.base or goal is None or best.goal is None or best.goal <= goal:
+        return ""
+    return f"{best.base}: {100 * best.goal:.2f} %"
+
+
 def _tasks(models: Sequence[FoundModel]) -> list[tuple[AccuracyTask, list[FoundModel]]]:
-    """The models by task, with the bases that they were made of; bases alone are a task of their own."""
+    """The models by task and base, with the folders of that base; bases alone are a task of their own.
+
+    A model of no base, as an imported file, is judged beside those of every base that has models on the same images.
+    """
     by_task: dict[tuple[object, ...], tuple[AccuracyTask, list[FoundModel]]] = {}
     bases = [model for model in models if _is_base(model)]
     for model in models:
-        if model not in bases:
+        if not _is_base(model):
             task = task_of(model)
             by_task.setdefault(task.key, (task, []))[1].append(model)
-    used = []
+    for key, (task, baseless) in list(by_task.items()):
+        beside = [mine for one, mine in by_task.values() if one.base and one.images_key == task.images_key]
+        if task.base is None and beside:
+            del by_task[key]
+            for mine in beside:
+                mine += baseless
+    used: set[int] = set()
     for task, mine in by_task.values():
-        weights = {m.document.base.weights_sha256 for m in mine if m.document is not None}
         for base in bases:
             assert base.document is not None
             of_classes = base.document.head == "full" or set(base.class_names) == set(task.classes)
-            if base.document.base.weights_sha256 in weights and of_classes:
+            if task.base is not None and of_classes and BaseIdentity.of(base.document).is_of(task.base):
                 mine.append(base)
-                used.append(base)
+                used.add(id(base))
     for base in bases:
-        if base not in used:
+        if id(base) not in used:
             task = AccuracyTask(base.class_names, None)
             by_task.setdefault(("base", *task.key), (task, []))[1].append(base)
     return list(by_task.values())
@@ -263,36 +344,35 @@ def _is_base(model: FoundModel) -> bool:
     return model.document is not None and model.derivation is None and not model.folder.is_supernet
 
 
+def _derivations(models: Sequence[FoundModel]) -> list[DerivationRecord]:
+    return [m.derivation for m in models if m.derivation is not None and m.document is not None]
+
+
 def _entries(models: Sequence[FoundModel], place: LatencyPlace | None) -> Iterator[Entry]:
-    bases = [model for model in models if _is_base(model)]
-    derived = [model for model in models if model not in bases]
-    documents = {m.document.base.weights_sha256: m.document for m in (*bases, *derived) if m.document is not None}
-    judged = [(m, m.derivation) for m in derived if m.derivation is not None]
+    """Those of one task and one base: its baselines, then the models; of bases alone, each as a model."""
+    bases, derived = ([model for model in models if _is_base(model) is is_base] for is_base in (True, False))
+    kin = _derivations(derived)
+    if not kin:
+        for model in (*bases, *derived):
+            yield from _of_model(model, "model", model.name, place, ())
+        return
+    document = next(m.document for m in derived if m.document is not None)
     baselines: list[Entry] = []
-    for digest, document in documents.items():
-        kin = [d for m, d in judged if m.document is not None and m.document.base.weights_sha256 == digest]
-        if not kin:
-            yield from (
-                entry for b in bases if b.document is document for entry in _of_model(b, "model", b.name, place, ())
-            )
-            continue
-        several = f" ({document.timm_name})" if len(documents) > 1 else ""
-        for kind, title in BASELINES.items():
-            folder = next((b for b in bases if _is_this(b, kind, digest)), None)
-            judged_so = _judged_baseline(kin, kind)
-            baselines += _of_baseline(folder, kind, title + several, place, document, judged_so)
-    measured = sorted((e for e in baselines if e.runs), key=lambda e: e.kind != "restricted")
-    reference = measured[0].runs if measured else ()  # one for all, other bases among them: they share an axis
+    reference: list[Run] = []
+    for kind, title in BASELINES.items():
+        folders = [base for base in bases if base.document is not None and HEADS.get(kind) == base.document.head]
+        folders.sort(key=lambda base: -len(_runs_of(base, place)))  # each sweep has a folder of its base
+        judged = _judged_baseline(kin, kind)
+        baselines += _of_baseline(folders[0] if folders else None, kind, title, place, document, judged)
+        if kind == "restricted" or not reference:
+            reference = [run for base in folders for run in _runs_of(base, place)] or reference
     yield from (_with_ratio(entry, reference) for entry in baselines)
     for model in derived:
         yield from _of_model(model, "model", model.name, place, reference)
 
 
-def _is_this(base: FoundModel, kind: Kind, digest: str) -> bool:
-    """Whether a base's folder is that of a baseline; a fine-tuned one is kept in no folder."""
-    document = base.document
-    heads = {"full head": "full", "restricted": "subset"}
-    return document is not None and document.base.weights_sha256 == digest and heads.get(kind) == document.head
+def _runs_of(model: FoundModel, place: LatencyPlace | None) -> list[Run]:
+    return [run for run in place.runs if run.model_sha256 in model.files] if place is not None else []
 
 
 def _judged_baseline(kin: Sequence[DerivationRecord], kind: Kind) -> dict[str, Any]:
@@ -347,9 +427,8 @@ def _of_model(
         **_accuracy(model, None),  # type: ignore[arg-type]
     )
     by_file: dict[str, list[Run]] = {}
-    for run in place.runs if place is not None else ():
-        if run.model_sha256 in model.files:
-            by_file.setdefault(run.model_sha256, []).append(run)
+    for run in _runs_of(model, place):
+        by_file.setdefault(run.model_sha256, []).append(run)
     if not by_file:
         yield entry
     for digest, runs in by_file.items():
@@ -435,7 +514,7 @@ def _with_ratio(entry: Entry, reference: Sequence[Run]) -> Entry:
     Of several such it is the latest. A ratio that is not judged, as a run is void or a busy machine met one of the two
     alone, is none.
     """
-    if entry.runs and entry.runs == reference:
+    if entry.runs and entry.kind != "model" and entry.runs[0] in reference:
         return replace(entry, ratio=1.0)
     found = _compared(reference, entry.runs)
     if found is None or found.outcome in ("void", BUSY):

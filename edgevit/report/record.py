@@ -1,6 +1,6 @@
 """What `edgevit report --format json` writes.
 
-Schema history: 1  first version; earlier files say no schema
+Schema history: 1  first version; earlier files say no schema. Later files of schema 1 have base of a panel
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class PanelRecord:
 
     classes: tuple[str, ...] | None
     images: str | None  # of the task, in words
+    base: str | None = None  # in words, where models of several bases were judged on these images
     place: str | None  # where and how latencies were measured, in words
     environment: dict[str, str] | None
     batch: int | None

@@ -11,7 +11,7 @@ from edgevit.errors import GateError, OptionError, OutputError, UnknownNameError
 from edgevit.folder.writing import write_whole, writing
 from edgevit.numbers import check_number
 from edgevit.progress import Progress, Silent
-from edgevit.report.choice import Panel, panels
+from edgevit.report.choice import Panel, not_shown, panels
 from edgevit.report.gates import parse_gate
 from edgevit.report.gather import Found, gather
 from edgevit.report.page import as_html
@@ -88,6 +88,7 @@ def run(request: ReportRequest, progress: Progress | None = None) -> Report:
         _refuse_foreign(file, chosen)
     found = gather([Path(path) for path in request.paths])
     made = tuple(panels(found, asked))
+    found.skipped += not_shown(found, made)
     verdicts = [verdict for panel in made for entry in panel.entries for verdict in entry.verdicts]
     for gate in asked:
         of_gate = [verdict for verdict in verdicts if verdict.gate == gate]

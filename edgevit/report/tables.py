@@ -256,9 +256,8 @@ def notes(panel: Panel) -> list[str]:
             f"The machine's speed changed meanwhile: the p50s of one model lie {panel.spread:.2g} times apart (of the "
             f"median model){_what_holds(panel)}."
         )
-    bases = [entry for entry in panel.baselines if entry.kind == "restricted"]
-    if len(bases) > 1 and (to := next((e.title for e in panel.baselines if e.ratio == 1), None)) is not None:
-        told.append(f"Of the bases, ratios are to that one: {to}.")
+    if panel.other_base:
+        told.append(f"Another base is right on more of these images ({panel.other_base}); its models are apart.")
     told += [f"{entry.title} is void, and on no axis of what was measured: {reason}" for entry in panel.entries
              for reason in entry.void]  # fmt: skip
     told += [
@@ -316,13 +315,16 @@ def _some(names: Sequence[str], most: int = 4) -> str:
 
 def kept_apart(panels: Sequence[Panel]) -> list[str]:
     """Why there is more than one panel."""
-    tasks = {id(panel.task): panel.task for panel in panels if panel.task is not None}
+    tasks = list({panel.task.images_key: panel.task for panel in panels if panel.task is not None}.values())
+    bases = list(dict.fromkeys(panel.base for panel in panels if panel.base))
     at = {id(panel.place): panel.place for panel in panels if panel.place is not None}
     told = []
-    if len(tasks) > 1 and (why := apart_tasks(list(tasks.values()))):
+    if len(tasks) > 1 and (why := apart_tasks(tasks)):
         told.append(
             f"{len(tasks)} tasks are kept apart, as accuracies do not compare: they differ in {'; '.join(why)}."
         )
+    if bases:
+        told.append(f"{len(bases)} bases are kept apart, as models are judged against their own: {'; '.join(bases)}.")
     if len(at) > 1 and (why := apart(list(at.values()))):
         told.append(
             f"{len(at)} places of measurement are kept apart, as latencies do not compare: they differ in "
@@ -334,7 +336,8 @@ def kept_apart(panels: Sequence[Panel]) -> list[str]:
 def eyebrow(panel: Panel) -> list[str]:
     """What a panel is of."""
     task = [] if panel.task is None else [panel.task.title, panel.task.images]
-    return [*task, *([] if panel.place is None else [panel.place.title])]
+    base = [f"base: {panel.base}"] if panel.base else []
+    return [*task, *base, *([] if panel.place is None else [panel.place.title])]
 
 
 def as_markdown(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
@@ -365,13 +368,13 @@ def as_csv(panels: Sequence[Panel]) -> str:
     text = io.StringIO()
     names = [one.name for one in fields(EntryRecord)]
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["task", "images", "place", "take", *names])
+    writer.writerow(["task", "images", "place", "take", "base", *names])
     for panel in panels:
         task, chosen = panel.task, panel.recommended()
         where = [task.title if task else "", task.images if task else "", panel.place.title if panel.place else ""]
         for entry in panel.entries:
             told = entry_data(entry)
-            cells = [*where, "yes" if entry is chosen else "", *[told[name] for name in names]]
+            cells = [*where, "yes" if entry is chosen else "", panel.base, *[told[name] for name in names]]
             writer.writerow(map(_cell, cells))
     return text.getvalue()
 
@@ -405,6 +408,7 @@ def _panel_record(panel: Panel) -> PanelRecord:
     return PanelRecord(
         classes=task.classes if task else None,
         images=task.images if task else None,
+        base=panel.base or None,
         place=place.title if place else None,
         environment=place.environment if place else None,
         batch=place.batch if place else None,

@@ -19,6 +19,7 @@ from edgevit.report.tables import (
     answer,
     columns,
     entry_data,
+    eyebrow,
     figures,
     heading,
     none_on_axis,
@@ -36,7 +37,9 @@ OWN = 2  # classes in a tab
 
 def tabs(panels: Sequence[Panel]) -> list[str]:
     """What tells each panel from the others, in a few words: what all of them have is left out."""
-    tasks = _apart({id(p.task): _task_words(p.task, panels) for p in panels if p.task is not None})
+    tasks = _apart(
+        {id(p.task): [*_task_words(p.task, panels), *[p.base] * bool(p.base)] for p in panels if p.task is not None}
+    )
     places = _apart({id(p.place): p.place.title.split(", ") for p in panels if p.place is not None})
     measured = bool(places)
     told = []
@@ -85,9 +88,7 @@ def panel_view(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
         for i, entry in enumerate(panel.entries)
     ]
     return {
-        "task": panel.task.title if panel.task is not None else "models that were not found",
-        "images": panel.task.images if panel.task is not None else "",
-        "place": panel.place.title if panel.place is not None else "",
+        "eyebrow": eyebrow(panel) if panel.task is not None else ["models that were not found", *eyebrow(panel)],
         "heading": heading(panel),
         "figures": figures(panel),
         "answer": answer(panel),

@@ -15,6 +15,7 @@ from some_report import (
     DATA,
     GOOD,
     NANO,
+    NX,
     POOR,
     accuracies,
     accuracy,
@@ -25,15 +26,24 @@ from some_report import (
 )
 from some_runs import MS
 
-from edgevit.folder.derivation import AccuracyRecord, FirstRecord, StartRecord, ValidationRecord
+from edgevit.folder.derivation import (
+    DERIVATION_KIND,
+    Accuracies,
+    AccuracyRecord,
+    FirstRecord,
+    StartRecord,
+    ValidationRecord,
+)
 from edgevit.folder.engine import EngineRecord
 from edgevit.folder.imported import ImportedDocument
+from edgevit.folder.model import ClassLabel
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.report.choice import AXES, Entry, Panel, are_level, cost_on_axis, panels
+from edgevit.report.choice import AXES, Entry, Panel, are_level, cost_on_axis, not_shown, panels
 from edgevit.report.gates import parse_gate
 from edgevit.report.gather import Found, FoundModel, gather
-from edgevit.report.tables import answer, heading, notes
-from edgevit.report.views import model_view, panel_data
+from edgevit.report.page import as_html
+from edgevit.report.tables import answer, as_markdown, heading, kept_apart, notes
+from edgevit.report.views import model_view, panel_data, tabs
 
 
 @pytest.fixture(scope="module")
@@ -217,20 +227,74 @@ def test_tasks_and_seeds_are_kept_apart_with_the_base_in_each(tmp_path: Path) ->
     assert made[0].recommended() == made[0].models[0]  # by its MACs, as nothing was measured
 
 
-def test_models_of_two_bases_have_their_ratios_to_one_of_them(tmp_path: Path) -> None:
-    other = replace(some_spec().base, weights_sha256="c" * 64)
-    for name, ms, spec in (("a", 8, {}), ("b", 4, {"base": other, "timm_name": "vit_small_patch16_224"})):
-        runs = turns(write_folder(tmp_path / f"base-{name}", **spec), f"base-{name}", ms, NANO, "s")
-        runs += turns(write_folder(tmp_path / name, derivation=derived(GOOD), **spec), name, ms / 4, NANO, "s")
-        (tmp_path / f"{name}.jsonl").write_text("".join(run.to_json() + "\n" for run in runs))
+PREPROCESSING = some_spec().preprocessing
+OTHERS = {
+    "weights": ({"base": replace(some_spec().base, weights_sha256="c" * 64)}, "weights bbbbbb", "weights cccccc"),
+    "name": ({"base": replace(some_spec().base, weights_sha256="c" * 64), "timm_name": "vit_small_patch16_224"},
+             "vit_tiny_patch16_224", "vit_small_patch16_224"),
+    "preprocessing": ({"preprocessing": {**PREPROCESSING, "crop_pct": 1.0}}, "crop pct 0.9", "crop pct 1.0"),
+    "classes": ({"classes": (ClassLabel("cat", 4), ClassLabel("dog", 5))}, "outputs 3, 5", "outputs 4, 5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("differing", list(OTHERS))
+def test_models_are_judged_against_their_own_base_alone(tmp_path: Path, differing: str) -> None:
+    """Two sweeps of the same classes and images, measured in one place."""
+    spec, words, other_words = OTHERS[differing]
+    weak = replace(accuracies(POOR), base_restricted=accuracy(0.72, 52, 92))
+    for name, ms, told, fields in (("a", 8, weak, {}), ("b", 4, accuracies(GOOD), spec)):
+        runs = turns(write_folder(tmp_path / name / "base", label=f"{name}0", **fields), "base", ms, NANO, name)
+        made = derived(GOOD, accuracy=told)
+        runs += turns(
+            write_folder(tmp_path / name / "small", label=name, derivation=made, **fields), "s", ms / 4, NANO, name
+        )
+        (tmp_path / name / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in runs))
+    made = panels(found := gather([tmp_path]))
+    assert [(panel.base, panel.goal) for panel in made] == [(other_words, 0.96), (words, 0.72)], "the best base first"
+    for panel, name, ms in zip(made, "ba", (4, 8), strict=True):
+        assert [entry.model for entry in panel.entries if entry.model] == [f"{name}/base", f"{name}/small"]
+        base, small = (entry for entry in panel.entries if entry.runs)
+        assert (base.p50_ms, base.ratio, small.ratio) == (pytest.approx(ms, rel=0.01), 1, pytest.approx(0.25, rel=0.02))
+        assert panel.recommended() is small, "each is as good as its own base"
+    assert [any(f"({other_words}: 96.00 %)" in note for note in notes(panel)) for panel in made] == [False, True]
+    assert kept_apart(made) == [
+        f"2 bases are kept apart, as models are judged against their own: {other_words}; {words}."
+    ]
+    assert tabs(made) == [other_words, words] and other_words in as_html(made, found)
+    assert f"base: {words}" in as_markdown(made, [])
+
+
+def test_two_sweeps_of_one_base_share_its_baselines_and_each_has_its_own_rounds(tmp_path: Path) -> None:
+    for name, ms in (("a", 8), ("b", 4)):
+        runs = turns(write_folder(tmp_path / name / "base", label=f"{name}0"), "base", ms, NANO, name)
+        runs += turns(
+            write_folder(tmp_path / name / "small", label=name, derivation=derived(GOOD)), "s", ms / 4, NANO, name
+        )
+        (tmp_path / name / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in runs))
     (panel,) = panels(gather([tmp_path]))
-    ratios = {entry.model: entry.ratio for entry in panel.entries if entry.ratio is not None}
-    assert ratios == {
-        name: pytest.approx(ratio, rel=0.02)
-        for name, ratio in (("base-a", 1), ("base-b", 0.5), ("a", 0.25), ("b", 0.125))
-    }
-    told = "Of the bases, ratios are to that one: base, restricted to the classes (vit_tiny_patch16_224)."
-    assert told in notes(panel)
+    assert [entry.kind for entry in panel.baselines] == ["full head", "restricted", "fine-tuned"] and not panel.base
+    assert [entry.ratio for entry in panel.models] == [pytest.approx(0.25, rel=0.02)] * 2
+
+
+def test_panels_that_nobody_can_choose_by_are_not_made(tmp_path: Path) -> None:
+    small = turns(write_folder(tmp_path / "small", derivation=derived(GOOD)), "small", 2, NANO, "s")
+    sha = write_folder(tmp_path / "base")
+    other = replace(some_spec().base, weights_sha256="c" * 64)
+    alone = turns(write_folder(tmp_path / "alone" / "base", label="alone", base=other), "alone", 5, NX, "t")
+    write_folder(tmp_path / "unknown")
+    unjudged = derived(GOOD, data=None, accuracy=Accuracies(None, None, None, None))
+    (tmp_path / "unknown" / "derivation.json").write_text(DERIVATION_KIND.text(unjudged))
+    runs = [*small, *turns(sha, "base", 8, NANO, "s"), *turns(sha, "base", 8, NX, "u")]
+    for folder, lines in ((tmp_path, runs), (tmp_path / "alone", alone)):
+        (folder / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in lines))
+    made = panels(found := gather([tmp_path]))
+    assert [panel.place and panel.place.environment["board"] for panel in made] == ["Nano"], "NX has bases alone"
+    left_out = {Path(one.where).relative_to(tmp_path): one.why for one in not_shown(found, made)}
+    assert left_out == {
+        Path("alone/base"): "no model here was derived from it", Path("unknown"): "neither judged nor measured"
+    }  # fmt: skip
+    (panel,) = made = panels(found := gather([tmp_path / "alone"]))
+    assert panel.is_of_bases and panel.models[0].p50_ms and not not_shown(found, made), "where there is nothing else"
 
 
 def test_the_task_of_most_measured_models_is_first(found: Found, tmp_path: Path) -> None:

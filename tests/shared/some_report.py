@@ -56,7 +56,7 @@ def accuracies(derived: AccuracyRecord) -> Accuracies:
 def write_folder(folder: Path, *, derivation: Any = None, label: str = "", **spec: Any) -> str:
     """A model folder with an exported file; returns the file's sha256, which is made of the folder's name."""
     folder.mkdir(parents=True)
-    (folder / "model.json").write_text(spec_text(some_spec(classes=CLASSES, **spec), WEIGHTS))
+    (folder / "model.json").write_text(spec_text(some_spec(**{"classes": CLASSES, **spec}), WEIGHTS))
     (folder / "model.safetensors").write_bytes(b"w" * 3000)
     if derivation is not None:
         (folder / "derivation.json").write_text(DERIVATION_KIND.text(derivation))
