@@ -175,7 +175,9 @@ def board_tree(tmp_path: Path) -> Callable[[str], Path]:
 
     def make(name: str) -> Path:
         root = tmp_path / "boards" / name
-        for source in (BOARDS / name, BOARDS / "programs"):
+        based_on = BOARDS / name / "based-on.txt"
+        bases = [BOARDS / based_on.read_text().strip()] if based_on.exists() else []
+        for source in (*bases, BOARDS / name, BOARDS / "programs"):
             shutil.copytree(source, root, dirs_exist_ok=True)
         for line in (root / "sys.txt").read_text().splitlines():
             path, _, value = line.partition(":")

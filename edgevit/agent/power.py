@@ -16,8 +16,8 @@ from .runners import RunnerError
 
 METERS = ("ina3221", "tegrastats", "jtop")  # the best first: the other two read the same sensors, more coarsely
 
-# That the last reading may be old when the window ends. Where a program or a service was ended within it, the mean of
-# its beginning would be told as that of all.
+# If the last reading is older at the end of the window, and older than two of the longest gaps between readings, there
+# is no power: a program or a service may have ended, and the mean of the window's start would count as that of all.
 SILENT_NS = 1_000_000_000
 
 Rails = Sequence[Sequence[str]]  # I2C address and label of each
@@ -95,7 +95,8 @@ class Readings:
         return [name for name in found if name] if all(found) else []
 
     def figures(self, interval_ms: float | None) -> dict[str, Any]:
-        if not self.rows or self.ended_ns - self.times_ns[-1] > SILENT_NS:
+        gaps_ns = [b - a for a, b in zip(self.times_ns, self.times_ns[1:])]
+        if not self.rows or self.ended_ns - self.times_ns[-1] > max(SILENT_NS, 2 * max(gaps_ns, default=0)):
             return {"power": None}
         return {
             "power": {

@@ -75,6 +75,10 @@ class Bench:
             remarks.append(f"power mode {now}" + (f" for this bench, {was} before and after it" if was != now else ""))
         if self.changed.get("clocks_locked") is not None:
             remarks.append("clocks locked" if self.changed["clocks_locked"] else "clocks not locked")
+        used = {run.power.meter for run in self.runs if run.power}
+        best, reason = next(iter(self.setting.facts.meters.items()), ("", None))
+        if used and best not in used and reason:
+            remarks.append(f"power through {' and '.join(sorted(used))} ({best}: {reason})")
         return [*remarks, *self.changed["told"]]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgevit.agent.jetson import modes_want_a_reboot
+from edgevit.agent.meters.ina3221 import ROOT_ALONE
 from edgevit.agent.onnx_runtime import CPU, GPU
 from edgevit.board.facts import BoardFacts, ListedMode
 from edgevit.board.profiles import Profile
@@ -24,6 +25,7 @@ GIB = 2**30
 MEMORY_GIB = (2.0, 0.75)
 DISK_GIB = (4.0, 1.0)
 FORGETFUL_L4T = ("36.4.4", "36.4.7")  # GPU memory is refused there that is free, by several users' reports
+RAIL_FILES = "/sys/bus/i2c/drivers/ina3221/*/hwmon/*/{in,curr}*_input"
 SYSTEM_PYTHON = "/usr/bin"  # has the Python that JetPack's TensorRT is for
 HOT_C = 85.0  # Orin slows down in the nineties
 
@@ -271,6 +273,8 @@ def _rails(facts: BoardFacts, profile: Profile | None) -> Check:
     reasons = "; ".join(f"{name}: {reason}" for name, reason in meters.items() if reason is not None)
     if not able:
         mend = "sudo modprobe ina3221; in a container: docker run -v /sys:/sys:ro"
+        if ROOT_ALONE in reasons:  # as some kernels of JetPack 5 have it
+            mend = f"sudo chmod a+r {RAIL_FILES}, until the next boot"
         return Check("power rails", "warning", f"no meter can read them, so no energy ({reasons})", "ina3221", mend)
     found = {(rail.address, rail.label) for rail in rails}
     shown = ", ".join(f"{rail.label} {rail.milliwatts / 1000:.2f} W" for rail in rails)

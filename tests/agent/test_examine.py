@@ -53,7 +53,7 @@ def test_a_captured_board_tells_all_that_its_files_and_programs_tell(board, boar
     assert 0 < facts["memory"]["available_bytes"] < facts["memory"]["total_bytes"] == facts["module"]["memory_bytes"]
     assert facts["disk"]["cache_free_bytes"] > 0
     assert facts["temperatures_c"]["cpu"] > 20
-    assert facts["rails"] and facts["power_interval_ms"] == pytest.approx(430.08)
+    assert facts["rails"] and facts["power_interval_ms"] == pytest.approx(430, abs=0.1)
     assert facts["meters"]["ina3221"] is None and facts["meters"]["tegrastats"] is None
     assert "jtop" in facts["meters"]["jtop"]
     assert facts["sudo"] is True and all(facts["programs"].values()) and "trtexec" in unread

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import places
 import pytest
-from captured import AGX, AGX7, NANO, NX
+from captured import AGX, AGX5, AGX7, AGX623, AGX722, NANO, NX
 
 from edgevit.agent import jetson
 
-BOARDS = {AGX, AGX7, NX, NANO}
+BOARDS = {AGX, AGX5, AGX7, NX, NANO}
+VARIANTS = {AGX623, AGX722}
 PYTHON_38 = next(Path.home().glob(".pyenv/versions/3.8*/bin/python"), None)
 
 
@@ -20,14 +21,17 @@ def any_board(request, board_tree):
 
 def test_every_captured_board_is_tested_here_and_says_where_it_is_from():
     folders = {path for path in places.BOARDS.iterdir() if path.is_dir()}
-    assert {path.name for path in folders} - {"programs"} == BOARDS
-    assert all("[" in (path / "README.md").read_text() for path in folders if path.name in BOARDS)
+    assert {path.name for path in folders} - {"programs"} == BOARDS | VARIANTS
+    assert all("[" in (path / "README.md").read_text() for path in folders if path.name != "programs")
 
 
 @pytest.mark.parametrize(
     ("board", "part", "is_super", "gibibytes", "l4t", "jetpack", "mode"),
     [
         (AGX, "p3701-0005", False, 61, "36.4.4", "6.2.1", {"id": 0, "name": "MAXN"}),
+        (AGX5, "p3701-0005", False, 61, "35.3.1", "5.1.1", {"id": 0, "name": "MAXN"}),
+        (AGX623, "p3701-0005", False, 61, "36.5.2", "6.2.3", {"id": 0, "name": "MAXN"}),
+        (AGX722, "p3701-0000", False, 61, "39.2.2", "7.2.2", {"id": 0, "name": "MAXN"}),
         (AGX7, "p3701-0000", False, 61, "39.2.1", "7.2.1", {"id": 0, "name": "MAXN"}),
         (NX, "p3767-0000", True, 15, "36.4.3", "6.2", {"id": 0, "name": "MAXN_SUPER"}),
         (NANO, "p3767-0005", True, 7, "36.4.4", "6.2.1", {"id": 1, "name": "25W"}),

@@ -1,12 +1,14 @@
 """Power: the meters on captured boards, the choice among them, and a known power curve played to the real agent."""
 
+import os
+import re
 import threading
 import time
 from dataclasses import replace
 from math import exp
 
 import pytest
-from captured import INA, NX
+from captured import AGX5, INA, NX
 
 from edgevit.agent.measure import MeasurementRequest, measure
 from edgevit.agent.meters import ina3221, tegrastats
@@ -46,13 +48,39 @@ def test_a_window_that_begins_anew_keeps_the_newest_of_the_readings_before_it():
     assert 2 == power["times_ns"][0] < power["window_started_ns"] < power["times_ns"][1]
 
 
-@pytest.mark.parametrize(("silent_s", "told"), [(0.5, True), (1.5, False)])
-def test_a_sensor_that_falls_silent_within_the_window_tells_nothing_of_it(silent_s, told):
+@pytest.mark.parametrize(
+    ("times_s", "silent_s", "valid"),
+    [([1], 0.5, True), ([1], 1.5, False), ([1, 4], 5.5, True), ([1, 4], 6.5, False)],
+    ids=["one", "one, long ago", "every three seconds", "every three seconds, and then none"],
+)
+def test_a_sensor_that_falls_silent_within_the_window_gives_no_power(times_s, silent_s, valid):
     readings = Readings("any", [["40", "A"]])
     readings.begin()
-    readings.add(readings.started_ns + 1_000_000_000, {"A@40": 2.0})
-    readings.ended_ns = readings.started_ns + 1_000_000_000 + round(silent_s * 1e9)
-    assert (readings.figures(None)["power"] is not None) is told
+    for second in times_s:
+        readings.add(readings.started_ns + second * 10**9, {"A@40": 2.0})
+    readings.ended_ns = readings.times_ns[-1] + round(silent_s * 1e9)
+    assert (readings.figures(None)["power"] is not None) is valid
+
+
+def test_sensors_that_take_long_to_read_are_left_to_tegrastats(board_tree, monkeypatch):
+    """As in Linux 5.10 of some L4T 35. The file here is mostly a hole, whose zeros take their time to read."""
+    root = board_tree(AGX5)
+    slow = next(root.glob(f"{INA}/1-0040/hwmon/hwmon*/in1_input"))
+    assert ina3221.why_not(str(root)) is None
+    monkeypatch.setattr(ina3221, "BLOCKED_MS", 10.0)
+    os.truncate(slow, 2_000_000)
+    assert re.fullmatch(r"a reading takes \d+ ms or more, as this kernel waits .*", ina3221.why_not(str(root)))
+    assert isinstance(power_meter(str(root), None, []), tegrastats.Meter)
+    with pytest.raises(RunnerError, match="ina3221 cannot read the power here: a reading takes"):
+        power_meter(str(root), "ina3221", [])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read all files")
+def test_sensors_that_root_alone_may_read_say_so(board_tree):
+    root = board_tree(AGX5)
+    for file in root.glob(f"{INA}/*/hwmon/hwmon*/*_input"):
+        file.chmod(0o200)
+    assert ina3221.why_not(str(root)).startswith("root alone may read VDD_GPU_SOC, VDD_CPU_CV, VIN_SYS_5V0")
 
 
 def test_the_best_meter_that_can_read_is_taken(board_tree):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -43,8 +44,12 @@ def test_a_board_tells_power_energy_and_what_it_is(orin_nx, model):
     assert run.power.total == ("VDD_IN@40",)
     assert run.power_mw() == pytest.approx(7956, abs=1)
     assert run.idle_power_mw() == pytest.approx(7956, abs=1)
-    assert run.energy_per_image_mj() == pytest.approx(7956 * run.power.window_s() / run.images(), rel=1e-3)
+    assert run.energy_per_image_mj() == pytest.approx(7956 / run.images_per_second(), rel=1e-3)
     assert run.net_energy_per_image_mj() == pytest.approx(0, abs=1e-6)
+    coarse = replace(run, power=replace(run.power, meter="tegrastats"))
+    facts = replace(done.setting.facts, meters={"ina3221": "a reading takes 431 ms", "tegrastats": None})
+    elsewhere = replace(done, runs=(coarse,), setting=replace(done.setting, facts=facts))
+    assert "power through tegrastats (ina3221: a reading takes 431 ms)" in elsewhere.remarks()
     assert run.temperature_max_c() == 52.375
     assert run.power_mode_before == run.power_mode_after == "MAXN_SUPER"
     assert run.environment["l4t"] == "36.4.3" and run.environment["module"].startswith("p3767-0000")

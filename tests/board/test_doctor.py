@@ -116,6 +116,10 @@ ONLY_JTOP = {**NO_METER, "jtop": None}
         ({"disk": {"cache_free_bytes": 0}}, "disk", "problem", "0.0 GiB free", "rm -r"),
         ({"temperatures_c": {"cpu": 60.0, "tj": 93.4}}, "temperature", "warning", "93 °C at most (tj)", "its fan"),
         ({"meters": NO_METER, "rails": []}, "power rails", "warning", "no INA3221", "modprobe ina3221"),
+        (
+            {"meters": {**NO_METER, "ina3221": "root alone may read VDD_IN"}, "rails": []},
+            *("power rails", "warning", "root alone", "sudo chmod a+r /sys/bus/i2c/drivers/ina3221/"),
+        ),
         ({"sudo": False}, "root", "warning", "need a password", "deploy/jetson/setup.sh"),
         (
             {"sudo": False, "programs": {"nvpmodel": None, "jetson_clocks": None}},
@@ -208,6 +212,7 @@ def test_what_an_earlier_process_left_is_said(healthy):
     [
         ("agx-orin-64gb-jetpack6.2.1", "agx-orin-64gb", {"clocks", "L4T"}),
         ("agx-orin-64gb-jetpack7.2.1", "agx-orin-64gb", set()),
+        ("agx-orin-64gb-jetpack5.1.1", "agx-orin-64gb", {"clocks", "JetPack"}),
         ("orin-nano-8gb-jetpack6.2.1", "orin-nano-8gb", {"clocks", "power mode", "L4T"}),
         (NX, "orin-nx-16gb", {"clocks"}),
     ],

@@ -6,6 +6,8 @@ from typing import Any
 
 AGX = "agx-orin-64gb-jetpack6.2.1"
 AGX7 = "agx-orin-64gb-jetpack7.2.1"  # after jetson_clocks
+AGX5 = "agx-orin-64gb-jetpack5.1.1"  # composed
+AGX623, AGX722 = "agx-orin-64gb-jetpack6.2.3", "agx-orin-64gb-jetpack7.2.2"  # the same, but for their releases
 NX = "orin-nx-16gb-jetpack6.2"  # in MAXN_SUPER; 40W has the same parts of the GPU on, 15W has not
 NANO = "orin-nano-8gb-jetpack6.2.1"
 

@@ -7,16 +7,21 @@ of all channels, 430 ms as L4T sets it. `records.Power` corrects for it. More th
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Sequence
 
 from ..kernel import read_integer, read_text
 from ..power import Rails, Readings
 
 CHANNELS = (1, 2, 3)  # 4 to 7 are voltages across the shunts, and a sum
 CONVERSION_US = (140, 204, 332, 588, 1100, 2116, 4156, 8244)  # the sensor's choice; voltage and current take one each
+# If reading all rails takes longer, another meter is used. Through I2C it takes a few ms; in some L4T 35 the driver
+# waits for a new average at each file, up to 430 ms. Several attempts, as another program may delay one.
+BLOCKED_MS, ATTEMPTS = 50.0, 3
+ROOT_ALONE = "root alone may read"
 L4T_MS = 430.0  # the time constant that L4T's nvpower.sh requests, with 512 samples
 
 
@@ -31,6 +36,10 @@ class SensorChannel:
         millivolts = read_integer(self.folder, f"in{self.channel}_input")
         milliamperes = read_integer(self.folder, f"curr{self.channel}_input")
         return None if millivolts is None or milliamperes is None else millivolts * milliamperes / 1000
+
+    def is_denied(self) -> bool:
+        files = [Path(self.folder, f"{quantity}{self.channel}_input") for quantity in ("in", "curr")]
+        return any(file.exists() and not os.access(file, os.R_OK) for file in files)
 
 
 def sensor_channels(root: str) -> list[SensorChannel]:
@@ -75,11 +84,32 @@ def averaging_ms(answer_ms: int, samples: int | None, channels: int) -> float | 
 
 
 def why_not(root: str) -> str | None:
-    found = sensor_channels(root)
-    if not found:
+    """Say why power cannot be read here, or not without harm: the GPU idles for as long as a reading takes."""
+    channels = sensor_channels(root)
+    if not channels:
         return "no INA3221 under /sys/bus/i2c/drivers/ina3221"
-    silent = all(rail.milliwatts() is None for rail in found)
-    return f"no reading of {', '.join(rail.label for rail in found)}" if silent else None
+    labels = ", ".join(channel.label for channel in channels)
+    if all(channel.is_denied() for channel in channels):
+        return f"{ROOT_ALONE} {labels}"
+    for _ in range(ATTEMPTS):
+        powers, ms = _read(channels)
+        if ms <= BLOCKED_MS:
+            return None if any(power is not None for power in powers) else f"no reading of {labels}"
+    return (
+        f"a reading takes {ms:.0f} ms or more, as this kernel waits for a new average, and the GPU would idle meanwhile"
+    )
+
+
+def _read(channels: Sequence[SensorChannel]) -> tuple[list[float | None], float]:
+    """Read one channel after another, unless that takes too long; return milliwatts, and the time in ms."""
+    powers: list[float | None] = []
+    began, ms = perf_counter_ns(), 0.0
+    for channel in channels:
+        powers.append(channel.milliwatts())
+        ms = (perf_counter_ns() - began) / 1e6
+        if ms > BLOCKED_MS:
+            break
+    return powers, ms
 
 
 class Meter:

@@ -17,7 +17,9 @@ from ..power import Rails, Readings
 from . import ina3221
 
 INTERVAL_MS = 100
-FIRST_LINE_S = 1.0  # that its first line may take
+FIRST_LINE_S = (
+    4.0  # that its first line may take: where the sensors wait for an average, it reads eight files of 430 ms
+)
 PIPE_BYTES = 65536
 READS = 4  # at a time, lest a program that never stops printing holds us up
 
