@@ -95,8 +95,11 @@ def controlled(
 
     recover(root, report=tell, state_dir=folder, wait_s=GUARDIAN_S)
     mode = None if power_mode is None else _mode_to_set(root, power_mode)
-    locked = jetson.clocks_locked(root)
-    if mode is None and (locked or not lock_clocks):
+    locked, memory_locked = jetson.clocks_locked(root), jetson.memory_clock_locked(root)
+    if lock_clocks and mode is None and locked and memory_locked is None and not can_control(root):
+        tell(f"the memory's clock is not known and may move: it needs root, see {SETUP}")
+        lock_clocks = False
+    if mode is None and (not lock_clocks or (locked and memory_locked)):
         yield {**_state(root), "told": told}
         return
     with ExitStack() as ends:
@@ -277,7 +280,7 @@ def _lock_clocks(root: str, guardian: Guardian) -> None:
     if jetson.clocks_locked(root):
         return
     clocks = jetson.clocks(root).items()
-    free = [name for name, clock in clocks if clock and clock["min_khz"] != clock["max_khz"]]
+    free = [name for name, clock in clocks if clock and not jetson.is_locked(clock)]
     raise RunnerError(
         f"jetson_clocks ran, and {', '.join(free) or 'no clock that can be read'} is not locked; it said "
         f"{_last_line(said)}; look at `sudo jetson_clocks --show` there"

@@ -93,6 +93,7 @@ def _settings(root: str) -> dict[str, Any]:
         "default_power_mode": jetson.default_power_mode(root),
         "clocks": jetson.clocks(root),
         "clocks_locked": jetson.clocks_locked(root),
+        "memory_clock_locked": jetson.memory_clock_locked(root),
     }
 
 

@@ -41,6 +41,7 @@ JETPACK = {
     "39.2.2": "7.2.2",
 }
 
+EMC_LOCKED = "sys/kernel/debug/bpmp/debug/clk/emc/mrq_rate_locked"
 PART = re.compile(r"p\d{4}-\d{4}")
 RELEASE = re.compile(r"# R(\d+) \(release\), REVISION: (\d+(?:\.\d+)*)")
 MODE = re.compile(r"<\s*POWER_MODEL\s+ID=(\d{1,9})\s+NAME=([^\s>]+)\s*>")
@@ -173,9 +174,20 @@ def _clock(folder: str, file: str, governor: str, per_khz: int) -> dict[str, Any
 
 
 def clocks_locked(root: str) -> bool | None:
-    """Whether each clock that can be read has one speed left to choose from, as jetson_clocks does it."""
+    """Whether each clock that can be read, of the GPU and of the cores, stays at one speed; None: none can be read."""
     readings = [clock for clock in clocks(root).values() if clock]
-    return all(clock["min_khz"] == clock["max_khz"] for clock in readings) if readings else None
+    return all(is_locked(clock) for clock in readings) if readings else None
+
+
+def is_locked(clock: dict[str, Any]) -> bool:
+    """Whether one speed is left to choose from, or the governor always takes the highest, as on JetPack 7.2."""
+    return clock["min_khz"] == clock["max_khz"] or clock["governor"] == "performance"
+
+
+def memory_clock_locked(root: str) -> bool | None:
+    """Whether jetson_clocks holds the clock of the memory (EMC); None: it cannot be read, as by all but root."""
+    locked = read_integer(root, EMC_LOCKED)
+    return None if locked is None else locked == 1
 
 
 def temperatures_c(root: str) -> dict[str, float]:

@@ -227,9 +227,14 @@ def _clocks(facts: BoardFacts, profile: Profile | None) -> Check:
     if locked is None:
         return Check("clocks", "warning", "cannot be read", "/sys/class/devfreq", "sudo jetson_clocks --show")
     low, high = (f"{khz / 1000:.0f}" for khz in (gpu.min_khz, gpu.max_khz)) if gpu else ("?", "?")
-    if locked:
-        return Check("clocks", "ok", f"locked, the GPU at {high} MHz")
     mend = "sudo jetson_clocks, or --lock-clocks of edgevit bench, which frees them again"
+    if locked and facts.memory_clock_locked is False:
+        return Check(
+            "clocks", "warning", f"the GPU at {high} MHz, and the memory's is free", "all of them locked", mend
+        )
+    if locked:
+        unknown = "" if facts.memory_clock_locked else "; the memory's is not known, as root alone can read it"
+        return Check("clocks", "ok", f"locked, the GPU at {high} MHz{unknown}")
     return Check("clocks", "warning", f"free, the GPU between {low} and {high} MHz", "locked while measuring", mend)
 
 

@@ -132,7 +132,8 @@ class BoardFacts:
     power_modes: tuple[ListedMode, ...] = ()
     default_power_mode: int | None = None
     clocks: dict[str, Clock | None] = field(default_factory=dict)
-    clocks_locked: bool | None = None
+    clocks_locked: bool | None = None  # of the GPU and the cores
+    memory_clock_locked: bool | None = None  # None: not known, as it takes root to read
     rails: tuple[RailReading, ...] = ()
     power_interval_ms: float | None = None
     meters: dict[str, str | None] = field(default_factory=dict)  # why a meter cannot read the power; None: it can

@@ -371,6 +371,46 @@ def test_a_program_that_only_looks_and_does_not_end_is_told(root, state_dir, han
     assert not control.can_control(root)
 
 
+def set_governors(root, name):
+    for path in Path(root, "sys").rglob("*governor"):
+        path.write_text(f"{name}\n")
+
+
+def test_clocks_that_jetson_clocks_holds_by_their_governor_count_as_locked(root, state_dir):
+    """As it may from JetPack 7.2 on."""
+    set_governors(root, "schedutil")
+    write = f'find {root}/sys -name "*governor" | while read -r file; do echo $governor >"$file"; done'
+    cases = "--store) echo any >$2; exit ;; --restore) governor=schedutil ;; *) governor=performance ;;"
+    Path(root, "usr/bin/jetson_clocks").write_text(f'#!/bin/sh\ncase "$1" in {cases} esac\n{write}\n')
+    with controlled(root, None, True, report=print, state_dir=state_dir) as state:
+        assert state["clocks_locked"] is True
+    assert (state["told"], set_up(root)) == (["the clocks are as they were"], ("MAXN_SUPER", False))
+
+
+@pytest.mark.parametrize(("memory", "calls"), [("1", 0), ("0", 3), (None, 3)])
+def test_locked_clocks_are_locked_again_unless_the_memorys_is_too(root, state_dir, tmp_path, memory, calls):
+    set_governors(root, "performance")
+    program = Path(root, "usr/bin/jetson_clocks")
+    program.write_text(f'#!/bin/sh\necho "$1" >>{tmp_path}/calls\n[ "$1" != --store ] || echo any >"$2"\n')
+    if memory:
+        lock = Path(root, jetson.EMC_LOCKED)
+        lock.parent.mkdir(parents=True)
+        lock.write_text(memory)
+    (tmp_path / "calls").touch()
+    with controlled(root, None, True, report=print, state_dir=state_dir) as state:
+        assert state["clocks_locked"] is True
+    made = (tmp_path / "calls").read_text().splitlines()
+    assert [call for call in made if call != "--show"] == ["--store", "", "--restore"][:calls]
+
+
+def test_locked_clocks_without_root_are_enough_and_the_memorys_is_said_to_be_unknown(root, state_dir):
+    set_governors(root, "performance")
+    Path(root, "usr/bin/jetson_clocks").unlink()
+    with controlled(root, None, True, report=print, state_dir=state_dir) as state:
+        assert state["clocks_locked"] is True
+    assert state["told"] == [f"the memory's clock is not known and may move: it needs root, see {control.SETUP}"]
+
+
 def test_clocks_that_do_not_lock_are_named(root, state_dir):
     program = Path(root, "usr/bin/jetson_clocks")
     program.write_text('#!/bin/sh\n[ "$1" = --store ] && echo x >"$2"\necho "Error: no EMC"\n')

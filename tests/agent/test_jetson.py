@@ -102,6 +102,23 @@ def test_jetpack_5_calls_the_gpu_by_another_name(board_tree):
     assert jetson.clocks(str(root))["gpu"]["max_khz"] == 1300500
 
 
+def test_clocks_that_a_governor_keeps_at_their_maximum_are_locked(board_tree):
+    root = board_tree(NX)
+    for path in root.glob("sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"):
+        path.write_text("performance\n")
+    assert jetson.clocks_locked(str(root)) is False
+    (root / "sys/class/devfreq/17000000.gpu/governor").write_text("performance\n")
+    assert jetson.clocks_locked(str(root)) is True
+
+
+def test_the_lock_of_the_memorys_clock_is_known_where_it_can_be_read(board_tree):
+    root = board_tree(AGX)
+    assert jetson.memory_clock_locked(str(root)) is None
+    for text, locked in (("0", False), ("1", True)):
+        (root / jetson.EMC_LOCKED).write_text(f"{text}\n")
+        assert jetson.memory_clock_locked(str(root)) is locked
+
+
 def test_clocks_are_locked_when_each_has_one_speed_left(board_tree, tmp_path):
     assert jetson.clocks_locked(str(board_tree(AGX7))) is True
     root = board_tree(NX)

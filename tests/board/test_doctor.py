@@ -78,7 +78,7 @@ def test_a_board_in_order_has_nothing_to_mend(healthy):
     seen = {check.name: check.seen for check in checks}
     assert len(seen) == len(checks) == len(CHECKS) - 1  # nothing was left behind by an earlier process
     assert seen["module"] == "Jetson Orin NX 16GB (p3767-0000, Super), profile orin-nx-16gb"
-    assert seen["clocks"] == "locked, the GPU at 1173 MHz"
+    assert seen["clocks"] == "locked, the GPU at 1173 MHz; the memory's is not known, as root alone can read it"
     assert seen["power mode"] == "MAXN_SUPER"
     assert seen["CUDA"] == "12.6 on Orin, 8 SMs, through ctypes"
     assert "VDD_IN 7.96 W" in seen["power rails"] and "each over 430 ms" in seen["power rails"]
@@ -120,6 +120,7 @@ ONLY_JTOP = {**NO_METER, "jtop": None}
             {"meters": {**NO_METER, "ina3221": "root alone may read VDD_IN"}, "rails": []},
             *("power rails", "warning", "root alone", "sudo chmod a+r /sys/bus/i2c/drivers/ina3221/"),
         ),
+        ({"memory_clock_locked": False}, "clocks", "warning", "and the memory's is free", "sudo jetson_clocks"),
         ({"sudo": False}, "root", "warning", "need a password", "deploy/jetson/setup.sh"),
         (
             {"sudo": False, "programs": {"nvpmodel": None, "jetson_clocks": None}},
