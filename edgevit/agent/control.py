@@ -16,6 +16,7 @@ import os
 import pwd
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -64,7 +65,7 @@ class FoundSettings:
 class Guardian:
     """The process that puts back what this one cannot, as this one knows it."""
 
-    pipe: int  # it waits for as long as anybody has this end of it
+    end: int  # of its socket; it waits for as long as any process has this end, from which a read gets end of file
     awaits_program: bool = False  # that was left running, and may yet change what is put back meanwhile
 
 
@@ -207,25 +208,31 @@ def _held(folder: Path, wait_s: float) -> Iterator[int]:
 @contextmanager
 def _guarded(root: str, folder: Path, lock: int) -> Iterator[Guardian]:
     """Start the guardian, and wait for its end, unless it has a program to wait for that does not end."""
-    process = subprocess.Popen(
-        own_command(guard, os.path.abspath(root), str(folder.absolute())),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # not ours: sshd waits for whoever has it
-        pass_fds=(lock,),
-        start_new_session=True,  # a signal to our group, or a closed terminal, is not for it
-        cwd="/",
-    )
-    assert process.stdin and process.stdout
-    guardian = Guardian(process.stdin.fileno())
-    try:
-        with process.stdin, process.stdout:
-            if not process.stdout.readline():
-                raise RunnerError(f"{sys.executable} could not start the guardian of the clocks; nothing was changed")
-            yield guardian
-    finally:
-        if not guardian.awaits_program:
-            process.wait()
+    ours, its = socket.socketpair()
+    with ours, its:
+        ours.shutdown(socket.SHUT_RD)
+        process = subprocess.Popen(
+            own_command(guard, os.path.abspath(root), str(folder.absolute())),
+            stdin=its,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # not ours: sshd waits for whoever has it
+            pass_fds=(lock,),
+            start_new_session=True,  # a signal to our group, or a closed terminal, is not for it
+            cwd="/",
+        )
+        its.close()
+        assert process.stdout
+        guardian = Guardian(ours.fileno())
+        try:
+            with process.stdout, ours:
+                if not process.stdout.readline():
+                    raise RunnerError(
+                        f"{sys.executable} could not start the guardian of the clocks; nothing was changed"
+                    )
+                yield guardian
+        finally:
+            if not guardian.awaits_program:
+                process.wait()
 
 
 def _mode_to_set(root: str, name: str) -> dict[str, Any] | None:
@@ -403,9 +410,9 @@ def _run(command: Sequence[str], guardian: Guardian | None) -> tuple[int, str]:
     with open_scratch() as output:  # a program that goes on after us can still say what it does
         process = subprocess.Popen(
             command,
-            # Nobody answers questions. That it cannot be read from makes the guardian's pipe as good for this as
-            # /dev/null, and the guardian then waits until this program, too, has ended: it may outlive us.
-            stdin=subprocess.DEVNULL if guardian is None else guardian.pipe,
+            # Nobody answers questions: a read gets end of file. A program that outlives us has this end of the
+            # guardian's socket, so that the guardian waits for it, too; sudo closes all other descriptors.
+            stdin=subprocess.DEVNULL if guardian is None else guardian.end,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "LC_ALL": "C"},

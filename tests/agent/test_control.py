@@ -204,6 +204,22 @@ def test_a_program_that_outlives_the_worker_is_waited_for(root, state_dir, start
     assert set_up(root) == ("MAXN_SUPER", False)
 
 
+RELAY = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:], input=sys.stdin.buffer.read()).returncode)"
+
+
+def test_a_question_is_answered_by_end_of_file_also_through_a_relay(root, state_dir):
+    """With `use_pty` sudo reads its own stdin, and hands on what it gets."""
+    asking = '[ "$1" = -m ] && { read -r answer && echo "answer $answer" || echo "no answer"; } >&2'
+    replace_nvpmodel(root, asking)
+    program = Path(root, "usr/sbin/nvpmodel")
+    program.rename(program.with_name("asking"))
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{RELAY}" {program.with_name("asking")} "$@"\n')
+    program.chmod(0o755)
+    with controlled(root, "40W", report=print, state_dir=state_dir) as state:
+        assert state["power_mode"] == "40W"
+    assert set_up(root) == ("MAXN_SUPER", False)
+
+
 @pytest.fixture
 def left_behind(root, state_dir, start_worker):
     """A board whose worker and guardian were both killed, as by a power cut."""
