@@ -182,6 +182,10 @@ def _found(name: str) -> Any:
     return getattr(import_module(_WHERE[name]), name)
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(f"edgevit.{name}")

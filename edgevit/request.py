@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache, reduce
+from inspect import Parameter, signature
 from operator import or_
 from pathlib import Path
 from types import NoneType, UnionType
@@ -40,6 +41,7 @@ PANELS = (
 PLAIN = (bool, int, float, str, Path)  # what a text on the command line can be by itself
 
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 Given = Mapping[str, Any]
 
 
@@ -235,6 +237,32 @@ def as_request(kind: type[R], first: str, value: Any, options: Given) -> R:
         return value
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__.removesuffix("Request")).lower()
     return request_of(kind, options if value is None else {first: value, **options}, f"edgevit.{name}")
+
+
+def takes_options(kind: Any) -> Callable[[F], F]:
+    """Give a public function that ends in `**options` a signature with each option of its request by name.
+
+    `inspect.signature`, `help` and completion in a shell or notebook show it.
+    """
+
+    def with_signature(function: F) -> F:
+        own = signature(function)
+        named = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        taken = {one.name for one in named}
+        options = [
+            Parameter(
+                one.field,
+                Parameter.KEYWORD_ONLY,
+                default=Parameter.empty if one.required else one.default,
+                annotation=one.kind,
+            )
+            for one in options_of(kind)
+            if one.field not in taken
+        ]
+        function.__signature__ = own.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
+        return function
+
+    return with_signature
 
 
 # -- from texts --------------------------------------------------------------------------------------------------------

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from inspect import Parameter, signature
 
 import pytest
 
 import edgevit
+from edgevit.request import options_of
 
 
 @pytest.mark.parametrize("name", edgevit.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     found = getattr(edgevit, name)
     assert found if name == "__version__" else callable(found)
+
+
+def test_completion_shows_the_public_names_and_signatures_the_options() -> None:
+    assert dir(edgevit) == sorted(edgevit.__all__)
+    requests = {"bench_in_turns": "Bench", "derive_many": "DeriveMany"}
+    for name in edgevit.__all__:
+        function = getattr(edgevit, name)
+        if not name.islower() or name in ("load", "__version__"):
+            continue
+        request = getattr(edgevit, f"{requests.get(name, name.capitalize())}Request")
+        parameters = signature(function).parameters
+        missing = {one.field for one in options_of(request) if one.field not in parameters}
+        assert not missing and Parameter.VAR_KEYWORD not in {one.kind for one in parameters.values()}, name
+    rate = signature(edgevit.derive).parameters["rate"]
+    assert rate.default is None and rate.annotation == float | None
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

@@ -28,7 +28,7 @@ from edgevit.board.roofline import Ceiling, ceiling_found, least_bytes, roofline
 from edgevit.errors import AgentError, UnfitBoardError
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Progress, Silent
-from edgevit.request import as_request
+from edgevit.request import as_request, takes_options
 from edgevit.version import written_by
 
 ON_A_BOARD_S = 10.0  # of window and of idle power: the rails' sensors average over 0.43 s
@@ -82,6 +82,7 @@ class Bench:
         return [*remarks, *self.changed["told"]]
 
 
+@takes_options(BenchRequest)
 def bench(
     models: str | Path | Sequence[str | Path] | BenchRequest | None = None,
     how: Conditions | None = None,
@@ -109,6 +110,7 @@ def bench(
     return run(request, before=before, on_run=on_run, on_profile=on_profile, progress=progress)
 
 
+@takes_options(BenchRequest)
 def bench_in_turns(
     models: Sequence[str | Path] | BenchRequest,
     how: Conditions | None = None,

@@ -16,9 +16,10 @@ from edgevit.errors import CostTableError, OutputError
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import network_without_weights
 from edgevit.progress import Progress
-from edgevit.request import as_request
+from edgevit.request import as_request, takes_options
 
 
+@takes_options(CostRequest)
 def cost(
     base: str | Path | CostRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> CostTable:

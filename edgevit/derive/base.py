@@ -21,12 +21,13 @@ from edgevit.models.checkpoint import Headless, Model, derived_spec, open_networ
 from edgevit.models.classifier import with_classes
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
-from edgevit.request import as_request
+from edgevit.request import as_request, takes_options
 from edgevit.train.compute import close_compute
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
 
+@takes_options(BaseRequest)
 def base(name: str | Path | BaseRequest | None = None, *, progress: Progress | None = None, **options: Any) -> Model:
     """Write a base as the model folder `out`: all its outputs, or with `classes` those alone, as a derived model's.
 

@@ -12,10 +12,13 @@ from time import monotonic
 from typing import Any
 
 import torch
+from torch import nn
 
+from edgevit.data.task import Split
 from edgevit.derive.problem import Problem, has_finetuned_base
 from edgevit.models.families import family_of
 from edgevit.progress import rounded_duration
+from edgevit.train.compute import Compute
 
 TIMED = 8  # images; the first batch of them only warms up
 
@@ -37,7 +40,7 @@ class Estimate:
 
 def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
     """Time a few images through the base, and count what each part does with how many."""
-    read, forward = _time(problem)
+    read, forward = image_seconds(problem.network, problem.task.train, problem.compute)
     task, training, depth = problem.task, problem.training, len(family_of(problem.network).layers(problem.network))
     seen = (training.steps or 0) * training.batch_size
     slim, teacher = 1 - problem.budget.rate, getattr(config, "teacher", "none")
@@ -57,21 +60,20 @@ def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
     return Estimate(*(seconds / processes for seconds in (whole, measuring, learning)))
 
 
-def _time(problem: Problem) -> tuple[float, float]:
-    """Seconds to read one image, and to classify one."""
-    network, device = problem.network.to(problem.compute.device).eval(), problem.compute.device
+def image_seconds(network: nn.Module, images: Split, compute: Compute) -> tuple[float, float]:
+    """Time a few images: seconds to read one, and to pass one through a network, which is moved to the device."""
+    network = network.to(compute.device).eval()
 
-    def classify(images: torch.Tensor) -> float:
+    def pass_through(batch: torch.Tensor) -> float:
         began = monotonic()
-        network(images).sum().item()  # which waits for the device
+        network(batch).sum().item()  # which waits for the device
         return monotonic() - began
 
     began = monotonic()
-    images, _ = next(iter(problem.task.train.subset(TIMED).batches(TIMED)))
+    batch, _ = next(iter(images.subset(TIMED).batches(TIMED)))
     read = monotonic() - began
-    with torch.inference_mode(), problem.compute.accelerator.autocast():
-        images = images.to(device)
-        classify(images)
-        forward = classify(images)
-    workers = max(problem.compute.workers, 1)
-    return read / len(images) / workers, forward / len(images)
+    with torch.inference_mode(), compute.accelerator.autocast():
+        batch = batch.to(compute.device)
+        pass_through(batch)
+        forward = pass_through(batch)
+    return read / len(batch) / max(compute.workers, 1), forward / len(batch)

@@ -21,12 +21,13 @@ from edgevit.data.classes import listed, resolve
 from edgevit.data.sources import open_source
 from edgevit.data.task import Split, Task, open_task
 from edgevit.derive.cache import Cache
+from edgevit.derive.estimate import image_seconds
 from edgevit.derive.request import BaseRequest, Request
 from edgevit.errors import DataError, OptionError
 from edgevit.folder.derivation import FittedHead
 from edgevit.models.checkpoint import Headless, Model, tensors_sha256
 from edgevit.models.families import family_of
-from edgevit.progress import Progress
+from edgevit.progress import Progress, rounded_duration
 from edgevit.train.passes import Passes
 
 FEWEST = 5  # training images of a class; of fewer, its mean is mostly chance
@@ -85,9 +86,10 @@ def with_fitted_head(
     if isinstance(base, Model):
         return base, None
     images = _images_per_class(task)
+    seconds = (len(task.train) + len(task.validation)) * sum(image_seconds(base.network, task.train, passes.compute))
     passes.progress.note(
         f"{base.timm_name} has no classifier: a linear head is fitted to {len(task.train)} training images of "
-        f"{len(images)} classes"
+        f"{len(images)} classes, in about {rounded_duration(seconds)}; less where the cache has it"
     )
     key = {
         "base": [base.timm_name, dict(base.timm_args), tensors_sha256(base.network.state_dict())],

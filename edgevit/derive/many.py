@@ -33,7 +33,7 @@ from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import holds_state, partial_folder
 from edgevit.folder.writing import write_whole, writing
 from edgevit.progress import OnlyOnce, Progress, Silent
-from edgevit.request import as_request
+from edgevit.request import as_request, takes_options
 from edgevit.version import written_by
 
 # -- one job -----------------------------------------------------------------------------------------------------------
@@ -172,6 +172,7 @@ def markdown(rows: Sequence[JobRow]) -> str:
     return "".join("| " + " | ".join(c.replace("|", "/") for c in line) + " |\n" for line in lines)
 
 
+@takes_options(DeriveManyRequest)
 def derive_many(
     jobs: str | Path | DeriveManyRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> list[JobRow]:

@@ -54,7 +54,7 @@ from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import Headless, Model, derived_spec, open_network
 from edgevit.models.families import load_family
 from edgevit.progress import Progress, Silent
-from edgevit.request import as_request
+from edgevit.request import as_request, takes_options
 from edgevit.train.passes import accuracy_of
 from edgevit.train.settings import Training, fill, usual_steps
 from edgevit.version import written_by
@@ -289,6 +289,7 @@ def _budget(
     return budget
 
 
+@takes_options(DeriveRequest)
 def derive(
     base: str | Path | DeriveRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> Derivation:

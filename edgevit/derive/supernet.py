@@ -45,7 +45,7 @@ from edgevit.models.anatomy import check_all_pass
 from edgevit.models.checkpoint import Model, derived_spec, open_network
 from edgevit.models.families import family_of
 from edgevit.progress import Progress, Silent
-from edgevit.request import as_request
+from edgevit.request import as_request, takes_options
 from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import accuracy_of
 from edgevit.train.settings import Training, fill
@@ -139,6 +139,7 @@ class _Wanted:
         )
 
 
+@takes_options(SupernetRequest)
 def supernet(
     base: str | Path | SupernetRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> SuperNet:

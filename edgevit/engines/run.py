@@ -18,7 +18,7 @@ from edgevit.folder.export import ExportRecord
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.records import PLACE
 from edgevit.progress import Progress
-from edgevit.request import as_request
+from edgevit.request import as_request, takes_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class Export(ExportRecord):
     engine: EngineRecord | None = field(default=None, metadata=PLACE)  # which has a file of its own
 
 
+@takes_options(ExportRequest)
 def export(
     model: str | Path | ExportRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> Export:
@@ -70,6 +71,7 @@ def _told(record: ExportRecord, engine: EngineRecord | None) -> Export:
     return Export(**{one.name: getattr(record, one.name) for one in fields(record)}, engine=engine)
 
 
+@takes_options(EvaluateRequest)
 def evaluate(
     model: str | Path | EvaluateRequest | None = None,
     data: str | Path | None = None,

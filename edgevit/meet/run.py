@@ -41,7 +41,7 @@ from edgevit.meet.rounds import MeasuredFigure, Round, Search, Terms
 from edgevit.meet.workshop import BudgetBench, shape_in
 from edgevit.models.checkpoint import load, network_without_weights
 from edgevit.progress import OnlyOnce, Progress, Silent
-from edgevit.request import as_request
+from edgevit.request import as_request, takes_options
 from edgevit.version import written_by
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class KeptSearch(KeptRounds):
 SEARCH_KIND = RecordKind("rounds", KeptSearch, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))
 
 
+@takes_options(MeetRequest)
 def meet(
     base: str | Path | MeetRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> tuple[Derivation, ...]:

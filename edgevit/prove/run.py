@@ -38,7 +38,7 @@ from edgevit.prove.published import published_for
 from edgevit.prove.record import Figure, MeasuredNetwork, Proof, Waiting, read_proof, write_proof
 from edgevit.prove.request import BATCHES, QUICK_MINUTES, SIZES, ProveRequest
 from edgevit.prove.suite import EFFORTS, SuiteNetwork, largest_of, shape_of, suite
-from edgevit.request import as_request
+from edgevit.request import as_request, takes_options
 from edgevit.version import written_by
 
 DENSE = "dense"
@@ -55,6 +55,7 @@ SET = ("power_mode", "clocks_locked")  # what a job may set for itself, and anot
 KEPT = ("module", "jetpack", "l4t", "tensorrt", "cuda", *SET)
 
 
+@takes_options(ProveRequest)
 def prove(board: str | ProveRequest | None = None, *, progress: Progress | None = None, **options: Any) -> Proof:
     """Measure how networks of many shapes run on a board, and write one file that tells it.
 

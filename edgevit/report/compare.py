@@ -7,9 +7,10 @@ from typing import Any
 
 from edgevit.report.request import CompareRequest
 from edgevit.report.runs import Comparison, compare_runs, compare_within, load_runs
-from edgevit.request import as_request
+from edgevit.request import as_request, takes_options
 
 
+@takes_options(CompareRequest)
 def compare(before: str | Path | CompareRequest | None = None, **options: Any) -> list[Comparison]:
     """Set the runs of two files side by side, and say what of the difference is more than chance.
 

@@ -17,7 +17,7 @@ from edgevit.report.gather import Found, gather
 from edgevit.report.page import as_html
 from edgevit.report.request import FORMATS, Format, ReportRequest
 from edgevit.report.tables import as_csv, as_json, as_markdown
-from edgevit.request import as_request
+from edgevit.request import as_request, takes_options
 
 if TYPE_CHECKING:
     from edgevit.report.wrong import Wrong
@@ -48,6 +48,7 @@ class Report:
     found: Found
 
 
+@takes_options(ReportRequest)
 def report(
     paths: str | Path | Sequence[str | Path] | ReportRequest | None = None,
     *,

@@ -29,7 +29,7 @@ from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import load
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.report.runs import compare_within, decisive
-from edgevit.request import as_request
+from edgevit.request import as_request, takes_options
 from edgevit.sweep.record import (
     BASE,
     RECORD,
@@ -46,6 +46,8 @@ RUNS = "runs.jsonl"
 ROUNDS = 8  # an interval needs 6
 # Of one run. Every model has a run in each of the rounds: so few samples are enough for their ratios.
 CONDITIONS = Conditions(samples=100, duration_s=0.5, warmup_seconds=0.2)
+
+FIRST_RATE = ": it takes longest, because what the base says of the task is measured once, for all rates"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,10 @@ class _Work:
         if asked.out.is_dir():
             return None
         find_runtime()  # what measures the model, which may take hours
-        self.progress.note(f"rate {rate:g}")
+        rates = self.request.rates
+        self.progress.note(
+            f"rate {rate:g}, {rates.index(rate) + 1} of {len(rates)}{FIRST_RATE if rate == rates[0] else ''}"
+        )
         try:
             derive(asked, self.progress)
         except BudgetError as error:
@@ -112,6 +117,7 @@ class _Work:
         return FinetunedBase(round(test.top1 * test.images), test.images, made.start)
 
 
+@takes_options(SweepRequest)
 def sweep(base: str | Path | SweepRequest | None = None, *, progress: Progress | None = None, **options: Any) -> Sweep:
     """Derive in closed form at several rates, and set each model against the base: accuracy, cost and latency.
 
