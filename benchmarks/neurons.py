@@ -143,7 +143,7 @@ def chosen(share: Tensor, seed: int) -> list[int]:
 
 def _picture(images: Split, position: int, known: dict[int, str], targets: Sequence[int]) -> str:
     if position not in known:
-        picture, file = images.source.read(images.references[position]), io.BytesIO()
+        picture, file = images.picture(position), io.BytesIO()
         picture.resize((PIXELS, PIXELS)).save(file, "JPEG", quality=85)
         known[position] = base64.b64encode(file.getvalue()).decode()
     kind = " class=t" if images.labels[position] in targets else ""

@@ -252,16 +252,21 @@ def test_a_mistyped_setup_does_nothing(tmp_path: Path, arguments: list[str]) -> 
         {"crop_mode": "squash"},
         {"crop_mode": "border"},
         {"crop_mode": "border", "input_size": [3, 24, 40]},
+        {"exif": "apply"},
     ],
     ids=str,
 )
 def test_the_example_sees_what_timm_sees(size: tuple[int, int], changed: dict[str, Any]) -> None:
     from edgevit.data.task import evaluation_transform
+    from edgevit.folder.pictures import to_rgb
+    from edgevit.folder.reading import Reading
 
     settings = {"input_size": [3, 32, 32], "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center",
                 "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], **changed}  # fmt: skip
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), np.uint8))
-    expected = evaluation_transform({**settings, "input_size": tuple(settings["input_size"])})(image)
+    image.getexif()[274] = 6
+    read = to_rgb(image, Reading.of(settings))
+    expected = evaluation_transform({**settings, "input_size": tuple(settings["input_size"])})(read)
     np.testing.assert_allclose(classify.preprocess(image, settings)[0], expected.numpy(), rtol=0, atol=1e-6)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 CSI = (
     "nvarguscamerasrc ! video/x-raw(memory:NVMM),width=1280,height=720,framerate=30/1 ! nvvidconv ! "
@@ -65,6 +65,8 @@ def preprocess(image: Image.Image, settings: dict[str, Any]) -> np.ndarray:
     """Resize, crop and normalise as the model was trained: float32 [1, 3, H, W]."""
     if image.mode.startswith(("I", "F")):  # converting would cut values off at 255
         sys.exit(f"an image of mode {image.mode} is deeper than 8 bits; scale it to 8 bits first, as training did")
+    if settings.get("exif") == "apply":
+        image = ImageOps.exif_transpose(image)
     image = image.convert("RGB")
     image = image.resize(scaled_size(*image.size, settings), getattr(Image, settings["interpolation"].upper()))
     height, width = settings["input_size"][1:]

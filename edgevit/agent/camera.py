@@ -44,13 +44,16 @@ class Camera:
 
     def decode(self, count: int) -> list[Any]:
         """The next pictures, in RGB."""
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image, ImageOps, UnidentifiedImageError
 
         unreadable = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # as Pillow says it
         pictures = []
         for path, content in islice(self._encoded, count):
             try:
-                pictures.append(Image.open(io.BytesIO(content)).convert("RGB"))
+                picture: Any = Image.open(io.BytesIO(content))
+                if self._settings.get("exif") == "apply":
+                    picture = ImageOps.exif_transpose(picture)
+                pictures.append(picture.convert("RGB"))
             except UnidentifiedImageError as error:  # whose own text names the memory that it was read from
                 raise RunnerError(f"{path} is no picture that Pillow can decode") from error
             except unreadable as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,4 +54,4 @@ def preprocessing_of(file: Path) -> dict[str, Any]:
             f"{file} does not say how its pictures are preprocessed, which --end-to-end must know; "
             "give a model folder, or a file that `edgevit export` wrote"
         )
-    return asdict(READER.parse(said, Preprocessing, f"{file}, preprocessing,"))
+    return READER.parse(said, Preprocessing, f"{file}, preprocessing,").plain()

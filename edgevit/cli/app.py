@@ -73,6 +73,11 @@ def edgevit(
 def _run() -> int:
     """Run the command that was typed; return its exit code."""
     try:
+        os.getcwd()
+    except FileNotFoundError:
+        say("error: the working folder was removed; change to another, such as with `cd ~`")
+        return 1
+    try:
         code = int(app(sys.argv[1:] or ["--help"], prog_name="edgevit", standalone_mode=False) or 0)
     except KeyboardInterrupt:
         code = STOPPED

@@ -9,9 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from edgevit.data.task import UNLABELLED, Split, Task, find_unreadable, parts_of
+from edgevit.data.examine import find_unreadable
+from edgevit.data.task import UNLABELLED, Split, Task, parts_of
 from edgevit.errors import DataError
 from edgevit.folder.derivation import RejectedRecord
+from edgevit.folder.reading import Reading
 from edgevit.progress import Progress, Silent
 
 FOREIGN_IMAGES = 2000  # of one part at most: a standard error of 1.1 points, however large the data
@@ -34,7 +36,8 @@ def foreign_images(
     split = Split(source, tuple(found), (UNLABELLED,) * len(found), task.test.preprocessing).subset(FOREIGN_IMAGES)
     if not source.files:
         return split
-    bad = find_unreadable(list(split.references), asked["skip_bad_images"], progress or Silent())
+    reading = Reading.of(split.preprocessing)
+    bad = find_unreadable(list(split.references), asked["skip_bad_images"], progress or Silent(), reading)
     good = tuple(r for r in split.references if r not in bad)
     return Split(source, good, (UNLABELLED,) * len(good), split.preprocessing)
 

@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import hashlib
 import random
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL.Image import Image
 from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from edgevit.data.augment import Augment
 from edgevit.data.classes import TargetClass, base_list, base_order, listed, refuse_unnamed, resolve
+from edgevit.data.examine import FEW, copies, find_unreadable, image_sha256
 from edgevit.data.sources import ImageSource, Part, Reference, open_source, open_unlabelled
 from edgevit.data.sources.folder import Folder, Images
 from edgevit.errors import DataError, OptionError
 from edgevit.folder.derivation import DataRecord, ImageCounts, UnlabelledRecord
 from edgevit.folder.model import ClassLabel
-from edgevit.folder.pictures import UNREADABLE, eight_bit, open_picture, why_unreadable
+from edgevit.folder.reading import Reading, transform_settings
 from edgevit.progress import Progress, Silent
 
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
@@ -36,7 +36,7 @@ TEST_FRACTION = 0.2  # split off where the data brings no test part
 
 
 def evaluation_transform(preprocessing: Mapping[str, Any]) -> Any:
-    return create_transform(**preprocessing, is_training=False)
+    return create_transform(**transform_settings(preprocessing), is_training=False)
 
 
 def training_transform(preprocessing: Mapping[str, Any], augment: Augment) -> Any:
@@ -61,16 +61,22 @@ class _Images(Dataset[tuple[Tensor, int]]):
     """Reads and transforms one image; with a seed, its augmentation depends on that seed and nothing else."""
 
     def __init__(
-        self, source: ImageSource, references: Sequence[Reference], labels: Sequence[int], transform: Any
+        self,
+        source: ImageSource,
+        references: Sequence[Reference],
+        labels: Sequence[int],
+        transform: Any,
+        reading: Reading,
     ) -> None:
-        self.source, self.references, self.labels, self.transform = source, references, labels, transform
+        self.source, self.references, self.labels = source, references, labels
+        self.transform, self.reading = transform, reading
 
     def __len__(self) -> int:
         return len(self.references)
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, int]:
         position, seed = (key, None) if isinstance(key, int) else key
-        image = self.source.read(self.references[position])
+        image = self.source.read(self.references[position], self.reading)
         if seed is None:
             return self.transform(image), self.labels[position]
         # timm draws from `random` and torchvision from torch: seed both, and leave both as they were. Not with
@@ -102,7 +108,6 @@ def _loader(images: Dataset[tuple[Tensor, int]], batches: Iterable[Sequence[Any]
     return DataLoader(images, batch_sampler=batches, num_workers=workers, generator=torch.Generator())  # type: ignore[arg-type]
 
 
-FEW = 3  # images that cannot be read and are named
 UNLABELLED = -1  # the label of images of no known class
 
 
@@ -118,6 +123,13 @@ class Split:
     def __len__(self) -> int:
         return len(self.references)
 
+    def picture(self, position: int) -> Image:
+        """One image in RGB, as it is before it is transformed."""
+        return self.source.read(self.references[position], Reading.of(self.preprocessing))
+
+    def _images(self, transform: Any) -> _Images:
+        return _Images(self.source, self.references, self.labels, transform, Reading.of(self.preprocessing))
+
     def batches(self, batch_size: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Every image once: (images float32 [B, C, H, W], labels int64 [B])."""
         starts = range(0, len(self), batch_size)
@@ -125,7 +137,7 @@ class Split:
 
     def read(self, positions: Sequence[Sequence[int]], workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The images at these positions, batch by batch: (images float32 [B, C, H, W], labels int64 [B])."""
-        images = _Images(self.source, self.references, self.labels, evaluation_transform(self.preprocessing))
+        images = self._images(evaluation_transform(self.preprocessing))
         yield from _loader(images, positions, workers)
 
     def training_batches(
@@ -141,10 +153,9 @@ class Split:
         """
         transform = training_transform(self.preprocessing, augment)
         images: Dataset[tuple[Tensor, int]]
-        images = labelled = _Images(self.source, self.references, self.labels, transform)
+        images = labelled = self._images(transform)
         if unlabelled is not None:
-            more = _Images(unlabelled.source, unlabelled.references, unlabelled.labels, transform)
-            images = _Joined(labelled, more)
+            images = _Joined(labelled, unlabelled._images(transform))
         yield from _loader(images, order, workers)
 
     def subset(self, count: int) -> Split:
@@ -163,9 +174,8 @@ class Split:
         """Hash of the images themselves and their labels, in order."""
         digest = hashlib.sha256()
         for reference, label in zip(self.references, self.labels, strict=True):
-            content = _content(self.source, reference)
-            digest.update(f"{label} {len(content)} ".encode())
-            digest.update(content)
+            digest.update(f"{label} ".encode())
+            digest.update(_image_sha256(self.source, reference))
         return digest.hexdigest()
 
     def listing(self) -> Iterator[str]:
@@ -199,11 +209,16 @@ class Task:
     test: Split
     arguments: dict[str, Any] = field(repr=False)  # what `reopen` needs
     skipped: int = 0  # images left out because they could not be read
+    checked: tuple[Part, ...] = PARTS  # parts whose images were read
+    copies: Mapping[Part, int] = field(default_factory=dict)  # of these parts, images that the training part has, too
     unlabelled: Split | None = None  # of any class, none of them held out: for a teacher alone
 
     @property
     def has_images(self) -> bool:
         return bool(self.train.references)
+
+    def part(self, name: Part) -> Split:
+        return {"train": self.train, "validation": self.validation, "test": self.test}[name]
 
     @property
     def class_names(self) -> list[str]:
@@ -227,8 +242,15 @@ class Task:
             images=ImageCounts(len(self.train), len(self.validation), len(self.test)),
             skipped_images=self.skipped,
             fingerprint=self.fingerprint(),
+            contents={part: self.part(part).content_sha256() for part in self.checked},
+            copies=dict(self.copies),
             unlabelled=unlabelled,
         )
+
+    def content_sha256(self) -> str:
+        """Hash of the images themselves, their labels and parts."""
+        parts = " ".join(self.part(name).content_sha256() for name in PARTS)
+        return hashlib.sha256(parts.encode()).hexdigest()
 
     def fingerprint(self) -> str:
         """Hash of which images are in which part: names and, for files, sizes."""
@@ -243,46 +265,8 @@ def _bytes(line: str) -> bytes:
     return line.encode("utf-8", "surrogateescape")  # the name of a file may be no UTF-8
 
 
-def _content(source: ImageSource, reference: Reference) -> bytes:
-    return Path(str(reference)).read_bytes() if source.files else source.read(reference).tobytes()
-
-
-def _why_bad(path: str) -> str | None:
-    """Decode an image at the smallest scale its format allows; return why `read` would refuse it, or None."""
-    try:
-        with open_picture(path) as image:
-            image.draft("RGB", (16, 16))  # JPEG only: an eighth of the work, and still every byte is read
-            image.load()
-            eight_bit(image)
-    except UNREADABLE as error:
-        return why_unreadable(error)
-    return None
-
-
-def find_unreadable(references: list[Reference], skip: bool, progress: Progress) -> set[Reference]:
-    """The images that cannot be read; found before the work starts, not hours into it.
-
-    Raises:
-        DataError: one cannot, and bad images are not to be skipped.
-    """
-    bad: set[Reference] = set()
-    with (
-        progress.stage("check images", len(references), "image") as stage,
-        warnings.catch_warnings(),
-        ThreadPoolExecutor(4) as pool,
-    ):
-        warnings.simplefilter("ignore")  # as where pictures are read; not in `_why_bad`, for filters are of all threads
-        for i, (reference, why) in enumerate(zip(references, pool.map(_why_bad, map(str, references)), strict=True)):
-            if why is not None:
-                bad.add(reference)
-            if bad and not skip:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise DataError(
-                    f"cannot read {reference}: {why}; "
-                    f"remove or replace it, or leave such files out with --skip-bad-images"
-                )
-            stage.update(i + 1)
-    return bad
+def _image_sha256(source: ImageSource, reference: Reference) -> bytes:
+    return image_sha256(str(reference)) if source.files else hashlib.sha256(source.read(reference).tobytes()).digest()
 
 
 def _shuffled(references: Sequence[Reference], seed: int, salt: str) -> list[Reference]:
@@ -335,7 +319,10 @@ def _open_unlabelled(
         DataError: there are none, or one cannot be read and bad images are not to be skipped.
     """
     source, references = open_unlabelled(data)
-    bad = find_unreadable(references, skip_bad_images, progress) if source.files else set()
+    bad = set[Reference]()
+    if source.files:
+        reading = Reading.of(held_out[0].preprocessing)
+        bad = find_unreadable(references, skip_bad_images, progress, reading)
     readable = tuple(r for r in references if r not in bad)
     found = Split(source, readable, (UNLABELLED,) * len(readable), held_out[0].preprocessing)
     if not readable:
@@ -351,7 +338,7 @@ def without(unlabelled: Split, held_out: Sequence[Split], progress: Progress) ->
     """
     source = unlabelled.source
     held = {
-        hashlib.sha256(_content(split.source, r)).digest()
+        _image_sha256(split.source, r)
         for split in held_out
         if split.source.files == source.files
         for r in split.references
@@ -361,7 +348,7 @@ def without(unlabelled: Split, held_out: Sequence[Split], progress: Progress) ->
     def may_be_seen(reference: Reference) -> bool:
         if source.files and Path(str(reference)).stat().st_size not in sizes:
             return True
-        return hashlib.sha256(_content(source, reference)).digest() not in held
+        return _image_sha256(source, reference) not in held
 
     kept = tuple(r for r in unlabelled.references if may_be_seen(r))
     if not kept:
@@ -371,7 +358,7 @@ def without(unlabelled: Split, held_out: Sequence[Split], progress: Progress) ->
     return Split(source, kept, (UNLABELLED,) * len(kept), unlabelled.preprocessing)
 
 
-def _report_annotations(sources: Sequence[ImageSource], progress: Progress) -> None:
+def _report_annotations(sources: Sequence[object], progress: Progress) -> None:
     files = set[str]().union(*(source.annotations for source in sources if isinstance(source, Images)))
     if files:
         what = "1 annotation" if len(files) == 1 else f"{len(files)} annotations"
@@ -423,12 +410,12 @@ def open_task(
     targets = resolve(listed(classes, {*source.class_names, *order}), source.class_names, order)
     parts = [parts_of(source, target.name, validation_fraction, seed) for target in targets]
     bad: set[Reference] = set()
+    checked: tuple[Part, ...] = tuple(part for part in PARTS if skip_bad_images or part in check)
     if source.files:
-        checked = PARTS if skip_bad_images else check
         everything = [r for part in parts for name in checked for r in part[name]]
-        bad = find_unreadable(everything, skip_bad_images, progress)
+        bad = find_unreadable(everything, skip_bad_images, progress, Reading.of(preprocessing))
         parts = [{k: [r for r in v if r not in bad] for k, v in part.items()} for part in parts]
-    splits = {}
+    splits: dict[Part, Split] = {}
     for name in PARTS:
         if bare := [target.name for target, part in zip(targets, parts, strict=True) if not part[name]]:
             raise DataError(f"no readable {name} images of class {bare[0]!r} in {data}; add some")
@@ -452,7 +439,26 @@ def open_task(
         "skip_bad_images": skip_bad_images,
         "unlabelled": _resolved(unlabelled) if unlabelled is not None else None,
     }
-    return Task(targets, splits["train"], splits["validation"], splits["test"], arguments, len(skipped), more)
+    return Task(
+        targets, splits["train"], splits["validation"], splits["test"], arguments, len(skipped), checked,
+        _copies(splits, checked, progress), more,
+    )  # fmt: skip
+
+
+def _copies(splits: Mapping[Part, Split], checked: Sequence[Part], progress: Progress) -> dict[Part, int]:
+    """How many images of each part are in the training part, too; warns of them."""
+    counts: dict[Part, int] = {}
+    train = splits["train"]
+    for name in checked:
+        if name == "train" or not train.source.files:
+            continue
+        if found := copies(splits[name].references, train.references):
+            progress.warn(
+                f"{len(found)} of {len(splits[name])} {name} images are training images, too, byte for byte, such as "
+                f"{found[0]}: accuracy on them does not tell how new images do; remove them from one part"
+            )
+        counts[name] = len(found)
+    return counts
 
 
 def reopen(
@@ -482,4 +488,10 @@ def reopen(
         raise DataError(
             f"the images in {record.data} are not those the model was derived from; give others with --data"
         )
+    for part, expected in record.contents.items():
+        if part in task.checked and task.part(part).content_sha256() != expected:
+            raise DataError(
+                f"the {part} images in {record.data} have the names and sizes of those the model was derived from, and "
+                "another content; give others with --data"
+            )
     return task

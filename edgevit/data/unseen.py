@@ -10,6 +10,7 @@ from PIL.Image import Image
 from edgevit.data.classes import TargetClass
 from edgevit.data.sources import Part, Reference
 from edgevit.data.task import Split, Task
+from edgevit.folder.reading import AS_STORED, Reading
 
 
 class _Nothing:
@@ -22,7 +23,7 @@ class _Nothing:
     def references(self, part: Part, class_name: str) -> list[Reference]:
         return []
 
-    def read(self, reference: Reference) -> Image:
+    def read(self, reference: Reference, reading: Reading = AS_STORED) -> Image:
         raise AssertionError(f"image {reference} is in no list")
 
 

@@ -97,6 +97,11 @@ def _as_asked(opened: Model, request: BaseRequest, progress: Progress) -> Model:
     else:
         names = _all_names(given, found, outputs)
         model = Model(opened.network, replace(opened.spec, classes=names) if names else opened.spec)
+        if source and not model.spec.classes:
+            progress.warn(
+                f"the data has {len(source.class_names)} classes and the base {outputs} outputs, so that it does not "
+                "name them; give --base-classes FILE"
+            )
     if source and model.spec.classes and given is None and not folders_are_imagenet(source.class_names, outputs):
         labels = [(label.name, label.base_index) for label in model.spec.classes]
         progress.note(order_line(labels, outputs, "folders" if source.files else "data"))

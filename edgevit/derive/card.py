@@ -6,6 +6,7 @@ from edgevit.data.shares import share_text
 from edgevit.derive.allocate.budget import readable
 from edgevit.folder.derivation import AccuracyRecord, DerivationRecord, RejectedRecord
 from edgevit.folder.model import ModelSpec, Rejection
+from edgevit.folder.reading import READING, reading_settings
 
 _HERE = """With edgevit:
 
@@ -23,13 +24,14 @@ _PLAIN = """With plain timm:
 ```python
 import json, timm, torch
 from pathlib import Path
-from PIL import Image
+from PIL import Image{ops}
 from safetensors.torch import load_file
 
 spec, state = json.loads(Path("model.json").read_text()), load_file("model.safetensors")
 {loader}model.eval()
 
-image = timm.data.create_transform(**spec["preprocessing"])(Image.open("photo.jpg").convert("RGB"))
+image = {opened}
+image = timm.data.create_transform(**{settings})(image)
 with torch.inference_mode():
     logits = model(image[None])[0]{columns}
 names = [c["name"] for c in spec["classes"]]
@@ -48,14 +50,14 @@ _ONNX = """With ONNX Runtime, after `edgevit export`; the file says itself what 
 ```python
 import json
 import numpy as np, onnxruntime
-from PIL import Image
+from PIL import Image{ops}
 
 session = onnxruntime.InferenceSession("export/model.fp32.onnx")
 said, (images,) = session.get_modelmeta().custom_metadata_map, session.get_inputs()
 p, names, columns = (json.loads(said[key]) for key in ("preprocessing", "class_names", "class_columns"))
 height, width = p["input_size"][1:]
 
-image = Image.open("photo.jpg").convert("RGB")
+image = {opened}
 {size}
 image = image.resize(size, getattr(Image, p["interpolation"].upper())){pad}
 left, top = round((image.width - width) / 2), round((image.height - height) / 2)
@@ -70,6 +72,11 @@ name = max(probabilities, key=probabilities.get)
 ```
 """
 
+# How a picture is read, by whether it is put upright as its EXIF says.
+_OPENED = {
+    False: 'Image.open("photo.jpg").convert("RGB")',
+    True: 'ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB")',
+}
 # What timm's evaluation transform resizes an image to before the crop.
 _SIDES = """full = [int(side / p["crop_pct"]) for side in (width, height)]"""
 _SIZES = {
@@ -106,9 +113,15 @@ def _classify(spec: ModelSpec, loader: str | None) -> str:
     name = "other"
 """
     why = _TOKENS if any(b.tokens for b in spec.blocks) else _WIDTHS
-    plain = _OWN.format(why=why) if loader is None else _PLAIN.format(loader=loader, columns=columns, rule=timm_rule)
+    upright, settings = p.get("exif") == "apply", 'spec["preprocessing"]'
+    if reading_settings(p):
+        settings = f"{{k: v for k, v in {settings}.items() if k not in {list(READING)}}}"
+    how = {"ops": ", ImageOps" if upright else "", "opened": _OPENED[upright], "settings": settings}
+    plain = _OWN.format(why=why)
+    if loader is not None:
+        plain = _PLAIN.format(loader=loader, columns=columns, rule=timm_rule, **how)
     pad = _PAD if mode == "border" else ""
-    return "\n".join([_HERE, plain, _ONNX.format(size=_SIZES[mode], pad=pad, rule=onnx_rule)])
+    return "\n".join([_HERE, plain, _ONNX.format(size=_SIZES[mode], pad=pad, rule=onnx_rule, **how)])
 
 
 def _percent(entry: AccuracyRecord | None) -> str:
@@ -193,5 +206,6 @@ def _classes(spec: ModelSpec) -> str:
 
 def _input(spec: ModelSpec) -> str:
     p = spec.preprocessing
+    reading = "".join(f", {name} {value}" for name, value in reading_settings(p).items())
     return f"""Input: {p["input_size"]} (channels, height, width), crop {p["crop_pct"]}, {p["interpolation"]},
-mean {p["mean"]}, standard deviation {p["std"]}. MACs are what the papers call FLOPs."""
+mean {p["mean"]}, standard deviation {p["std"]}{reading}. MACs are what the papers call FLOPs."""

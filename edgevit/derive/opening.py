@@ -57,7 +57,7 @@ class Opened:
         """What an unfinished run must have in common with the one that goes on with it."""
         return {
             "base": self.base.spec.base.weights_sha256,
-            "data": self.task.fingerprint(),
+            "data": self.task.content_sha256(),
             "classes": self.task.class_names,
             "preprocessing": self.base.preprocessing,
             "head": self.head,

@@ -107,7 +107,7 @@ class _Wanted:
             "method": self.method.name,
             "options": asdict(self.config),
             "shape": asdict(self.policy),
-            "unlabelled": unlabelled and unlabelled.fingerprint(),
+            "unlabelled": unlabelled and unlabelled.content_sha256(),
             "reject": self.rejection and self.rejection.share,
         }
         if request.derive_from != "base" or request.base_steps is not None:

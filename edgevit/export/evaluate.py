@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def open_onnx(path: Path, device: str) -> ModelUnderTest:
         class_names=model.described("class_names", tuple[ClassName, ...]),
         class_columns=model.described("class_columns", tuple[Index, ...]),
         outputs=model.output.shape[1],
-        preprocessing=asdict(images),
+        preprocessing=images.plain(),
         rejection=model.described("rejection", Rejection) if "rejection" in model.metadata else None,
         seed=split.seed,
         validation_fraction=split.validation_fraction,

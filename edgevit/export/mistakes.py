@@ -44,6 +44,6 @@ def mistakes(folder: Path, count: int, progress: Progress, part: str = "validati
     sure, called = torch.cat(found).max(1)
     wrong = (called != torch.as_tensor(split.labels)).nonzero().flatten().tolist()
     return [
-        Mistake(split.source.read(split.references[i]), names[split.labels[i]], names[int(called[i])], float(sure[i]))
+        Mistake(split.picture(i), names[split.labels[i]], names[int(called[i])], float(sure[i]))
         for i in sorted(wrong, key=lambda i: -float(sure[i]))[:count]
     ]

@@ -14,9 +14,11 @@ from typing import Any
 from edgevit.errors import CheckpointError, OptionError
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Preprocessing
+from edgevit.folder.reading import READING
 
 READER = Reader(CheckpointError, mend="mend the file, or move it away and give the options")
-PARTS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
+NEEDED = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
+PARTS = (*NEEDED, *READING)
 OPTIONS = {part: f"--{part.replace('_', '-')}" for part in PARTS}
 EXAMPLES = {"input_size": "3x224x224", "interpolation": "bicubic", "mean": "0.5", "std": "0.5", "crop_pct": "0.9"}
 RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers, as transformers has them
@@ -111,14 +113,13 @@ def stated_preprocessing(file: Path, metadata: Mapping[str, str], given: Said) -
                 said[part], origin[part] = parts[part], where
     if "crop_pct" in said and "crop_mode" not in said:
         said["crop_mode"], origin["crop_mode"] = "center", "the usual"
-    missing = [part for part in PARTS if part not in said]
+    missing = [part for part in NEEDED if part not in said]
     if missing:
         asked = [f"{OPTIONS[part]} {EXAMPLES[part]}" for part in missing if part in EXAMPLES]
         raise OptionError(
             f"nothing says how images are prepared for {file.name}: {', '.join(missing)} missing; give what it was "
             f"trained with, such as {' '.join(asked)}"
         )
-    plain = {part: list(v) if isinstance(v := said[part], tuple) else v for part in PARTS}
-    checked = READER.checked(plain, Preprocessing, f"the preprocessing of {file.name}")
-    plain = {part: getattr(checked, part) for part in PARTS}
+    plain = {part: list(v) if isinstance(v, tuple) else v for part, v in said.items()}
+    plain = READER.checked(plain, Preprocessing, f"the preprocessing of {file.name}").plain()
     return {part: list(v) if isinstance(v, tuple) else v for part, v in plain.items()}, origin

@@ -12,6 +12,7 @@ Schema history: 1  first version
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
@@ -24,6 +25,7 @@ from edgevit.folder.records import MORE, More, RecordKind, Seal, Versions
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+Part = Literal["train", "validation", "test"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Number = int | float
 # Of a model against a budget that was measured: within 3 % under it, further under it, or over it.
@@ -62,7 +64,16 @@ class DataRecord:
     images: ImageCounts
     fingerprint: Sha256
     skipped_images: int = 0
+    # Hash of the images of each part whose images were read; empty: of an older edgevit, and so the next.
+    contents: dict[Part, Sha256] = field(default_factory=dict)
+    copies: dict[Part, Index] = field(default_factory=dict)  # of a part, images that the training part has, too
     unlabelled: UnlabelledRecord | None = None
+
+    @property
+    def images_sha256(self) -> str:
+        """A hash that models judged on the same images share: of names, sizes and, but for old records, contents."""
+        test = self.contents.get("test")
+        return self.fingerprint if test is None else hashlib.sha256(f"{self.fingerprint} {test}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ Schema history: 1  first version
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field
 from edgevit.errors import CheckpointError
 from edgevit.folder.class_names import ClassName
 from edgevit.folder.documents import Reader
+from edgevit.folder.reading import Exif, reading_settings, transform_settings
 from edgevit.folder.records import RecordKind, Seal
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class BaseFacts:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """timm's data config, which is a dict everywhere but in a check, as its keys are arguments of timm's."""
+    """timm's data config, and how files are read: a dict everywhere but in a check, which lacks what is the default."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -120,6 +121,13 @@ class Preprocessing:
     std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Three]
     crop_pct: Annotated[float, Field(gt=0, le=1)]
     crop_mode: Literal["center", "squash", "border"]
+    exif: Exif = "ignore"
+    value_range: Annotated[float, Field(gt=0)] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As a dict, without what is the default of a reading."""
+        settings = asdict(self)
+        return {**transform_settings(settings), **reading_settings(settings)}
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
 from edgevit.folder.model import BaseFacts, ClassLabel, ModelSpec
 from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.reading import Reading, reading_settings, transform_settings
 from edgevit.folder.writing import file_sha256, new_folder
 from edgevit.models.copies import without_values
 from edgevit.models.families import family_like, family_of, load_family, name_of
@@ -68,7 +69,7 @@ class Model:
             raise UnsupportedModelError(
                 "this base has no class names; write it with `edgevit base ... --base-classes FILE`"
             )
-        images, like = rgb_images(pictures), next(self.network.parameters())
+        images, like = rgb_images(pictures, Reading.of(self.preprocessing)), next(self.network.parameters())
         predictions: list[Prediction] = []
         while batch := [self.transform(image) for image in islice(images, batch_size)]:
             with torch.inference_mode():
@@ -81,7 +82,7 @@ class Model:
     @cached_property
     def transform(self) -> Callable[[Image], Tensor]:
         """timm's evaluation transform: from a PIL image in RGB to what the network takes, [C, H, W]."""
-        made: Callable[[Image], Tensor] = create_transform(**self.preprocessing, is_training=False)
+        made: Callable[[Image], Tensor] = create_transform(**transform_settings(self.preprocessing), is_training=False)
         return made
 
     @property
@@ -142,7 +143,8 @@ def _preprocessing(network: Any, overrides: Mapping[str, Any]) -> dict[str, Any]
     """The base's own preprocessing, as timm resolves it, with what the user gave on top."""
     given = {**overrides, "input_size": family_of(network).input_size(network)}
     config = resolve_data_config(given, model=network, use_test_size=True)
-    return {key: list(v) if isinstance(v := config[key], tuple) else v for key in PREPROCESSING_KEYS}
+    settings = {key: list(v) if isinstance(v := config[key], tuple) else v for key in PREPROCESSING_KEYS}
+    return {**settings, **reading_settings(overrides)}
 
 
 SOME_CLASSES = 1000  # of the classifier that a network without one is given, whose weights do not matter

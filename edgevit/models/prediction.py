@@ -13,6 +13,7 @@ from torch import Tensor
 from edgevit.errors import DataError, ModelError, UnsupportedModelError
 from edgevit.folder.model import ModelSpec
 from edgevit.folder.pictures import read_picture, reading_picture, to_rgb
+from edgevit.folder.reading import AS_STORED, Reading
 from edgevit.models.rejection import OTHER
 
 Picture = str | PathLike[str] | Image.Image  # a file's path, or a PIL image of any mode
@@ -48,7 +49,7 @@ def predictions_of(logits: Tensor, spec: ModelSpec) -> list[Prediction]:
     return judged
 
 
-def rgb_images(pictures: Picture | Iterable[Picture]) -> Iterator[Image.Image]:
+def rgb_images(pictures: Picture | Iterable[Picture], reading: Reading = AS_STORED) -> Iterator[Image.Image]:
     """Read pictures one by one, as the data that models are derived from is read.
 
     Raises:
@@ -62,10 +63,10 @@ def rgb_images(pictures: Picture | Iterable[Picture]) -> Iterator[Image.Image]:
         if isinstance(picture, Image.Image):
             with reading_picture(f"image {position}", "give another, or leave it out"):
                 picture.load()  # a file that was opened and not read yet
-                rgb = to_rgb(picture)
+                rgb = to_rgb(picture, reading)
             yield rgb
         elif isinstance(picture, (str, PathLike)):
-            yield read_picture(picture, "give the path of an image file")
+            yield read_picture(picture, "give the path of an image file", reading)
         else:
             raise DataError(
                 f"image {position} is a {type(picture).__name__}; give paths of image files, or PIL images "

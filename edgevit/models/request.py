@@ -76,6 +76,22 @@ class GivenPreprocessing:
     interpolation: Annotated[
         str | None, Option("How images are resized: bilinear, bicubic, lanczos or nearest.", PREPROCESSING)
     ] = None
+    exif: Annotated[
+        str | None,
+        Option(
+            "Whether pictures that a camera stored turned are put upright: apply, or ignore, as timm and torchvision.  "
+            "[default: ignore]",
+            PREPROCESSING,
+        ),
+    ] = None
+    value_range: Annotated[
+        float | None,
+        Option(
+            "The value of white in pictures deeper than 8 bits, such as 4095 for 12 bits in a PNG of 16.  "
+            "[default: the format's own]",
+            PREPROCESSING,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +132,10 @@ def check_preprocessing(given: Given) -> None:
         check_number("--crop-pct", crop, "(0, 1]", "0.9 keeps the central 90 %")
     if (how := given.get("interpolation")) is not None and how not in INTERPOLATIONS:
         raise OptionError(f"--interpolation {how} is unknown; try bilinear or bicubic")
+    if (exif := given.get("exif")) is not None and exif not in ("ignore", "apply"):
+        raise OptionError(f"--exif {exif} is unknown; it is apply or ignore")
+    if (value_range := given.get("value_range")) is not None:
+        check_number("--value-range", value_range, "(0, inf)", "4095 is white of 12 bits")
 
 
 def check_model_folder(folder: str | Path) -> None:

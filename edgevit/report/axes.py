@@ -74,7 +74,7 @@ class AccuracyTask:
         """A key that models judged on the same images share."""
         if self.data is None:
             return (tuple(sorted(self.classes)),)
-        return (tuple(sorted(self.classes)), self.data.fingerprint, self.data.seed)
+        return (tuple(sorted(self.classes)), self.data.images_sha256, self.data.seed)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -156,7 +156,7 @@ def apart_tasks(tasks: Sequence[AccuracyTask]) -> list[str]:
     seeds = list(dict.fromkeys(str(one.seed) for one in data))
     if len(seeds) > 1:
         told.append(f"seed ({', '.join(seeds)}), which splits the images")
-    if len({one.fingerprint for one in data}) > 1:
+    if len({one.images_sha256 for one in data}) > 1:
         told.append("images")
     return told
 

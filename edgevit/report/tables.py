@@ -246,6 +246,12 @@ def _told(entry: Entry) -> str:
 def notes(panel: Panel) -> list[str]:
     """What to know before believing a panel."""
     told = []
+    data = panel.task.data if panel.task is not None else None
+    if data is not None and (count := data.copies.get("test")):
+        told.append(
+            f"{count} of the {data.images.test} test images are training images, too, byte for byte: accuracy on them "
+            "does not tell how new images do."
+        )
     if busy := [entry.title for entry in panel.entries if entry.busy]:
         told.append(
             f"Other programs were busy when {_some(busy)} {'was' if len(busy) == 1 else 'were'} measured: "

@@ -60,7 +60,7 @@ def _task_words(task: AccuracyTask, panels: Sequence[Panel]) -> list[str]:
         return [*words, task.images]
     words += [Path(data.data).name, f"seed {data.seed}"]
     if any((other.title, other.data and other.data.seed) == (task.title, data.seed) for other in others):
-        words += [f"{data.images.test} test images", f"images {data.fingerprint[:OF_TAB]}"]
+        words += [f"{data.images.test} test images", f"images {data.images_sha256[:OF_TAB]}"]
     return words
 
 
@@ -288,7 +288,7 @@ def _provenance(model: FoundModel) -> list[tuple[str, str]]:
             counts = made.data.images
             parts = f"{counts.train} training, {counts.validation} validation and {counts.test} test images"
             rows += [("data", made.data.data), ("images", f"{parts}, seed {made.data.seed}")]
-            rows.append(("hash of the images", made.data.fingerprint[:DIGITS]))
+            rows.append(("hash of the images", made.data.images_sha256[:DIGITS]))
         if made.met is not None:
             rows.append(("met by measuring", _met(made.met)))
         rows.append(("seconds", ", ".join(f"{name} {s:.3g}" for name, s in made.seconds.items())))

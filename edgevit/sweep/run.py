@@ -186,7 +186,9 @@ def _derived(record: Sweep, work: _Work) -> Sweep:
             work.write_base([c.name for c in model.classes])
             done[None] = work.point(BASE, None)
         done[rate] = work.point(f"r{rate:.12g}", rate)
-        if done[rate].images != done[None].images:
+        earlier = next((data_record(work.out / point.folder) for point in record.derived), None)
+        others = earlier is not None and earlier.contents and earlier.contents != model.contents
+        if others or done[rate].images != done[None].images:
             raise DataError(
                 f"the images in {work.request.data} are not those the sweep began with; choose another --out"
             )

@@ -53,6 +53,17 @@ def test_pictures_are_prepared_as_timm_prepares_them(mode: str, size: tuple[int,
     np.testing.assert_allclose(prepared, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize(("exif", "size"), [({}, (60, 40)), ({"exif": "apply"}, (40, 60))])
+def test_a_picture_that_is_stored_turned_is_put_upright_where_the_model_says_so(
+    exif: dict[str, str], size: tuple[int, int], tmp_path: Path
+) -> None:
+    tags = Image.Exif()
+    tags[274] = 6
+    Image.new("RGB", (60, 40)).save(tmp_path / "a.jpg", exif=tags)
+    (picture,) = Camera([str(tmp_path / "a.jpg")], {**SETTINGS, **exif}).decode(1)
+    assert (picture.size, picture.mode) == (size, "RGB")
+
+
 def test_pictures_come_round_again(pictures: list[str]) -> None:
     camera = Camera(pictures, SETTINGS)
     sizes = [picture.size for _ in range(3) for picture in camera.decode(2)]

@@ -86,3 +86,10 @@ def test_the_installed_command_knows_its_version() -> None:
 def test_a_mistyped_command_line_is_one_line(edgevit_main: Any, arguments: list[str], said: str) -> None:
     error = edgevit_main(*arguments).error
     assert said in error and error.endswith(" --help") and "; see edgevit" in error
+
+
+def test_a_working_folder_that_was_removed_is_one_line(edgevit_main: Any, tmp_path: Any, monkeypatch: Any) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert edgevit_main("methods").error.startswith("error: the working folder was removed; change to another")

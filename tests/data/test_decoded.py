@@ -12,6 +12,7 @@ from PIL import Image
 
 from edgevit.data.decoded import Decoded, available_bytes
 from edgevit.data.task import Split, open_task
+from edgevit.folder.reading import AS_STORED, Reading
 
 PREPROCESSING: dict[str, Any] = {
     "input_size": (3, 32, 32), "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "center",
@@ -27,9 +28,9 @@ class Counted:
         self.source, self.reads = source, []
         self.files = source.files
 
-    def read(self, reference: Any) -> Image.Image:
+    def read(self, reference: Any, reading: Reading = AS_STORED) -> Image.Image:
         self.reads.append(reference)
-        return self.source.read(reference)
+        return self.source.read(reference, reading)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,59 @@ def test_changed_images_are_not_taken_for_the_same(both: Path, change: Callable[
         reopened(record)
 
 
+def test_other_images_of_the_same_names_and_sizes_are_others(tmp_path: Path) -> None:
+    for part, count in (("train", 4), ("val", 2)):
+        for name, shade in (("cat", 10), ("dog", 200)):
+            (tmp_path / part / name).mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (8, 8), (shade, i, 0)).save(tmp_path / part / name / f"{i}.bmp")
+    before = task_of(tmp_path, None, 2)
+    record, content = before.record(), before.content_sha256()
+    for part in ("train", "val"):
+        (tmp_path / part / "cat").rename(tmp_path / part / "old")
+        (tmp_path / part / "dog").rename(tmp_path / part / "cat")
+        (tmp_path / part / "old").rename(tmp_path / part / "dog")
+    after = task_of(tmp_path, None, 2)
+    assert after.fingerprint() == before.fingerprint() and after.content_sha256() != content
+    for check in (("test",), ("validation",)):
+        with pytest.raises(DataError, match=f"the {check[0]} images in .* have the names and sizes of those .* --data"):
+            reopen(record, PREPROCESSING, check=check)
+    reopen(replace(record, contents={}), PREPROCESSING)  # an older edgevit knew names and sizes alone
+
+
+def test_test_images_that_are_training_images_are_counted(both: Path) -> None:
+    for i in range(2):
+        shutil.copy(both / "train" / "cat" / f"{i}.png", both / "val" / "cat" / f"{i}.png")
+    told = Warned()
+    record = task_of(both, "cat,dog", 3, progress=told, validation_fraction=0.001).record()
+    assert record.copies == {"validation": 0, "test": 2}
+    assert [text for text in told.said if "byte for byte" in text] == [
+        f"2 of 7 test images are training images, too, byte for byte, such as {both}/val/cat/0.png: accuracy on them "
+        "does not tell how new images do; remove them from one part"
+    ]
+    alone = task_of(both, "cat,dog", 3, check=("test",), validation_fraction=0.001).record()
+    assert alone.copies == {"test": 2} and alone.contents == {"test": record.contents["test"]}
+
+
+def test_a_preprocessing_says_how_files_are_read(tmp_path: Path) -> None:
+    exif, values = Image.Exif(), np.zeros((32, 32), np.uint16)
+    exif[274], values[:16] = 6, 4095
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            Image.fromarray(values).save(tmp_path / name / f"{i}.png", exif=exif)
+    own = {**PREPROCESSING, "mean": (0, 0, 0), "std": (1, 1, 1), "crop_pct": 1.0}
+
+    def corners(**reading: Any) -> list[float]:
+        task = open_task(tmp_path, None, preprocessing={**own, **reading}, base_outputs=2)
+        image = next(task.test.batches(1))[0][0, 0]
+        assert np.asarray(task.test.picture(0)).shape == (32, 32, 3)
+        return [round(float(image[y, x]), 2) for y, x in ((0, 0), (0, 31), (31, 0))]
+
+    assert corners() == [0.06, 0.06, 0] and corners(value_range=4095) == [1, 1, 0]
+    assert corners(value_range=4095, exif="apply") == [0, 1, 0]
+
+
 def test_a_class_that_is_not_used_may_change(both: Path) -> None:
     record = task_of(both, "dog,cat", 3).record()
     (both / "val" / "eel" / "0.png").unlink()
@@ -315,7 +369,7 @@ def test_names_in_another_unicode_form_are_found_in_lists_and_records(tmp_path: 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
 def test_what_is_no_file_is_a_bad_image_and_nobody_waits_for_it(both: Path, make: Callable[[Path], Any]) -> None:
     make(both / "train" / "cat" / "a.png")
-    with pytest.raises(DataError, match=r"/a\.png: a folder, a pipe or a device, expected a file; remove"):
+    with pytest.raises(DataError, match=r"/a\.png: a pipe or a device, expected a file; remove"):
         task_of(both, "cat,dog", 3)
     assert task_of(both, "cat,dog", 3, skip_bad_images=True).skipped == 1
 

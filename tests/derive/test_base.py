@@ -29,13 +29,16 @@ def test_some_outputs_answer_as_the_whole_base_does(opened, tmp_path):
 
 
 class Noting(Silent):
-    """Keep the remarks."""
+    """Keep the remarks and warnings."""
 
     def __init__(self):
         self.notes = []
 
     def note(self, text):
         self.notes.append(text)
+
+    def warn(self, text):
+        self.notes.append(f"warning: {text}")
 
 
 def test_an_order_of_outputs_that_only_the_data_gives_is_said_to_be_assumed(opened, tmp_path, image_folder):
@@ -51,6 +54,9 @@ def test_an_order_of_outputs_that_only_the_data_gives_is_said_to_be_assumed(open
     assert notes(data=data, classes=["digit 7", "digit 0"]) == [some]
     assert notes(data=data)[0].endswith(assumed)
     assert notes(data=data, base_classes=NAMES[::-1]) == notes(base_classes=NAMES) == notes() == []
+    image_folder(data, {"digit x": 1})
+    (warning,) = notes(data=data)
+    assert warning.startswith("warning: the data has 11 classes and the base 10 outputs, so that it does not name them")
 
 
 def test_a_list_of_another_length_and_a_folder_in_the_way_are_refused(opened, tmp_path):

@@ -2,16 +2,17 @@
 
 import ast
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 import sklearn.datasets
+from PIL import Image
 from small_base import ARGS, PREPROCESSING, QUICK, write_checkpoint
 
 import edgevit
 from edgevit.train.settings import Training
 
+SQUASHED = {"crop_mode": "squash", "interpolation": "bilinear", "exif": "apply"}
 PHOTO = Path(sklearn.datasets.__file__).parent / "images" / "china.jpg"  # 640 x 427 pixels
 
 
@@ -21,7 +22,9 @@ def derived_and_exported(checkpoint, out, **options):
     training = Training(**{**QUICK, "steps": 0})
     edgevit.derive("vit_tiny_patch16_224", checkpoint=checkpoint, out=out, training=training, **{**given, **options})
     edgevit.export(out, fp16=False, accuracy=False)
-    shutil.copy(PHOTO, out / "photo.jpg")
+    exif = Image.Exif()
+    exif[274] = 6  # stored turned by 90 degrees
+    Image.open(PHOTO).save(out / "photo.jpg", exif=exif)
     return out
 
 
@@ -47,7 +50,7 @@ def run(code, folder, monkeypatch, capsys):
     [
         ({"preprocessing": {**PREPROCESSING, "crop_pct": 0.9}}, {"3", "5", "8"}),
         ({"preprocessing": {**PREPROCESSING, "crop_mode": "border"}, "head": "full", "reject": 0.95}, {"other"}),
-        ({"preprocessing": {**PREPROCESSING, "crop_mode": "squash", "interpolation": "bilinear"}}, {"3", "5", "8"}),
+        ({"preprocessing": {**PREPROCESSING, **SQUASHED}}, {"3", "5", "8"}),
         ({"model_args": {**ARGS, "img_size": [24, 40]}}, {"3", "5", "8"}),
     ],
     ids=["center", "full head, border, rejection", "squash", "oblong"],
@@ -58,6 +61,8 @@ def test_the_three_ways_of_the_readme_say_the_same(options, called, digits_check
     folder = derived_and_exported(checkpoint, tmp_path / "m", **options)
     ways = blocks(folder)
     assert [needed_by(way) for way in ways] == [{"edgevit"}, {"timm", "torch"}, {"onnxruntime"}]
+    upright = options.get("preprocessing", {}).get("exif") == "apply"
+    assert ["exif_transpose" in way for way in ways] == [False, upright, upright]
     seen = [run(way, folder, monkeypatch, capsys) for way in ways]
     (name,) = {name for name, _ in seen}
     assert name in called

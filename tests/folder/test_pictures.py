@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgevit.errors import DataError
+from edgevit.errors import DataError, OptionError
 from edgevit.folder.pictures import read_picture, to_rgb
 
 
@@ -37,3 +37,15 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, content, said):
         read_picture(file, "replace it")
     assert str(error.value).startswith(f"cannot read {file}: ") and str(error.value).endswith("; replace it")
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_picture_of_very_many_pixels_is_allowed_by_an_environment_variable(tmp_path, monkeypatch):
+    Image.new("1", (40, 25)).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)
+    with pytest.raises(DataError, match=r"1 megapixels, which may .* variable EDGEVIT_MAX_MEGAPIXELS=1; replace it"):
+        read_picture(tmp_path / "a.png", "replace it")
+    monkeypatch.setenv("EDGEVIT_MAX_MEGAPIXELS", "0.002")
+    assert read_picture(tmp_path / "a.png", "replace it").size == (40, 25)
+    monkeypatch.setenv("EDGEVIT_MAX_MEGAPIXELS", "many")
+    with pytest.raises(OptionError, match="EDGEVIT_MAX_MEGAPIXELS=many is no number of megapixels; try 1000"):
+        read_picture(tmp_path / "a.png", "replace it")

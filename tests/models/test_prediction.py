@@ -14,6 +14,7 @@ from edgevit.data.sources.folder import open_images
 from edgevit.data.task import evaluation_transform
 from edgevit.errors import DataError, ModelError, OptionError, UnsupportedModelError
 from edgevit.folder.model import ClassLabel
+from edgevit.folder.pictures import to_rgb
 from edgevit.models.checkpoint import Model, describe
 from edgevit.models.prediction import predictions_of
 from edgevit.models.rejection import Rejection, scores
@@ -92,7 +93,7 @@ def test_a_prediction_cannot_be_changed(model, files):
 
 def test_an_image_below_the_threshold_is_other_and_keeps_its_probabilities(model, files):
     with torch.inference_mode():
-        logits = model(torch.stack([model.transform(opened(file).convert("RGB")) for file in files]))
+        logits = model(torch.stack([model.transform(to_rgb(opened(file))) for file in files]))
     fits = scores(logits[:, [7, 2, 5]])
     middle = fits.median().item()
     strict = Model(model.network, replace(model.spec, rejection=Rejection("logsumexp", middle - 1e-4, 0.5)))

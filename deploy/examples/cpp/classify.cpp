@@ -3,7 +3,8 @@
 //     python3 ../classify.py runs/t1/export --plain > model.txt
 //     classify model.txt runs/t1/export/engines/<board>/<hash>.engine cat.ppm ...
 //
-// Images are PPM (P6, 8 bit), which any tool writes: `convert cat.jpg cat.ppm`. Resizing, cropping and normalising are
+// Images are PPM (P6, 8 bit), which any tool writes: `convert cat.jpg cat.ppm`, or `convert -auto-orient cat.jpg cat.ppm`
+// for a model that was made with --exif apply. Resizing, cropping and normalising are
 // those of Pillow and timm, so that the classes are those that `edgevit evaluate` sees. TensorRT 8.5 to 11.
 
 #include <NvInfer.h>

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from edgevit.errors import DataError
+from edgevit.folder.reading import AS_STORED, Reading
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -39,8 +40,8 @@ class ImageSource(Protocol):
     def references(self, part: Part, class_name: str) -> list[Reference]:
         """List the images of a class, in one of its parts, in a stable order."""
 
-    def read(self, reference: Reference) -> Image:
-        """Read one image as RGB.
+    def read(self, reference: Reference, reading: Reading = AS_STORED) -> Image:
+        """Read one image as RGB; `reading` matters to files alone.
 
         Raises:
             DataError: it is corrupt, or no image.

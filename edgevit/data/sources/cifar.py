@@ -13,6 +13,7 @@ from PIL import Image
 
 from edgevit.data.sources import Part, Reference
 from edgevit.errors import DataError
+from edgevit.folder.reading import AS_STORED, Reading
 
 # folder: (files of the training part, files of the test part, key of the labels, meta file, key of the names)
 LAYOUTS = {
@@ -105,7 +106,7 @@ class Cifar:
         found = np.flatnonzero(self.labels == self.class_names.index(class_name))
         return [int(i) for i in found if (i >= self.first_test) == (part == "test")]
 
-    def read(self, reference: Reference) -> Image.Image:
+    def read(self, reference: Reference, reading: Reading = AS_STORED) -> Image.Image:
         import numpy as np
 
         return Image.fromarray(np.ascontiguousarray(self.images[int(reference)].transpose(1, 2, 0)))

@@ -8,6 +8,7 @@ from typing import Any
 from PIL import Image
 
 from edgevit.data.sources import Part, Reference
+from edgevit.folder.reading import AS_STORED, Reading
 
 
 @lru_cache  # a third of a second of reading text
@@ -31,7 +32,7 @@ class Digits:
     def references(self, part: Part, class_name: str) -> list[Reference]:
         return [i for i, label in enumerate(self.labels) if label == int(class_name)]
 
-    def read(self, reference: Reference) -> Image.Image:
+    def read(self, reference: Reference, reading: Reading = AS_STORED) -> Image.Image:
         return Image.fromarray(self.images[int(reference)]).convert("RGB")
 
 

@@ -14,6 +14,7 @@ from edgevit.data.sources import Part, Reference
 from edgevit.errors import DataError
 from edgevit.folder.class_names import class_name as composed
 from edgevit.folder.pictures import read_picture
+from edgevit.folder.reading import AS_STORED, Reading
 
 NAMES: dict[Part, tuple[str, ...]] = {  # that the folders of parts go by
     "train": ("train",),
@@ -167,8 +168,9 @@ class Images:
     def references(self, part: Part, class_name: str) -> list[Reference]:
         return self._files(self.root, class_name)
 
-    def read(self, reference: Reference) -> Image.Image:
-        return read_picture(str(reference), "remove or replace it, or leave such files out with --skip-bad-images")
+    def read(self, reference: Reference, reading: Reading = AS_STORED) -> Image.Image:
+        hint = "remove or replace it, or leave such files out with --skip-bad-images"
+        return read_picture(str(reference), hint, reading)
 
 
 class Folder(Images):

@@ -16,6 +16,7 @@ from PIL import Image
 
 from edgevit.data.sources import Part, Reference
 from edgevit.errors import DataError
+from edgevit.folder.reading import AS_STORED, Reading
 
 NAME = re.compile(r"(?P<before>.*?)(?P<what>images|labels)[-.]idx[13]-ubyte(\.gz)?")
 PARTS: dict[str, Part] = {"train": "train", "t10k": "test", "test": "test"}
@@ -116,7 +117,7 @@ class Idx:
         first = self.first_test if part == "test" else 0
         return [first + int(i) for i in np.flatnonzero(self.labels[part] == int(class_name))]
 
-    def read(self, reference: Reference) -> Image.Image:
+    def read(self, reference: Reference, reading: Reading = AS_STORED) -> Image.Image:
         at = int(reference)
         test = at >= self.first_test
         images = self.images["test" if test else "train"]

@@ -1,0 +1,129 @@
+"""Look at every image file before the work starts: which cannot be read, and what their owner may not know of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from edgevit.data.sources import Reference
+from edgevit.errors import DataError
+from edgevit.folder.pictures import (
+    DEEP_WHITE,
+    UNREADABLE,
+    eight_bit,
+    highest_value,
+    open_picture,
+    orientation,
+    why_unreadable,
+)
+from edgevit.folder.reading import Reading
+from edgevit.progress import Progress
+
+FEW = 3  # files that are named in one line
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What is seen of one image file."""
+
+    fault: str | None = None  # why it cannot be read
+    turned: bool = False  # whether EXIF says that it is stored turned
+    highest: int | None = None  # the highest value of a picture of 16 bits; None: it is of another kind
+
+
+def examine(path: str, reading: Reading) -> FileFacts:
+    """Decode an image at the smallest scale that its format allows, and say whether it would be read, and how."""
+    try:
+        with open_picture(path) as image:
+            image.draft("RGB", (16, 16))  # JPEG only: an eighth of the work, and still every byte is read
+            image.load()
+            eight_bit(image, reading.value_range)
+            return FileFacts(turned=orientation(image) != 1, highest=highest_value(image))
+    except UNREADABLE as error:
+        return FileFacts(why_unreadable(error))
+
+
+def find_unreadable(references: list[Reference], skip: bool, progress: Progress, reading: Reading) -> set[Reference]:
+    """The images that cannot be read; found before the work starts, not hours into it. Warns of odd ones.
+
+    Raises:
+        DataError: one cannot, and bad images are not to be skipped.
+    """
+    bad: set[Reference] = set()
+    turned, highest = 0, list[int]()
+    with (
+        progress.stage("check images", len(references), "image") as stage,
+        warnings.catch_warnings(),
+        ThreadPoolExecutor(4) as pool,
+    ):
+        warnings.simplefilter("ignore")  # as where pictures are read; not in `examine`, for filters are of all threads
+        paths = map(str, references)
+        for i, (reference, seen) in enumerate(
+            zip(references, pool.map(lambda path: examine(path, reading), paths), strict=True)
+        ):
+            if seen.fault is not None:
+                bad.add(reference)
+            if bad and not skip:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise DataError(
+                    f"cannot read {reference}: {seen.fault}; "
+                    f"remove or replace it, or leave such files out with --skip-bad-images"
+                )
+            turned += seen.turned
+            highest += [] if seen.highest is None else [seen.highest]
+            stage.update(i + 1)
+    _warn_of_odd_files(len(references), turned, highest, reading, progress)
+    return bad
+
+
+def _warn_of_odd_files(images: int, turned: int, highest: Sequence[int], reading: Reading, progress: Progress) -> None:
+    if turned:
+        what = f"{turned} of {images} images {'is' if turned == 1 else 'are'} stored turned, as EXIF says"
+        if reading.exif == "apply":
+            progress.note(f"{what}, and put upright")
+        else:
+            progress.warn(
+                f"{what}, and read as stored, as timm and torchvision read them; if the base was trained with upright "
+                "images, give --exif apply"
+            )
+    if highest and reading.value_range is None and 0 < max(highest) <= DEEP_WHITE // 4:
+        white = 2 ** max(highest).bit_length() - 1
+        progress.warn(
+            f"{len(highest)} of {images} images have 16 bits and no value above {max(highest)} of {DEEP_WHITE}, so "
+            f"that they are nearly black; if {white} is white, give --value-range {white}"
+        )
+
+
+def image_sha256(path: str) -> bytes:
+    """Hash of a file's bytes; each file is read once, as long as its size, time and inode stay.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    status = os.stat(path)
+    return _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@lru_cache(maxsize=2**21)
+def _sha256(path: str, size: int, changed_ns: int, inode: int) -> bytes:
+    return hashlib.sha256(Path(path).read_bytes()).digest()
+
+
+def copies(files: Sequence[Reference], others: Sequence[Reference]) -> list[Reference]:
+    """Those of `files` that are among `others`, byte for byte. Of `others`, only files of such a size are read."""
+    sizes = {os.stat(str(file)).st_size for file in files}
+    hashes = {image_sha256(str(other)) for other in others if _size(str(other)) in sizes}
+    return [file for file in files if hashes and image_sha256(str(file)) in hashes]
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # a link to nothing, of a part that is not read
+        return -1
