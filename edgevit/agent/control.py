@@ -213,7 +213,7 @@ def _guarded(root: str, folder: Path, lock: int) -> Iterator[Guardian]:
         ours.shutdown(socket.SHUT_RD)
         process = subprocess.Popen(
             own_command(guard, os.path.abspath(root), str(folder.absolute())),
-            stdin=its,
+            stdin=its.fileno(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # not ours: sshd waits for whoever has it
             pass_fds=(lock,),

@@ -29,6 +29,7 @@ INPUTS = ("float32", "float16")
 # network, the kernels' forms of them, the engine. Estimated, never measured on a board; meant to err on the safe side.
 BUILD_BYTES = 1 << 30
 BUILD_PER_FILE_BYTE = 5
+LEAST_SHARE = 0.5  # of that estimate; with less free, memory and swap together, a build is refused
 WORKSPACE_SHARE = 0.5  # of what is left after that
 LEAST_WORKSPACE_BYTES = 256 << 20  # with less, TensorRT skips fast kernels of a ViT, or finds none
 
@@ -40,7 +41,17 @@ FREE_MEMORY = (
 # How TensorRT tells that memory is short. With too little for a kernel's workspace the error is that there is no kernel
 # ("Could not find any implementation for node"), and only a warning before it says why ("Skipping tactic 28 due to
 # insufficient memory on requested size of 2833252352").
-SHORT_OF_MEMORY = re.compile(r"insufficient (?:workspace|memory)|out ?of ?memory|enough free memory", re.IGNORECASE)
+SHORT_OF_MEMORY = re.compile(
+    r"insufficient (?:workspace|memory)|memory is insufficient|out ?of ?memory|enough free memory", re.IGNORECASE
+)
+SKIPPED = re.compile(r"Skipping tactic .*insufficient memory on requested size of (\d{1,15})")
+
+# A library of another release than the one that looks for it, as of two TensorRTs on one board.
+LACKS_LIBRARY = re.compile(r"Unable to load library:? (libnvinfer\w*\.so\.(\d+(?:\.\d+)*))")
+REINSTALL = (
+    "see `dpkg -l | grep nvinfer` and LD_LIBRARY_PATH for a second one, and install all parts of one release: "
+    "`sudo apt install --reinstall tensorrt python3-libnvinfer`"
+)
 
 # Layers that compute nothing, as the parser makes them of weights, reshapes, transpositions and splits: they get the
 # precision of the layers around them. Held to one of their own, TensorRT may have no implementation of them.
@@ -166,15 +177,16 @@ def _workspace(root: str, onnx: str, wanted: int | None, warnings: list[str]) ->
     # needs beside its workspace is mostly copies of the weights that the CPU holds: with swap it may well succeed.
     swap = read_bytes(root, "proc/meminfo", "SwapFree") or 0
     free = f"{available / 1e9:.1f} GB are free" + (f" and {swap / 1e9:.1f} GB of swap" if swap else "")
-    if available + swap < needed:
-        raise RunnerError(f"the build needs about {needed / 1e9:.1f} GB and {free}; {FREE_MEMORY}")
+    if available + swap < LEAST_SHARE * needed:
+        raise RunnerError(f"the build needs about {needed / 1e9:.1f} GB, by an estimate, and {free}; {FREE_MEMORY}")
     left = max(0, available - needed)
     workspace = int(WORKSPACE_SHARE * left) if wanted is None else min(wanted, left)
     least = LEAST_WORKSPACE_BYTES if wanted is None else min(wanted, LEAST_WORKSPACE_BYTES)
     if workspace < least:
         warnings.append(
-            f"the build needs about {needed / 1e9:.1f} GB beside its workspace and {free}: TensorRT tries kernels with "
-            f"{least / 1e6:.0f} MB, which may leave out the fastest; {FREE_MEMORY}, and build again with --rebuild"
+            f"by an estimate the build needs {needed / 1e9:.1f} GB beside its workspace, and {free}: TensorRT tries "
+            f"kernels with {least / 1e6:.0f} MB, which may leave out the fastest; {FREE_MEMORY}, and build again with "
+            "--rebuild"
         )
     return max(workspace, least)
 
@@ -188,7 +200,7 @@ def build_plan(
         NoEngine: TensorRT takes the file and the settings, and finds no engine.
         RunnerError: it refuses them, or lacks memory.
     """
-    builder = trt.Builder(log)
+    builder = _open_builder(trt, log)
     network = _parse(trt, log, builder, settings.onnx)
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
@@ -207,14 +219,51 @@ def build_plan(
     report("build", 0.0)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        said = (*log.errors, *log.warnings)
-        if short := next((line for line in said if SHORT_OF_MEMORY.search(line)), None):
-            hint = f"{FREE_MEMORY}; a --workspace that was given may be too small"
-            raise RunnerError(f"TensorRT {trt.__version__} cannot build an engine: {short}; {hint}")
+        _check_libraries(trt, log)
+        _check_memory(trt, log)
         raise NoEngine(f"cannot be built: TensorRT {trt.__version__} says {first_error(log)}")
     if cache:
         cache.save(config, log.warnings)
     return plan
+
+
+def _open_builder(trt: Any, log: Any) -> Any:
+    try:
+        return trt.Builder(log)
+    except TypeError as error:  # as pybind11 has it where the library returned nothing
+        _check_libraries(trt, log)
+        raise RunnerError(f"TensorRT {trt.__version__} has no builder here: {first_error(log)}; {REINSTALL}") from error
+
+
+def _check_libraries(trt: Any, log: Any) -> None:
+    """Raises: RunnerError: a library of TensorRT could not be loaded."""
+    lacking = next((found for line in (*log.errors, *log.warnings) if (found := LACKS_LIBRARY.search(line))), None)
+    if lacking is None:
+        return
+    library, release = lacking.groups()
+    python = str(trt.__version__)
+    if python.split(".")[:2] == release.split(".")[:2]:
+        raise RunnerError(f"TensorRT {python} lacks {library}; {REINSTALL}")
+    raise RunnerError(
+        f"two TensorRTs are mixed on this board: Python's is {python}, its library is {release} and lacks {library}; "
+        f"{REINSTALL}"
+    )
+
+
+def _check_memory(trt: Any, log: Any) -> None:
+    """Raises: RunnerError: the builder was short of memory."""
+    said = (*log.errors, *log.warnings)
+    short = next((line for line in said if SHORT_OF_MEMORY.search(line)), None)
+    if short is None:
+        return
+    sizes = [int(found.group(1)) for line in said if (found := SKIPPED.search(line))]
+    if sizes:
+        short = (
+            f"{len(sizes)} kernels were skipped for want of memory, the smallest needs {min(sizes) / 1e6:.0f} MB "
+            f"({first_error(log)})"
+        )
+    hint = f"{FREE_MEMORY}; a --workspace that was given may be too small"
+    raise RunnerError(f"TensorRT {trt.__version__} cannot build an engine: {short}; {hint}")
 
 
 def _parse(trt: Any, log: Any, builder: Any, onnx: str) -> Any:

@@ -107,7 +107,10 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
     request = imported(request, progress)
     report, folder, here = current_export(request, progress=progress), request.model, fingerprint(facts)
     if large := [name for name in report.files if name.endswith(".onnx.data")]:
-        raise EngineError(f"{large[0]} lies beside its ONNX file, which ends at 2 GB; such a model has no engine yet")
+        raise EngineError(
+            f"{large[0]} holds weights of {large[0].removesuffix('.data')}, as an ONNX file ends at 2 GB; an engine is "
+            "built from one file: make a smaller model, such as by `edgevit derive` at a higher --rate"
+        )
     key = _key(report, here, request)
     target = ModelFolder(folder).export.engine(here, key)
     if not request.engine.rebuild and (stored := stored_engine(target, key)):

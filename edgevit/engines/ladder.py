@@ -9,10 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
 from edgevit.errors import EngineError
 from edgevit.export.precision import kept_in_fp32
+
+# The search for single blocks takes no more builds than fit into this time, by that of the build before it; but some.
+SEARCH_S = 3600.0
+LEAST_PROBES = 4
 
 
 def _spans(numbers: Sequence[int]) -> str:
@@ -136,10 +141,13 @@ class _Attempts(Generic[J]):
     def __init__(self, attempt: Callable[[PrecisionRung], J]) -> None:
         self.attempt = attempt
         self.done: dict[PrecisionRung, J] = {}
+        self.seconds = 0.0  # that the last attempt took
 
     def passes(self, rung: PrecisionRung) -> bool:
         if rung not in self.done:
+            began = monotonic()
             self.done[rung] = self.attempt(rung)
+            self.seconds = monotonic() - began
         return self.done[rung].failure is None
 
     def ended(self, rung: PrecisionRung) -> Descent[J]:
@@ -181,7 +189,9 @@ def descend(
         if attempts.passes(first):
             return attempts.ended(first)
         others = [i for i in range(blocks) if i not in least.blocks]
-        failed(first, "single blocks in fp32" if others else "fp32")
+        probes = min(most_probes, max(LEAST_PROBES, int(SEARCH_S / max(attempts.seconds, 1e-3))))
+        each = f"up to {probes} builds of about {attempts.seconds / 60:.0f} min" if attempts.seconds >= 60 else ""
+        failed(first, f"single blocks in fp32{each and f', {each}'}" if others else "fp32")
 
         def with_blocks(chosen: Sequence[int]) -> PrecisionRung:
             return PrecisionRung("fp16", norms=norms, blocks=tuple(sorted({*least.blocks, *chosen})))
@@ -192,7 +202,7 @@ def descend(
             note(f"{rung} is right" if right else f"{rung} {attempts.done[rung].failure}")
             return right
 
-        if needed := smallest_set(others, passes, most_probes):
+        if needed := smallest_set(others, passes, probes):
             return attempts.ended(with_blocks(needed))
         if others:
             note(f"not even {with_blocks(others)} is right; trying fp32")

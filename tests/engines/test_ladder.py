@@ -118,6 +118,22 @@ def test_then_the_blocks_that_need_it(culprits: set[int]) -> None:
     assert all(engine.failure for _, engine in descent.tried)
 
 
+@pytest.mark.parametrize(("minutes", "probes"), [(5, 12), (30, 4), (1, 16)])
+def test_the_search_for_blocks_is_bounded_by_its_time_which_is_said_beforehand(
+    minutes: int, probes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [0.0]
+    monkeypatch.setattr("edgevit.engines.ladder.monotonic", lambda: seconds[0])
+
+    def right(rung: PrecisionRung) -> bool:
+        seconds[0] += 60 * minutes
+        return {3, 7, 11, 19} <= set(rung.blocks)
+
+    descent, notes = climb(right, blocks=24)
+    assert f"trying single blocks in fp32, up to {probes} builds of about {minutes} min" in notes[1]
+    assert len(notes) - 2 == probes and right(descent.rung)
+
+
 def test_then_fp32_and_it_is_all_that_is_tried_of_a_model_without_fp16() -> None:
     descent, notes = climb(lambda rung: rung.precision == "fp32")
     assert descent.rung == PrecisionRung("fp32") and notes[-1].startswith(

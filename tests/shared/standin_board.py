@@ -20,7 +20,7 @@ from edgevit.agent import engine
 from edgevit.agent.cuda import open_cuda
 
 ORIN = {"device": "Orin", "sms": 8, "capability": "8.7", "runtime": "12.6"}  # as the stand-in for CUDA says
-RELEASES = ("8.5.2", "8.6.1", "10.3.0", "10.16", "11.1")
+RELEASES = ("8.5.2", "8.6.1", "10.3.0", "10.7.0", "10.16", "11.1", "11.4")
 STRONG = RELEASES[2:]  # take types from the file
 MODULES = ("tensorrt", "pycuda", "pycuda.driver", "edgevit.agent.cuda.pycuda")
 CLASSES = 5

@@ -48,7 +48,9 @@ if __version__ not in _API["releases"]:
     raise ImportError(f"the stand-in plays {', '.join(_API['releases'])}, and not {__version__}")
 _COLUMN = _API["releases"].index(__version__)
 _MAJOR = int(__version__.split(".")[0])
-_SERIAL = {"8.5.2": 232, "8.6.1": 236, "10.3.0": 239, "10.16": 243, "11.1": 250}[__version__]  # invented, but 8's
+_SERIAL = {"8.5.2": 232, "8.6.1": 236, "10.3.0": 239, "10.7.0": 241, "10.16": 243, "11.1": 250, "11.4": 253}[
+    __version__
+]  # invented, but 8's
 _MAGIC = b"STAND-IN ENGINE\n"
 
 
@@ -415,6 +417,13 @@ class IBuilderConfig:
 class Builder:
     def __init__(self, logger: Any) -> None:
         self._logger = _told(logger)
+        for fault in _faults():
+            if fault.startswith("lacks-library:"):
+                library = f"libnvinfer_builder_resource.so.{fault.partition(':')[2]}"
+                why = f"{library}: cannot open shared object file: No such file or directory"
+                reason = f"Error Code 6: API Usage Error (Unable to load library: {library}: {why})"
+                self._logger.log(ILogger.ERROR, f"createInferBuilder: {reason}")
+                raise TypeError("pybind11::init(): factory function returned nullptr")
 
     def create_network(self, flags: int = 0) -> Any:
         bits = {name: bool(flags >> int(flag) & 1) for name, flag in NetworkDefinitionCreationFlag.__members__.items()}
