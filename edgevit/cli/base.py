@@ -17,8 +17,8 @@ def main(
 ) -> None:
     """Write an unpruned base as a model folder, to export, measure and compare like a derived one.
 
-    No image is read: --data only gives the names of the outputs. A base without a classifier gets a linear head, which
-    is fitted to the images of --data.
+    --data gives the names of the outputs, and images on which the base is checked as by edgevit derive. A base without
+    a classifier gets a linear head, which is fitted to these images.
     """
     from dataclasses import asdict
 
@@ -36,6 +36,8 @@ def main(
     if not spec.classes:
         named = ", whose names are not known (--base-classes FILE gives them)"
     images = f" --data {shlex.quote(str(request.data))}" if request.data else ""
+    if images and request.skip_bad_images:
+        images += " --skip-bad-images"
     out = request.out
     console.show(
         f"wrote {out}: {spec.timm_name}, {outputs} of {spec.base.outputs} outputs{named}; "

@@ -40,7 +40,7 @@ def main(
 
     derivations = _carried_out(request, console)
     for derivation in derivations:
-        _show(console, derivation)
+        show_derived(console, derivation)
     if len(derivations) > 1:
         console.show(met_table({one.folder: one.record for one in derivations}))
     _next(console, context, request, derivations)
@@ -61,12 +61,15 @@ def _carried_out(request: MeetRequest, console: Console) -> list[Derivation]:
     return [derivation] if derivation.is_main else []
 
 
-def _show(console: Console, derivation: Derivation) -> None:
+def show_derived(console: Console, derivation: Derivation) -> None:
+    """The blocks of a model, what it is worth, and where it lies."""
     from edgevit.cli.tables import blocks_table, outcome
     from edgevit.folder.derivation import DERIVATION_KIND
 
     spec, record, out = derivation.model.spec, derivation.record, derivation.folder
     console.show(blocks_table(derivation.model, record))
+    if spec.embedding_text is not None:
+        console.show(spec.embedding_text)
     for shown in outcome(spec, record):
         console.show(shown)
     unit = {"ms": "ms", "mj": "mJ"}.get(record.budget.quantity)
@@ -80,7 +83,11 @@ def _next(console: Console, context: typer.Context, request: MeetRequest, deriva
     """Name the commands that go on from here."""
     if not derivations:
         return
+    from edgevit.data.neighbours import hint_in
+
     out = derivations[-1].folder
+    if (hint := hint_in(derivations[-1].record)) is not None:
+        console.warn(hint)
     console.show(arguments.page_line(arguments.among(out)))
     command = "bench" if derivations[-1].record.met else "export"
     console.show(f"Next: {shlex.join(['edgevit', command, str(out)])}")

@@ -79,6 +79,7 @@ def show_model(console: Console, folder: Path) -> None:
     check_model_folder(folder)  # before torch is imported
 
     from edgevit.cli.tables import blocks_table
+    from edgevit.data.neighbours import hint_in
     from edgevit.errors import CheckpointError
     from edgevit.folder.derivation import DERIVATION_KIND
     from edgevit.folder.model import MEND
@@ -87,7 +88,6 @@ def show_model(console: Console, folder: Path) -> None:
 
     with importing():
         from edgevit.models.checkpoint import load
-    from edgevit.models.families import load_family
 
     model, files = load(folder), ModelFolder(folder)
     record, spec = files.derivation(), model.spec
@@ -99,9 +99,8 @@ def show_model(console: Console, folder: Path) -> None:
     console.show(blocks_table(model, record))
     classes = f"{len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}"
     console.show(f"{spec.timm_name}, {classes if spec.classes else f'{spec.base.outputs} outputs'}")
-    embed = load_family(spec.family).geometry(model.network).embed
-    if spec.base.embed not in (None, embed):
-        console.show(f"the embedding has {embed} channels of the base's {spec.base.embed}")
+    if spec.embedding_text is not None:
+        console.show(spec.embedding_text)
     fusable, attentions = (sum(getattr(b, what) for b in spec.blocks) for what in ("fusable", "has_attention"))
     console.show(
         f"TensorRT can fuse the attention of {fusable} of {attentions} blocks; the base's weights have sha256 "
@@ -114,6 +113,8 @@ def show_model(console: Console, folder: Path) -> None:
     made = record or supernet
     if made is not None and made.fitted_head is not None:
         console.show(f"the base had no classifier, and was given {made.fitted_head.told()}")
+    if made is not None and (hint := hint_in(made)) is not None:
+        console.warn(hint)
 
 
 def show_supernet(console: Console, supernet: SupernetRecord, folder: Path) -> None:

@@ -26,10 +26,13 @@ def main(
     if not made.is_main:
         return  # of several processes one speaks
     from edgevit.cli.show import curve_table
+    from edgevit.data.neighbours import hint_in
 
     console.show(curve_table(made.record))
     out, middle = request.out, made.curve[-1].rate / 2
     derive = f"edgevit derive --method skd --supernet {shlex.quote(str(out))} --rate {middle:.2g} --out DIR"
+    if (hint := hint_in(made.record)) is not None:
+        console.warn(hint)
     console.show(f"wrote {out}. Next: {derive}")
     from edgevit.folder.supernet import SUPERNET_KIND
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ import typer
 from edgevit.cli import arguments
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+from edgevit.errors import EdgeVitError
 from edgevit.imports import importing
 
 if TYPE_CHECKING:
@@ -75,6 +77,20 @@ def show_sweep(console: Console, folder: Path, found: Sweep) -> None:
     named = "fine-tuned base" if reference is found.finetuned else "base"
     reaches = f"whose interval reaches the {named}'s top-1, {reference.top1:.1%}: what it loses may be chance"
     console.show(f"{chosen.folder} is the smallest {reaches}" if chosen else f"There is no model {reaches}")
+    if (hint := accepted_hint(folder, found)) is not None:
+        console.warn(hint)
+
+
+def accepted_hint(folder: Path, found: Sweep) -> str | None:
+    """The hint at other preprocessing of the base, as the first model that can be read has it."""
+    from edgevit.data.neighbours import hint_in
+    from edgevit.folder.model_folder import ModelFolder
+
+    for point in found.derived:
+        with suppress(EdgeVitError):
+            if (record := ModelFolder(folder / point.folder).derivation()) is not None:
+                return hint_in(record)
+    return None
 
 
 def sweep_table(folder: Path, found: Sweep) -> Table:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgevit.data.classes import folders_are_imagenet
-from edgevit.data.shares import wilson
+from edgevit.data.neighbours import near_chance
 from edgevit.data.task import Task
 from edgevit.folder.derivation import AssumptionsRecord, BaseCheckRecord
 
@@ -33,7 +33,6 @@ SETTINGS: dict[SettingsFrom, str] = {
 SHOWN = ("crop_pct", "interpolation", "mean", "std")  # of the preprocessing, and what an option can give
 CHECK = "check the order of its outputs (--base-classes) and its preprocessing (--mean, --std, --crop-pct)"
 NAMED = 5  # classes in a line
-ODDS = 1.25  # a base is near chance if its odds of being right may be this many times those of chance, or less
 
 
 @dataclass(frozen=True)
@@ -151,13 +150,3 @@ class Sureness:
             f"{self.outputs} outputs and on {self.restricted / self.images:.1%} among the {self.classes} classes, "
             f"where chance is {1 / self.outputs:.1%} and {1 / self.classes:.1%}"
         )
-
-
-def near_chance(right: int, images: int, choices: int) -> bool:
-    """Whether the 95 % interval of the accuracy reaches down to chance, or hardly more.
-
-    Of few images it does even for a good model, which is let pass where it is right on more than half of what chance
-    leaves.
-    """
-    limit = ODDS / (ODDS + choices - 1)
-    return wilson(right, images)[0] <= limit and right / images < (1 + 1 / choices) / 2

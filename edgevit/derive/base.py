@@ -9,10 +9,13 @@ from typing import Any
 
 from edgevit.data.assumptions import order_line
 from edgevit.data.classes import base_list, base_order, folders_are_imagenet, imagenet_names, listed, resolve
+from edgevit.data.neighbours import preprocessing_hint
 from edgevit.data.sources import open_source
-from edgevit.derive.cache import Cache, derivations_folder
+from edgevit.data.task import parts_of
+from edgevit.derive.base_check import ask, judge_base
 from edgevit.derive.card import base_card
-from edgevit.derive.head import open_task_for, with_fitted_head
+from edgevit.derive.head import open_task_for
+from edgevit.derive.opening import Opened, open_for
 from edgevit.derive.request import BaseRequest
 from edgevit.errors import DataError
 from edgevit.folder.derivation import FittedHead
@@ -20,10 +23,9 @@ from edgevit.folder.model import ClassLabel
 from edgevit.models.checkpoint import Headless, Model, derived_spec, open_network, save
 from edgevit.models.classifier import with_classes
 from edgevit.models.families import load_family
-from edgevit.progress import Progress, Silent
+from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.request import as_request, takes_options
 from edgevit.train.compute import close_compute
-from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
 
@@ -32,8 +34,9 @@ def base(name: str | Path | BaseRequest | None = None, *, progress: Progress | N
     """Write a base as the model folder `out`: all its outputs, or with `classes` those alone, as a derived model's.
 
     The names of outputs are those of `base_classes`, of a model folder that is given for `name`, or, where `data` has
-    a class for every output, of the data; with `classes`, also ImageNet's. No image is read, but for a base without a
-    classifier: a linear head is fitted to the images of the classes, as `edgevit.derive` does.
+    a class for every output, of the data; with `classes`, also ImageNet's. On images of `data` it is seen that the base
+    knows its classes and is right on no more of them with other preprocessing, as `edgevit.derive` does; to a base
+    without a classifier a linear head is fitted.
 
     Args:
         name: a timm name, a model folder, or a whole request.
@@ -51,18 +54,61 @@ def run(request: BaseRequest, progress: Progress | None = None) -> Model:
     request.check()
     progress = progress or Silent()
     found = open_network(request.name, **request.opening(), progress=progress)
+    head: FittedHead | None = None
+    hint: str | None = None
     if isinstance(found, Headless):
-        model, head = _with_head(found, request, progress)
-        told = head.told()
+        model, head, hint = _with_head(found, request, progress)
     else:
-        model, told = _as_asked(found, request, progress), None
+        model = _as_asked(found, request, progress)
+        if request.data is not None and not request.checked:
+            hint = _checked(found, model.spec.class_names, request, progress)
     loader = load_family(model.spec.family).plain_loader(model.network)
-    save(model, request.out, overwrite=request.overwrite, card=base_card(request.out.name, model.spec, loader, told))
+    card = base_card(request.out.name, model.spec, loader, None if head is None else head.told(), hint)
+    save(model, request.out, overwrite=request.overwrite, card=card)
     return model
 
 
-def _with_head(base: Headless, request: BaseRequest, progress: Progress) -> tuple[Model, FittedHead]:
-    """A base without a head with one for the classes of the data.
+def _judged(opened: Opened, request: BaseRequest, progress: Progress) -> str | None:
+    """The accepted hint at other preprocessing; None: there is none, or a derivation has checked the base.
+
+    Raises:
+        DataError: the base is near chance, or does better with other preprocessing, and that is not accepted.
+    """
+    if request.checked:
+        return None
+    task = opened.task
+    answers = ask(opened.base.network, task, opened.passes, opened.cache, opened.identity())
+    assert opened.assumed is not None, "there are images"
+    check = judge_base(
+        answers, answers.sureness(task), task, progress, request, order_assumed=opened.assumed.order_assumed
+    )
+    return preprocessing_hint(check, len(task.classes))
+
+
+def _checked(found: Model, names: Sequence[str], request: BaseRequest, progress: Progress) -> str | None:
+    """The accepted hint at other preprocessing, from images of the classes that both the data and the base have."""
+    assert request.data is not None
+    source = open_source(request.data)
+    if not names and folders_are_imagenet(source.class_names, found.spec.outputs):
+        names = source.class_names
+    names = [name for name in names if name in source.class_names]
+    try:
+        for name in names:
+            parts_of(source, name, request.validation_fraction, request.training.seed)
+    except DataError as error:
+        progress.warn(f"the base is not checked on images: {error}")
+        return None
+    if len(names) < 2:
+        return None
+    request = replace(request, classes=names)
+    opened = open_for(found, request, "subset", open_task_for(found, request, progress), OnlyOnce(progress))
+    hint = _judged(opened, request, progress)
+    close_compute()
+    return hint
+
+
+def _with_head(base: Headless, request: BaseRequest, progress: Progress) -> tuple[Model, FittedHead, str | None]:
+    """A base without a head with one for the classes of the data, and the accepted hint at other preprocessing.
 
     Raises:
         DataError: there is no data, or too little.
@@ -72,8 +118,8 @@ def _with_head(base: Headless, request: BaseRequest, progress: Progress) -> tupl
             f"{base.timm_name} has no classifier; give --data, images of the classes that a head is to be fitted to"
         )
     task = open_task_for(base, request, progress)
-    cache = Cache(derivations_folder() if request.cache is True else request.cache or None, progress)
-    model, head = with_fitted_head(base, task, open_passes(request.training, progress), cache)
+    opened = open_for(base, request, "subset", task, progress)
+    model, head, hint = opened.base, opened.fitted, _judged(opened, request, progress)
     close_compute()
     assert head is not None
     if request.training.seed != Training().seed and "test" not in task.test.source.parts:
@@ -81,8 +127,7 @@ def _with_head(base: Headless, request: BaseRequest, progress: Progress) -> tupl
             f"the head was fitted to images as --seed {request.training.seed} splits them, which {request.out} does "
             "not say: give that to edgevit evaluate and edgevit derive, too, or they hold out images that it has seen"
         )
-    labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
-    return Model(model.network.cpu(), replace(model.spec, classes=labels)), head
+    return Model(model.network.cpu(), replace(model.spec, classes=opened.labels)), head, hint
 
 
 def _as_asked(opened: Model, request: BaseRequest, progress: Progress) -> Model:

@@ -1,7 +1,7 @@
 """Does the base know its classes? Judged on validation images, as it is read and under neighbouring preprocessing.
 
 A base whose outputs are in another order than was assumed, or that was trained with other preprocessing, still gives
-answers, and whatever is derived from it is only as good as they are.
+answers, and whatever is derived from it is only as good as they are. So either stops the work, unless it is accepted.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from edgevit.data.assumptions import CHECK, Sureness, shown
 from edgevit.data.decoded import Decoded
-from edgevit.data.shares import better_by_chance
+from edgevit.data.neighbours import preprocessing_hint
 from edgevit.data.task import Split, Task
 from edgevit.derive.cache import Cache
+from edgevit.derive.request import BaseRequest, Request
 from edgevit.errors import DataError
 from edgevit.folder.derivation import BaseCheckRecord, NeighbourRecord
 from edgevit.progress import Progress
@@ -28,10 +29,9 @@ from edgevit.train.products import multiplies_bf16
 
 IMAGES = 300  # of the validation part at most: a difference of 4 points in one direction shows
 NORMALISATIONS = ((IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), ((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3))
-SIGNIFICANT = 0.05  # of all neighbours together
 LEAST_IMAGES = 5  # of a class, to say which output answers for it
 AGREEING = 3  # or so many, if one output answers all of them
-OPTION = "--accept-weak-base"
+ACCEPT_WEAK, ACCEPT_PREPROCESSING = "--accept-weak-base", "--accept-preprocessing"
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,12 @@ def neighbours(preprocessing: Mapping[str, Any]) -> list[Neighbour]:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the base answers to validation images as it is read, and which neighbours do better."""
+    """What the base answers to validation images as it is read, and how it does under each neighbour."""
 
     split: Split
     full: tuple[int, ...]  # for each image, the output that is largest
     restricted: tuple[int, ...]  # the position of the largest among the target classes
     neighbours: tuple[Neighbour, ...]
-
-    @property
-    def better(self) -> list[Neighbour]:
-        """Those that are better by more than chance, best first."""
-        level = SIGNIFICANT / len(self.neighbours)
-        found = [n for n in self.neighbours if better_by_chance(n.gained, n.lost) < level]
-        return sorted(found, key=lambda n: n.lost - n.gained)
 
     @property
     def right(self) -> int:
@@ -81,13 +74,6 @@ class Answers:
         full = sum(a == columns[label] for a, label in zip(self.full, self.split.labels, strict=True))
         outputs = task.arguments["base_outputs"]
         return Sureness("validation", len(self.split), full, self.right, outputs, len(columns))
-
-    def told(self, neighbour: Neighbour) -> str:
-        images, other = len(self.split), self.right + neighbour.gained - neighbour.lost
-        return (
-            f"with {neighbour.option} the base is right on {other / images:.1%} of {images} validation images, and on "
-            f"{self.right / images:.1%} as it is read now: give that option if it was trained so"
-        )
 
     def exchanged(self, task: Task, *, order_assumed: bool, near_chance: bool) -> list[str]:
         """Say, in one sentence or none, which classes another output than their own answers for.
@@ -197,30 +183,30 @@ def _answers(base: nn.Module, split: Split, columns: Sequence[int], passes: Pass
     return torch.cat(found, 1)
 
 
-def refuse_weak_base(
-    answers: Answers,
-    sureness: Sureness,
-    task: Task,
-    progress: Progress,
-    *,
+def judge_base(
+    answers: Answers, sureness: Sureness, task: Task, progress: Progress, request: Request | BaseRequest, *,
     order_assumed: bool,
-    accept_weak_base: bool,
-) -> None:
-    """Stop where the base is near chance, unless that is accepted; say what other order or preprocessing would give.
+) -> BaseCheckRecord:  # fmt: skip
+    """Stop where the base is near chance, or does better with other preprocessing, unless `request` accepts that.
 
     Raises:
-        DataError: it is near chance.
+        DataError: either, with the option to give.
     """
     near = sureness.near_chance
-    otherwise = [answers.told(n) for n in answers.better]
+    record = answers.record(near_chance=near)
+    hint = preprocessing_hint(record, len(task.classes))
     exchanged = answers.exchanged(task, order_assumed=order_assumed, near_chance=near)
-    if not near:
-        for hint in otherwise:
-            progress.warn(hint)
-        for hint in exchanged:
-            progress.warn(f"{hint}; check the order of the base's outputs, and give it with --base-classes FILE")
-        return
-    told = "; ".join([f"the base is {sureness.told()}", *otherwise, *exchanged, CHECK])
-    if not accept_weak_base:
-        raise DataError(f"{told}, or go on all the same with {OPTION}")
-    progress.warn(told)
+    doubts = [hint] if hint else []
+    if near:
+        doubts = [f"the base is {sureness.told()}", *doubts, *exchanged, CHECK]
+    due = {
+        ACCEPT_WEAK: near and not request.accept_weak_base,
+        ACCEPT_PREPROCESSING: hint is not None and not request.accept_preprocessing,
+    }
+    if refused := [option for option, is_due in due.items() if is_due]:
+        raise DataError(f"{'; '.join(doubts)}, or go on as it is with {' '.join(refused)}")
+    if doubts:
+        progress.warn("; ".join(doubts))
+    for order in () if near else exchanged:
+        progress.warn(f"{order}; check the order of the base's outputs, and give it with --base-classes FILE")
+    return record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgevit.data.neighbours import hint_in
 from edgevit.data.shares import share_text
 from edgevit.derive.allocate.budget import readable
 from edgevit.folder.derivation import AccuracyRecord, DerivationRecord, RejectedRecord
@@ -151,18 +152,19 @@ def model_card(name: str, spec: ModelSpec, record: DerivationRecord, loader: str
     if spec.rejection is not None and measured is not None and measured.rejection is not None:
         other = _other(spec.rejection, measured.rejection["test"])
     methods = ", then ".join(f"`{name}`" for name in record.methods)
+    embedding = "" if spec.embedding_text is None else f"\n{spec.embedding_text.capitalize()}."
     order = "in this order" if spec.head == "subset" else "among all outputs of the base"
     return f"""# {name}
 
 {spec.timm_name}, {100 * spec.rate:.1f} % of its multiply-accumulates removed with {methods} for
-{len(spec.classes)} classes ({order}): {_classes(spec)}.
+{len(spec.classes)} classes ({order}): {_classes(spec)}.{embedding}
 
 | | {f"top-1 on {measured.images} test images" if measured else "top-1"} | MACs | parameters |
 |---|---|---|---|
 {table}
 
 {_input(spec)} `derivation.json` says how it was made: {record.training_told()}.
-{other}
+{_doubt(hint_in(record))}{other}
 ## Classify an image
 
 In this folder, each of these prints the class of `photo.jpg`, 8 bits deep, and the probability of every class.
@@ -182,8 +184,13 @@ logits = model(model.transform(Image.open("photo.jpg").convert("RGB"))[None])
 """
 
 
-def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None = None) -> str:
-    """Of a base that nothing was removed from but, perhaps, outputs; `head` says how its head was fitted, if it was."""
+def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None = None, hint: str | None = None) -> str:
+    """Of a base that nothing was removed from but, perhaps, outputs.
+
+    Args:
+        head: how its head was fitted, if it was.
+        hint: at other preprocessing with which the base does better.
+    """
     outputs = len(spec.classes) if spec.head == "subset" else spec.base.outputs
     told = f"all {outputs} outputs" if outputs == spec.base.outputs else f"{outputs} of its {spec.base.outputs} outputs"
     known = f": {_classes(spec)}" if spec.classes else ", whose names are not known"
@@ -193,7 +200,7 @@ def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None =
 {spec.timm_name} with {told}{known}. Nothing else was removed:
 {readable(spec.macs)} multiply-accumulates, {readable(spec.params)} parameters.
 {fitted}
-{_input(spec)}
+{_input(spec)}{_doubt(hint)}
 
 ## Classify an image
 
@@ -202,6 +209,11 @@ def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None =
 
 def _classes(spec: ModelSpec) -> str:
     return ", ".join(spec.class_names[:50]) + (", ..." if len(spec.classes) > 50 else "")
+
+
+def _doubt(hint: str | None) -> str:
+    """A paragraph on preprocessing that was accepted, or nothing."""
+    return "" if hint is None else f"\n**Warning:** {hint}.\n"
 
 
 def _input(spec: ModelSpec) -> str:

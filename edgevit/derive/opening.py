@@ -20,7 +20,7 @@ from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.cache import Cache, derivations_folder
 from edgevit.derive.head import with_fitted_head
 from edgevit.derive.problem import Problem, Stopwatch
-from edgevit.derive.request import DeriveRequest, SupernetRequest
+from edgevit.derive.request import BaseRequest, DeriveRequest, SupernetRequest
 from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError, UnknownNameError
 from edgevit.folder.derivation import FittedHead
 from edgevit.folder.model import ClassLabel, ModelSpec
@@ -70,10 +70,10 @@ class Opened:
         """What is to be derived from it; `folder` is for what must outlive an interruption."""
         return Problem(
             self.network, self.task, self.columns, budget, policy, training, base_training, self.passes, folder,
-            folder / "base", History(folder / HISTORY), Stopwatch(), self.cache, self._identity(),
+            folder / "base", History(folder / HISTORY), Stopwatch(), self.cache, self.identity(),
         )  # fmt: skip
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What the network's outputs for an image depend on, for keys of the cache: to the last bit, hence batches."""
         spec, network = self.base.spec, self.base.network
         return {
@@ -87,7 +87,11 @@ class Opened:
 
 
 def open_for(
-    found: Model | Headless, request: DeriveRequest | SupernetRequest, head: str, task: Task, progress: Progress
+    found: Model | Headless,
+    request: DeriveRequest | SupernetRequest | BaseRequest,
+    head: str,
+    task: Task,
+    progress: Progress,
 ) -> Opened:
     """Give the base its classifier, fitted to the task's images where it has none, and say what is assumed of it.
 
@@ -139,10 +143,10 @@ def _seen_before(base: str | Path, task: Task) -> str | None:
     )
 
 
-def _cache(request: DeriveRequest | SupernetRequest, task: Task, passes: Passes) -> Cache:
+def _cache(request: DeriveRequest | SupernetRequest | BaseRequest, task: Task, passes: Passes) -> Cache:
     """What derivations share. Several processes would have to agree on what is there: they work everything out."""
     alone = passes.compute.accelerator.num_processes == 1 and task.has_images
-    keeping = request.cache if alone and isinstance(request, DeriveRequest) else False
+    keeping = request.cache if alone and not isinstance(request, SupernetRequest) else False
     names = task.class_names
     more = f", ... ({len(names)} classes)" if len(names) > 4 else ""
     weights = "" if request.checkpoint is None else f", {Path(request.checkpoint).name}"

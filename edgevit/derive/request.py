@@ -55,6 +55,15 @@ DeriveFrom = Annotated[
         TRAINING,
     ),
 ]
+AcceptWeakBase = Annotated[
+    bool, Option("Go on although the base is hardly better than chance on its own classes.", DATA)
+]
+AcceptPreprocessing = Annotated[
+    bool,
+    Option(
+        "Go on with the preprocessing as it is although the base does better with another, which the error names.", DATA
+    ),
+]
 RESUME = "Go on with an interrupted {}, from its last saved step."
 
 
@@ -106,12 +115,20 @@ class BaseRequest(BaseOptions):
         ),
     ] = None
     base_classes: BaseClasses = None
-    # Of a head that is fitted, where the base has none: how images are split and read.
+    # How images are split and read, for the check of the base and for a head that is fitted.
     validation_fraction: ValidationFraction = 0.1
     skip_bad_images: SkipBadImages = False
+    accept_weak_base: AcceptWeakBase = False
+    accept_preprocessing: AcceptPreprocessing = False
     training: Annotated[Training, Nested(only=("device", "workers", "seed"))] = field(default_factory=Training)
     cache: Cache = True
     overwrite: Annotated[bool, OVERWRITE] = False
+    checked: bool = False  # a derivation with these options has checked the base
+
+    @property
+    def base(self) -> str | Path:
+        """The base, by its name in other requests."""
+        return self.name
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.base` for what is raised."""
@@ -127,10 +144,10 @@ class BaseRequest(BaseOptions):
 # gives; and those that change nothing of the model. Every other field must be the same.
 RESOLVED = {
     "base", "data", "out", "classes", "base_classes", "validation_fraction", "skip_bad_images", "accept_weak_base",
-    "checkpoint", "pretrained", "model_args", "preprocessing", "shape", "ffn_multiple", "embed_multiple",
-    "training", "options", "method", "supernet", "head", "rate", "macs", "params", "ms", "mj", "fps", "cost_table",
-    "finetune_base", "derive_from", "base_steps", "finetune_epochs", "unlabelled", "reject", "cache", "first",
-    "resume", "overwrite", "job", "at_least", "at_least_embed",
+    "accept_preprocessing", "checkpoint", "pretrained", "model_args", "preprocessing", "shape", "ffn_multiple",
+    "embed_multiple", "training", "options", "method", "supernet", "head", "rate", "macs", "params", "ms", "mj", "fps",
+    "cost_table", "finetune_base", "derive_from", "base_steps", "finetune_epochs", "unlabelled", "reject", "cache",
+    "first", "resume", "overwrite", "job", "at_least", "at_least_embed",
 }  # fmt: skip
 
 
@@ -145,9 +162,8 @@ class Request(BaseOptions):
     base_classes: BaseClasses = None
     validation_fraction: ValidationFraction = 0.1
     skip_bad_images: SkipBadImages = False
-    accept_weak_base: Annotated[
-        bool, Option("Go on although the base is hardly better than chance on its own classes.", DATA)
-    ] = False
+    accept_weak_base: AcceptWeakBase = False
+    accept_preprocessing: AcceptPreprocessing = False
     shape: Annotated[
         str,
         Option(

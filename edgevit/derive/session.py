@@ -22,7 +22,7 @@ from edgevit.derive.abilities import refuse_silent, refuse_untaught
 from edgevit.derive.allocate.budget import Budget, make_budget
 from edgevit.derive.allocate.cost_table import load_cost_table
 from edgevit.derive.allocate.policy import Policy, make_policy
-from edgevit.derive.base_check import ask, refuse_weak_base
+from edgevit.derive.base_check import ask, judge_base
 from edgevit.derive.card import model_card
 from edgevit.derive.estimate import estimate
 from edgevit.derive.head import open_task_for
@@ -202,7 +202,7 @@ def _check_base(baselines: Baselines, wanted: _Wanted, problem: Problem) -> Base
     """See that the base knows its classes before hours of work, and what other preprocessing would give.
 
     Raises:
-        DataError: it is near chance, and that is not accepted.
+        DataError: it is near chance, or does better with other preprocessing, and that is not accepted.
     """
     task, network = problem.task, wanted.opened.base.network
     images = len(task.test)
@@ -211,11 +211,9 @@ def _check_base(baselines: Baselines, wanted: _Wanted, problem: Problem) -> Base
     with problem.stopwatch.stage("check"):
         answers = ask(network, task, problem.passes, problem.cache, problem.identity)
     assert wanted.opened.assumed is not None, "there are images"
-    refuse_weak_base(
-        answers, seen, task, problem.progress,
-        order_assumed=wanted.opened.assumed.order_assumed, accept_weak_base=wanted.request.accept_weak_base,
-    )  # fmt: skip
-    return answers.record(near_chance=seen.near_chance)
+    return judge_base(
+        answers, seen, task, problem.progress, wanted.request, order_assumed=wanted.opened.assumed.order_assumed
+    )
 
 
 def _judge(network: nn.Module, baselines: Baselines, wanted: _Wanted, problem: Problem) -> _Judged:

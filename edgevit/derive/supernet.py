@@ -20,10 +20,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from edgevit.data.neighbours import hint_in
 from edgevit.derive.abilities import lost_site
 from edgevit.derive.allocate.budget import make_budget, readable
 from edgevit.derive.allocate.policy import Policy, make_policy
-from edgevit.derive.base_check import ask, refuse_weak_base
+from edgevit.derive.base_check import ask, judge_base
 from edgevit.derive.embedding import ladder, narrowest, why_it_stays
 from edgevit.derive.head import open_task_for
 from edgevit.derive.methods.skd.dropout import RATES, Dropout, rival_of
@@ -38,7 +39,7 @@ from edgevit.derive.reach import Asked, Cuts, check_reachable
 from edgevit.derive.request import SupernetRequest
 from edgevit.derive.session import shape_record, versions
 from edgevit.errors import OptionError, UnsupportedModelError
-from edgevit.folder.derivation import TrainingRecord
+from edgevit.folder.derivation import BaseCheckRecord, TrainingRecord
 from edgevit.folder.model import ModelSpec
 from edgevit.folder.supernet import SettingsRecord, SlicePoint, SupernetRecord, Unit
 from edgevit.models.anatomy import check_all_pass
@@ -118,7 +119,7 @@ class _Wanted:
         }
         return dict(json.loads(json.dumps(asked)))  # as it will be read back
 
-    def record(self, problem: Problem, **found: Any) -> SupernetRecord:
+    def record(self, problem: Problem, checked: BaseCheckRecord, **found: Any) -> SupernetRecord:
         """What supernet.json says: what was asked, and `found` by its name there."""
         settings, assumed = self.settings(), self.opened.assumed
         shape, training = shape_record(self.policy), settings.pop("training")
@@ -126,7 +127,7 @@ class _Wanted:
         return SupernetRecord(
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             base=self.opened.base_name,
-            assumptions=None if assumed is None else assumed.record(),
+            assumptions=None if assumed is None else assumed.record(checked),
             settings=SettingsRecord(
                 shape, TrainingRecord(training.pop("seed"), training.pop("steps"), training), settings
             ),
@@ -196,14 +197,14 @@ def _carry_out(wanted: _Wanted, problem: Problem) -> None:
     opened = wanted.opened
     torch.manual_seed(problem.training.seed)
     with resumable(problem.folder, is_main=problem.compute.is_main):
-        _check_base(wanted, problem)
+        checked = _check_base(wanted, problem)
         torch.manual_seed(problem.training.seed)
         network, order = _train(wanted, problem)
         spec = derived_spec(opened.base.spec, network, opened.head, opened.labels)
         curve = _curve(wanted, problem, order, network, spec)
         with problem.stopwatch.stage("evaluation"):
             base_top1 = _top1(opened.base.network, problem, problem.task.base_columns)
-    record = wanted.record(problem, base_top1=base_top1, order=tuple(order), curve=tuple(curve))
+    record = wanted.record(problem, checked, base_top1=base_top1, order=tuple(order), curve=tuple(curve))
     card, model = _card(wanted.request.out.name, spec, record), Model(network.cpu().eval(), spec)
     write_model(model, wanted.request, problem, card=card, supernet=record, history=problem.history.lines)
 
@@ -213,14 +214,18 @@ def _top1(network: nn.Module, problem: Problem, columns: Sequence[int]) -> float
     return accuracy_of(network, problem.task.validation, columns, problem.task.class_names, problem.passes).top1
 
 
-def _check_base(wanted: _Wanted, problem: Problem) -> None:
-    """Raise DataError if the base is near chance on the validation part, and that is not accepted."""
+def _check_base(wanted: _Wanted, problem: Problem) -> BaseCheckRecord:
+    """See that the base knows its classes, by the validation part.
+
+    Raises:
+        DataError: it is near chance, or does better with other preprocessing, and that is not accepted.
+    """
     with problem.stopwatch.stage("check"):
         answers = ask(wanted.opened.base.network, problem.task, problem.passes, problem.cache, problem.identity)
     assert wanted.opened.assumed is not None, "there are images"
-    refuse_weak_base(
-        answers, answers.sureness(problem.task), problem.task, problem.progress,
-        order_assumed=wanted.opened.assumed.order_assumed, accept_weak_base=wanted.request.accept_weak_base,
+    return judge_base(
+        answers, answers.sureness(problem.task), problem.task, problem.progress, wanted.request,
+        order_assumed=wanted.opened.assumed.order_assumed,
     )  # fmt: skip
 
 
@@ -270,7 +275,7 @@ def _curve(
 
 
 def _card(name: str, spec: ModelSpec, record: SupernetRecord) -> str:
-    curve = record.curve
+    curve, hint = record.curve, "" if (text := hint_in(record)) is None else f"; {text}"
     cells = [(f"{100 * p.rate:.1f} %", readable(p.macs), readable(p.params), f"{100 * p.top1:.2f} %") for p in curve]
     rows = "\n".join(f"| {' | '.join(row)} |" for row in cells)
     return f"""# {name}
@@ -286,6 +291,6 @@ edgevit derive --method skd --supernet {shlex.quote(name)} --rate {curve[-1].rat
 |---|---|---|---|
 {rows}
 
-The base has {100 * record.base_top1:.2f} % on the same images. `supernet.json` says how the network was made; it is
-a model folder, too.
+The base has {100 * record.base_top1:.2f} % on the same images{hint}.
+`supernet.json` says how the network was made; it is a model folder, too.
 """

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgevit.data.assumptions import CHECK, assumptions, near_chance, order_line
+from edgevit.data.assumptions import CHECK, assumptions, order_line
 from edgevit.data.loading import workers_for
+from edgevit.data.neighbours import near_chance
 from edgevit.errors import DataError, OutputError
 from edgevit.export.fusion import compiler_installed, count_fused, fusion_remark
 from edgevit.export.gates import check_accuracy, check_graph, check_parity

@@ -181,6 +181,14 @@ class ModelSpec:
         return None if now is None or whole is None or now == whole else (now, whole)
 
     @property
+    def embedding_text(self) -> str | None:
+        """How narrow its embedding is; None: as wide as its base's."""
+        if self.narrowed is None:
+            return None
+        now, whole = self.narrowed
+        return f"the embedding has {now} channels of the base's {whole}"
+
+    @property
     def rate(self) -> float:
         """Share of the base's MACs that is gone."""
         return 1 - self.macs / self.base.macs

@@ -119,7 +119,7 @@ class BudgetBench:
         shared = ("data", "training", "validation_fraction", "skip_bad_images", "cache")
         given: dict[str, Any] = {**asked.opening(), **{name: getattr(asked, name) for name in shared}}
         given |= {"base_classes": asked.base_classes, "classes": ModelFolder(model).spec().class_names}
-        given |= {"overwrite": self.base.is_dir()}
+        given |= {"overwrite": self.base.is_dir(), "checked": True}
         write_base(BaseRequest(name=base, out=self.base, **given), self.progress)
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgevit.agent.records import Run
+from edgevit.data.neighbours import hint_in
 from edgevit.data.shares import wilson
 from edgevit.errors import RunsError
 from edgevit.folder.derivation import AccuracyRecord, DerivationRecord
@@ -51,6 +52,7 @@ class Entry(EntryRecord):
     verdicts: tuple[Verdict, ...] = field(default=(), repr=False)  # of these gates on the runs; none without runs
     in_turns: bool = False  # whether its ratio is of rounds that the base was in, too
     is_cut: bool = False  # of a fine-tuned base: whether models were cut from it
+    hint: str | None = None  # at preprocessing with which its base does better than as it was read
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -424,6 +426,7 @@ def _of_model(
         params=document.params if document is not None else None,
         embed=document.embed if document is not None else None,
         file_bytes=_bytes(model, place),
+        hint=None if made is None else hint_in(made),
         **_accuracy(model, None),  # type: ignore[arg-type]
     )
     by_file: dict[str, list[Run]] = {}

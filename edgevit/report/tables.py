@@ -246,6 +246,9 @@ def _told(entry: Entry) -> str:
 def notes(panel: Panel) -> list[str]:
     """What to know before believing a panel."""
     told = []
+    for hint in dict.fromkeys(entry.hint for entry in panel.models if entry.hint is not None):
+        models = [entry.title for entry in panel.models if entry.hint == hint]
+        told.append(f"The base of {_some(models)} was perhaps not read as it was trained: {hint}.")
     data = panel.task.data if panel.task is not None else None
     if data is not None and (count := data.copies.get("test")):
         told.append(

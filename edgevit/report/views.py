@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgevit.data.neighbours import hint_in
 from edgevit.data.shares import share_text
 from edgevit.derive.allocate.budget import readable
 from edgevit.folder.derivation import AccuracyRecord, MetRecord
@@ -132,6 +133,7 @@ def model_view(model: FoundModel, name: str, found: Found, panels: Sequence[Pane
         "name": model.name,
         "where": str(model.folder.path),
         "told": _told(model),
+        "hint": None if model.derivation is None else hint_in(model.derivation),
         "drawn": drawn,
         "blocks": _block_table(drawn["blocks"]),
         "classes": _class_rows(model),

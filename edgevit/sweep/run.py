@@ -83,7 +83,7 @@ class _Work:
         if not (self.out / BASE).is_dir():
             asked = self.request
             shared = ("data", "training", "validation_fraction", "skip_bad_images", "cache")
-            given = {**asked.opening(), **{name: getattr(asked, name) for name in shared}}
+            given = {**asked.opening(), **{name: getattr(asked, name) for name in shared}, "checked": True}
             write_base(BaseRequest(name=asked.base, out=self.out / BASE, classes=classes, **given), self.progress)
 
     def point(self, folder: str, rate: float | None) -> SweepPoint:

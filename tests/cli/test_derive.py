@@ -15,8 +15,12 @@ from forks import Program
 from safetensors.torch import load_file
 from seals import reseal
 from small_base import TYPED
+from small_models import write_narrower
 
+from edgevit.cli.console import Console
+from edgevit.cli.derive import show_derived
 from edgevit.derive.card import model_card
+from edgevit.derive.session import Derivation
 from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.checkpoint import load, tensors_sha256
@@ -99,6 +103,14 @@ def test_show_and_the_card_say_when_training_did_not_help(derived: Any, edgevit_
     assert kept is not None and told in model_card("kept", spec, kept, None)
     better = replace(kept, facts=replace(kept.facts, kept_step=3))
     assert "made: 6 steps, best after 3." in model_card("kept", spec, better, None)
+
+
+def test_derive_and_the_card_show_that_the_embedding_is_narrower(derived: Any, tmp_path: Path, capsys: Any) -> None:
+    narrow, record = load(write_narrower(tmp_path / "n", 48)), ModelFolder(derived[0]).derivation()
+    assert record is not None
+    show_derived(Console(), Derivation(tmp_path / "n", narrow, record))
+    assert "\nthe embedding has 48 channels of the base's 64\n" in capsys.readouterr().out
+    assert "\nThe embedding has 48 channels of the base's 64.\n" in model_card("n", narrow.spec, record, None)
 
 
 def test_json_is_all_there_is_on_stdout_and_the_model_can_be_a_base(

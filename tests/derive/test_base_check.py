@@ -1,4 +1,4 @@
-"""A base that does not know its classes stops the work; of one that were better read otherwise a person is told."""
+"""A base that does not know its classes stops the work, and so does one that does better with other preprocessing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from safetensors.torch import load_file, save_file
 from small_base import ARGS, NAME
 
 import edgevit
-from edgevit.data.assumptions import Sureness
+from edgevit.data.neighbours import hint_in
 from edgevit.data.task import open_task
 from edgevit.derive.base_check import Answers, in_rings, neighbours
 from edgevit.errors import DataError
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.progress import Silent
+from edgevit.sweep.record import Sweep, SweepPoint, write_sweep
 from edgevit.train.settings import Training
 
 DIGITS = [str(i) for i in range(10)]
@@ -46,6 +48,11 @@ def derive(checkpoint: Path, out: Path, progress: Told | None = None, **options:
     return edgevit.derive(
         NAME, checkpoint=checkpoint, model_args=ARGS, out=out, progress=progress, **{**given, **options}
     )
+
+
+def write_base(checkpoint: Path, out: Path, progress: Told | None = None, **options: Any) -> Any:
+    given: dict[str, Any] = {"model_args": ARGS, "training": Training(device="cpu"), **options}
+    return edgevit.base(NAME, checkpoint=checkpoint, out=out, progress=progress, **given)
 
 
 # -- a base that does not know its classes -----------------------------------------------------------------------------
@@ -150,27 +157,6 @@ def test_a_base_without_numbers_is_said_to_be_so(digits_checkpoint: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("full", "restricted", "images", "outputs", "classes", "near"),
-    [
-        (0, 850, 3000, 10, 3, True),  # names in reverse
-        (2340, 2680, 3000, 10, 3, False),
-        (300, 1000, 3000, 10, 3, True),
-        (2, 900, 1000, 1000, 10, True),  # neighbours of the right outputs: shifted by one
-        (40, 600, 1000, 1000, 10, False),  # odd photographs, but it knows them
-        (700, 52, 100, 1000, 2, True),  # it cannot tell these two apart
-        (3, 4, 6, 2, 2, True),
-        (5, 5, 6, 2, 2, False),  # few images, most of them right
-        (1, 1, 1, 10, 2, False),
-    ],
-)
-def test_near_chance_is_decided_by_its_interval(
-    full: int, restricted: int, images: int, outputs: int, classes: int, near: bool
-) -> None:
-    full = min(full, restricted)
-    assert Sureness("test", images, full, restricted, outputs, classes).near_chance is near
-
-
-@pytest.mark.parametrize(
     ("seen", "assumed", "told"),
     [
         ({3: [5] * 3, 5: [8] * 4, 8: [3] * 3}, False, True),
@@ -233,27 +219,66 @@ def uncropped(framed: Path, tmp_path_factory: pytest.TempPathFactory, small_vit:
     return file
 
 
-def test_a_base_that_is_read_with_a_crop_it_was_not_trained_with_is_told_of(
+HINT = "with --crop-pct 1 the base is right on "
+
+
+def test_a_base_that_is_read_with_a_crop_it_was_not_trained_with_stops_the_work(
     framed: Path, uncropped: Path, tmp_path: Path
 ) -> None:
-    told = Told()
     asked = {"data": framed, "classes": None, "validation_fraction": 0.3}
-    cropped = derive(uncropped, tmp_path / "cropped", told, **asked)
+    for write in (derive, write_base):
+        with pytest.raises(DataError) as refusal:
+            write(uncropped, tmp_path / "m", **asked)
+        said = str(refusal.value)
+        assert said.startswith(HINT) and "give that option if it was trained so" in said and "\n" not in said
+        assert said.endswith("or go on as it is with --accept-preprocessing")
+        assert "--accept-weak-base" not in said and list(tmp_path.iterdir()) == []
+
+    accept = {"accept_preprocessing": True}
+    cropped = derive(uncropped, tmp_path / "cropped", told := Told(), **asked, **accept)
     (warning,) = [warning for warning in told.warnings if "--crop-pct" in warning]
-    assert "with --crop-pct 1 the base is right on " in warning and "give that option if it was trained so" in warning
     tried = cropped.record.assumptions.base_check.neighbours
     assert [n.option for n in tried] == [
         "--crop-pct 1", "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225", "--mean 0 --std 1",
     ]  # fmt: skip
     assert tried[0].gained > tried[0].lost + 10
+    assert warning == hint_in(cropped.record) and warning.startswith(HINT)
+    write_base(uncropped, tmp_path / "base", **asked, **accept)
+    for folder in ("cropped", "base"):
+        assert f"**Warning:** {warning}." in (tmp_path / folder / "README.md").read_text()
 
-    told = Told()
-    whole = derive(uncropped, tmp_path / "whole", told, **asked, preprocessing={"crop_pct": 1.0})
+    told, asked = Told(), {**asked, "preprocessing": {"crop_pct": 1.0}}
+    whole = derive(uncropped, tmp_path / "whole", told, **asked)
+    write_base(uncropped, tmp_path / "whole base", told, **asked)
     assert not [warning for warning in told.warnings if "--crop-pct" in warning]
+    assert hint_in(whole.record) is None
+    assert "**Warning:**" not in (tmp_path / "whole" / "README.md").read_text()
     better, worse = (made.record.accuracy.base_restricted.top1 for made in (whole, cropped))
     assert better > worse + 0.1
     assert whole.record.assumptions.preprocessing_from["crop_pct"] == "option"
     assert cropped.record.assumptions.preprocessing_from["crop_pct"] == "timm"
+
+
+def test_what_was_accepted_is_repeated_last_and_wherever_the_model_is_shown(
+    framed: Path, uncropped: Path, tmp_path: Path, edgevit_main: Any
+) -> None:
+    base = [NAME, "--checkpoint", uncropped, *(w for k, v in ARGS.items() for w in ("--model-arg", f"{k}={v}"))]
+    method = ["--rate", "0.4", "--method", "nuwa", "--set", "nuwa.purification=none", "--device", "cpu"]
+    data, out = ["--data", framed, "--validation-fraction", "0.3", "--mean", "0.5"], tmp_path / "m"
+    ran = edgevit_main("derive", *base, *data, *method, "--accept-preprocessing", "--out", out)
+    assert ran.code == 0, ran.err
+    warning = f"warning: {hint_in(ModelFolder(out).derivation())}"
+    assert warning.startswith(f"warning: {HINT}") and ran.err.splitlines()[-1] == warning
+    next_ = next(line for line in ran.out.splitlines() if "edgevit base" in line)
+    assert "--accept-preprocessing" in next_ and "--mean 0.5" in next_
+    counts = {"right": 1, "images": 2, "macs": 3, "params": 4}
+    points = (SweepPoint(folder="base", rate=None, **counts), SweepPoint(folder="m", rate=0.4, **counts))
+    write_sweep(tmp_path, Sweep({}, "test", "now", {"edgevit": "0"}, points))
+    for shown in (out, tmp_path):
+        assert edgevit_main("show", shown).err.splitlines()[-1] == warning
+    for form, times in (("md", 1), ("html", 2)):  # of the panel; and of the model
+        text = edgevit.report(out, output=tmp_path / f"page.{form}").text
+        assert text.count(f"not read as it was trained: {HINT}") == times
 
 
 def test_the_check_is_kept_for_the_next_derivation(
@@ -261,20 +286,13 @@ def test_the_check_is_kept_for_the_next_derivation(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fresh cache"))
     first, second = Told(), Told()
-    asked = {"data": framed, "classes": None, "validation_fraction": 0.3}
+    asked = {"data": framed, "classes": None, "validation_fraction": 0.3, "accept_preprocessing": True}
     derive(uncropped, tmp_path / "first", first, **asked)
-    derive(uncropped, tmp_path / "second", second, **asked, rate=0.5)
+    write_base(uncropped, tmp_path / "second", second, **asked)
     reused = "reusing answers from the cache"
     assert reused not in first.notes and reused in second.notes
     assert first.warnings == second.warnings
-
-
-def test_the_time_that_is_told_is_said_to_be_that_of_one_derivation(
-    framed: Path, uncropped: Path, tmp_path: Path
-) -> None:
-    told = Told()  # a search for a latency derives in each of its rounds
-    derive(uncropped, tmp_path / "m", told, data=framed, classes=None, validation_fraction=0.3)
-    assert [note for note in told.notes if note.startswith("this derivation takes about ")]
+    assert [note for note in first.notes if note.startswith("this derivation takes about ")]  # a search derives often
 
 
 def test_neighbours_differ_from_what_is_assumed_by_one_thing() -> None:
