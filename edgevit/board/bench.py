@@ -17,6 +17,7 @@ from typing import Any
 
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
+from edgevit.board.answers import reading, wrong_answer
 from edgevit.board.connection import THIS_MACHINE, Board, open_board
 from edgevit.board.facts import BoardFacts, examine
 from edgevit.board.images import find_images, preprocessing_of
@@ -29,6 +30,7 @@ from edgevit.errors import AgentError, UnfitBoardError
 from edgevit.folder.writing import file_sha256
 from edgevit.progress import Progress, Silent
 from edgevit.request import as_request, takes_options
+from edgevit.text import printable, shortened
 from edgevit.version import written_by
 
 ON_A_BOARD_S = 10.0  # of window and of idle power: the rails' sensors average over 0.43 s
@@ -274,14 +276,12 @@ def _bench(
 ) -> Bench:
     profiled = list(chain.from_iterable(shapes)) if how.layers else []
     name = f"bench {', '.join(file.label for file in found)} on {board.host}"
-    profiles: list[LayerProfile] = []
 
     def keep(done: Turns) -> None:
         for run in done.runs:
             on_run(run)
-        for request, told in zip(profiled, done.profiles):  # noqa: B905 (one that failed ended the rest)
-            profiles.append(profile_of(request, told, done.runs))
-            on_profile(profiles[-1])
+        for profile in done.profiles:
+            on_profile(profile)
 
     done = take_turns(board, how, turns, setting, name, progress, keep, profiled=profiled)
     if failed := done.failed:
@@ -290,7 +290,7 @@ def _bench(
         raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
     checks = _cross_check(board, chain.from_iterable(shapes), how, progress)
     work = {file.label: file.work for file in found if file.work}
-    return Bench(done.runs, setting, done.changed, checks, work, _ceiling(setting, done.changed), tuple(profiles))
+    return Bench(done.runs, setting, done.changed, checks, work, _ceiling(setting, done.changed), done.profiles)
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ class Turns:
     runs: tuple[Run, ...]
     changed: dict[str, Any]  # the power mode and whether the clocks were locked, as they were for the runs
     failed: dict[str, Any] | None  # labels, batch, message and traceback of the one that failed, which ended the rest
-    profiles: tuple[dict[str, Any], ...]  # where the time goes, of those that were asked for
+    profiles: tuple[LayerProfile, ...]  # where the time goes, of those that were asked for
 
 
 def take_turns(
@@ -323,7 +323,7 @@ def take_turns(
 
     Raises:
         UnfitBoardError: it is not, and was not kept: another job's were read.
-        BoardError: the board was lost, or the job failed there.
+        BoardError: the board was lost, the job failed there, or the runs are not those that were asked for.
     """
     args = {
         "requests": [[asdict(request) for request in alike] for alike in turns],
@@ -333,23 +333,73 @@ def take_turns(
         "lock_clocks": how.lock_clocks,
     }
 
-    def kept(result: dict[str, Any]) -> Turns:
-        runs = tuple(replace(Run.from_dict(run), edgevit=written_by()) for run in result["runs"])
-        if result["alone"]:
-            why = result["alone"]
-            progress.note(f"models are measured one after the other on {board.host}, and not alternately: {why}")
-        done = Turns(runs, result["changed"], result["failed"], tuple(result["profiles"]))
-        if not (as_stated and _other_state(runs, how, setting)):
+    def kept(result: tuple[Turns, str | None]) -> Turns:
+        done, alone = result
+        if alone:
+            progress.note(f"models are measured one after the other on {board.host}, and not alternately: {alone}")
+        if not (as_stated and _other_state(done.runs, how, setting)):
             keep(done)
         return done
 
-    turns_made: Turns = board.run_job("bench", args, name=name, progress=progress, keep=kept)
+    def read(result: dict[str, Any]) -> tuple[Turns, str | None]:
+        with reading(board.host, "bench"):
+            return _turns_of(result, turns, profiled, board.host), result["alone"]
+
+    turns_made: Turns = board.run_job("bench", args, name=name, progress=progress, read=read, keep=kept)
     if as_stated and (told := _other_state(turns_made.runs, how, setting)):
         raise UnfitBoardError(
             f"{board.host} ran with {told} when it was looked at, as if another job had set it for itself; these runs "
             "are not kept: try again"
         )
     return turns_made
+
+
+def _turns_of(
+    result: dict[str, Any],
+    turns: Sequence[Sequence[MeasurementRequest]],
+    profiled: Sequence[MeasurementRequest],
+    host: str,
+) -> Turns:
+    """Read the result of a bench, and compare it with what was asked for.
+
+    Raises:
+        AgentError: there are other runs, or fewer, or more.
+        RecordError, RunsError: there is one that is none.
+    """
+    runs = [Run.from_dict(run) for run in result["runs"]]
+    failed, profiles = result["failed"], result["profiles"]
+    requests = list(chain.from_iterable(turns))
+    for number, (run, request) in enumerate(zip(runs, requests), 1):  # noqa: B905 (the counts are compared below)
+        for name, value in _identity(request).items():
+            if (seen := getattr(run, name)) != value:
+                what = f"run {number} has {name} {seen!r}, and {value!r} was asked for"
+                raise wrong_answer(host, "bench", shortened(what, 200))
+    count, expected = len(runs) + len(profiles), len(requests) + len(profiled)
+    if count > expected or (count < expected and not failed) or (profiles and len(runs) != len(requests)):
+        raise wrong_answer(host, "bench", f"{count} runs and profiles came, and {expected} were asked for")
+    if failed:
+        remaining = [*turns, *([request] for request in profiled)]
+        while remaining and (count := count - len(remaining[0])) >= 0:
+            del remaining[0]
+        labels = [printable(request.label) for request in remaining[0]] if remaining else []
+        if failed["labels"] != labels or failed["batch"] != remaining[0][0].batch:
+            raise wrong_answer(host, "bench", "what failed is not what was the next to be measured")
+        failed = {**failed, "labels": [request.label for request in remaining[0]]}
+    made = tuple(
+        replace(run, label=request.label, model=Path(request.model).name, edgevit=written_by())
+        for run, request in zip(runs, requests)  # noqa: B905 (one that failed ended the rest)
+    )
+    layers = (profile_of(request, profile, made) for request, profile in zip(profiled, profiles))  # noqa: B905
+    return Turns(made, result["changed"], failed, tuple(layers))
+
+
+def _identity(request: MeasurementRequest) -> dict[str, Any]:
+    """The fields of a run that its request decides, as the agent's answer has them."""
+    return {
+        "label": printable(request.label),
+        "model": printable(Path(request.model).name),
+        **{name: getattr(request, name) for name in ("model_sha256", "precision", "runner", "batch", "round")},
+    }
 
 
 def _other_state(runs: Sequence[Run], how: Conditions, setting: Setting) -> str | None:

@@ -25,6 +25,7 @@ from typing import Any
 
 import edgevit.agent
 from edgevit.agent.__main__ import MARK
+from edgevit.board.answers import read_answer
 from edgevit.errors import AgentError, BoardError, ConnectionLostError, UnfitBoardError, UnreachableError
 from edgevit.text import printable, printable_values
 
@@ -171,7 +172,7 @@ class Agent:
         """Run one method of the agent and return its result.
 
         Raises:
-            AgentError: the method failed, or the agent died.
+            AgentError: the method failed, its answer is of another type, or the agent died.
             ConnectionLostError: the way to the agent broke, or it was silent for too long.
         """
         self.idle = False
@@ -192,7 +193,7 @@ class Agent:
         self.idle = True
         if "error" in reply:
             raise AgentError(reply["error"]["message"], remote_traceback=reply["error"]["traceback"])
-        return reply["result"]
+        return read_answer(self.host, method, reply["result"])
 
     def _start(self, content: bytes, deadline: float) -> dict[str, Any]:
         """Read past what a login shell prints until the agent says hello; send the agent if it is asked for."""
@@ -218,10 +219,11 @@ class Agent:
         raise self._failure_to_start(stored, printable(noise.decode(errors="replace")))
 
     def _parse_hello(self, said: bytes) -> dict[str, Any]:
-        hello = _from_json(said)
-        if not (isinstance(hello, dict) and isinstance(hello.get("cache"), str)):
-            raise UnreachableError(f"cannot start the agent: {self._not_the_protocol(said)}")
-        return hello
+        hello: dict[str, Any] = _from_json(said)
+        try:
+            return dict(read_answer(self.host, "hello", hello))
+        except AgentError as error:
+            raise UnreachableError(f"cannot start the agent: {self._not_the_protocol(said)}") from error
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         reply: dict[str, Any] = _from_json(line)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgevit.agent.__main__ import MARK, user
+from edgevit.board.answers import Outcome, read_answer
 from edgevit.board.client import LOCAL, Agent, Explain, in_sh, is_full, pack_agent, said_by
 from edgevit.board.ssh import Ssh
 from edgevit.errors import (
@@ -39,6 +40,7 @@ PAUSES_S = (0.5, 8.0)  # between two tries, at first and at most
 STEADY_S = 10.0  # that a connection has to last to count as one that came back
 CHUNK = 1 << 18
 MIB = 1 << 20
+MOST_FIGURE = 1e300  # that is shown beside a bar
 
 T = TypeVar("T")
 
@@ -153,17 +155,19 @@ class Board:
         *,
         name: str,
         progress: Progress,
+        read: Callable[[Any], Any] = lambda result: result,
         keep: Callable[[Any], Any] = lambda result: result,
     ) -> Any:
-        """Have a method run as a job and return what `keep` makes of its result.
+        """Have a method run as a job and return what `keep` makes of what `read` makes of its result.
 
         A job of the same method and arguments that is running or has finished is picked up instead. It outlives the
-        connection, this process and Ctrl-C; its result is forgotten there when `keep` has returned. So who cannot have
-        it again, as of measurements, writes it down in there: if that fails, or this process is killed meanwhile, the
-        next call collects it once more. `name` is what is shown beside its progress.
+        connection, this process and Ctrl-C; its result is forgotten there when `keep` has returned. So `keep` writes
+        down what cannot be had again, as measurements: if that fails, or this process is killed meanwhile, the next
+        call collects the result once more. A result for which `read` raises AgentError is of no use and is forgotten.
+        `name` is what is shown beside the job's progress.
 
         Raises:
-            AgentError: the job failed or died; the next call starts it anew.
+            AgentError: the job failed or died, or its result is wrong; the next call starts it anew.
             ConnectionLostError: the connection broke and did not come back; the next call collects.
             Interrupted: Ctrl-C; the job goes on, but on this machine it is cancelled.
         """
@@ -176,15 +180,28 @@ class Board:
                 if not show.started:
                     raise
                 raise self._interrupted(job, method, show.owner) from stop
-        kept = keep(outcome["result"]) if "result" in outcome else None
+        try:
+            result = read(self._result(method, outcome))
+        except AgentError:
+            self._forget(job)
+            raise
+        kept = keep(result)
+        self._forget(job)
+        return kept
+
+    def _result(self, method: str, outcome: Any) -> Any:
+        """Return the result of a job that has ended.
+
+        Raises: AgentError (it failed, or the result is not one of `method`).
+        """
+        read_answer(self.host, "follow", outcome, Outcome)
+        if error := outcome.get("error"):
+            raise AgentError(error["message"], remote_traceback=error["traceback"])
+        return read_answer(self.host, method, outcome.get("result"))
+
+    def _forget(self, job: str) -> None:
         with suppress(BoardError):  # what matters has been collected
             self.call("forget", job=job)
-        match outcome:
-            case {"result": _}:
-                return kept
-            case {"error": {"message": str(message), "traceback": str(traceback)}}:
-                raise AgentError(message, remote_traceback=traceback)
-        raise AgentError(f"the outcome of {method!r} on {self.host} is neither a result nor an error")
 
     def _start_and_follow(self, job: str, method: str, args: dict[str, Any], show: _Show) -> Any:
         agent = self._connected()
@@ -256,9 +273,9 @@ class Board:
         there = f"{agent.hello['cache']}/files/{sha256}{path.suffix}"
         part = f"{there}.{hashlib.sha256(_owner().encode()).hexdigest()[:8]}.part"  # another host sends its own
         offered = agent.call("offer", path=there, part=part, sha256=sha256)
-        if _field(offered, "there", bool):
+        if offered["there"]:
             return there
-        free = _field(offered, "free_bytes", int)
+        free = offered["free_bytes"]
         full = f"{self.host} has {free / MIB:.1f} MiB free in {os.path.dirname(there)}, and {path.name} needs "
         full += f"{size / MIB:.1f} MiB; make room there"
         if free < size:
@@ -280,7 +297,7 @@ class Board:
         return there
 
     def _fetch(self, remote: str, path: Path, sha256: str, progress: Progress) -> None:
-        size = _field(self._connected().call("size", path=remote), "bytes", int, None)
+        size: int | None = self._connected().call("size", path=remote)["bytes"]
         if size is None:
             raise AgentError(f"{remote} is not on {self.host}")
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -296,6 +313,8 @@ class Board:
                 while (line := process.stdout.readline()) and not line.startswith(MARK.encode()):
                     pass  # a login shell may print, too
                 while chunk := process.stdout.read(CHUNK):
+                    if done + len(chunk) > size:  # a board without end would fill this disk
+                        raise AgentError(f"{remote} on {self.host} is longer than the {size} bytes that it announced")
                     file.write(chunk)
                     digest.update(chunk)
                     done += len(chunk)
@@ -361,10 +380,10 @@ class _Show:
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)
 
-    def start(self, method: str, found: Any) -> None:
+    def start(self, method: str, found: dict[str, Any]) -> None:
         """Say what `jobs.start` found."""
         self.started = True
-        self.owner = _field(found, "owner", str, None)
+        self.owner = found["owner"]
         match found:
             case {"state": "running" | "finished" as state}:
                 how = "is running already" if state == "running" else "has finished, and nobody has seen its result"
@@ -393,7 +412,9 @@ class _Show:
             self._open.close()
             self._stage = self._open.enter_context(self._progress.stage(f"{self._name}: {name}", total=100, unit="%"))
             self._stage_name = name
-        numbers = {key: value for key, value in progress.items() if type(value) in (int, float)}
+        numbers = {
+            key: value for key, value in progress.items() if type(value) in (int, float) and abs(value) < MOST_FIGURE
+        }
         done = numbers.pop("done", 0.0)
         self._stage.update(int(100 * min(1.0, max(0.0, done))), **numbers)
 
@@ -404,14 +425,6 @@ def _describe(holder: Any) -> str:
             age = f"{age_s / 60:.0f} min" if age_s >= 60 else f"{age_s:.0f} s"
             return f"{method} by {owner} since {age}"
     return "another job"
-
-
-def _field(reply: Any, name: str, *kinds: type | None) -> Any:
-    """Return what a reply should hold."""
-    value = reply.get(name) if isinstance(reply, dict) else reply
-    if not any(value is None if kind is None else type(value) is kind for kind in kinds):
-        raise AgentError(f"the agent answered {str(reply)[:80]!r} where {name!r} was asked for")
-    return value
 
 
 def _owner() -> str:

@@ -130,7 +130,8 @@ def _l4t(facts: BoardFacts, profile: Profile | None) -> Check:
 
 def _python(facts: BoardFacts, profile: Profile | None) -> Check:
     seen = f"{facts.python} ({facts.python_path})"
-    if tuple(int(part) for part in facts.python.split(".")[:2]) < OLDEST_PYTHON:
+    version = re.match(r"(\d{1,3})\.(\d{1,3})", facts.python)
+    if version is None or (int(version[1]), int(version[2])) < OLDEST_PYTHON:
         return Check("Python", "problem", seen, "3.8 or newer", "sudo apt install python3.8")
     return Check("Python", "ok", seen)
 

@@ -5,16 +5,12 @@ Names are the agent's own keys, which `agent/examine.py` explains. What it could
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgevit.board.answers import READER
 from edgevit.board.connection import Board
-from edgevit.errors import AgentError
-from edgevit.folder.documents import Reader
 from edgevit.progress import Progress, Silent
-
-READER = Reader(AgentError, mend="this is a fault of edgevit: please report it")
 
 
 @dataclass(frozen=True)
@@ -169,13 +165,13 @@ class BoardFacts:
         return any(reason is None for reason in self.meters.values())
 
 
-def read_facts(answer: Mapping[str, Any], host: str) -> BoardFacts:
+def read_facts(answer: Any, host: str) -> BoardFacts:
     """Read what an agent answered.
 
     Raises:
         AgentError: something of it is of another type.
     """
-    return READER.checked(dict(answer), BoardFacts, f"what the agent on {host} found")
+    return READER.checked(answer, BoardFacts, f"the answer of {host} to 'examine'")
 
 
 def examine(board: Board, progress: Progress | None = None) -> BoardFacts:

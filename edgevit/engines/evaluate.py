@@ -8,10 +8,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from edgevit.board.answers import wrong_answer
 from edgevit.board.connection import Board
 from edgevit.board.facts import examine
 from edgevit.board.store import recorded_engine
@@ -55,11 +57,26 @@ def _predictor(
         """Logits [B, outputs] of images [B, C, H, W], rounded to float16 as for the gate."""
         sample = unlabelled_sample(images, range(subject.outputs), images_file(scratch, record.key))
         args = {**classification(board, engine, sample, progress), "batch": batch, "logits": True}
+
+        def read(answer: dict[str, Any]) -> Tensor:
+            return _logits_of(answer, (len(images), subject.outputs), board.host)
+
         with tidied(board, [args["images"]]):  # each job has other ones
-            seen = board.run_job("classify", args, name=record.path.name, progress=progress)
-        return torch.tensor(seen["logits"])
+            logits: Tensor = board.run_job("classify", args, name=record.path.name, progress=progress, read=read)
+        return logits
 
     return predict
+
+
+def _logits_of(answer: dict[str, Any], shape: tuple[int, int], host: str) -> Tensor:
+    """Raises: AgentError."""
+    try:
+        logits = torch.tensor(answer["logits"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise wrong_answer(host, "classify", f"it has no rows of logits ({type(error).__name__})") from error
+    if tuple(logits.shape) != shape or not logits.is_floating_point():
+        raise wrong_answer(host, "classify", f"logits of shape {list(logits.shape)}, expected {list(shape)}")
+    return logits
 
 
 def evaluate_engine(request: JudgeRequest, board: Board, progress: Progress | None = None) -> Evaluation:

@@ -33,7 +33,7 @@ def test_a_board_is_examined_by_its_agent() -> None:
 
 
 def test_what_is_of_another_type_is_named() -> None:
-    with pytest.raises(AgentError, match=r"what the agent on orin found has 'much' as memory\.total_bytes"):
+    with pytest.raises(AgentError, match=r"the answer of orin to .examine. has 'much' as memory\.total_bytes"):
         read_facts({"memory": {"total_bytes": "much"}}, "orin")
 
 

@@ -1,0 +1,205 @@
+"""What the agent answers to each call, read once where it arrives: nothing else asks whether a field is there.
+
+A board may run another program than the agent, or a damaged one. An answer of another type is an `AgentError` of one
+line that names the board, the call and the field; fields that are not named here are passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edgevit.agent.layers import Layer
+from edgevit.agent.methods import MODULES
+from edgevit.agent.records import RecordError
+from edgevit.errors import AgentError, RunsError
+from edgevit.folder.documents import Reader
+from edgevit.folder.engine import EngineTensor, TimingCacheUse
+
+READER = Reader(AgentError, mend="try again, and report it where it comes back")
+
+
+@dataclass(frozen=True)
+class Failure:
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a job: exactly one of the two."""
+
+    result: Any = None
+    error: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Hello:
+    cache: str
+
+
+@dataclass(frozen=True)
+class Size:
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class Offer:
+    there: bool
+    free_bytes: int
+
+
+@dataclass(frozen=True)
+class Started:
+    state: Literal["new", "running", "finished", "failed", "dead", "damaged"]
+    said: str
+    owner: str | None
+
+
+@dataclass(frozen=True)
+class ListedJob:
+    job: str
+    state: str
+    method: str | None
+    owner: str | None
+    started: str | None
+    age_s: float | None
+    said: str | None = None
+
+
+@dataclass(frozen=True)
+class Jobs:
+    jobs: tuple[ListedJob, ...]
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    cancelled: tuple[str, ...]
+    left: tuple[ListedJob, ...]
+
+
+@dataclass(frozen=True)
+class Changed:
+    power_mode: str | None
+    clocks_locked: bool | None
+    told: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FailedRun(Failure):
+    labels: tuple[str, ...]
+    batch: int
+
+
+@dataclass(frozen=True)
+class Profiled:
+    inferences_ns: tuple[int, ...]
+    clock: Literal["gpu", "host"]
+    layers: tuple[Layer, ...]
+    provider: str | None
+    environment: dict[str, str]
+    session: str
+
+
+@dataclass(frozen=True)
+class Bench:
+    runs: tuple[dict[str, Any], ...]  # `Run` reads them
+    profiles: tuple[Profiled, ...]
+    changed: Changed
+    failed: FailedRun | None
+    alone: str | None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    refused: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Built:
+    refused: None
+    seconds: float
+    engine: str
+    sha256: str
+    bytes: int
+    tensorrt: str
+    strongly_typed: bool
+    workspace_bytes: int | None
+    device_memory_bytes: int
+    timing_cache: TimingCacheUse | None
+    layers: tuple[Any, ...]
+    fused: int | None
+    inputs: tuple[EngineTensor, ...]
+    outputs: tuple[EngineTensor, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Classified:
+    predicted: tuple[int, ...]
+    nonfinite: int
+
+
+@dataclass(frozen=True)
+class Times:
+    median: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Trtexec:
+    throughput_qps: float
+    latency_ms: Times
+    gpu_ms: Times
+
+
+UNREAD = ("logits",)  # of millions of figures, NaN among them: who asked for them checks them
+
+ANSWERS: dict[str, Any] = {
+    **dict.fromkeys(MODULES, dict[str, Any]),  # of these nothing is read, or it is a record that is read elsewhere
+    "follow": Any,  # an `Outcome`, which is read where the job can be forgotten
+    "hello": Hello,
+    "size": Size,
+    "offer": Offer,
+    "start": Started,
+    "jobs": Jobs,
+    "cancel": Cancelled,
+    "bench": Bench,
+    "build": Built,
+    "classify": Classified,
+    "trtexec": Trtexec,
+}
+
+
+def read_answer(host: str, method: str, answer: Any, kind: Any = None) -> Any:
+    """Return an answer as it is, when it is what `method` answers.
+
+    Raises:
+        AgentError: it is not.
+    """
+    expected, fields = kind or ANSWERS[method], answer
+    if isinstance(answer, dict):
+        if method == "build" and answer.get("refused") is not None:
+            expected = Refusal
+        fields = {name: value for name, value in answer.items() if name not in UNREAD}
+    READER.checked(fields, expected, f"the answer of {host} to {method!r}")
+    return answer
+
+
+@contextmanager
+def reading(host: str, method: str) -> Iterator[None]:
+    """While records are made of an answer: what is wrong with one of them is wrong with the answer.
+
+    Raises: AgentError.
+    """
+    try:
+        yield
+    except (RecordError, RunsError) as error:
+        raise wrong_answer(host, method, str(error)) from error
+
+
+def wrong_answer(host: str, method: str, what: str) -> AgentError:
+    return AgentError(f"the answer of {host} to {method!r} is wrong: {what}; {READER.mend}")
