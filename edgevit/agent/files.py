@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 from contextlib import suppress
-from typing import Any, Callable, Sequence
+from typing import Any, BinaryIO, Callable, Sequence
 
 from .runners import RunnerError
 
@@ -15,6 +17,34 @@ Send = Callable[[Any], None]
 def cache_folder() -> str:
     """The same folder that the host's shell commands name."""
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "edgevit")
+
+
+KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def check_regular(path: str) -> None:
+    """See that opening and reading a path neither waits for another program nor goes on without end.
+
+    Raises: OSError (it is missing, or no regular file).
+    """
+    mode = os.stat(path).st_mode
+    for is_kind, kind in KINDS:
+        if is_kind(mode):
+            raise OSError(errno.EINVAL, f"it is {kind}, expected a regular file", path)
+
+
+def open_regular(path: str) -> BinaryIO:
+    """Open a regular file for reading.
+
+    Raises: OSError (also of a pipe, a device or a folder).
+    """
+    check_regular(path)
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def size(send: Send, root: str, path: str) -> dict[str, Any]:
@@ -70,7 +100,7 @@ def discard(send: Send, root: str, paths: Sequence[str]) -> dict[str, Any]:
 
 def sha256_of(path: str) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for chunk in iter(lambda: file.read(1 << 20), b""):
             digest.update(chunk)
     return digest.hexdigest()

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from typing import IO, Any, Callable, Iterator
 
-from .files import cache_folder
+from .files import cache_folder, open_regular
 from .lock import hold, lock_path
 from .methods import method_named, reply
 from .runners import RunnerError
@@ -77,7 +77,7 @@ def follow(send: Send, root: str, job: str) -> dict[str, Any]:
     """
     late = os.path.exists(_path(job, "result.json"))
     try:
-        with open(_path(job, "progress"), "rb") as progress:
+        with open_regular(_path(job, "progress")) as progress:
             return {**_stream(send, job, progress), "collected_late": late}
     except FileNotFoundError:
         raise RunnerError(GONE) from None
@@ -247,7 +247,7 @@ def _look(job: str) -> tuple[str, str]:
 
 def _is_running(job: str) -> bool:
     try:
-        with open(_path(job, "pid")) as pid:
+        with open_regular(_path(job, "pid")) as pid:
             fcntl.flock(pid, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -293,8 +293,8 @@ def _names() -> list[str]:
 
 
 def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
+    with open_regular(path) as file:
+        return file.read().decode("utf-8", "replace")
 
 
 def _read_json(path: str, **kinds: type) -> dict[str, Any] | None:

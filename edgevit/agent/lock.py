@@ -79,7 +79,7 @@ def wait_for_others(root: str, owner: str, report: Callable[[dict[str, Any]], No
     """
     for path in _paths(lock_path(root)):
         try:
-            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             continue
         try:

@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from io import TextIOWrapper
 from pathlib import Path
 
+from edgevit.agent.files import open_regular
 from edgevit.errors import DataError, UnknownNameError
 from edgevit.folder.class_names import class_name
 
@@ -92,9 +94,11 @@ def base_list(names: str | Path | Sequence[str] | None, data_names: Collection[s
 
 def _read_text(file: Path) -> str:
     try:
-        if (size := file.stat().st_size) > LIMIT_BYTES:
-            raise DataError(f"{file} has {size / 1e6:.0f} MB; expected plain text, one class per line")
-        return class_name(file.read_text(encoding="utf-8-sig"))  # Windows editors put a mark before the first class
+        with TextIOWrapper(open_regular(str(file)), encoding="utf-8-sig") as opened:
+            text = opened.read(LIMIT_BYTES + 1)  # Windows editors put a mark before the first class
+        if len(text) > LIMIT_BYTES:
+            raise DataError(f"{file} has more than {LIMIT_BYTES / 1e6:.0f} MB; expected plain text, one class per line")
+        return class_name(text)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"cannot read the class file {file}: {error}; expected plain text, one class per line"

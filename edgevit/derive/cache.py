@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import edgevit
+from edgevit.agent.files import check_regular
 from edgevit.errors import OutputError
 from edgevit.folder.lock import in_turn
 from edgevit.folder.writing import writing
@@ -81,6 +82,7 @@ def entries(folder: Path) -> list[CacheEntry]:
 def _told(file: Path) -> dict[str, str]:
     """The metadata of an entry: what made it, of which base and task; empty if it cannot be read."""
     try:
+        check_regular(str(file))
         with safe_open(file, "pt") as opened:
             return dict(opened.metadata() or {})
     except (SafetensorError, OSError):
@@ -121,6 +123,7 @@ def _read(file: Path) -> Tensors:
         _Unusable: it is damaged, or of another version.
     """
     try:
+        check_regular(str(file))
         with safe_open(file, "pt") as opened:
             facts = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no dict

@@ -29,6 +29,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from edgevit import __version__
+from edgevit.agent.files import open_regular
 from edgevit.errors import EdgeVitError
 
 T = TypeVar("T")
@@ -84,9 +85,12 @@ class Reader:
     def text(self, file: Path) -> str:
         """Read a text file in UTF-8."""
         try:
-            if file.stat().st_size > LIMIT_BYTES:
-                raise self._fault(str(file), f"has {file.stat().st_size / 1e6:.0f} MB, more than any such file")
-            return file.read_text(encoding="utf-8-sig")  # Windows editors put a mark before the first character
+            with open_regular(str(file)) as opened:
+                content = opened.read(LIMIT_BYTES + 1)  # of /proc no size says how much there is
+            if len(content) > LIMIT_BYTES:
+                raise self._fault(str(file), f"has more than {LIMIT_BYTES / 1e6:.0f} MB, more than any such file")
+            text = content.decode("utf-8-sig")  # Windows editors put a mark before the first character
+            return text.replace("\r\n", "\n").replace("\r", "\n")
         except FileNotFoundError as error:
             raise self.error(f"there is no {file}; check the path") from error
         except OSError as error:

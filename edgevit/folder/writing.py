@@ -13,6 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from edgevit.agent.files import open_regular
 from edgevit.errors import OutputError
 from edgevit.folder.names import MODEL_FOLDER, SPEC
 
@@ -21,7 +22,7 @@ SPARE_BYTES = 24  # that names beside an output are longer than its own: a dot, 
 
 
 def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(str(path)) as file:
         return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(file)
 
 

@@ -21,6 +21,7 @@ REQUEST = asdict(
     MeasurementRequest("/models/any.onnx", "0" * 64, "any", None, "fake", 1, 5, 0, 0, 0, {"latency_ms": 1})
 )
 LONG = {**REQUEST, "duration_s": 60}
+PIPE = b"a pipe in place of a file"
 
 CAREFUL = """
 import os, sys
@@ -253,12 +254,15 @@ def test_a_lock_left_by_a_dead_holder_is_taken_over(tmp_path):
 
 def damage(folder, job, name, content):
     (folder / job).mkdir(parents=True, exist_ok=True)
-    (folder / job / name).write_bytes(content)
+    if content is PIPE:
+        os.mkfifo(folder / job / name)
+    else:
+        (folder / job / name).write_bytes(content)
 
 
 @pytest.mark.parametrize("name", ["request.json", "result.json"])
 @pytest.mark.parametrize(
-    "content", [b"", b'{"method": "ben', b"[]", b"null", b'{"error": 3}', b"\xff\xfe", b"[" * 99_999]
+    "content", [b"", b'{"method": "ben', b"[]", b"null", b'{"error": 3}', b"\xff\xfe", b"[" * 99_999, PIPE]
 )
 def test_a_damaged_job_is_listed_by_its_file_removed_by_cancel_and_holds_up_no_other(folder, name, content):
     with Agent() as agent:

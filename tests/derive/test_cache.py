@@ -204,6 +204,13 @@ def test_a_link_or_pipe_in_a_shared_folder_leads_nowhere(opened: Any, tmp_path: 
     assert make.calls == 2 and _is_whole(entry)
 
 
+def test_a_pipe_in_place_of_another_entry_waits_for_nobody(opened: Any) -> None:
+    opened.folder.mkdir()
+    os.mkfifo(opened.folder / "masks-0.safetensors")
+    opened.tensors("masks", {}, Maker())
+    assert len(entries(opened.folder)) == len(clear(opened.folder)) == 2 and not list(opened.folder.iterdir())
+
+
 def _is_whole(entry: Path) -> bool:
     return not entry.is_symlink() and "a" in cache_module._read(entry)
 

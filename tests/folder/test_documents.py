@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -134,6 +135,28 @@ def test_a_missing_file_and_a_folder_are_one_line(tmp_path: Path) -> None:
         READER.json(tmp_path / "a.json", Record)
     with pytest.raises(PlanError, match=r"cannot read .*: Is a directory"):
         READER.json(tmp_path, Record)
+
+
+def test_a_pipe_or_a_device_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(
+        PlanError, match=r"cannot read .*a\.json: it is a pipe, expected a regular file; check the path"
+    ):
+        READER.json(tmp_path / "a.json", Record)
+    with pytest.raises(PlanError, match=r"cannot read /dev/zero: it is a device, expected a regular file"):
+        READER.yaml(Path("/dev/zero"), Record)
+
+
+def test_the_size_that_a_file_states_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "LIMIT_BYTES", 10)
+    assert Path("/proc/meminfo").stat().st_size == 0
+    with pytest.raises(PlanError, match=r"/proc/meminfo has more than 0 MB"):
+        READER.text(Path("/proc/meminfo"))
+
+
+def test_lines_of_windows_end_as_all_others(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n")
+    assert READER.text(tmp_path / "a") == "one\ntwo\nthree\n"
 
 
 def test_a_fault_of_a_line_names_the_line(tmp_path: Path) -> None:
