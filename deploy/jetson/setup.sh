@@ -36,8 +36,15 @@ while [ $# -gt 0 ]; do
     shift
 done
 case "$user" in
-    '' | -* | *[!A-Za-z0-9._-]*) echo "setup.sh: --user $user is not a user's name" >&2; exit 2 ;;
+    # ALL is everybody in sudoers, and a number there is no user.
+    '' | -* | *[!A-Za-z0-9._-]* | ALL) echo "setup.sh: --user $user is not a user's name" >&2; exit 2 ;;
+    *[!0-9]*) ;;
+    *) echo "setup.sh: --user $user is a number, expected a user's name" >&2; exit 2 ;;
 esac
+if ! id -u "$user" > /dev/null 2>&1; then
+    echo "setup.sh: this board has no user $user; try one of: getent passwd" >&2
+    exit 2
+fi
 
 ok() { printf 'ok       %s\n' "$1"; }
 note() { printf 'note     %s\n' "$1"; }
@@ -207,8 +214,9 @@ allow_clocks() {
     else
         printf '\n%s would hold:\n\n' "$drop_in"
         sed 's/^/    /' "$wanted"
-        printf '\njetson_clocks --restore writes as root what is in the file named there, which %s can write:\n' "$user"
-        printf 'say yes only if you would trust %s with root.\n' "$user"
+        printf '\njetson_clocks reads and writes as root the file named there, which is in a folder of %s:\n' "$user"
+        printf -- '--restore writes to the system what that file says, and --store writes to any file to which %s\n' "$user"
+        printf 'makes it a link. Say yes only if you would trust %s with root.\n' "$user"
         ask 'Write it?' || return 0
         visudo=$(find_program visudo)
         if [ -z "$visudo" ] || ! as_root "$root$visudo" -cf "$wanted" > /dev/null; then

@@ -32,6 +32,7 @@ from edgevit.errors import (
     UnreachableError,
 )
 from edgevit.progress import OnlyOnce, Progress, Stage
+from edgevit.text import shortened
 
 THIS_MACHINE = "this machine"
 SILENCE_S = 120.0  # without a sign of life, before a connection is given up; a job gives one every few seconds
@@ -63,8 +64,10 @@ def open_board(
         UnreachableError: there is no way there, or no Python that can run the agent.
         UnfitBoardError: there is no space for the agent.
     """
-    if host is not None and (not host.isprintable() or not host or any(letter.isspace() for letter in host)):
-        raise OptionError(f"the board {host!r} has a name that no host can have; try user@host, as ssh knows it")
+    if host is not None and (not host.isprintable() or not host or host[0] == "-" or " " in host):
+        raise OptionError(
+            f"the board {shortened(host)!r} has a name that no host can have; try user@host, as ssh knows it"
+        )
     with ExitStack() as stack:
         if host is None:
             board = Board(THIS_MACHINE, LOCAL, python or sys.executable, retry_seconds=retry_seconds)

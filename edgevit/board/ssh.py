@@ -47,14 +47,18 @@ REASONS = (
     (
         r"Permission denied \(|Too many authentication failures|No supported authentication",
         "it refuses the login: {line}",
-        "`{ssh} -o BatchMode=yes true`; edgevit needs key-based login: `ssh-copy-id`, or `ssh-add` for a key with a "
-        "passphrase",
+        "`{ssh_batch} true`; edgevit needs key-based login: `ssh-copy-id`, or `ssh-add` for a key with a passphrase",
     ),
     ("Could not resolve hostname", "no machine of that name: {line}", "its address, or an entry in ~/.ssh/config"),
     (
         "Connection refused",
         "no SSH server answers there: {line}",
         "`systemctl status ssh` on the board, or another port",
+    ),
+    (
+        "^usage: ssh|[Bb]ad port|[Bb]ad (?:URI|hostname)|hostname contains invalid",
+        "ssh cannot read that address",
+        "user@host, or ssh://user@host:port with a port from 1 to 65535",
     ),
     ("timed out", "no answer: {line}", "`ping`; is it switched on and on this network?"),
     ("No route to host|Network is unreachable|Host is down", "no way there: {line}", "`ping`, cables and VPN"),
@@ -102,12 +106,14 @@ class Ssh:
         if code != FAILED or self._ask("check"):
             return None
         lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-        ssh = shlex.join(["ssh", *self._config, self.host])
+        options = ["ssh", *self._config]
+        ssh, ssh_batch = (shlex.join([*options, *more, "--", self.host]) for more in ((), ("-o", "BatchMode=yes")))
         for pattern, what, hint in REASONS:
             for line in lines:
                 if re.search(pattern, line):
-                    told, mend = what.format(line=line), hint.format(ssh=ssh, forget=self._how_to_forget(stderr))
-                    return UnreachableError(f"cannot reach {self.host}: {told}; try {mend}")
+                    forget = self._how_to_forget(stderr)
+                    reason, remedy = what.format(line=line), hint.format(ssh=ssh, ssh_batch=ssh_batch, forget=forget)
+                    return UnreachableError(f"cannot reach {self.host}: {reason}; try {remedy}")
         return UnreachableError(
             f"cannot reach {self.host}: {lines[-1] if lines else 'the connection broke'}; try `{ssh} true`"
         )

@@ -124,7 +124,7 @@ def test_a_jump_host_of_the_configuration_is_used(sshd):
 @pytest.mark.parametrize("space", [" ", "$IFS"])
 def test_a_host_name_cannot_be_an_option(sshd, tmp_path, space):
     host = f"-oProxyCommand=touch{space}{tmp_path}/made"
-    with pytest.raises((OptionError, UnreachableError)), open_board(host, ssh_config=sshd().config):
+    with pytest.raises(OptionError, match="name that no host can have"), open_board(host, ssh_config=sshd().config):
         pass
     assert not (tmp_path / "made").exists()
 
@@ -132,6 +132,14 @@ def test_a_host_name_cannot_be_an_option(sshd, tmp_path, space):
 def test_a_host_that_does_not_exist(tmp_path):
     message = refusal("no-such-board.invalid")
     assert re.match(r"cannot reach no-such-board\.invalid: no machine of that name: .*; try its address, or", message)
+
+
+@pytest.mark.parametrize("host", ["ssh://u@h:99999", "ssh://u@h:x", "ssh://"])
+def test_an_address_that_ssh_cannot_read(host):
+    assert refusal(host) == (
+        f"cannot reach {host}: ssh cannot read that address; try user@host, or ssh://user@host:port with a port from 1 "
+        "to 65535"
+    )
 
 
 def test_a_host_without_sshd(sshd):
@@ -151,7 +159,7 @@ def test_a_host_that_never_answers(sshd):
 def test_a_host_that_closes_the_connection(sshd):
     server = sshd()
     server.configure("ProxyCommand sh -c 'read banner'")  # who hangs up at once may break ssh's pipe instead
-    assert re.search(r"Connection closed by .*; try `ssh -F .* board true`", refusal(server.host, server.config))
+    assert re.search(r"Connection closed by .*; try `ssh -F .* -- board true`", refusal(server.host, server.config))
 
 
 def test_a_refused_login(sshd):
@@ -159,8 +167,8 @@ def test_a_refused_login(sshd):
     (server.folder / "authorized_keys").write_text("")
     message = refusal(server.host, server.config)
     assert re.search(
-        r"it refuses the login: .*Permission denied \(publickey\).*; try `ssh -F \S+ board -o BatchMode=yes true`; .*"
-        "ssh-copy-id",
+        r"it refuses the login: .*Permission denied \(publickey\).*; try `ssh -F \S+ -o BatchMode=yes -- board true`; "
+        ".*ssh-copy-id",
         message,
     )
 
@@ -169,7 +177,7 @@ def test_an_unknown_host_key(sshd):
     server = sshd()
     server.known_hosts.write_text("")
     message = refusal(server.host, server.config)
-    assert re.search(r"its host key is not known here; try `ssh -F \S+ board` once and compare", message)
+    assert re.search(r"its host key is not known here; try `ssh -F \S+ -- board` once and compare", message)
     assert server.known_hosts.read_text() == ""
 
 
