@@ -44,7 +44,7 @@ def preprocessing_of(file: Path) -> dict[str, Any]:
         OptionError: neither says it.
     """
     if suffix_of(file) == ".engine" and model_of(file).export.record_file.is_file():
-        return dict(model_of(file).export.record().preprocessing)
+        return dict(model_of(file).export_record().preprocessing)
     try:
         said = metadata(str(file)).get("preprocessing") if suffix_of(file) == ".onnx" else None
     except RunnerError as error:

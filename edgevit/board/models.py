@@ -11,6 +11,8 @@ from pathlib import Path
 from edgevit.board.facts import BoardFacts
 from edgevit.board.store import find_engine, recorded_engine
 from edgevit.errors import CheckpointError
+from edgevit.folder.belonging import file_fault
+from edgevit.folder.export import ExportRecord
 from edgevit.folder.model_folder import ModelFolder, export_of, model_of
 from edgevit.folder.names import WEIGHTS_ALONE, suffix_of
 from edgevit.folder.writing import file_sha256
@@ -40,14 +42,22 @@ def find_file(model: Path, precision: str | None, provider: str | None) -> Measu
     """Take the file that was given, or the exported one of a model folder.
 
     Raises:
-        CheckpointError: the model is missing, not exported, or not the file that was exported.
+        CheckpointError, ExportError: the model is missing, not exported, or not the file that was exported; or the
+            export is of another model.
     """
     if model.is_dir():
         if precision is None:
             precision = "fp32" if provider in (None, "cpu") else "fp16"
-        path = _find_exported(ModelFolder(model), precision)
-        digest = _verified_sha256(path, must_be_listed=True)
-        return Measurable(path.absolute(), digest, precision, model.absolute().name, _work(ModelFolder(model)))
+        folder = ModelFolder(model)
+        path = _find_exported(folder, precision)
+        record = folder.export_record() if folder.export.record_file.is_file() else None
+        if record is None or path.name not in record.files:
+            raise CheckpointError(
+                f"{path} is not listed in {folder.export.record_file}: the export is incomplete, export again"
+            )
+        return Measurable(
+            path.absolute(), _checked_sha256(path, record), precision, model.absolute().name, _work(folder)
+        )
     if not model.is_file():
         raise CheckpointError(f"no model at {model}: expected a model folder, an ONNX file or an engine")
     if suffix_of(model) in WEIGHTS_ALONE:
@@ -55,7 +65,7 @@ def find_file(model: Path, precision: str | None, provider: str | None) -> Measu
             f"{model} is not an ONNX file: it holds weights alone; try `edgevit base NAME "
             f"--checkpoint {shlex.quote(str(model))} --out DIR` and `edgevit export DIR`, and measure that"
         )
-    return Measurable(model.absolute(), _verified_sha256(model, must_be_listed=False), precision, model.stem)
+    return Measurable(model.absolute(), _checked_sha256(model, _record_beside(model)), precision, model.stem)
 
 
 def find_engine_file(folder: Path, facts: BoardFacts, batches: Sequence[int], precision: str | None) -> Measurable:
@@ -107,22 +117,21 @@ def _find_exported(folder: ModelFolder, precision: str) -> Path:
     )
 
 
-def _verified_sha256(path: Path, *, must_be_listed: bool) -> str:
-    """Hash the file; where export.json lists it, it must be the file that was exported."""
-    digest, export = _sha256(path), export_of(path)
-    listed = export.record().files.get(path.name) if export.record_file.is_file() else None
-    if listed is None and must_be_listed:
-        raise CheckpointError(f"{path} is not listed in {export.record_file}: the export is incomplete, export again")
-    if listed is not None and listed.sha256 != digest:
-        raise CheckpointError(
-            f"{path} is not the file that was exported: its sha256 is {digest[:12]}..., and {export.record_file.name} "
-            f"says {listed.sha256[:12]}...; export again"
-        )
-    return digest
+def _record_beside(path: Path) -> ExportRecord | None:
+    """Read the export.json beside a file, if it lists the file."""
+    export = export_of(path)
+    record = export.record() if export.record_file.is_file() else None
+    return record if record is not None and path.name in record.files else None
 
 
-def _sha256(path: Path) -> str:
+def _checked_sha256(path: Path, record: ExportRecord | None) -> str:
+    """Hash the file, which must be the one that the record lists; None: no record lists it."""
     try:
-        return file_sha256(path)
+        if record is None:
+            return file_sha256(path)
+        listed = record.files[path.name]
+        if fault := file_fault(path, listed.sha256, export_of(path).record_file):
+            raise CheckpointError(f"{fault}; export again")
+        return listed.sha256
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error

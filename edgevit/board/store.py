@@ -9,9 +9,9 @@ from pathlib import Path
 from edgevit.board.facts import BoardFacts
 from edgevit.board.fingerprint import fingerprint
 from edgevit.errors import EngineError
-from edgevit.folder.engine import EngineRecord, read_engine
+from edgevit.folder.belonging import file_fault, weights_fault
+from edgevit.folder.engine import EngineRecord
 from edgevit.folder.model_folder import ModelFolder, model_of
-from edgevit.folder.writing import file_sha256
 
 
 def _how_to_build(model: Path) -> str:
@@ -24,12 +24,8 @@ def _nearest(records: Sequence[EngineRecord], batches: Sequence[int]) -> EngineR
 
 
 def _check_unaltered(record: EngineRecord) -> EngineRecord:
-    seen = file_sha256(record.path)
-    if seen != record.sha256:
-        raise EngineError(
-            f"{record.path} was altered: its hash is {seen[:12]}, its record says {record.sha256[:12]}; "
-            f"build it again with edgevit export ... --trt --rebuild"
-        )
+    if fault := file_fault(record.path, record.sha256, record.path.with_suffix(".json")):
+        raise EngineError(f"{fault}; build it again with edgevit export ... --trt --rebuild")
     return record
 
 
@@ -37,11 +33,13 @@ def recorded_engine(path: Path, facts: BoardFacts) -> EngineRecord:
     """Return what is known of this engine, if it is one for the board with these facts.
 
     Raises:
-        EngineError: it was built for another, or altered since.
+        EngineError: it was built for another, from other weights than those of the folder that it lies in, or altered
+            since.
     """
-    record, here = read_engine(path), fingerprint(facts)
+    folder, here = model_of(path), fingerprint(facts)
+    record = folder.engine_record(path)
     if record.fingerprint != here:
-        how = _how_to_build(model_of(path).path)
+        how = _how_to_build(folder.path)
         raise EngineError(f"{path} was built for {record.fingerprint}, and this is {here}; {how}")
     return _check_unaltered(record)
 
@@ -64,7 +62,7 @@ def find_engine(
     if not fitting:
         raise EngineError(f"the engine in {model} was built for {records[0].fingerprint}, and this is {here}; {how}")
     weights = folder.weights_sha256()
-    current = [record for record in fitting if record.weights_sha256 == weights]
+    current = [r for r in fitting if weights_fault(r.path, r.weights_sha256, model, weights) is None]
     if not current:
         raise EngineError(f"the engine in {model} was built from other weights than the model has now; {how}")
     of_precision = [record for record in current if precision in (None, record.precision)]

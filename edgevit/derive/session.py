@@ -419,4 +419,6 @@ def _carry_out(wanted: _Wanted, problem: Problem) -> Derivation:
         plan=_plans(opened.base_name, [*before.plans, derived.plan.record(wanted.method.name)]),
         history=[*before.history, *problem.history.lines] if seen else None,
     )
+    if problem.compute.is_main:
+        record = ModelFolder(out).derivation() or record  # with the hash of the weights
     return Derivation(out, model, record, problem.compute.is_main)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,6 @@ from edgevit.engines.build import check_board
 from edgevit.engines.gate import images_file, unlabelled_sample
 from edgevit.engines.options import MIB
 from edgevit.engines.workshop import classification, tidied
-from edgevit.errors import EngineError
 from edgevit.export.evaluate import Evaluation, ModelUnderTest, evaluate_opened
 from edgevit.export.images import Subject
 from edgevit.export.onnx import folder_subject
@@ -96,11 +94,6 @@ def evaluate_engine(request: JudgeRequest, board: Board, progress: Progress | No
     facts = examine(board, progress)
     check_board(board.host, facts, None)
     record, folder = recorded_engine(path.absolute(), facts), model_of(path.absolute())
-    if record.weights_sha256 != folder.weights_sha256():
-        raise EngineError(
-            f"{path} was built from other weights than {folder.path} has now; build one from these with "
-            f"`edgevit export {shlex.quote(str(folder.path))} --trt`"
-        )
     subject = folder_subject(folder)
     batch = _per_inference(record, request.batch_size, progress)
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:

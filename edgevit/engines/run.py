@@ -64,7 +64,7 @@ def run_export(request: ExportRequest, progress: Progress | None = None) -> Expo
         return _told(export_files(request, progress), None)
     with open_board(request.board, ssh_config=request.ssh_config) as board:
         engine = build_engine(request, board, progress)
-    return _told(ModelFolder(request.folder).export.record(), engine)
+    return _told(ModelFolder(request.folder).export_record(), engine)
 
 
 def _told(record: ExportRecord, engine: EngineRecord | None) -> Export:

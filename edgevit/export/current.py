@@ -9,10 +9,10 @@ from edgevit.errors import ExportError
 from edgevit.export.importing import imported, settled
 from edgevit.export.onnx import run
 from edgevit.export.request import FilesRequest
+from edgevit.folder.belonging import file_fault
 from edgevit.folder.export import ExportRecord
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.names import onnx_name
-from edgevit.folder.writing import file_sha256
 from edgevit.progress import Progress, Silent
 from edgevit.request import as_request
 from edgevit.version import written_by
@@ -45,7 +45,7 @@ def _as_asked(report: ExportRecord, asked: FilesRequest) -> bool:
 
 def _is_whole(report: ExportRecord, precisions: tuple[str, ...]) -> bool:
     return all(onnx_name(p) in report.files and p in report.parity for p in precisions) and all(
-        (report.folder / name).is_file() and file_sha256(report.folder / name) == file.sha256
+        (report.folder / name).is_file() and file_fault(report.folder / name, file.sha256, report.folder) is None
         for name, file in report.files.items()
     )
 
@@ -62,12 +62,11 @@ def current_export(
     folder = ModelFolder(asked.model)
     if folder.export.record_file.is_file():
         try:
-            report = folder.export.record()
+            report = folder.export_record()
         except ExportError:
-            return run(asked, progress)  # of another edgevit, or broken: made anew
+            return run(asked, progress)  # of another edgevit or another model, or broken: made anew
         rule = (folder.imported() if folder.is_imported else folder.document()).rejection
-        same = (report.model.weights_sha256, report.rejection) == (folder.weights_sha256(), rule)
-        if same and _is_whole(report, asked.precisions) and _as_asked(report, asked):
+        if report.rejection == rule and _is_whole(report, asked.precisions) and _as_asked(report, asked):
             (progress or Silent()).note(f"{folder.export.path} is up to date: reused")
             return report
     return run(asked, progress)

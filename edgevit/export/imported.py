@@ -20,10 +20,10 @@ from edgevit.export.images import Subject
 from edgevit.export.precision import LARGEST, WITHOUT, check_weights
 from edgevit.export.session import OnnxModel, largest_values
 from edgevit.export.source import Form, Predict, Source
+from edgevit.folder.belonging import file_fault
 from edgevit.folder.export import ExportedModel, Padding, Range
 from edgevit.folder.imported import ImportedDocument
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.writing import file_sha256
 
 
 def subject_of_imported(document: ImportedDocument, said_by: str) -> Subject:
@@ -157,9 +157,6 @@ def open_imported(folder: Path) -> ImportedSource:
     document, path = files.imported(), files.imported_onnx
     if not path.is_file():
         raise CheckpointError(f"{folder} is not complete: {path.name} is missing; import the ONNX file again")
-    if (seen := file_sha256(path)) != document.weights_sha256:
-        raise CheckpointError(
-            f"{path} was altered: its hash is {seen[:12]}, {files.imported_file.name} says "
-            f"{document.weights_sha256[:12]}; copy the folder again, or import the ONNX file again"
-        )
+    if fault := file_fault(path, document.weights_sha256, files.imported_file):
+        raise CheckpointError(f"{fault}; copy the folder again, or import the ONNX file again")
     return ImportedSource(path, document, subject_of_imported(document, str(files.imported_file)))

@@ -7,7 +7,7 @@ Schema history: 1  first version
                    Later ones have clock and base_clock of what was met, and its request; the others do not say.
                    Later ones have start; where they lack it the base was cut as it is.
                    Later ones have base_finetuned of validation, and base_training; the others do not say
-                4  record and content_sha256, of all the rest of the file
+                4  record and content_sha256, of all the rest of the file; weights_sha256
 """
 
 from __future__ import annotations
@@ -368,6 +368,8 @@ class DerivationRecord:
     fitted_head: FittedHead | None = None  # None: the base had a classifier of its own
     met: MetRecord | None = None  # None: the budget was not measured
     validation: ValidationRecord | None = None  # None: a slice without images, or of an older edgevit
+    # Of model.safetensors, once it is written. None: the file does not say, as those of schema 1 to 3.
+    weights_sha256: Sha256 | None = field(default=None, compare=False)
     job: Sha256 | None = None  # of the job that this was; None: it was in no jobs file, or an older edgevit's
 
     @property

@@ -16,12 +16,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from edgevit.errors import EngineError
+from edgevit.folder.belonging import file_fault
 from edgevit.folder.class_names import ClassName
 from edgevit.folder.documents import Reader
 from edgevit.folder.export import Fusion
 from edgevit.folder.model import Index, Sha256
 from edgevit.folder.records import PLACE, Place, RecordKind, Seal
-from edgevit.folder.writing import file_sha256, write_whole, writing
+from edgevit.folder.writing import write_whole, writing
 
 READER = Reader(EngineError, mend="build the engine again with edgevit export ... --trt --rebuild")
 
@@ -175,7 +176,7 @@ def stored_engine(engine: Path, key: str) -> EngineRecord | None:
     if not (engine.is_file() and engine.with_suffix(".json").is_file()):
         return None
     record = read_engine(engine)
-    return record if record.key == key and file_sha256(engine) == record.sha256 else None
+    return record if record.key == key and file_fault(engine, record.sha256, engine) is None else None
 
 
 def store_engine(fetched: Path, record: EngineRecord, layers: list[Any]) -> None:

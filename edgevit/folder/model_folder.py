@@ -2,7 +2,7 @@
 
     folder = ModelFolder(Path("runs/t1"))
     spec, made = folder.spec(), folder.derivation()
-    engines = folder.export.engines()
+    exported, engines = folder.export_record(), folder.export.engines()
 
 This is the one way to these files: nobody else joins their names to a path or opens them.
 """
@@ -10,13 +10,15 @@ This is the one way to these files: nobody else joins their names to a path or o
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgevit.errors import CheckpointError
+from edgevit.errors import CheckpointError, EdgeVitError, EngineError, ExportError
 from edgevit.folder import names
+from edgevit.folder.belonging import weights_fault
 from edgevit.folder.derivation import DERIVATION_KIND, DerivationRecord
 from edgevit.folder.engine import LAYERS, EngineRecord, read_engine
 from edgevit.folder.export import EXPORT_KIND, ExportRecord
@@ -165,6 +167,37 @@ class ModelFolder:
         """
         return self.imported().weights_sha256 if self.is_imported else self.document().weights_sha256
 
+    def _refuse_foreign(self, record: Path, sha256: str, error: type[EdgeVitError], attempt: str) -> None:
+        """Raise the error if a record in the folder is of other weights than the folder has, where it holds a model."""
+        if not (self.is_model or self.is_imported):
+            return
+        if fault := weights_fault(record, sha256, self.path, self.weights_sha256()):
+            raise error(f"{fault}; {attempt}")
+
+    def export_record(self) -> ExportRecord:
+        """Read export.json, which must be of this model.
+
+        Raises:
+            ExportError: it is missing, damaged, or of another model.
+            CheckpointError: as `document` and `imported` say.
+        """
+        record = self.export.record()
+        attempt = f"export this one again with `edgevit export {shlex.quote(str(self.path))}`"
+        self._refuse_foreign(self.export.record_file, record.model.weights_sha256, ExportError, attempt)
+        return record
+
+    def engine_record(self, engine: Path) -> EngineRecord:
+        """Read the record of an engine of this folder, which must be of this model.
+
+        Raises:
+            EngineError: it is missing, damaged, or of another model.
+            CheckpointError: as `document` and `imported` say.
+        """
+        record = read_engine(engine)
+        attempt = f"build one of this model with `edgevit export {shlex.quote(str(self.path))} --trt`"
+        self._refuse_foreign(engine, record.weights_sha256, EngineError, attempt)
+        return record
+
     def document(self) -> ModelDocument:
         """Read model.json: the model, and the hash of its weights.
 
@@ -181,9 +214,15 @@ class ModelFolder:
         """Read how the model came to be; None where the folder does not say, as that of a base or of a super-network.
 
         Raises:
-            CheckpointError: the file is there and damaged, or of another schema.
+            CheckpointError: the file is there and damaged, of another schema, or of another model.
         """
-        return DERIVATION_KIND.read(self.derivation_file) if self.derivation_file.is_file() else None
+        if not self.derivation_file.is_file():
+            return None
+        record = DERIVATION_KIND.read(self.derivation_file)
+        if record.weights_sha256 is not None:
+            attempt = DERIVATION_KIND.reader.mend
+            self._refuse_foreign(self.derivation_file, record.weights_sha256, CheckpointError, attempt)
+        return record
 
     def write_derivation(self, record: DerivationRecord) -> None:
         """Write how the model came to be, in place of what was said.
@@ -221,6 +260,8 @@ class ModelFolder:
         """
         self.refuse_no_supernet()
         record = SUPERNET_KIND.read(self.supernet_file)
+        if record.weights_sha256 is not None:
+            self._refuse_foreign(self.supernet_file, record.weights_sha256, CheckpointError, SUPERNET_KIND.reader.mend)
         if unit := record.out_of_order(self.spec().blocks):
             raise CheckpointError(f"{self.supernet_file} has {unit} out of order; {SUPERNET_KIND.reader.mend}")
         return record
@@ -251,11 +292,13 @@ class ModelFolder:
         if card is not None:
             texts[self.card_file] = card
         if derivation is not None:
-            texts[self.derivation_file] = DERIVATION_KIND.text(derivation)
+            texts[self.derivation_file] = DERIVATION_KIND.text(
+                replace(derivation, weights_sha256=document.weights_sha256)
+            )
         if plan is not None:
             texts[self.plan_file] = PLAN_KIND.text(replace(plan, edgevit=edgevit))
         if supernet is not None:
-            texts[self.supernet_file] = SUPERNET_KIND.text(supernet)
+            texts[self.supernet_file] = SUPERNET_KIND.text(replace(supernet, weights_sha256=document.weights_sha256))
         if history is not None:
             texts[self.history_file] = "".join(json.dumps(line) + "\n" for line in history)
         for file, text in texts.items():

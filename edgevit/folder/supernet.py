@@ -2,7 +2,8 @@
 
 Schema history: 1  first version
                 2  supernet_sha256, of all the rest of the file; super-networks of schema 1 are still read
-                3  channels of the embedding among the units; 1 and 2 are still read
+                3  channels of the embedding among the units; 1 and 2 are still read. Later files of
+                   schema 3 have weights_sha256; where they lack it, they do not say whose they are
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import Field
 from edgevit.errors import CheckpointError
 from edgevit.folder.derivation import AssumptionsRecord, DataRecord, FittedHead, ShapeRecord, Share, TrainingRecord
 from edgevit.folder.documents import Reader
-from edgevit.folder.model import BlockDims, Count, Index
+from edgevit.folder.model import BlockDims, Count, Index, Sha256
 from edgevit.folder.records import More, RecordKind, Seal, Versions
 
 READER = Reader(CheckpointError, mend="copy the folder again, or make it again with edgevit supernet")
@@ -78,6 +79,7 @@ class SupernetRecord:
     seconds: dict[str, float]
     order: tuple[Unit, ...]  # the first to be dropped first
     curve: Annotated[tuple[SlicePoint, ...], Field(min_length=1)]  # from the whole network to its smallest slice
+    weights_sha256: Sha256 | None = field(default=None, compare=False)  # of model.safetensors, once it is written
 
     def out_of_order(self, blocks: Sequence[BlockDims]) -> Unit | None:
         """The first unit that does not go from its module's last dimension on, after those before it; None: all do."""

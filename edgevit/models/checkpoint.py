@@ -21,10 +21,11 @@ from timm.data import create_transform, resolve_data_config
 from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
+from edgevit.folder.belonging import file_fault
 from edgevit.folder.model import BaseFacts, ClassLabel, ModelSpec
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.reading import Reading, reading_settings, transform_settings
-from edgevit.folder.writing import file_sha256, new_folder
+from edgevit.folder.writing import new_folder
 from edgevit.models.copies import without_values
 from edgevit.models.families import family_like, family_of, load_family, name_of
 from edgevit.models.prediction import Picture, Prediction, predictions_of, rgb_images
@@ -314,13 +315,10 @@ def load(folder: str | Path) -> Model:
     """
     check_model_folder(folder)
     files = ModelFolder(Path(folder))
-    document, seen = files.document(), file_sha256(files.weights_file)
-    spec, expected = document.spec, document.weights_sha256
-    if seen != expected:
-        raise CheckpointError(
-            f"{files.weights_file} was altered: its hash is {seen[:12]}, {files.spec_file.name} says {expected[:12]}; "
-            f"copy the folder again, or derive it again"
-        )
+    document = files.document()
+    spec = document.spec
+    if fault := file_fault(files.weights_file, document.weights_sha256, files.spec_file):
+        raise CheckpointError(f"{fault}; copy the folder again, or derive it again")
     try:
         with without_values():
             network = _create(spec.timm_name, spec.timm_args)

@@ -18,7 +18,7 @@ from edgevit.derive.jobs_table import TABLE_KIND
 from edgevit.errors import EdgeVitError, OptionError, RunsError
 from edgevit.folder.derivation import DerivationRecord
 from edgevit.folder.documents import Reader
-from edgevit.folder.engine import EngineRecord, read_engine
+from edgevit.folder.engine import EngineRecord
 from edgevit.folder.export import ExportRecord
 from edgevit.folder.imported import ImportedDocument
 from edgevit.folder.model import ModelDocument
@@ -172,7 +172,7 @@ def _take_model(found: Found, path: Path) -> None:
         found.skip(folder.derivation_file, fault)
         derivation = None
     export = folder.export
-    engines = [found.read(file, lambda file=file: read_engine(file)) for file in export.engine_files()]  # type: ignore[misc]
+    engines = [found.read(file, lambda file=file: folder.engine_record(file)) for file in export.engine_files()]  # type: ignore[misc]
     found.models.append(
         FoundModel(
             name=path.absolute().name,
@@ -180,7 +180,7 @@ def _take_model(found: Found, path: Path) -> None:
             document=document,
             imported=imported,
             derivation=derivation,
-            export=found.read(export.record_file, export.record) if export.record_file.is_file() else None,
+            export=found.read(export.record_file, folder.export_record) if export.record_file.is_file() else None,
             engines=tuple(engine for engine in engines if engine is not None),
             history=tuple(line for _, line in _lines(found, folder.history_file)),
         )

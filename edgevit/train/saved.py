@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from edgevit.errors import UnfinishedError
+from edgevit.folder.belonging import file_fault
 from edgevit.folder.records import UNMARKED, RecordKind, Seal
 from edgevit.folder.unfinished import MEND, STATE
 from edgevit.folder.writing import file_sha256, sync, writing
@@ -90,7 +91,7 @@ def restore(
         return None
     saved = SAVED_KIND.read(found / PROGRESS)
     for name, expected in saved.files.items():
-        if not (found / name).is_file() or file_sha256(found / name) != expected:
+        if not (found / name).is_file() or file_fault(found / name, expected, found / PROGRESS):
             raise UnfinishedError(f"{found / name} is gone or was altered after it was written; {MEND}")
     with reading_state(found):
         compute.accelerator.load_state(str(found))

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from model_folders import export_of
+from model_folders import export_of, some_spec, spec_text
 from onnx import TensorProto, helper
 
 import edgevit.agent.runners.onnxruntime as runner
@@ -180,8 +180,15 @@ def test_a_file_that_changed_after_the_export_is_refused(folder):
     path = folder / "export" / "model.fp32.onnx"
     path.write_bytes(b"other weights")
     for model in (folder, path):
-        with pytest.raises(CheckpointError, match=r"is not the file that was exported: its sha256 is .*; export again"):
+        with pytest.raises(CheckpointError, match=r"was altered: its hash is .*; export again"):
             bench(model, runner="fake", **FAST)
+
+
+def test_the_export_of_another_model_is_refused_and_both_are_named(folder):
+    (folder / "model.json").write_text(spec_text(some_spec(), "b" * 64))
+    both = rf"export\.json is of other weights \({'a' * 12}\) than {folder} has \({'b' * 12}\)"
+    with pytest.raises(ExportError, match=rf"{both}.*; export this one again with `edgevit export {folder}`"):
+        bench(folder, runner="fake", **FAST)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"files": 3}', '{"files": {"model.fp32.onnx": {}}}', "\xff"])

@@ -168,7 +168,7 @@ def test_an_engine_of_other_weights_another_board_or_altered_is_refused(folder: 
     engine = engine_in(folder)
     record, described = read_engine(engine), engine.with_suffix(".json")
     described.write_text(ENGINE_KIND.text(replace(record, weights_sha256="0" * 64)))
-    with pytest.raises(EngineError, match=r"from other weights than .*; build one from these with `edgevit export"):
+    with pytest.raises(EngineError, match=r"is of other weights .*; build one of this model with `edgevit export"):
         judge(engine)
     described.write_text(ENGINE_KIND.text(record))
     play("10.16")

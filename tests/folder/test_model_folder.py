@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from model_folders import derivation_of, export_of, some_spec
 from some_engines import add
 
-from edgevit.errors import CheckpointError
+from edgevit.errors import CheckpointError, EngineError, ExportError
 from edgevit.folder.model_folder import ModelFolder, model_of
 from edgevit.folder.model_folder import export_of as export_with
 from edgevit.folder.names import MODEL_FOLDER
@@ -28,6 +29,30 @@ def test_what_is_written_is_read_again(folder: ModelFolder) -> None:
     assert folder.history_file.read_text() == '{"step": 1}\n{"step": 2}\n'
     assert folder.is_model and not folder.is_supernet
     assert {file.name for file in folder.path.iterdir()} < MODEL_FOLDER
+
+
+def test_a_record_of_another_model_is_refused_and_both_are_named(folder: ModelFolder, tmp_path: Path) -> None:
+    other = ModelFolder(tmp_path / "other")
+    other.path.mkdir()
+    other.weights_file.write_bytes(b"other weights")
+    other.write(some_spec(), derivation=derivation_of(None))
+    folder.derivation_file.write_text(other.derivation_file.read_text())
+    own, foreign = (one.document().weights_sha256[:12] for one in (folder, other))
+    both = rf"is of other weights \({foreign}\) than {tmp_path} has \({own}\): it belongs to another model; "
+    with pytest.raises(CheckpointError, match=rf"^{folder.derivation_file} {both}copy the folder again"):
+        folder.derivation()
+    folder.export.path.mkdir()
+    record = export_of({})
+    for weights, refused in ((foreign, True), (folder.weights_sha256(), False)):
+        model = replace(record.model, weights_sha256=weights.ljust(64, "0"))
+        folder.export.write_record(replace(record, model=model))
+        if refused:
+            with pytest.raises(ExportError, match=r"of other weights .*; export this one again with `edgevit"):
+                folder.export_record()
+    assert folder.export_record().folder == folder.export.path
+    engine = add(folder.path).path
+    with pytest.raises(EngineError, match=rf"^{engine} is of other weights .*build one of this model with `edgevit"):
+        folder.engine_record(engine)
 
 
 def test_a_base_says_no_derivation(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from some_runs import DENSE
 from edgevit.board.layers import line_of
 from edgevit.derive.jobs_table import TABLE_KIND, JobRow, JobsTable
 from edgevit.errors import OptionError
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.report.gather import gather
 
 
@@ -70,6 +72,18 @@ def test_a_damaged_record_leaves_the_rest_of_its_model(everything: Path) -> None
     assert two.derivation is not None and two.export is None
     named = [Path(skipped.where).name for skipped in found.skipped]
     assert "derivation.json" in named and "export.json" in named
+
+
+def test_the_export_of_another_model_is_left_out_and_both_are_named(everything: Path) -> None:
+    export = ModelFolder(everything / "runs/t2").export
+    record = export.record()
+    export.write_record(replace(record, model=replace(record.model, weights_sha256="b" * 64)))
+    found = gather([everything])
+    assert found.models[2].export is None and not found.models[2].files
+    left = [one for one in found.skipped if one.where == str(export.record_file)]
+    assert [one.why.partition(":")[0] for one in left] == [
+        f"is of other weights ({'b' * 12}) than {everything / 'runs/t2'} has ({'a' * 12})"
+    ]
 
 
 def test_a_file_of_lines_that_is_not_of_edgevit_is_passed_over_unless_it_was_asked_for(tmp_path: Path) -> None:
