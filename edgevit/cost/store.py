@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from edgevit.folder.writing import write_whole, writing
 from edgevit.progress import Progress, Silent
 from edgevit.report.runs import READER
 from edgevit.version import written_by
+
+logger = logging.getLogger(__name__)
 
 KEY, RUNS, ENGINES = "key.json", "runs.jsonl", "engines.json"
 
@@ -107,8 +110,25 @@ class Store:
         store = cls((folder or costs_folder()) / hashlib.sha256(told.encode()).hexdigest()[:16])
         with writing(store.folder):
             store.folder.mkdir(parents=True, exist_ok=True)
+            if not store._is_of(key):
+                logger.warning(
+                    "%s holds runs of another key, or a damaged one: removed, and measured again", store.folder
+                )
+                shutil.rmtree(store.folder)
+                store.folder.mkdir()
             write_whole(store.folder / KEY, KEY_KIND.text(_as_record(key)))
         return store
+
+    def _is_of(self, key: Mapping[str, Any]) -> bool:
+        """Whether the key that the folder states, if it states one, is this one: folders can change places."""
+        file = self.folder / KEY
+        if not file.exists():
+            return True
+        try:
+            stated = KEY_KIND.read(file)
+        except RunsError:
+            return False
+        return _plain(stated) == _plain(_as_record(key))
 
     @contextmanager
     def alone(self, progress: Progress | None = None) -> Iterator[None]:
@@ -154,6 +174,11 @@ class Store:
     def keep_engines(self, engines: Mapping[str, tuple[str, str]]) -> None:
         with writing(self.folder):
             write_whole(self.folder / ENGINES, ENGINES_KIND.text(BuiltEngines(dict(engines), written_by())))
+
+
+def _plain(record: StoreKey) -> str:
+    """What decides, as JSON has it."""
+    return json.dumps(KEY_KIND.content(replace(record, edgevit=None)), sort_keys=True)
 
 
 def _as_record(key: Mapping[str, Any]) -> StoreKey:

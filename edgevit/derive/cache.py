@@ -1,8 +1,9 @@
 """What a derivation worked out and another can use again: files under the user's cache folder, named by content hash.
 
 An entry's name is the hash of everything that it depends on: the base's weights, the images themselves, options. So an
-entry is never out of date, only unused; the least recently used go first when there are too many. An entry that cannot
-be read, or that another version of edgevit or of torch made, is said to be so, and made again.
+entry is never out of date, only unused; the least recently used go first when there are too many. An entry states the
+whole hash of its key, and one of its content. An entry that cannot be read, that is of another key, or that another
+version of edgevit or of torch made, is worked out again, with a warning.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -32,8 +34,9 @@ from edgevit.models.checkpoint import tensors_sha256
 from edgevit.progress import Progress, Silent
 from edgevit.version import processor, written_by
 
-SCHEMA = "10"  # of the entries
+SCHEMA = "11"  # of the entries
 MADE_BY = f"edgevit {edgevit.__version__} with torch {torch.__version__}, schema {SCHEMA}"
+KILLED_S = 3600.0  # no entry is written for so long
 LIMIT_BYTES = 20 * 10**9
 STREAMS = "streams"  # the largest entries, and the soonest worked out again: they may take half of the limit
 
@@ -72,6 +75,8 @@ def entries(folder: Path) -> list[CacheEntry]:
     """What the cache holds, last used first."""
     found = []
     for file in folder.glob("*.safetensors"):
+        if not file.is_file():  # a pipe would wait for a writer
+            continue
         with suppress(FileNotFoundError):  # another process has just made room
             facts, told = file.stat(), _told(file)
             what, base, task = file.stem.rpartition("-")[0], told.get("base", ""), told.get("task", "")
@@ -102,7 +107,11 @@ def clear(folder: Path) -> list[CacheEntry]:
 
 
 def _trim(folder: Path, limit_bytes: int) -> None:
-    """Remove the least recently used entries beyond the limit."""
+    """Remove the least recently used entries beyond the limit, and what a process left that was killed as it wrote."""
+    for private in folder.glob(".*.tmp"):
+        with suppress(OSError):
+            if time.time() - private.stat().st_mtime > KILLED_S:
+                shutil.rmtree(private, ignore_errors=True)
     held = streams = 0
     for entry in entries(folder):
         held += entry.bytes
@@ -116,24 +125,32 @@ class _Unusable(Exception):
     """Why an entry that is there cannot be used."""
 
 
-def _read(file: Path) -> Tensors:
-    """Read an entry and check that it is whole.
+def _read(file: Path, key_sha256: str) -> Tensors:
+    """Read an entry and check that it is whole, and of this key.
 
     Raises:
-        _Unusable: it is damaged, or of another version.
+        _Unusable: it is damaged, of another version, or of another key.
     """
     try:
         check_regular(str(file))
         with safe_open(file, "pt") as opened:
             facts = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no dict
-    except (SafetensorError, OSError) as error:
-        raise _Unusable(f"it cannot be read ({str(error).splitlines()[0][:80]})") from error
+        content_sha256 = tensors_sha256(tensors)
+    # The last ones come from tensors of a type that torch or numpy does not have.
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise _Unusable(f"it cannot be read ({(str(error).splitlines() or ['?'])[0][:80]})") from error
     if facts.get("made_by") != MADE_BY:
         raise _Unusable(f"it was made by {facts.get('made_by', 'an older edgevit')}, and this is {MADE_BY}")
-    if facts.get("sha256") != tensors_sha256(tensors):
+    if facts.get("sha256") != content_sha256:
         raise _Unusable("its content does not match its hash")
+    if facts.get("key_sha256") != key_sha256:
+        raise _Unusable("it is the entry of another key, under this one's name")
     return tensors
+
+
+def _key_sha256(what: str, key: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([what, key], sort_keys=True).encode()).hexdigest()
 
 
 @dataclass
@@ -162,11 +179,12 @@ class Cache:
         """
         if (file := self._file(what, key)) is None:
             return make()
+        key_sha256 = _key_sha256(what, key)
         with self._alone(file):
-            if (found := self._find(what, file)) is not None:
+            if (found := self._find(what, file, key_sha256)) is not None:
                 return found
             made = {name: t.detach().cpu().contiguous() for name, t in make().items()}
-            self._keep(file, made)
+            self._keep(file, made, key_sha256)
             self.made.add(file)
             return made
 
@@ -176,15 +194,14 @@ class Cache:
         return file is not None and file.is_file()
 
     def _file(self, what: str, key: Mapping[str, Any]) -> Path | None:
-        told = json.dumps([what, key], sort_keys=True)
-        name = f"{what}-{hashlib.sha256(told.encode()).hexdigest()[:32]}.safetensors"
+        name = f"{what}-{_key_sha256(what, key)[:32]}.safetensors"
         return None if self.folder is None else self.folder / name
 
-    def _find(self, what: str, file: Path) -> Tensors | None:
+    def _find(self, what: str, file: Path, key_sha256: str) -> Tensors | None:
         if not file.is_file():
             return None
         try:
-            found = _read(file)
+            found = _read(file, key_sha256)
         except _Unusable as why:
             self.progress.warn(f"cached {what} not used: {why}; working it out again")
             return None
@@ -204,11 +221,12 @@ class Cache:
         differs = ": results may differ from those with --no-cache in last bits, and by that in widths" * elsewhere
         self.progress.note(f"reusing {name} from the cache{differs}")
 
-    def _keep(self, file: Path, tensors: Tensors) -> None:
+    def _keep(self, file: Path, tensors: Tensors, key_sha256: str) -> None:
         """Write an entry so that it is there whole or not at all; a full disk costs the entry, not the derivation."""
         # A path may hold bytes that are no text.
         base, task = (text.encode("utf-8", "backslashreplace").decode() for text in (self.base, self.task))
         told = {"made_by": MADE_BY, "sha256": tensors_sha256(tensors), "base": base, "task": task}
+        told["key_sha256"] = key_sha256
         told["processor"] = processor()  # sums are rounded otherwise on others
         told["edgevit"] = written_by()  # for people; an entry is good for every commit of the version that made it
         try:

@@ -51,6 +51,23 @@ def alone_in(folder: Path, busy: EdgeVitError) -> Iterator[None]:
         os.close(handle)
 
 
+def is_held(folder: Path) -> bool | None:
+    """Whether another process holds the lock of a folder; None: the file system has no locks, or it cannot be read."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    return False
+
+
 @contextmanager
 def in_turn(file: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Wait for the lock of a file, which is made if it is not there, and hold it until the block ends.

@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import Any
@@ -15,7 +15,9 @@ from safetensors import SafetensorError
 
 from edgevit.agent.files import open_regular
 from edgevit.errors import OutputError
-from edgevit.folder.names import MODEL_FOLDER, SPEC
+from edgevit.folder.leftovers import is_leftover, refuse_in_use, remove_leftovers
+from edgevit.folder.lock import alone_in
+from edgevit.folder.names import EXPORT, MODEL_FOLDER, SPEC
 
 NAME_BYTES = 255  # of one file name, on every file system that counts
 SPARE_BYTES = 24  # that names beside an output are longer than its own: a dot, a process number, ".partial", ".tmp"
@@ -89,7 +91,10 @@ def _refuse_foreign(folder: Path) -> None:
     """Raise OutputError unless this is a model folder that holds nothing else, which may be replaced."""
     if folder.is_symlink() or not folder.is_dir() or not (folder / SPEC).is_file():
         raise OutputError(f"{folder} is not a model folder, so it is not overwritten; choose another --out")
-    if foreign := sorted({file.name for file in folder.iterdir()} - MODEL_FOLDER):
+    inner = [file for file in folder.iterdir() if not is_leftover(file, EXPORT)]
+    for file in inner:
+        refuse_in_use(file)
+    if foreign := sorted({file.name for file in inner} - MODEL_FOLDER):
         raise OutputError(
             f"{folder} holds {foreign[0]!r}, which edgevit did not write, so it is not overwritten; move that away"
         )
@@ -137,6 +142,7 @@ def write_whole(file: Path, text: str) -> None:
 def copy_whole(source: Path, file: Path) -> None:
     """Copy a file so that the copy is there whole or not at all, after a power cut, too."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    remove_leftovers(file)
     try:
         shutil.copyfile(source, temporary)
         sync(temporary)
@@ -181,10 +187,13 @@ def replaced_folder(folder: Path, refuse: Callable[[], None], *, keep: str | Non
     Raises:
         OutputError: as `refuse` says, or it cannot be written.
     """
+    remove_leftovers(folder, keep=keep)
     refuse()
     temporary, earlier = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
-    with writing(folder):
+    with writing(folder), ExitStack() as lock:
         temporary.mkdir(parents=True)
+        # Held until the end, so that no other edgevit takes it for one that a dead process left.
+        lock.enter_context(alone_in(temporary, OutputError(f"another edgevit is writing {temporary}")))
         try:
             yield temporary
             sync(temporary)

@@ -1,6 +1,7 @@
 """What was measured is kept by all that it depends on, and survives a crash in the middle of a line."""
 
 import json
+import shutil
 from dataclasses import replace
 from queue import Queue
 from threading import Thread
@@ -20,9 +21,13 @@ def test_runs_are_read_back_in_order_and_other_keys_have_others(tmp_path):
     store.add([DENSE])
     store.add([SLIM, DENSE])
     assert Store.of({"batch": 1, "embed": 64}, tmp_path).runs() == [DENSE, SLIM, DENSE]
-    assert Store.of({"batch": 8, "embed": 64}, tmp_path).runs() == []
+    other = Store.of({"batch": 8, "embed": 64}, tmp_path)
+    assert other.runs() == []
     told = KEY_KIND.read(store.folder / "key.json")
     assert told == StoreKey(written_by(), embed=64, more={"batch": 1})
+    shutil.rmtree(other.folder)
+    store.folder.rename(other.folder)
+    assert Store.of({"batch": 8, "embed": 64}, tmp_path).runs() == [], "folders that changed places"
 
 
 def test_a_line_that_a_crash_cut_off_costs_that_run_alone(tmp_path):

@@ -90,6 +90,20 @@ def test_an_entry_that_is_damaged_is_said_so_and_made_again(opened: Any, spoil: 
     assert make.calls == 2, "the new entry is whole"
 
 
+def test_entries_that_changed_places_are_said_so_and_made_again(opened: Any) -> None:
+    makers = {"x": Maker(1.0), "y": Maker(2.0)}
+    good = [opened.tensors("masks", {"base": base}, make)["a"] for base, make in makers.items()]
+    a, b = (entry.file for entry in entries(opened.folder))
+    content = a.read_bytes()
+    b.replace(a)
+    b.write_bytes(content)
+    for (base, make), before in zip(makers.items(), good, strict=True):
+        assert torch.equal(opened.tensors("masks", {"base": base}, make)["a"], before) and make.calls == 2
+    assert [note.partition(";")[0] for note in opened.progress.notes] == [
+        "cached masks not used: it is the entry of another key, under this one's name"
+    ] * 2
+
+
 def test_an_entry_of_another_version_is_said_so_and_made_again(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     make = Maker()
     with monkeypatch.context() as older:
@@ -137,8 +151,8 @@ def test_an_entry_that_goes_while_it_is_read_is_still_used(opened: Any, monkeypa
     make, read = Maker(), cache_module._read
     opened.tensors("masks", {}, make)
 
-    def read_and_lose(file: Path) -> dict[str, torch.Tensor]:
-        found = read(file)
+    def read_and_lose(file: Path, key_sha256: str) -> dict[str, torch.Tensor]:
+        found = read(file, key_sha256)
         file.unlink()
         return found
 
@@ -212,7 +226,7 @@ def test_a_pipe_in_place_of_another_entry_waits_for_nobody(opened: Any) -> None:
 
 
 def _is_whole(entry: Path) -> bool:
-    return not entry.is_symlink() and "a" in cache_module._read(entry)
+    return not entry.is_symlink() and cache_module._told(entry)["made_by"] == cache_module.MADE_BY
 
 
 def test_nothing_is_left_beside_an_entry_but_its_lock(opened: Any) -> None:
