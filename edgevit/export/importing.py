@@ -23,9 +23,17 @@ from edgevit.errors import CheckpointError, ExportError, OptionError, OutputErro
 from edgevit.export.evaluate import open_onnx
 from edgevit.export.graph import INPUT, OUTPUT, exporter_boundary, plain_shapes
 from edgevit.export.images import Judging, Subject, open_judging
-from edgevit.export.reading import Interface, check_nodes, read_file, read_interface, settled_batch, settled_size
+from edgevit.export.reading import (
+    Interface,
+    check_nodes,
+    read_file,
+    read_interface,
+    select_output,
+    settled_batch,
+    settled_size,
+)
 from edgevit.export.request import FilesRequest
-from edgevit.export.session import find_runtime, runtime_boundary
+from edgevit.export.session import find_runtime, refuse_huge, runtime_boundary
 from edgevit.export.stated import stated_preprocessing
 from edgevit.export.structure import Structure, find_structure, name_nodes
 from edgevit.folder.export import Batch
@@ -70,22 +78,22 @@ def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str]) -> ir
     return changed
 
 
-def _logits(file: Path, images: Any) -> Any:
-    """What ONNX Runtime makes of images [B, 3, H, W]."""
+def _logits(file: Path, images: Any, output: str | None = None) -> Any:
+    """What ONNX Runtime makes of images [B, 3, H, W]; `output` is one of several."""
     options = find_runtime().SessionOptions()
     options.log_severity_level = 3
     with runtime_boundary(file, CheckpointError):
         session = find_runtime().InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        return session.run(None, {session.get_inputs()[0].name: images})[0]
+        return session.run(output and [output], {session.get_inputs()[0].name: images})[0]
 
 
-def _expected(file: Path, images: Any) -> Any:
+def _expected(file: Path, images: Any, output: str | None) -> Any:
     """The file's own logits [B, C].
 
     Raises:
         CheckpointError: it gives something else or what is no number, or cannot be run.
     """
-    logits = _logits(file, images)
+    logits = _logits(file, images, output)
     if logits.ndim != 2 or len(logits) != len(images) or logits.shape[1] < 2:
         raise CheckpointError(
             f"{file} maps {len(images)} images to {list(logits.shape)} and is no classifier: a row of logits for each "
@@ -154,12 +162,19 @@ def _prepared(
 
 
 def _write_onnx(
-    file: Path, model: onnx.ModelProto, path: Path, batch: Batch, size: Sequence[int], progress: Progress
+    file: Path,
+    model: onnx.ModelProto,
+    path: Path,
+    batch: Batch,
+    size: Sequence[int],
+    output: str | None,
+    progress: Progress,
 ) -> tuple[Structure, int]:
     """Write the same function with its parts named; return these parts, and how many outputs it has."""
     count, first = (2, "batch") if batch == "dynamic" else (batch, batch)
+    refuse_huge(file, [count, *size])
     images = np.random.default_rng(0).standard_normal((count, *size)).astype(np.float32)
-    expected = _expected(file, images)
+    expected = _expected(file, images, output)
     outputs: int = expected.shape[1]
     with progress.stage("import"):
         changed = simplified(file, model, [first, *size])
@@ -175,12 +190,14 @@ def _write(request: FilesRequest, folder: ModelFolder, progress: Progress) -> Im
     """Fill a folder that nobody sees yet."""
     file = request.model
     model = read_file(file)
-    opset, interface = check_nodes(file, model), read_interface(file, model.graph)
+    opset = check_nodes(file, model)
+    select_output(file, model.graph, request.output_name)
+    interface = read_interface(file, model.graph)
     batch = settled_batch(file, interface.batch, request.batch)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     preprocessing = _prepared(request, interface, metadata, progress)
     size = preprocessing["input_size"]
-    structure, outputs = _write_onnx(file, model, folder.imported_onnx, batch, size, progress)
+    structure, outputs = _write_onnx(file, model, folder.imported_onnx, batch, size, request.output_name, progress)
     subject = _own_subject(file, metadata, preprocessing, outputs)
     judging = _judging(request, subject, progress)
     of_classes = judging if judging is not None and not subject.class_names else subject
@@ -236,7 +253,7 @@ def imported(request: Asked, progress: Progress | None = None) -> Asked:
             document = _write(request, ModelFolder(temporary), progress)
     return replace(
         request, model=target.path, out=None, data=None, classes=None, base_classes=None, input_size=None,
-        crop_mode=None, preprocessing={}, batch="dynamic",
+        crop_mode=None, output_name=None, preprocessing={}, batch="dynamic",
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from edgevit.errors import CheckpointError, ExportError, OptionError
+from edgevit.errors import CheckpointError, ExportError, OptionError, UnknownNameError
 from edgevit.export.graph import PROTOBUF_LIMIT_BYTES
 from edgevit.export.request import OPSETS
 from edgevit.folder.export import Batch
@@ -72,6 +73,22 @@ def check_nodes(file: Path, model: onnx.ModelProto) -> int:
     return opset
 
 
+def select_output(file: Path, graph: onnx.GraphProto, name: str | None) -> None:
+    """Leave out all outputs of a graph but the one of this name, in place; None: change nothing.
+
+    Raises:
+        UnknownNameError: the graph has no such output.
+    """
+    if name is None:
+        return
+    named = {value.name: value for value in graph.output}
+    if name not in named:
+        raise UnknownNameError(f"output of {file}", name, sorted(named))
+    selected = named[name]
+    del graph.output[:]
+    graph.output.append(selected)
+
+
 def read_interface(file: Path, graph: onnx.GraphProto) -> Interface:
     """Refuse what is no classifier of one batch of images."""
     weights = {weight.name for weight in graph.initializer}
@@ -79,9 +96,11 @@ def read_interface(file: Path, graph: onnx.GraphProto) -> Interface:
     for kind, values in (("input", inputs), ("output", list(graph.output))):
         if len(values) != 1:
             named = ", ".join(value.name for value in values) or "none"
+            attempt = f"export it with only {'images as input' if kind == 'input' else 'its logits as output'}"
+            if kind == "output" and values:
+                attempt = f"name the one that holds the logits, such as --output-name {shlex.quote(values[0].name)}"
             raise CheckpointError(
-                f"{file} has {len(values)} {kind}s ({named}), and an image classifier has one; export it with only "
-                + ("images as input" if kind == "input" else "its logits as output")
+                f"{file} has {len(values)} {kind}s ({named}), and an image classifier has one; {attempt}"
             )
     tensor = inputs[0].type.tensor_type
     shape = [dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim]  # some write -1 for any size

@@ -144,6 +144,10 @@ class FilesRequest:
             "Images that an ONNX file takes, where it does not say.", PREPROCESSING, metavar="CxHxW", read=read_size
         ),
     ] = None
+    output_name: Annotated[
+        str | None,
+        Option("Output of an ONNX file that holds its logits, where it has several.", FILES),
+    ] = None
     preprocessing: Annotated[Mapping[str, Any], Nested(GivenPreprocessing)] = field(default_factory=dict)
     crop_mode: Annotated[
         str | None,
@@ -194,7 +198,7 @@ class FilesRequest:
     def _check_folder(self) -> None:
         foreign = {
             "out": self.out, "classes": self.classes, "base-classes": self.base_classes, "input-size": self.input_size,
-            "crop-mode": self.crop_mode, **self.preprocessing,
+            "crop-mode": self.crop_mode, "output-name": self.output_name, **self.preprocessing,
         }  # fmt: skip
         if given := [name.replace("_", "-") for name, value in foreign.items() if value is not None]:
             instead = (

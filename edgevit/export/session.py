@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from edgevit.models.device import find_device
 
 T = TypeVar("T")
 READER = Reader(CheckpointError, mend="export the model again")
+INPUT_LIMIT_BYTES = 4 << 30
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
@@ -34,6 +36,15 @@ def find_runtime() -> Any:
         return import_onnxruntime()
     except RunnerError as error:
         raise ExportError(str(error)) from error
+
+
+def refuse_huge(path: Path, shape: Sequence[int]) -> None:
+    """Raise CheckpointError if one input of this shape, in fp32, is more than any machine would be given at once."""
+    if (size := 4 * math.prod(shape)) > INPUT_LIMIT_BYTES:
+        raise CheckpointError(
+            f"{path} takes {'x'.join(map(str, shape))} values at once, {size / 1e9:.0f} GB, and "
+            f"{INPUT_LIMIT_BYTES / 1e9:.0f} GB is the most here; export it with a smaller batch, or smaller images"
+        )
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -101,8 +112,18 @@ class OnnxModel:
                 "alone, with its CUDA libraries, or --device cpu"
             )
         self.path = path
-        self.input = self.session.get_inputs()[0]
-        self.output = self.session.get_outputs()[0]
+        inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
+        if (len(inputs), len(outputs)) != (1, 1):
+            several = f" --output-name {shlex.quote(outputs[0].name)}" if len(outputs) > 1 else ""
+            raise CheckpointError(
+                f"{path} has {len(inputs)} inputs and {len(outputs)} outputs, and an image classifier has one of each; "
+                + (
+                    f"make a folder of it with `edgevit export {shlex.quote(str(path))} --out DIR{several}`"
+                    if len(inputs) == 1 and outputs
+                    else "export it with images as its only input and its logits as output"
+                )
+            )
+        self.input, self.output = inputs[0], outputs[0]
         shape, out = self.input.shape, self.output.shape
         if len(shape) != 4 or len(out) != 2 or not isinstance(out[1], int) or self.input.type not in DTYPES:
             raise CheckpointError(
@@ -110,6 +131,7 @@ class OnnxModel:
                 f"give a file that `edgevit export` wrote"
             )
         self.batch: int | None = shape[0] if isinstance(shape[0], int) else None
+        refuse_huge(path, [size for size in shape if isinstance(size, int)])
         self.dtype = DTYPES[self.input.type]
         self.metadata: dict[str, str] = dict(self.session.get_modelmeta().custom_metadata_map)
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from foreign_onnx import PREPARED, write_vit
 from onnx import TensorProto, helper
 
 from edgevit.board.models import find_file
 from edgevit.engines.run import evaluate, export
-from edgevit.errors import CheckpointError, DataError, OptionError, OutputError
+from edgevit.errors import CheckpointError, DataError, OptionError, OutputError, UnknownNameError
 from edgevit.export.current import current_export
 from edgevit.export.importing import imported, settled
 from edgevit.export.request import FilesRequest
@@ -180,6 +181,31 @@ def test_what_is_no_classifier_is_refused_and_nothing_is_left(tmp_path: Path) ->
     with pytest.raises(CheckpointError, match=r"maps 2 images to \[2, 2, 16, 16\] and is no classifier"):
         take(file)
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_of_several_outputs_the_one_that_is_named_holds_the_logits(tmp_path: Path) -> None:
+    file = write_vit(tmp_path / "m.onnx", depth=1)
+    expected = OnnxModel(file).predict(torch.ones(2, 3, 32, 32))
+    model = onnx.load(file)
+    tokens = next(n.output[0] for n in model.graph.node if n.op_type == "Softmax")
+    model.graph.output.insert(0, helper.make_tensor_value_info(tokens, TensorProto.FLOAT, ["n", 2, 16, 16]))
+    onnx.save(model, file)
+    with pytest.raises(CheckpointError, match=rf"has 2 outputs \({tokens}, prob\).*such as --output-name {tokens}$"):
+        take(file)
+    with pytest.raises(UnknownNameError, match=r"output of \S+m\.onnx 'logits'"):
+        take(file, output_name="logits")
+    found = OnnxModel(take(file, output_name="prob").imported_onnx).predict(torch.ones(2, 3, 32, 32))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(CheckpointError, match=r"has 1 inputs and 2 outputs, .* with `edgevit export .*--output-name"):
+        OnnxModel(file)
+
+
+def test_an_input_that_no_machine_holds_is_one_line(tmp_path: Path) -> None:
+    file = write_vit(tmp_path / "m.onnx", depth=1, batch=2**40)
+    said = r"takes 1099511627776x3x32x32 values at once, 13510799 GB, and 4 GB is the most here; export it with a small"
+    for opening in (take, OnnxModel):
+        with pytest.raises(CheckpointError, match=said):
+            opening(file)
 
 
 def test_logits_that_are_no_numbers_are_the_file_s_own(tmp_path: Path) -> None:

@@ -48,5 +48,14 @@ def test_a_file_that_is_no_image_classifier_is_refused(tmp_path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "a.onnx")
     with pytest.raises(CheckpointError, match="is no image classifier; give a file that `edgevit export` wrote"):
         OnnxModel(tmp_path / "a.onnx")
+    for inputs, outputs in ((1, 0), (2, 1)):
+        names = [[f"{kind}{i}" for i in range(count)] for kind, count in (("x", inputs), ("y", max(outputs, 1)))]
+        values = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 3, 8, 8]) for n in part] for part in names]
+        node = helper.make_node("Sum", names[0], names[1][:1])
+        graph = helper.make_graph([node], "sum", values[0], values[1][:outputs])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, tmp_path / "b.onnx")
+        with pytest.raises(CheckpointError, match=rf"has {inputs} inputs and {outputs} outputs, .*; export it with"):
+            OnnxModel(tmp_path / "b.onnx")
     with pytest.raises(CheckpointError, match="no ONNX file at"):
         OnnxModel(tmp_path / "none.onnx")
