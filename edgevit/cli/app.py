@@ -19,6 +19,7 @@ from edgevit.cli import (
     derive_many,
     evaluate,
     export,
+    ls,
     methods,
     profiles,
     prove,
@@ -35,8 +36,8 @@ from edgevit.signals import sigterm_as_ctrl_c
 from edgevit.version import written_by
 
 COMMANDS = (
-    sweep, derive, base, methods, derive_many, supernet, export, bench, compare, report, cost, evaluate, show, board,
-    profiles, prove, cache,
+    sweep, derive, base, methods, derive_many, supernet, export, bench, compare, report, cost, evaluate, show, ls,
+    board, profiles, prove, cache,
 )  # fmt: skip
 
 

@@ -24,12 +24,14 @@ def main(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="A model folder, the folder of a sweep, an engine, or a file of profiled layers or of a proof."
+            help="A model folder, the folder of a sweep, a folder of models, an engine, or a file of profiled layers "
+            "or of a proof."
         ),
     ],
     json: JsonFlag = False,
 ) -> None:
     """Show a model block by block, its classes, its accuracy (of a super-network, its slices'), and how it was made."""
+    from edgevit.cli.ls import show_models
     from edgevit.folder.model_folder import ModelFolder
     from edgevit.folder.names import suffix_of
     from edgevit.sweep.record import RECORD
@@ -44,7 +46,7 @@ def main(
         show_rates(console, folder)
     elif ModelFolder(folder).is_imported:
         show_imported(console, ModelFolder(folder).imported())
-    else:
+    elif ModelFolder(folder).is_model or not folder.is_dir() or not show_models(console, folder):
         show_model(console, folder)
 
 

@@ -22,6 +22,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
@@ -102,7 +103,7 @@ class RecordKind(Generic[T]):
         if UNMARKED in self.schemas:
             given = {"schema": UNMARKED, **given}
         own = {name: given.pop(name) for name in self._own if name in given}
-        record = self.reader.checked({**own, **_opened(given, self.record)}, self.record, where, schemas=self.schemas)
+        record = self.reader.checked({**own, **_moved(given, self.record)}, self.record, where, schemas=self.schemas)
         self._check_seal(content, where)
         return record
 
@@ -189,15 +190,24 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _opened(value: Any, hint: Any) -> Any:
+def _moved(value: Any, kind: type) -> Any:
     """Move what a record has no field for into its field `more`, if it has that one; in the records within it, too."""
-    kind = _record_of(hint)
-    if kind is None or not isinstance(value, dict):
+    if not isinstance(value, dict):
         return value
-    hints = get_type_hints(kind)
-    known = {key: _opened(part, hints[key]) for key, part in value.items() if key in hints and key != MORE}
-    rest = {key: part for key, part in value.items() if key not in hints or key == MORE}
-    return {**known, MORE: rest} if MORE in hints else {**known, **rest}
+    inner = _inner(kind)
+    known = {
+        key: part if (record := inner[key]) is None else _moved(part, record)
+        for key, part in value.items()
+        if key in inner and key != MORE
+    }
+    rest = {key: part for key, part in value.items() if key not in inner or key == MORE}
+    return {**known, MORE: rest} if MORE in inner else {**known, **rest}
+
+
+@cache
+def _inner(kind: type) -> dict[str, type | None]:
+    """The fields of a record class, each with its own record class; typing takes a millisecond for one."""
+    return {name: _record_of(hint) for name, hint in get_type_hints(kind).items()}
 
 
 def _record_of(hint: Any) -> type | None:

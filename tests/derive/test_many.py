@@ -13,12 +13,15 @@ from typing import Any
 import bad_jobs
 import pytest
 from forks import Program, server
+from seals import reseal
 from small_base import PLAN, write_checkpoint
 
 from edgevit.derive import many
 from edgevit.derive.jobs_file import Job, read_jobs
+from edgevit.derive.jobs_table import TABLE_KIND
 from edgevit.derive.many import derive_many
 from edgevit.errors import OutputError
+from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.folder.lock import alone_in
 from edgevit.folder.unfinished import holds_state, open_partial
 from edgevit.progress import Silent
@@ -61,10 +64,15 @@ def test_jobs_are_done_once_and_one_that_fails_does_not_stop_the_rest(
 def _models_outlive_what_is_told_of_them(plan_file: Path, file: Path, rows: dict[str, Any]) -> None:
     """Every model that is there is done, however little of results.json is left, and nothing is worked out again."""
     good = file.read_text()
+
+    def sealed(text: str) -> str:
+        return json.dumps(TABLE_KIND.sealed(json.loads(text)))
+
     for content, warned in (
         (None, ""),
-        (good.replace('"done"', '"started"'), ""),  # the machine went down before the end was told
-        (good.replace('"done"', '"failed"'), ""),
+        (sealed(good.replace('"done"', '"started"')), ""),  # the machine went down before the end was told
+        (sealed(good.replace('"done"', '"failed"')), ""),
+        (good.replace('"done"', '"failed"'), "was altered"),
         ("", "is not JSON"),
         (good[: len(good) // 2], "is not JSON"),
         ("[]", "holds a list, expected an object"),
@@ -89,9 +97,8 @@ def _models_outlive_what_is_told_of_them(plan_file: Path, file: Path, rows: dict
 
 def _a_model_of_an_older_edgevit_is_known_by_its_row(job: Job) -> None:
     file = Path(job.out, "derivation.json")
-    record = json.loads(file.read_text())
-    assert record.pop("job") == job.sha256()
-    file.write_text(json.dumps(record))
+    assert json.loads(file.read_text())["job"] == job.sha256()
+    reseal(DERIVATION_KIND, file, lambda content: content.pop("job"))
     for state, known in (("started", True), ("failed", False)):
         told = many.JobRow(job.name, job.task, job.budget, job.method, job.out, job.sha256(), state)  # type: ignore[arg-type]
         assert (many._found(job, [told], Silent()) is not None) == known

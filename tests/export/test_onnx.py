@@ -36,7 +36,9 @@ def alter_weights(folder: Path, name: str, value: float) -> None:
     weights = load_file(folder / "model.safetensors")
     weights[name].view(-1)[0] = value
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    rewrite_spec(folder, lambda spec: spec.update(weights_sha256=file_sha256(folder / "model.safetensors")))
+    own = {"weights_sha256": file_sha256(folder / "model.safetensors")}
+    rewrite_spec(folder, lambda spec: spec.update(own))
+    reseal(DERIVATION_KIND, folder / "derivation.json", lambda content: content.update(own))
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -57,7 +59,7 @@ def test_export_writes_two_files_and_a_record_of_every_check(exported: Exported)
     for name, file in record["files"].items():
         assert file["sha256"] == file_sha256(folder / "export" / name)
         assert file["bytes"] == (folder / "export" / name).stat().st_size
-    assert record["schema"] == 3 and record["batch"] == "dynamic"
+    assert record["schema"] == 4 and record["batch"] == "dynamic"
     assert record["classes"][2] == {"name": "8", "column": 8}
     derivation = json.loads((folder / "derivation.json").read_text())
     assert record["accuracy"]["images"] == derivation["data"]["images"]["test"]

@@ -371,7 +371,7 @@ def test_a_model_that_came_as_an_onnx_file_is_judged_by_its_export(tmp_path: Pat
     (tmp_path / "o" / "model.onnx").write_bytes(b"x" * 70)
     preprocessing = some_spec().preprocessing
     document = ImportedDocument(
-        file="other.onnx", file_sha256="0" * 64, weights_sha256="0" * 64, batch=1, opset=20, outputs=10, norms=(),
+        file="other.onnx", file_sha256="0" * 64, weights_sha256="a" * 64, batch=1, opset=20, outputs=10, norms=(),
         blocks=(), classes=CLASSES, preprocessing=preprocessing, seed=42, validation_fraction=0.1, data=DATA,
         edgevit="0.1.0",
     )  # fmt: skip
