@@ -78,7 +78,7 @@ def _sweep(folder: Path) -> ListedFolder:
     sweep = read_sweep(folder)
     chosen = sweep.chosen()
     picked = f", {chosen.folder} is the smallest that reaches the base" if chosen else ""
-    return ListedFolder("", "sweep", note=f"{len(sweep.derived)} models{picked}")
+    return ListedFolder("", "sweep", note=f"{len(sweep.derived)} model{'s' * (len(sweep.derived) != 1)}{picked}")
 
 
 def _folder(folder: Path) -> ListedFolder:
