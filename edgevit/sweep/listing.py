@@ -87,15 +87,14 @@ def _folder(folder: Path) -> ListedFolder:
     if folder.name == EXPORT and not ModelFolder(folder).is_model:
         return ListedFolder("", "export", files=len(ExportFolder(folder).onnx_files()), note="its model is not here")
     files = ModelFolder(folder)
-    export = files.export
-    made = {"files": len(export.onnx_files()), "engines": len(export.engine_files())}
+    onnx, engines = len(files.export.onnx_files()), len(files.export.engine_files())
     if files.is_imported:
         files.imported()
-        return ListedFolder("", "ONNX file", **made)
+        return ListedFolder("", "ONNX file", files=onnx, engines=engines)
     document, record = files.document(), files.derivation()
     one = ListedFolder(
         "", "model" if record else "base", rate=document.rate, macs=document.macs,
-        macs_share=document.macs / document.base.macs, **made,
+        macs_share=document.macs / document.base.macs, files=onnx, engines=engines,
     )  # fmt: skip
     if files.is_supernet:
         net = files.supernet()
