@@ -12,7 +12,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Callable
 
 from . import control, jetson
@@ -66,7 +66,8 @@ def examine(send: Send, root: str, owner: str | None = None) -> dict[str, Any]:
     packages = runtime.get("packages") or {}
     # Last: the kernel tells the GPU's clock only once the GPU has been woken, as CUDA has done by now.
     facts.update(_settings(root))
-    return {**facts, **answers, "onnxruntime": runtime.get("found"), "onnxruntime_packages": packages}
+    facts.update(onnxruntime_packages=packages, clock_s=time())  # last, for a host that compares it with its own
+    return {**facts, **answers, "onnxruntime": runtime.get("found")}
 
 
 def _system(root: str) -> dict[str, Any]:

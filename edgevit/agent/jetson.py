@@ -181,7 +181,7 @@ def clocks_locked(root: str) -> bool | None:
 
 def is_locked(clock: dict[str, Any]) -> bool:
     """Whether one speed is left to choose from, or the governor always takes the highest, as on JetPack 7.2."""
-    return clock["min_khz"] == clock["max_khz"] or clock["governor"] == "performance"
+    return bool(clock["min_khz"] == clock["max_khz"]) or clock["governor"] == "performance"
 
 
 def memory_clock_locked(root: str) -> bool | None:

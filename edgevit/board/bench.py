@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta, timezone
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -19,7 +20,7 @@ from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
 from edgevit.board.answers import reading, wrong_answer
 from edgevit.board.connection import THIS_MACHINE, Board, open_board
-from edgevit.board.facts import BoardFacts, examine
+from edgevit.board.facts import CLOCK_OFF_S, BoardFacts, examine
 from edgevit.board.images import find_images, preprocessing_of
 from edgevit.board.layers import LayerProfile, profile_of
 from edgevit.board.models import Measurable, Work, find_engine_file, find_file, of_this_board
@@ -35,6 +36,7 @@ from edgevit.version import written_by
 
 ON_A_BOARD_S = 10.0  # of window and of idle power: the rails' sensors average over 0.43 s
 ELSEWHERE_S = 1.0
+OLDEST_RUN = datetime(2026, 1, 1, tzinfo=timezone.utc)  # none is older than edgevit
 CROSS_CHECK_S = 3.0  # trtexec's own default
 
 
@@ -343,7 +345,7 @@ def take_turns(
 
     def read(result: dict[str, Any]) -> tuple[Turns, str | None]:
         with reading(board.host, "bench"):
-            return _turns_of(result, turns, profiled, board.host), result["alone"]
+            return _turns_of(result, turns, profiled, board.host, setting.facts), result["alone"]
 
     turns_made: Turns = board.run_job("bench", args, name=name, progress=progress, read=read, keep=kept)
     if as_stated and (told := _other_state(turns_made.runs, how, setting)):
@@ -359,6 +361,7 @@ def _turns_of(
     turns: Sequence[Sequence[MeasurementRequest]],
     profiled: Sequence[MeasurementRequest],
     host: str,
+    facts: BoardFacts,
 ) -> Turns:
     """Read the result of a bench, and compare it with what was asked for.
 
@@ -385,8 +388,15 @@ def _turns_of(
         if failed["labels"] != labels or failed["batch"] != remaining[0][0].batch:
             raise wrong_answer(host, "bench", "what failed is not what was the next to be measured")
         failed = {**failed, "labels": [request.label for request in remaining[0]]}
+    ahead_s = facts.clock_ahead_s or 0.0
     made = tuple(
-        replace(run, label=request.label, model=Path(request.model).name, edgevit=written_by())
+        replace(
+            run,
+            label=request.label,
+            model=Path(request.model).name,
+            created=dated(run.created, ahead_s),
+            edgevit=written_by(),
+        )
         for run, request in zip(runs, requests)  # noqa: B905 (one that failed ended the rest)
     )
     layers = (profile_of(request, profile, made) for request, profile in zip(profiled, profiles))  # noqa: B905
@@ -400,6 +410,21 @@ def _identity(request: MeasurementRequest) -> dict[str, Any]:
         "model": printable(Path(request.model).name),
         **{name: getattr(request, name) for name in ("model_sha256", "precision", "runner", "batch", "round")},
     }
+
+
+def dated(created: str, ahead_s: float, now: datetime | None = None) -> str:
+    """Return when a run was made by this machine's clock; `ahead_s`: how far the board's is ahead of it.
+
+    What cannot be, as the board's clock was set meanwhile, is the time at which the run arrived here.
+    """
+    now = now or datetime.now(timezone.utc)
+    try:
+        at = datetime.fromisoformat(created)
+        at -= timedelta(seconds=ahead_s if abs(ahead_s) > CLOCK_OFF_S else 0.0)
+        possible = OLDEST_RUN <= at <= now + timedelta(seconds=CLOCK_OFF_S)
+    except (ValueError, TypeError, OverflowError):  # no time, or none of this calendar
+        possible = False
+    return (at if possible else now).isoformat(timespec="seconds")
 
 
 def _other_state(runs: Sequence[Run], how: Conditions, setting: Setting) -> str | None:

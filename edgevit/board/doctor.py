@@ -15,7 +15,7 @@ from typing import Literal
 from edgevit.agent.jetson import modes_want_a_reboot
 from edgevit.agent.meters.ina3221 import ROOT_ALONE
 from edgevit.agent.onnx_runtime import CPU, GPU
-from edgevit.board.facts import BoardFacts, ListedMode
+from edgevit.board.facts import CLOCK_OFF_S, BoardFacts, ListedMode
 from edgevit.board.profiles import Profile
 from edgevit.board.roofline import ceiling_found
 
@@ -273,6 +273,16 @@ def _temperature(facts: BoardFacts, profile: Profile | None) -> Check | None:
     return Check("temperature", "warning", f"{seen}, close to slowing down", f"below {HOT_C:.0f} °C", mend)
 
 
+def _clock(facts: BoardFacts, profile: Profile | None) -> Check | None:
+    ahead_s = facts.clock_ahead_s
+    if facts.clock_s is None or ahead_s is None or abs(ahead_s) <= CLOCK_OFF_S:
+        return None
+    days = abs(ahead_s) / 86_400
+    off = f"{days:.0f} days" if days >= 2 else f"{abs(ahead_s) / 60:.0f} minutes"
+    seen = f"{off} {'ahead of' if ahead_s > 0 else 'behind'} this machine's; runs are dated by this machine"
+    return Check("clock", "warning", seen, "the same time", "sudo timedatectl set-ntp true, or sudo date -s TIME")
+
+
 def _rails(facts: BoardFacts, profile: Profile | None) -> Check:
     meters, rails = facts.meters, facts.rails
     able = [name for name, reason in meters.items() if reason is None]
@@ -343,6 +353,6 @@ def _jtop(facts: BoardFacts, profile: Profile | None) -> Check:
 
 CHECKS = (
     *(_module, _left_behind, _jetpack, _l4t, _python, _tensorrt, _cuda, _onnxruntime, _trtexec),
-    *(_power_mode, _clocks, _memory, _disk, _temperature, _rails, _jtop, _sudo),
+    *(_power_mode, _clocks, _memory, _disk, _temperature, _clock, _rails, _jtop, _sudo),
 )
 JETSON_ONLY = (_jetpack, _l4t, _trtexec, _power_mode, _clocks, _rails, _jtop, _sudo)

@@ -5,12 +5,15 @@ Names are the agent's own keys, which `agent/examine.py` explains. What it could
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgevit.board.answers import READER
 from edgevit.board.connection import Board
 from edgevit.progress import Progress, Silent
+
+CLOCK_OFF_S = 60.0  # between two machines' clocks, above which one of them is not set
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,8 @@ class BoardFacts:
     user: str = ""
     root: bool = False
     hostname: str = ""
+    clock_s: float | None = None  # since 1970, by its own clock
+    clock_ahead_s: float | None = None  # of this machine's clock, which is what runs are dated by
     power_mode: PowerMode | None = None
     power_modes: tuple[ListedMode, ...] = ()
     default_power_mode: int | None = None
@@ -180,4 +185,5 @@ def examine(board: Board, progress: Progress | None = None) -> BoardFacts:
     Raises:
         BoardError: it did not answer.
     """
-    return read_facts(board.examine(progress or Silent()), board.host)
+    facts = read_facts(board.examine(progress or Silent()), board.host)
+    return facts if facts.clock_s is None else replace(facts, clock_ahead_s=facts.clock_s - time.time())

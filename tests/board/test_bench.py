@@ -1,6 +1,7 @@
 """From a model to runs, through a real agent; with the fake runner where what computes does not matter."""
 
 import hashlib
+from datetime import datetime, timezone
 
 import numpy as np
 import onnx
@@ -11,13 +12,34 @@ from onnx import TensorProto, helper
 
 import edgevit.agent.runners.onnxruntime as runner
 from edgevit.agent.runners import RunnerError
-from edgevit.board.bench import bench
+from edgevit.board.bench import bench, dated
 from edgevit.errors import AgentError, CheckpointError, ExportError, OptionError, UnknownNameError
 from edgevit.folder.export import ExportedFile
 from edgevit.folder.model_folder import ModelFolder
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 FAST = dict(samples=20, duration_s=0, warmup=2, warmup_seconds=0)
+
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
+SINCE_1970_S = NOW.timestamp() - 400  # how far a board is behind that woke up 400 s ago, without a clock battery
+
+
+@pytest.mark.parametrize(
+    ("created", "ahead_s", "expected"),
+    [
+        ("2026-11-20T11:58:00+00:00", 1.5, "2026-11-20T11:58:00+00:00"),
+        ("1970-01-01T00:05:04+00:00", -SINCE_1970_S, "2026-11-20T11:58:24+00:00"),
+        ("2026-11-20T13:58:00+00:00", 7200.0, "2026-11-20T11:58:00+00:00"),
+        ("1970-01-01T00:05:04+00:00", 0.5, "2026-11-20T12:00:00+00:00"),  # its clock was set since
+        ("2026-11-20T11:58:00+00:00", -SINCE_1970_S, "2026-11-20T12:00:00+00:00"),  # set during the bench
+        ("2026-11-20T11:58:00", 0.0, "2026-11-20T12:00:00+00:00"),
+        ("yesterday", 0.0, "2026-11-20T12:00:00+00:00"),
+        ("2026-11-20T11:58:00+00:00", 1e300, "2026-11-20T12:00:00+00:00"),
+    ],
+)
+def test_a_run_is_dated_by_this_machine_whatever_the_boards_clock_says(created, ahead_s, expected):
+    assert dated(created, ahead_s, NOW) == expected
 
 
 def write_onnx(path, *, shape=("batch", 3, 32, 32), dtype=TensorProto.FLOAT, name="images"):
