@@ -24,7 +24,14 @@ from edgevit.derive.method import find_method, refuse_training
 from edgevit.derive.problem import Stopwatch
 from edgevit.derive.session import Derivation
 from edgevit.derive.session import run as derive
-from edgevit.errors import BudgetError, ConnectionLostError, Interrupted, OptionError, UnreachableError
+from edgevit.errors import (
+    BudgetError,
+    ConnectionLostError,
+    EdgeVitError,
+    Interrupted,
+    OptionError,
+    UnreachableError,
+)
 from edgevit.folder.derivation import FigureRecord, MetRecord, RoundRecord
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.records import UNMARKED, RecordKind, Seal
@@ -203,6 +210,7 @@ class _One:
         with (
             _resumable(work),
             open_partial(asked.out, same, asked.resume, asked=asked.told(), overwrite=asked.overwrite),
+            remove_without_models(work),
         ):
             kept = self._kept(work, quantity)
             watch = Stopwatch()
@@ -414,6 +422,19 @@ def _told(search: Search, unit: str) -> str:
         f"{last.predicted:.4g} {unit} predicted, {seen.value:.4g} measured{interval}, "
         f"{abs(off):.1%} {'over' if off > 0 else 'under'} the budget of {search.budget:.4g} {unit}"
     )
+
+
+@contextmanager
+def remove_without_models(work: Path) -> Iterator[None]:
+    """Remove the folder of a search that failed before its first model, so that the command can be corrected."""
+    try:
+        yield
+    except (Interrupted, ConnectionLostError, UnreachableError):
+        raise
+    except EdgeVitError:
+        if not any(ModelFolder(folder).is_model for folder in (work / "rounds").glob("*")):
+            shutil.rmtree(work, ignore_errors=True)
+        raise
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from edgevit.derive.request import BaseRequest, DeriveRequest
 from edgevit.derive.session import run as derive
 from edgevit.errors import OutputError
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.unfinished import partial_folder
+from edgevit.folder.unfinished import holds_state, partial_folder
 from edgevit.folder.writing import write_whole, writing
 from edgevit.meet.costs import Costs
 from edgevit.meet.in_turns import InTurns
@@ -70,7 +70,7 @@ class BudgetBench:
     def derivation(self, out: Path, name: str, limit: float, at_least: Shape | None) -> DeriveRequest:
         """The derivation that is asked for, with a limit by the table of a plan, and what the plan is to contain."""
         budget = {**NONE_MEASURED, self.quantity: limit}
-        going_on = {"out": out, "resume": partial_folder(out).is_dir(), "overwrite": False}
+        going_on = {"out": out, "resume": holds_state(partial_folder(out)), "overwrite": False}
         grown = None if at_least is None else at_least.by_number
         embed = 0 if at_least is None else at_least.embed or self.tables()[0].base.embed
         containing = {"at_least": grown, "at_least_embed": embed}

@@ -17,7 +17,7 @@ from edgevit.derive.options import describe
 from edgevit.derive.request import METHOD, Cache, DeriveFrom, DeriveRequest, Request, method_options
 from edgevit.errors import OptionError, OutputError, UnknownNameError
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.unfinished import partial_folder
+from edgevit.folder.unfinished import holds_state, partial_folder
 from edgevit.folder.writing import file_sha256, refuse_existing
 from edgevit.models.request import BASE
 from edgevit.numbers import COUNT, check_number
@@ -118,7 +118,7 @@ class SweepRequest(Request):
         """The derivation at one rate."""
         folder = self.out / f"r{rate:.12g}"
         shared = {one.name: getattr(self, one.name) for one in fields(Request)}
-        going_on = {"out": folder, "resume": partial_folder(folder).is_dir()}
+        going_on = {"out": folder, "resume": holds_state(partial_folder(folder))}
         how = {name: getattr(self, name) for name in ("method", "options", "derive_from", "base_steps", "cache")}
         return DeriveRequest(**{**shared, **going_on, **how}, rate=rate)
 

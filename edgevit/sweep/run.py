@@ -24,7 +24,7 @@ from edgevit.export.request import JudgeRequest
 from edgevit.export.session import find_runtime
 from edgevit.folder.lock import alone_in
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.unfinished import differences, first_few
+from edgevit.folder.unfinished import differences, first_few, holds_state
 from edgevit.folder.writing import write_whole, writing
 from edgevit.models.checkpoint import load
 from edgevit.progress import OnlyOnce, Progress, Silent
@@ -155,12 +155,12 @@ def run(request: SweepRequest, progress: Progress | None = None) -> Sweep:
 
 @contextmanager
 def _opened(request: SweepRequest) -> Iterator[Sweep]:
-    """Hold the folder for one process, and give the sweep that is there, or a new one."""
+    """Hold the folder for one process, and give the sweep that is there, or a new one where no model is there."""
     out, asked = request.out, request.identity()
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with alone_in(out, OutputError(f"another edgevit is working in {out}; wait until it has ended")):
-        if not (out / RECORD).is_file():
+        if not ((out / RECORD).is_file() and any(map(holds_state, out.iterdir()))):
             created = datetime.now(timezone.utc).isoformat(timespec="seconds")
             write_sweep(out, Sweep(asked, request.part, created, versions()))
         record = read_sweep(out)

@@ -24,6 +24,7 @@ from edgevit.errors import (
     BudgetError,
     ConnectionLostError,
     CostTableError,
+    DataError,
     Interrupted,
     OptionError,
     OutputError,
@@ -33,7 +34,7 @@ from edgevit.export.request import FilesRequest
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.meet import costs, in_turns, rounds
 from edgevit.meet.rounds import MeasuredFigure
-from edgevit.meet.run import SEARCH_KIND
+from edgevit.meet.run import SEARCH_KIND, remove_without_models
 from edgevit.models.anatomy import BlockDims
 from edgevit.models.checkpoint import network_without_weights
 from edgevit.models.families import family_of, vit
@@ -566,3 +567,25 @@ class TestOnTwoBoards:
         assert "; on nano " in told and "the budget of 11 ms" in told
         with pytest.raises(OptionError, match=r"--ms 26 is not below the base's 25\.01 ms"):
             edgevit.meet(NAME, ms=26.0, out=tmp_path / "u", **both)
+
+
+@pytest.mark.parametrize(
+    ("error", "model", "stays"),
+    [
+        (DataError, False, False),
+        (DataError, True, True),
+        (ConnectionLostError, False, True),
+        (Interrupted, False, True),
+    ],
+)
+def test_a_search_that_failed_before_its_first_model_does_not_refuse_the_corrected_command(
+    tmp_path: Path, error: type[Exception], model: bool, stays: bool
+) -> None:
+    work = tmp_path / "m.partial"
+    (work / "tables").mkdir(parents=True)
+    (work / "rounds" / "a").mkdir(parents=True)
+    if model:
+        (work / "rounds" / "a" / "model.json").write_text("{}")
+    with pytest.raises(error), remove_without_models(work):
+        raise error("a bad image")
+    assert work.is_dir() is stays

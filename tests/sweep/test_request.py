@@ -24,6 +24,8 @@ def test_each_rate_is_a_derivation_into_a_folder_of_its_own(asked: SweepRequest,
     assert (half.out, half.rate, half.base, half.resume) == (tmp_path / "s" / "r0.5", 0.5, asked.base, False)
     assert replace(half, out=less.out, rate=less.rate) == less
     (tmp_path / "s" / "r0.8.partial").mkdir(parents=True)
+    assert not asked.at(0.8).resume, "nothing that took long"
+    (tmp_path / "s" / "r0.8.partial" / "base").mkdir()
     assert asked.at(0.8).resume, "what was interrupted is gone on with"
 
 

@@ -167,6 +167,12 @@ def test_nothing_is_derived_where_nothing_can_be_measured(
     with pytest.raises(ExportError, match="cannot import onnxruntime"):
         edgevit.sweep(BASE, out=tmp_path / "s", rates=(0.4,), **asked)
     assert [file.name for file in (tmp_path / "s").iterdir()] == ["sweep.json"]
+    with pytest.raises(ExportError, match="cannot import onnxruntime"):  # a sweep without a model is started over
+        edgevit.sweep(
+            BASE, out=tmp_path / "s", rates=(0.4,), **{**asked, "skip_bad_images": True, "classes": ["3", "5"]}
+        )
+    begun = read_sweep(tmp_path / "s").asked
+    assert (begun["skip_bad_images"], begun["classes"]) == (True, ["3", "5"])
 
 
 @pytest.fixture(scope="module")
