@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
+from array import array
 from bisect import bisect_left
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Callable, Dict, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from . import doubts
 
@@ -39,10 +40,8 @@ NEW_IN = {
 }
 
 # Fields of a run that JSON turns from tuples into lists.
-SERIES = (
-    *("latencies_ns", "gpu_ns", "clocks_during_khz", "gpu_load_permille", "temperatures_during_c", "throttled"),
-    "beside",
-)
+SERIES = ("clocks_during_khz", "gpu_load_permille", "temperatures_during_c", "throttled", "beside")
+TIMES = ("latencies_ns", "gpu_ns")  # one time for each inference
 
 PARTS = ("decode", "preprocess", "copy in", "inference", "copy out")  # of an inference end to end, in order
 CLOSED_LOOP = "one after another"  # the use of a run that has no other
@@ -166,10 +165,12 @@ class Run:
     provider: str | None  # what the runner really ran on, in its own words, e.g. "CPUExecutionProvider"
     batch: int  # images per inference
     streams: int  # inferences under way at once
-    latencies_ns: tuple[int, ...]  # one per inference, after warm-up, in order
+    # One per inference, after warm-up, in order. These and all other times of inferences are 64-bit arrays, as a file
+    # may hold runs of a million inferences, and a tuple of ints takes five times the memory.
+    latencies_ns: Sequence[int]
     # The same inferences by the GPU's own clock, from before the host launches the work, unless copies come before it,
     # until the work is complete: so with the launch, and without the time until the host sees that it is over.
-    gpu_ns: tuple[int, ...] | None
+    gpu_ns: Sequence[int] | None
     wall_ns: int  # of the timed window, less the time the meters took
     load_ns: int  # from the file, already in the page cache, to a loaded model; without importing the runtime
     first_inference_ns: int
@@ -206,11 +207,24 @@ class Run:
     missed: int | None = None  # periods in which none began, as the one before was not over; None: there are none
     # A time per inference of each of PARTS, without "copy out" where nothing tells it apart.
     # None: an inference begins with input that is there; else a latency is end to end, and a bit more than its parts.
-    parts_ns: dict[str, tuple[int, ...]] | None = None
+    parts_ns: dict[str, Sequence[int]] | None = None
     # Labels of the models with which it alternated in one process; its memory and its power were then not told apart.
     beside: tuple[str, ...] | None = None
     # Inferences of this model that followed one another each time; as many times as the others.
     visit: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in TIMES:
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, array("q", getattr(self, name)))
+        if self.parts_ns is not None:
+            object.__setattr__(self, "parts_ns", {name: array("q", part) for name, part in self.parts_ns.items()})
+
+    @cached_property
+    def _percentiles_ns(self) -> Tuple[int, int, int, int]:
+        """The p50, p90, p95 and p99 of the latencies: each is asked for often, and sorting takes longest."""
+        ordered = sorted(self.latencies_ns)
+        return tuple(_at_rank(ordered, percentile) for percentile in (50, 90, 95, 99))  # type: ignore[return-value]
 
     def latency_ns(self, percentile: float) -> int:
         """Nearest rank: the smallest latency that `percentile` % of all are at or below; `percentile` in (0, 100]."""
@@ -224,23 +238,29 @@ class Run:
         return [nearest_rank(self.latencies_ns[start : start + self.visit], 50) for start in starts]
 
     def p50_ns(self) -> int:
-        return self.latency_ns(50)
+        return self._percentiles_ns[0]
 
     def p90_ns(self) -> int:
-        return self.latency_ns(90)
+        return self._percentiles_ns[1]
 
     def p95_ns(self) -> int:
-        return self.latency_ns(95)
+        return self._percentiles_ns[2]
 
     def p99_ns(self) -> int:
-        return self.latency_ns(99)
+        return self._percentiles_ns[3]
 
     def mean_ns(self) -> float:
-        return statistics.fmean(self.latencies_ns)
+        return sum(self.latencies_ns) / len(self.latencies_ns)
+
+    @cached_property
+    def _stddev_ns(self) -> float:
+        # Exact up to the last division, as the standard library's is, which takes a hundred times as long.
+        count, total, squares = len(self.latencies_ns), sum(self.latencies_ns), sum(ns * ns for ns in self.latencies_ns)
+        return math.sqrt((count * squares - total * total) / (count * (count - 1)))
 
     def stddev_ns(self) -> float:
         """Sample standard deviation; 0 for a single sample."""
-        return statistics.stdev(self.latencies_ns) if len(self.latencies_ns) > 1 else 0.0
+        return self._stddev_ns if len(self.latencies_ns) > 1 else 0.0
 
     def gpu_percentile_ns(self, percentile: float) -> int | None:
         return None if self.gpu_ns is None else nearest_rank(self.gpu_ns, percentile)
@@ -286,7 +306,9 @@ class Run:
 
     def gpu_load(self) -> float | None:
         """Mean share of the time that the GPU was busy, 0 to 1."""
-        return statistics.fmean(self.gpu_load_permille) / 1000 if self.gpu_load_permille else None
+        if not self.gpu_load_permille:
+            return None
+        return sum(self.gpu_load_permille) / len(self.gpu_load_permille) / 1000
 
     def use(self) -> str:
         """How inferences followed each other, and where each began; runs of different use are not comparable."""
@@ -337,7 +359,9 @@ class Run:
         return doubts.unsteadiness(self)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **asdict(self)}
+        times = {name: None if getattr(self, name) is None else list(getattr(self, name)) for name in TIMES}
+        parts = None if self.parts_ns is None else {name: list(part) for name, part in self.parts_ns.items()}
+        return {"schema": SCHEMA, **asdict(self), **times, "parts_ns": parts}
 
     def to_json(self) -> str:
         """Return one line."""
@@ -356,17 +380,15 @@ class Run:
             values = {"streams": 1, **values}
         for version in range(schema + 1, SCHEMA + 1):
             values = {**dict.fromkeys(NEW_IN[version]), **values}
-        odd = sorted({field.name for field in fields(cls)} ^ set(values))
-        if odd:
+        if odd := sorted(values.keys() ^ {name for name, _, _ in _checks(cls)}):
             raise RecordError(f"not a run of schema {schema}: missing or unknown {', '.join(odd)}")
         for name in ("power", "idle_power"):
             values[name] = None if values[name] is None else Power.from_dict(values[name])
         _check_types(cls, values)
         for name in SERIES:
             values[name] = None if values[name] is None else tuple(values[name])
-        if values["parts_ns"] is not None:
-            values["parts_ns"] = {name: tuple(times) for name, times in values["parts_ns"].items()}
-            if any(len(times) != len(values["latencies_ns"]) for times in values["parts_ns"].values()):
+        for times in (values["parts_ns"] or {}).values():
+            if len(times) != len(values["latencies_ns"]):
                 raise RecordError("parts_ns does not have one time for each inference")
         counted = {name: (values[name],) for name in ("batch", "streams", "wall_ns")}
         for name in ("period_ns", "visit"):
@@ -391,7 +413,10 @@ class Run:
 
 def nearest_rank(values: Sequence[int], percentile: float) -> int:
     """The smallest value that `percentile` % of all are at or below; `percentile` in (0, 100]."""
-    ordered = sorted(values)
+    return _at_rank(sorted(values), percentile)
+
+
+def _at_rank(ordered: Sequence[int], percentile: float) -> int:
     return ordered[math.ceil(percentile * len(ordered) / 100) - 1]
 
 
@@ -403,29 +428,40 @@ def comparable(a: Run, b: Run) -> list[str]:
 
 def _check_types(kind: type, data: Dict[str, Any]) -> None:
     """Check what was read from JSON against the annotations of a record."""
-    for field in fields(kind):
-        if not _fits(data[field.name], str(field.type)):
-            raise RecordError(f"{field.name} is not of type {field.type}")
+    for name, annotation, fits in _checks(kind):
+        if not fits(data[name]):
+            raise RecordError(f"{name} is not of type {annotation}")
 
 
-def _fits(value: Any, annotation: str) -> bool:
+@lru_cache(maxsize=None)
+def _checks(kind: Any) -> List[Tuple[str, str, Callable[[Any], bool]]]:
+    return [(field.name, str(field.type), _check_of(str(field.type))) for field in fields(kind)]
+
+
+def _check_of(annotation: str) -> Callable[[Any], bool]:
+    """What says whether a value fits an annotation."""
     if annotation in _PLAIN:
-        return _PLAIN[annotation](value)
+        return _PLAIN[annotation]
     if annotation.endswith(" | None"):
-        return value is None or _fits(value, annotation[: -len(" | None")])
-    if annotation.startswith("tuple["):
-        item = annotation[len("tuple[") : -len(", ...]")]
-        return isinstance(value, (list, tuple)) and all(_fits(v, item) for v in value)
-    item = annotation[len("dict[str, ") : -len("]")]
-    return isinstance(value, dict) and all(isinstance(k, str) and _fits(v, item) for k, v in value.items())
+        fits = _check_of(annotation[: -len(" | None")])
+        return lambda value: value is None or fits(value)
+    if annotation.startswith(("tuple[", "Sequence[")):
+        item = _check_of(annotation[annotation.index("[") + 1 : -1].replace(", ...", ""))
+        return lambda value: isinstance(value, (list, tuple)) and all(map(item, value))
+    item = _check_of(annotation[len("dict[str, ") : -len("]")])
+    return lambda value: isinstance(value, dict) and all(map(_is_str, value)) and all(map(item, value.values()))
+
+
+def _is_str(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _is_int(value: Any) -> bool:
-    return type(value) is int and abs(value) < 2**63  # larger ones do not fit into a float, and mean nothing
+    return type(value) is int and -(2**63) < value < 2**63  # larger ones do not fit into a float, and mean nothing
 
 
 _PLAIN: Dict[str, Callable[[Any], bool]] = {
-    "str": lambda value: isinstance(value, str),
+    "str": _is_str,
     "int": _is_int,
     "float": lambda value: _is_int(value) or (type(value) is float and math.isfinite(value)),
     "Power": lambda value: isinstance(value, Power),

@@ -86,13 +86,11 @@ def load_profiles(path: Path) -> list[LayerProfile]:
         RunsError: it is missing, or a line of it is none.
     """
     found = []
-    for number, line in enumerate(READER.text(path).splitlines(), start=1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            content = READER.parse(line, dict[str, Any], where)
-            if "profiled" not in content:
-                raise RunsError(
-                    f"{where} holds no profiled layers; of plain runs, see `edgevit compare {shlex.quote(str(path))}`"
-                )
-            found.append(LAYERS_KIND.checked(content, where))
+    for where, line in READER.lines(path):
+        content = READER.parse(line, dict[str, Any], where)
+        if "profiled" not in content:
+            raise RunsError(
+                f"{where} holds no profiled layers; of plain runs, see `edgevit compare {shlex.quote(str(path))}`"
+            )
+        found.append(LAYERS_KIND.checked(content, where))
     return found

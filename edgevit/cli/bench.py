@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from errno import ENOSPC
+from hashlib import blake2b
 from os import SEEK_END, strerror
 from os.path import abspath
 from pathlib import Path
@@ -36,11 +37,11 @@ class Lines:
 
     what: str
     key: str  # that every line has
-    begins: str  # how one begins that was cut off
+    begins: bytes  # how one begins that was cut off
 
 
-RUN_LINES = Lines("runs", "latencies_ns", '{"batch"')  # keys of runs are sorted
-LAYER_LINES = Lines("profiled layers", "profiled", '{"schema"')
+RUN_LINES = Lines("runs", "latencies_ns", b'{"batch"')  # keys of runs are sorted
+LAYER_LINES = Lines("profiled layers", "profiled", b'{"schema"')
 
 
 @asks(request="edgevit.board.request:BenchRequest", judging="edgevit.report.request:JudgingRequest")
@@ -277,27 +278,34 @@ def append_to(path: Path, lines: Lines = RUN_LINES) -> Write:
 
     Raises:
         OutputError: it cannot be written, or is somebody else's: there is text in it, and no such line.
+        RunsError: it cannot be read.
     """
+    from edgevit.report.runs import READER
 
     def write(text: str) -> None:
         try:
             with path.open("ab", buffering=0) as file:
                 end = path.stat().st_size
                 line = b"\n" * _is_cut_off(path) + text.encode()
-                if text and text not in there and file.write(line) != len(line):
+                if text and _digest(text.encode()) not in there and file.write(line) != len(line):
                     file.truncate(end)
                     raise OSError(ENOSPC, strerror(ENOSPC))
         except OSError as error:
             raise OutputError(f"cannot write runs to {path}: {error.strerror}; choose another --output") from error
 
-    there: set[str] = set()
+    there: set[bytes] = set()  # hashes of lines: the file may be larger than memory
     write("")
-    if path.is_file():
-        there.update(path.read_text(encoding="utf-8-sig", errors="replace").splitlines(keepends=True))
-    texts = [text for text in there if text.strip()]
-    if texts and not any(_is_of(lines, text) for text in texts):
+    ours = False
+    for _, line in READER.lines(path) if path.is_file() else ():
+        there.add(_digest(line))
+        ours = ours or _is_of(lines, line)
+    if there and not ours:
         raise OutputError(f"{path} is no file of {lines.what}, so nothing is added to it; choose another --output")
     return write
+
+
+def _digest(line: bytes) -> bytes:
+    return blake2b(line, digest_size=16).digest()
 
 
 def _is_cut_off(path: Path) -> bool:
@@ -309,14 +317,14 @@ def _is_cut_off(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-def _is_of(lines: Lines, text: str) -> bool:
+def _is_of(lines: Lines, line: bytes) -> bool:
     """Whether a line of a file, perhaps cut off or of another schema, is one of these."""
     from edgevit.report.runs import READER
 
     try:
-        return lines.key in READER.parse(text, dict[str, Any], "a line")
+        return lines.key in READER.parse(line, dict[str, Any], "a line")
     except RunsError:
-        return text.startswith(lines.begins)
+        return line.startswith(lines.begins)
 
 
 def show_rows(console: Console, rows: Sequence[Row]) -> None:

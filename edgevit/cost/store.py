@@ -143,7 +143,7 @@ class Store:
         if not (self.folder / RUNS).is_file():
             return []
         found = []
-        for line in READER.text(self.folder / RUNS).splitlines():
+        for _, line in READER.lines(self.folder / RUNS):
             try:
                 found.append(Run.from_dict(READER.parse(line, dict[str, Any], RUNS)))
             except (RecordError, RunsError):

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from codecs import BOM_UTF8
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -56,20 +58,41 @@ class Reader:
         """
         return self.parse(self.text(file), kind, str(file), schemas=schemas)
 
-    def parse(self, text: str, kind: type[T], where: str, *, schemas: Collection[int] | None = None) -> T:
-        """Read JSON text as `kind`; `where` names it in messages."""
+    def parse(self, text: str | bytes, kind: type[T], where: str, *, schemas: Collection[int] | None = None) -> T:
+        """Read JSON text, or its bytes in UTF-8, as `kind`; `where` names it in messages."""
+        return self.checked(self.values(text, where), kind, where, schemas=schemas)
+
+    def values(self, text: str | bytes, where: str) -> Any:
+        """Read JSON text as plain values, which are not checked yet: a number may be infinite."""
         try:
-            data = json.loads(text, object_pairs_hook=_without_twins)
+            text = text if isinstance(text, str) else text.decode()
+            return json.loads(text, object_pairs_hook=_without_twins)
         except RecursionError as error:
             raise self._fault(where, "is nested too deeply") from error
+        except UnicodeDecodeError as error:
+            raise self._fault(where, f"is not text in UTF-8 (byte {error.start})") from error
         except ValueError as error:  # JSONDecodeError, or a number of thousands of digits
             raise self._fault(where, f"is not JSON ({_line(error)})") from error
-        return self.checked(data, kind, where, schemas=schemas)
 
     def json_lines(self, file: Path, kind: type[T]) -> list[T]:
         """Read a file of one JSON value per line; blank lines do not count."""
-        lines = enumerate(self.text(file).splitlines(), 1)
-        return [self.parse(line, kind, f"{file}, line {number}") for number, line in lines if line.strip()]
+        return [self.parse(line, kind, where) for where, line in self.lines(file)]
+
+    def lines(self, file: Path) -> Iterator[tuple[str, bytes]]:
+        """Read a file line by line, whatever its size: each line that is not blank, after the words that name it.
+
+        A line ends at a newline alone: JSON may hold U+2028, U+0085 and the like as they are.
+        """
+        with self._reading(file), open_regular(str(file)) as opened:
+            number = 0
+            while line := opened.readline(LIMIT_BYTES + 1):
+                number += 1
+                where = f"{file}, line {number}"
+                if len(line) > LIMIT_BYTES:
+                    raise self._fault(where, f"has more than {LIMIT_BYTES / 1e6:.0f} MB")
+                line = line.removeprefix(BOM_UTF8) if number == 1 else line
+                if line.strip():
+                    yield where, line
 
     def yaml(self, file: Path, kind: type[T]) -> T:
         """Read a YAML file as `kind`."""
@@ -84,13 +107,19 @@ class Reader:
 
     def text(self, file: Path) -> str:
         """Read a text file in UTF-8."""
-        try:
+        with self._reading(file):
             with open_regular(str(file)) as opened:
                 content = opened.read(LIMIT_BYTES + 1)  # of /proc no size says how much there is
             if len(content) > LIMIT_BYTES:
                 raise self._fault(str(file), f"has more than {LIMIT_BYTES / 1e6:.0f} MB, more than any such file")
             text = content.decode("utf-8-sig")  # Windows editors put a mark before the first character
             return text.replace("\r\n", "\n").replace("\r", "\n")
+
+    @contextmanager
+    def _reading(self, file: Path) -> Iterator[None]:
+        """Turn what goes wrong while a file is read into this reader's error."""
+        try:
+            yield
         except FileNotFoundError as error:
             raise self.error(f"there is no {file}; check the path") from error
         except OSError as error:
@@ -189,43 +218,55 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_plain(data: Any) -> None:
     """Raise ValueError unless `data` is made of what JSON has, finite and not too deep."""
-    waiting: list[tuple[Any, str, int]] = [(data, "", 0)]
+    waiting: list[tuple[Any, Any, int]] = [([data], None, -1)]  # containers, each with its path and depth
     count = 0
     while waiting:
-        value, where, depth = waiting.pop()
-        count += 1
-        # Latencies, by the hundred thousand: no path is made for each of them.
-        figures = isinstance(value, list) and depth < DEPTH and all(map(_is_figure, value))
-        count += len(value) if figures else 0
-        if depth > DEPTH or count > VALUES:
-            raise ValueError("is nested too deeply" if depth > DEPTH else f"holds more than {VALUES} values")
+        value, path, depth = waiting.pop()
+        count += len(value)
+        if depth >= DEPTH or count > VALUES:
+            raise ValueError("is nested too deeply" if depth >= DEPTH else f"holds more than {VALUES} values")
         if isinstance(value, dict):
             for key in value:
                 if not isinstance(key, str):
-                    under = f" under {_at(where)}" if where else ""
+                    under = f" under {_at(path)}" if path else ""
                     raise ValueError(f"has the key {_shown(key)}{under}: put it in quotes")
-            waiting += [(v, f"{where}.{k}", depth + 1) for k, v in value.items()]
-        elif figures:
+            parts: Iterable[tuple[Any, Any]] = value.items()
+        elif all(map(_is_figure, value)):  # latencies, by the hundred thousand
             continue
-        elif isinstance(value, list):
-            waiting += [(v, f"{where}.{i}", depth + 1) for i, v in enumerate(value)]
-        elif isinstance(value, str) and "\0" in value:
-            raise ValueError(f"has a zero byte in {_at(where)}")
-        elif isinstance(value, float) and not isfinite(value):
-            raise ValueError(f"has {value} as {_at(where)}, which is no finite number")
-        elif isinstance(value, int) and abs(value) >= 2**63:
-            raise ValueError(f"has a number of {len(str(abs(value)))} digits as {_at(where)}")
-        elif not (value is None or isinstance(value, (bool, int, float, str))):
-            raise ValueError(f"has {value} as {_at(where)}, a {type(value).__name__}: put it in quotes")
+        else:
+            parts = enumerate(value)
+        for key, part in parts:
+            if isinstance(part, (dict, list)):
+                waiting.append((part, (path, key) if depth >= 0 else None, depth + 1))
+            elif not _is_figure(part) and (fault := _fault_of(part)):
+                raise ValueError(fault.replace(PLACE, _at((path, key) if depth >= 0 else None)))
+
+
+PLACE = "\0"  # in a fault, where the path of its value is to stand: no such value holds one
+
+
+def _fault_of(value: Any) -> str | None:
+    """What is wrong with a value that is neither a container nor a sound number."""
+    if isinstance(value, str):
+        return f"has a zero byte in {PLACE}" if "\0" in value else None
+    if isinstance(value, float):
+        return f"has {value} as {PLACE}, which is no finite number"
+    if isinstance(value, int):
+        return None if isinstance(value, bool) else f"has a number of {len(str(abs(value)))} digits as {PLACE}"
+    return None if value is None else f"has {value} as {PLACE}, a {type(value).__name__}: put it in quotes"
 
 
 def _is_figure(value: Any) -> bool:
     return (type(value) is int and abs(value) < 2**63) or (type(value) is float and isfinite(value))
 
 
-def _at(where: str) -> str:
-    """A path of keys as it is told; made for a fault alone, because a file may have a million values."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in where.removeprefix(".")) or "its value"
+def _at(path: Any) -> str:
+    """The words for a path, which is its last key after the path to it; None: of the whole document."""
+    keys: list[str] = []
+    while path is not None:
+        path, key = path
+        keys.append(str(key))
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in ".".join(reversed(keys))) or "its value"
 
 
 @lru_cache  # building one takes longer than reading a file

@@ -25,10 +25,13 @@ from edgevit.folder.model import ModelDocument
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.names import HISTORY, SWEEP
 from edgevit.folder.records import content_sha256
+from edgevit.report.runs import RunReader
 
 T = TypeVar("T")
 LINES = ".jsonl"
-BEGINS = ('{"batch"', '{"schema"')  # lines of runs, whose keys are sorted, and of profiled layers
+BEGINS = (b'{"batch"', b'{"schema"')  # lines of runs, whose keys are sorted, and of profiled layers
+NEAR = 16  # bytes
+FOREIGN = 1000  # lines, after which a file that nobody asked for and that has none of ours is read no further
 READER = Reader(RunsError, mend="remove the line if it was cut off")
 TABLES = (RESULTS[0], SWEEP)
 SWEPT = Reader(RunsError, mend="remove it to sweep again: models that are there stay")
@@ -76,6 +79,8 @@ class Found:
     profiles: list[LayerProfile] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     lines: set[str] = field(default_factory=set)  # hashes of those read: a copy of a file tells nothing new
+    reader: RunReader = field(default_factory=lambda: RunReader(READER))
+    _notes: set[Skipped] = field(default_factory=set)  # all that ever was in `skipped`
 
     def read(self, where: Path, read: Callable[[], T]) -> T | None:
         """What a file says; None where it cannot be read, which is noted."""
@@ -89,7 +94,8 @@ class Found:
         """Note it once, without saying twice where it is."""
         said = str(where)
         note = Skipped(said, why.removeprefix(said).removeprefix(":").removeprefix(",").strip())
-        if note not in self.skipped:
+        if note not in self._notes:
+            self._notes.add(note)
             self.skipped.append(note)
 
 
@@ -187,31 +193,25 @@ def _take_model(found: Found, path: Path) -> None:
     )
 
 
-def _lines(found: Found, file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The lines of a file with their numbers, but for those that are no JSON objects."""
+def _lines(found: Found, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a file, each after the words that name it, but for those that are no JSON objects."""
     if not file.is_file():
         return
-    text = found.read(file, lambda: READER.text(file)) or ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            where = f"{file}, line {number}"
-            told = found.read(Path(where), lambda line=line, where=where: READER.parse(line, dict[str, Any], where))  # type: ignore[misc]
-            if told is not None:
-                yield number, told
+    lines = READER.lines(file)
+    while (line := found.read(file, lambda: next(lines, None))) is not None:
+        where, text = line
+        content = found.read(Path(where), lambda text=text, where=where: found.reader.content(text, where))  # type: ignore[misc]
+        if content is not None:
+            yield where, content
 
 
 def _take_lines(found: Found, file: Path, *, asked: bool) -> None:
     """Runs and profiles of a file; one that nobody asked for, and that has none, is somebody else's."""
-    before = len(found.skipped)
-    told = [] if file.name == HISTORY else list(_lines(found, file))
-    ours = any("schema" in content for _, content in told) or (not told and _begins_as_a_run(found, file))
-    if not asked and not ours:
-        del found.skipped[before:]
-        return
-    if not told and len(found.skipped) == before:
-        found.skip(file, "holds no run")
-    for number, content in told:
-        where = f"{file}, line {number}"
+    before, read, ours = len(found.skipped), 0, False
+    for where, content in () if file.name == HISTORY else _lines(found, file):
+        read, ours = read + 1, ours or "schema" in content
+        if read == FOREIGN and not asked and not ours:
+            break
         if (digest := content_sha256(content, "")) in found.lines:
             continue
         found.lines.add(digest)
@@ -219,14 +219,24 @@ def _take_lines(found: Found, file: Path, *, asked: bool) -> None:
             if "profiled" in content:
                 found.profiles.append(LAYERS_KIND.checked(content, where))
             else:
-                found.runs.append(Run.from_dict(content))
+                found.runs.append(found.reader.run(content))
         except (RecordError, EdgeVitError) as error:
             found.skip(where, str(error))
+    if not asked and not ours and (read or not _begins_as_a_run(file)):
+        del found.skipped[before:]
+    elif not read and len(found.skipped) == before:
+        found.skip(file, "holds no run")
 
 
-def _begins_as_a_run(found: Found, file: Path) -> bool:
+def _begins_as_a_run(file: Path) -> bool:
     """Whether a file of which no line can be read begins as one of runs does, whose only line was cut off."""
-    return file.is_file() and (found.read(file, lambda: READER.text(file)) or "").startswith(BEGINS)
+    if not file.is_file():
+        return False
+    try:
+        with file.open("rb") as opened:
+            return opened.read(NEAR).startswith(BEGINS)
+    except OSError:
+        return False
 
 
 def _take_jobs(found: Found, file: Path) -> None:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from edgevit.agent.doubts import P99_SAMPLES
@@ -77,19 +78,40 @@ class Ratio:
     rounds: int | None = None  # in which both were measured; None: they were not measured in turns
 
 
-def ratios(before: Sequence[Run], after: Sequence[Run]) -> list[Ratio]:
+@dataclass(frozen=True)
+class Side:
+    """The runs of one model, and what every comparison asks of them, computed once: a model may be in many."""
+
+    runs: Sequence[Run]
+
+    @cached_property
+    def figures(self) -> dict[str, Floats]:
+        """Each of IN_TURNS of every run: [runs]; 0 where a run lacks it."""
+        import numpy as np
+
+        return {name: np.array([read(run) or 0 for run in self.runs], dtype=float) for name, read in IN_TURNS.items()}
+
+    @cached_property
+    def rounds(self) -> dict[tuple[str, int], int]:
+        """The place of the last run of each round of each session; empty where a run was made in no round."""
+        if any(run.session is None or run.round is None for run in self.runs):
+            return {}
+        return {(str(run.session), run.round or 0): i for i, run in enumerate(self.runs)}
+
+
+def ratios(before: Side, after: Side) -> list[Ratio]:
     """Compare each figure that all runs have. The same runs give the same intervals."""
     import numpy as np
 
     if len(rounds := _common_rounds(before, after)) > 1:
-        return _ratios_in_turns(rounds)
+        return _ratios_in_turns(before, after, rounds)
     random = np.random.default_rng(0)
-    single = len(before) == len(after) == 1
-    within = [_spread_within(run, random) for run in (before[0], after[0])] if single else []
+    single = len(before.runs) == len(after.runs) == 1
+    within = [_spread_within(side.runs[0], random) for side in (before, after)] if single else []
     found = []
-    for figure, read in FIGURES.items():
-        sides = [[value for run in side if (value := read(run) or 0) > 0] for side in (before, after)]
-        if [len(values) for values in sides] != [len(before), len(after)]:
+    for figure in FIGURES:
+        sides = [side.figures[figure] for side in (before, after)]
+        if any(values.min() <= 0 for values in sides):
             continue
         old, new = [np.log(values) for values in sides]
         deviations: Floats | None = None
@@ -104,25 +126,27 @@ def ratios(before: Sequence[Run], after: Sequence[Run]) -> list[Ratio]:
     return found
 
 
-def _common_rounds(before: Sequence[Run], after: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """The pairs of runs that were made in one round of one session; none if any run was made in no round."""
-    if any(run.session is None or run.round is None for run in (*before, *after)):
+def _common_rounds(before: Side, after: Side) -> list[tuple[int, int]]:
+    """The places of runs that were made in one round of one session; none if any run was made in no round."""
+    if not before.rounds or not after.rounds:
         return []
-    made = {(run.session, run.round): run for run in before}
-    return [(made[run.session, run.round], run) for run in after if (run.session, run.round) in made]
+    keys = ((str(run.session), run.round or 0) for run in after.runs)
+    return [(before.rounds[key], i) for i, key in enumerate(keys) if key in before.rounds]
 
 
-def _ratios_in_turns(rounds: Sequence[tuple[Run, Run]]) -> list[Ratio]:
+def _ratios_in_turns(before: Side, after: Side, rounds: Sequence[tuple[int, int]]) -> list[Ratio]:
     import numpy as np
 
+    places = np.array(rounds)  # [rounds, 2]
     found = []
-    for figure, read in IN_TURNS.items():
-        pairs = np.array([[read(run) or 0 for run in pair] for pair in rounds])  # [rounds, 2]
+    for figure in IN_TURNS:
+        pairs = np.stack([side.figures[figure][places[:, i]] for i, side in enumerate((before, after))], axis=1)
         if pairs.min() <= 0:
             continue
         apart = np.log(pairs[:, 1] / pairs[:, 0])
         if figure == "p50":
-            apart = np.array([_by_visits(*pair, whole) for pair, whole in zip(rounds, apart, strict=True)])
+            runs = ((before.runs[i], after.runs[j]) for i, j in rounds)
+            apart = np.array([_by_visits(*pair, whole) for pair, whole in zip(runs, apart, strict=True)])
         low, middle, high = _median(apart)
         old, new = np.median(pairs, axis=0)
         found.append(Ratio(figure, float(old), float(new), math.exp(middle), low, high, rounds=len(rounds)))
@@ -141,12 +165,24 @@ def _median(apart: Floats) -> tuple[float | None, float, float | None]:
     ordered, count, middle = np.sort(apart), len(apart), float(np.median(apart))
     if count < LEAST_ROUNDS:
         return None, middle, None
-    covers = [1 - 2 * sum(math.comb(count, i) for i in range(k)) / 2**count for k in range(count // 2 + 2)]
-    k = max(k for k, cover in enumerate(covers) if cover >= CONFIDENCE)
-    share = (covers[k] - CONFIDENCE) / (covers[k] - covers[k + 1])
+    k, cover, next_cover = _last_enough(count)
+    share = (cover - CONFIDENCE) / (cover - next_cover)
     weight = (count - k) * share / (k + (count - 2 * k) * share)
     low, high = ((1 - weight) * side[k - 1] + weight * side[k] for side in (ordered, ordered[::-1]))
     return math.exp(low), middle, math.exp(high)
+
+
+@lru_cache
+def _last_enough(count: int) -> tuple[int, float, float]:
+    """The last k of which c_k is enough, as `_median` has it; c_k and c_(k + 1)."""
+    every, ways, below = 2**count, 1, 0  # of `count` rounds: subsets, those of k, and those of fewer than k
+    k, cover = 0, 1.0
+    while True:
+        below += ways
+        next_cover = 1 - 2 * below / every
+        if next_cover < CONFIDENCE:
+            return k, cover, next_cover
+        k, cover, ways = k + 1, next_cover, ways * (count - k) // (k + 1)
 
 
 def _by_visits(before: Run, after: Run, whole: float) -> float:
@@ -177,11 +213,12 @@ def resample(samples: Sequence[float], statistics: Callable[[Floats], Floats], b
     values = np.asarray(samples, dtype=float)
     count = len(values)
     pieces = count / block
+    # Every block, [N, block], as views: copying whole blocks is quicker than finding the place of each sample.
+    blocks = np.lib.stride_tricks.sliding_window_view(np.concatenate([values, values[: block - 1]]), block)
     drawn = []
     for rows in _chunks(RESAMPLES, max(1, CHUNK // count)):
-        starts = random.integers(0, count, (rows, math.ceil(pieces), 1))
-        places = (starts + np.arange(block)).reshape(rows, -1)[:, :count] % count
-        drawn.append(statistics(values[places]))
+        starts = random.integers(0, count, (rows, math.ceil(pieces), 1))[..., 0]
+        drawn.append(statistics(blocks[starts].reshape(rows, -1)[:, :count]))
     deviations = np.log(np.concatenate(drawn)) - np.log(statistics(values[None]))
     freedom = max(pieces - 1, 1)
     wider: Floats = np.sqrt((freedom + 1) / random.chisquare(freedom, (RESAMPLES, 1)))
@@ -218,7 +255,13 @@ def _spread_between(before: Floats, after: Floats, random: Generator) -> Floats:
     freedom = sum(len(side) - 1 for side in sides)
     # A mean of few lies nearer to them than the truth does.
     apart = np.concatenate([(side - side.mean()) * math.sqrt(len(side) / (len(side) - 1)) for side in sides])
-    old, new = [random.choice(apart, (RESAMPLES, len(side))).mean(axis=1) for side in (before, after)]
+    old, new = [
+        np.concatenate([
+            random.choice(apart, (rows, len(side))).mean(axis=1)
+            for rows in _chunks(RESAMPLES, max(1, CHUNK // len(side)))
+        ])
+        for side in (before, after)
+    ]  # fmt: skip
     return np.asarray((new - old) * np.sqrt(freedom / random.chisquare(freedom, RESAMPLES)))
 
 

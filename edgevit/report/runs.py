@@ -8,17 +8,25 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from edgevit.agent.records import CLOSED_LOOP, RecordError, Run, comparable
 from edgevit.errors import RunsError
 from edgevit.folder.documents import Reader
-from edgevit.report.intervals import Ratio, ratios
+from edgevit.report.intervals import Ratio, Side, ratios
 
 READER = Reader(RunsError, mend="remove the line if it was cut off, or measure again")
 UNITS = {"p50": "ms", "p99": "ms", "mean": "ms", "processor": "ms", "throughput": "images/s", "energy": "mJ/image"}
 MORE_IS_BETTER = ("throughput",)
+# Fields of runs that many have in common, and those that are many readings.
+SHARED = (
+    *("label", "model", "model_sha256", "precision", "runner", "provider", "session", "environment", "edgevit"),
+    *("clocks_before_khz", "clocks_after_khz", "temperatures_before_c", "temperatures_after_c"),
+    *("power_mode_before", "power_mode_after"),
+)
+DURING = ("clocks_during_khz", "temperatures_during_c")
 
 BUSY: Final = "not judged: the machine was busy"
 Outcome = Literal[
@@ -109,8 +117,44 @@ class Comparison:
     differing: tuple[str, ...]  # what differs in their environments; not empty only if the comparison was forced
 
 
+class RunReader:
+    """Reads many lines of runs; what runs have in common, such as their environment, is in memory once."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._values: dict[int, Any] = {}  # by their hash
+
+    def content(self, line: bytes, where: str) -> dict[str, Any]:
+        """The plain values of a line, of a run or of something else; those of a run are checked by `run`.
+
+        Raises: the error of the reader.
+        """
+        values = self._reader.values(line, where)
+        # Without an escape no string can have a zero byte or half a character, which `run` does not look for.
+        if isinstance(values, dict) and "latencies_ns" in values and b"\\u" not in line:
+            return values
+        return self._reader.checked(values, dict[str, Any], where)
+
+    def run(self, content: dict[str, Any]) -> Run:
+        """Raises: RecordError."""
+        once = {name: self._once(content[name]) for name in SHARED if name in content}
+        for name in DURING:
+            if isinstance(rows := content.get(name), list):
+                once[name] = list(map(self._once, rows))
+        return Run.from_dict({**content, **once})
+
+    def _once(self, value: Any) -> Any:
+        try:
+            key = hash(tuple(value.items()) if isinstance(value, dict) else value)
+        except TypeError:  # a list, of which a run has none in these places
+            return value
+        if (held := self._values.setdefault(key, value)) != value:  # two values of one hash
+            return value
+        return held
+
+
 def load_runs(path: str | Path) -> list[Run]:
-    """Read a JSON-lines file of runs.
+    """Read a JSON-lines file of runs, of any size: one line at a time.
 
     Raises:
         RunsError: it is missing, empty, or a line of it is not a run.
@@ -120,18 +164,16 @@ def load_runs(path: str | Path) -> list[Run]:
             f"{path} is a folder, and runs are lines of a file; "
             f"`edgevit bench {shlex.quote(str(path))} OTHER --output runs.jsonl` writes one"
         )
-    runs = []
-    for number, line in enumerate(READER.text(Path(path)).splitlines(), start=1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            told = READER.parse(line, dict[str, Any], where)
-            if "profiled" in told:
-                show = f"edgevit show {shlex.quote(str(path))}"
-                raise RunsError(f"{where} holds profiled layers, which are no latencies; see `{show}`")
-            try:
-                runs.append(Run.from_dict(told))
-            except RecordError as error:
-                raise RunsError(f"{where}: {error}; {READER.mend}") from error
+    reader, runs = RunReader(READER), []
+    for where, line in READER.lines(Path(path)):
+        content = reader.content(line, where)
+        if "profiled" in content:
+            show = f"edgevit show {shlex.quote(str(path))}"
+            raise RunsError(f"{where} holds profiled layers, which are no latencies; see `{show}`")
+        try:
+            runs.append(reader.run(content))
+        except RecordError as error:
+            raise RunsError(f"{where}: {error}; {READER.mend}") from error
     if not runs:
         raise RunsError(f"no runs in {path}; write some with `edgevit bench MODEL --output {shlex.quote(str(path))}`")
     return runs
@@ -191,8 +233,9 @@ def compare_runs(before: Iterable[Run], after: Iterable[Run], *, force: bool = F
     Raises:
         RunsError: they have no batch size in common, or were made in different environments and not `force`.
     """
-    old, new = group(before), group(after)
-    pairs = [(a, b) for b in new for a in _partners(b, old)]
+    old, new = _groups(before), _groups(after)
+    partners = _Partners(old)
+    pairs = [(a, b) for b in new for a in partners.of_name(b)]
     return _compare_pairs(pairs, old, new, force=force)
 
 
@@ -205,12 +248,13 @@ def compare_within(runs: Iterable[Run], *, force: bool = False) -> list[Comparis
         RunsError: there is one model only, or no two have a batch size in common, or they were made in different
             environments and not `force`.
     """
-    groups = group(runs)
-    first = [alike for alike in groups if _model(alike[0]) == _model(groups[0][0])]
-    others = [alike for alike in groups if _model(alike[0]) != _model(groups[0][0])]
+    groups = _groups(runs)
+    first = [alike for alike in groups if _model(alike.runs[0]) == _model(groups[0].runs[0])]
+    others = [alike for alike in groups if _model(alike.runs[0]) != _model(groups[0].runs[0])]
     if not others:
-        raise RunsError(f"all runs are of {_name(groups[0][0])}: there is nothing to set against each other")
-    pairs = [(a, b) for b in others for a in _of_same_use(b, [a for a in first if _shape(a[0]) == _shape(b[0])])]
+        raise RunsError(f"all runs are of {groups[0].name}: there is nothing to set against each other")
+    partners = _Partners(first)
+    pairs = [(a, b) for b in others for a in partners.of_use(b)]
     return _compare_pairs(pairs, first, others, force=force)
 
 
@@ -243,39 +287,102 @@ def three_digits(value: float | None) -> str:
     return f"{round(value, decimals):,.{max(decimals, 0)}f}"
 
 
-def _partners(runs: Sequence[Run], others: Sequence[Sequence[Run]]) -> list[Sequence[Run]]:
-    alike = _of_same_use(runs, [other for other in others if _shape(other[0]) == _shape(runs[0])])
-    return [other for other in alike if _name(other[0]) == _name(runs[0])] or alike
+@dataclass(frozen=True)
+class _Group(Side):
+    """Repeats: runs of one model, run in one way."""
+
+    @cached_property
+    def name(self) -> str:
+        return _name(self.runs[0])
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        return self.runs[0].batch, self.runs[0].streams
+
+    @cached_property
+    def use(self) -> str:
+        return self.runs[0].use()
+
+    @cached_property
+    def sessions(self) -> set[str]:
+        return {run.session for run in self.runs if run.session is not None}
+
+    @cached_property
+    def environments(self) -> list[Run]:
+        """The first run of each environment."""
+        return _first_of_each_environment(self.runs)
+
+    @cached_property
+    def environments_of_sessions(self) -> list[Run]:
+        """The same of the first run of each session, and of all that were measured by themselves.
+
+        Of one session, environments differ by the models alone.
+        """
+        first = {run.session or number: run for number, run in reversed([*enumerate(self.runs)])}
+        return _first_of_each_environment([*first.values()][::-1])
+
+    @cached_property
+    def void(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(reason for run in self.runs for reason in run.void()))
+
+    @cached_property
+    def is_busy(self) -> bool:
+        return any(run.is_busy() for run in self.runs)
+
+    @cached_property
+    def unsteadiness(self) -> float:
+        return math.prod(run.unsteadiness() for run in self.runs)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(gather_warnings(self.runs))
 
 
-def _of_same_use(runs: Sequence[Run], others: Sequence[Sequence[Run]]) -> list[Sequence[Run]]:
-    """The others that were used in the same way. Where none was, all of them: comparing them then says what differs."""
-    return [other for other in others if other[0].use() == runs[0].use()] or list(others)
+def _groups(runs: Iterable[Run]) -> list[_Group]:
+    return [_Group(alike) for alike in group(runs)]
+
+
+class _Partners:
+    """The groups that others are set against, by what has to be the same."""
+
+    def __init__(self, groups: Iterable[_Group]) -> None:
+        self._groups: dict[tuple[object, ...], list[_Group]] = defaultdict(list)
+        for alike in groups:
+            for use in (alike.use, None):
+                self._groups[alike.shape, use].append(alike)
+                self._groups[alike.shape, use, alike.name].append(alike)
+
+    def of_use(self, other: _Group) -> list[_Group]:
+        """Those of its batch size, streams and use. Where none has its use, all: comparing them says what differs."""
+        return self._groups.get((other.shape, self._use(other)), [])
+
+    def of_name(self, other: _Group) -> list[_Group]:
+        """The same of its model; where there is none, of every model."""
+        return self._groups.get((other.shape, self._use(other), other.name)) or self.of_use(other)
+
+    def _use(self, other: _Group) -> str | None:
+        return other.use if (other.shape, other.use) in self._groups else None
 
 
 def _model(run: Run) -> tuple[str, str, str | None]:
     return run.label, run.model_sha256, run.precision
 
 
-def _shape(run: Run) -> tuple[int, int]:
-    return run.batch, run.streams
+def _first_of_each_environment(runs: Iterable[Run]) -> list[Run]:
+    first: dict[object, Run] = {}
+    for run in runs:
+        first.setdefault(tuple(sorted(run.environment.items())), run)
+    return list(first.values())
 
 
-def _of_one_environment(before: Sequence[Run], after: Sequence[Run]) -> list[list[Run]]:
+def _of_one_environment(before: _Group, after: _Group) -> list[list[Run]]:
     """Of each group the runs that must have met the same machine in the same state.
 
-    Of one session, environments differ by the models alone; so where models share one, each is set against itself in
-    the others.
+    Where models share a session, each is set against itself in the others.
     """
-    if not {run.session for run in before} & {run.session for run in after} - {None}:
-        return [[*before, *after]]
-    return [_one_per_session(before), _one_per_session(after)]
-
-
-def _one_per_session(runs: Sequence[Run]) -> list[Run]:
-    """The first run of each session, and all that were measured by themselves."""
-    first = {run.session or number: run for number, run in reversed([*enumerate(runs)])}
-    return list(first.values())[::-1]
+    if not before.sessions & after.sessions:
+        return [[*before.environments, *after.environments]]
+    return [before.environments_of_sessions, after.environments_of_sessions]
 
 
 def _refuse_different_environments(runs: Sequence[Run]) -> None:
@@ -288,22 +395,18 @@ def _refuse_different_environments(runs: Sequence[Run]) -> None:
             raise RunsError(f"not comparable: {seen}. Measure both in one place, or compare anyway with --force")
 
 
-def _refuse_different_use(pairs: Sequence[tuple[Sequence[Run], Sequence[Run]]]) -> None:
+def _refuse_different_use(pairs: Sequence[tuple[_Group, _Group]]) -> None:
     """Refuse runs of models that were used differently, by force, too: the ratio would say nothing of the models."""
     for a, b in pairs:
-        if (one := a[0].use()) != (other := b[0].use()):
+        if a.use != b.use:
             raise RunsError(
-                f"not comparable: inferences of {_name(a[0])} were {one}, and of {_name(b[0])} {other}; "
+                f"not comparable: inferences of {a.name} were {a.use}, and of {b.name} {b.use}; "
                 "measure both with the same --period-ms, --end-to-end and --alternate"
             )
 
 
 def _compare_pairs(
-    pairs: Sequence[tuple[Sequence[Run], Sequence[Run]]],
-    before: Iterable[Sequence[Run]],
-    after: Iterable[Sequence[Run]],
-    *,
-    force: bool,
+    pairs: Sequence[tuple[_Group, _Group]], before: Iterable[_Group], after: Iterable[_Group], *, force: bool
 ) -> list[Comparison]:
     if not pairs:
         raise RunsError(f"no batch size in common: {_batches(before)} before, {_batches(after)} after")
@@ -314,23 +417,22 @@ def _compare_pairs(
     return [comparison for a, b in pairs for comparison in _compare(a, b, force=force)]
 
 
-def _compare(before: Sequence[Run], after: Sequence[Run], *, force: bool) -> list[Comparison]:
-    both = (*before, *after)
-    void = tuple(dict.fromkeys(reason for run in both for reason in run.void()))
-    differing = {name for run in both for name in comparable(before[0], run)}
+def _compare(before: _Group, after: _Group, *, force: bool) -> list[Comparison]:
+    first = before.runs[0]
+    differing = {name for run in (*before.environments, *after.environments) for name in comparable(first, run)}
     comparisons = []
     for ratio in ratios(before, after):
         # Of several runs, the spread between them holds what moved within them.
-        widened = math.prod(run.unsteadiness() for run in both) if ratio.blocks else 1.0
+        widened = before.unsteadiness * after.unsteadiness if ratio.blocks else 1.0
         found = _widen(ratio, widened)
-        withheld = None if force else _withheld(both, found)
+        withheld = None if force else _withheld(before, after, found)
         comparisons.append(
             Comparison(
-                before=_name(before[0]),
-                after=_name(after[0]),
-                batch=after[0].batch,
-                streams=after[0].streams,
-                use=after[0].use(),
+                before=before.name,
+                after=after.name,
+                batch=after.runs[0].batch,
+                streams=after.runs[0].streams,
+                use=after.use,
                 figure=found.figure,
                 unit=UNITS[found.figure],
                 before_value=found.before,
@@ -339,12 +441,12 @@ def _compare(before: Sequence[Run], after: Sequence[Run], *, force: bool) -> lis
                 low=None if withheld else found.low,
                 high=None if withheld else found.high,
                 outcome=withheld or _outcome(found),
-                runs=(len(before), len(after)),
+                runs=(len(before.runs), len(after.runs)),
                 blocks=None if withheld else found.blocks,
                 rounds=found.rounds,
                 widened=widened,
-                void=void,
-                warnings=(*gather_warnings(before), *gather_warnings(after)),
+                void=tuple(dict.fromkeys((*before.void, *after.void))),
+                warnings=(*before.warnings, *after.warnings),
                 differing=tuple(sorted(differing)),
             )
         )
@@ -371,16 +473,16 @@ def _widen(found: Ratio, factor: float) -> Ratio:
     return replace(found, low=found.low / factor, high=found.high * factor)
 
 
-def _withheld(runs: Sequence[Run], found: Ratio) -> Outcome | None:
+def _withheld(before: _Group, after: _Group, found: Ratio) -> Outcome | None:
     """Why a ratio is not judged.
 
     Other programs that are busy throughout a round meet all of its models, and each gets the same share of the time: so
     means hold. Medians do not: a short inference mostly ends before it is interrupted, and a long one does not.
     """
-    if any(run.void() for run in runs):
+    if before.void or after.void:
         return "void"
     holds = found.rounds is not None and found.figure in ("mean", "throughput", "processor")
-    return None if holds or not any(run.is_busy() for run in runs) else BUSY
+    return BUSY if not holds and (before.is_busy or after.is_busy) else None
 
 
 def _outcome(found: Ratio) -> Outcome:
@@ -411,10 +513,10 @@ def _name(run: Run) -> str:
     return f"{run.label} {run.precision}" if run.precision else run.label
 
 
-def _batches(groups: Iterable[Sequence[Run]]) -> str:
+def _batches(groups: Iterable[_Group]) -> str:
     return ", ".join(
         f"{batch} with {streams} streams" if streams > 1 else str(batch)
-        for batch, streams in sorted({_shape(runs[0]) for runs in groups})
+        for batch, streams in sorted({alike.shape for alike in groups})
     )
 
 

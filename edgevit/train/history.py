@@ -58,10 +58,10 @@ class History:
     def __post_init__(self) -> None:
         if self.path is not None and self.path.is_file():
             # A last line that a full disk or a power cut cut off is no line.
-            told, where = STATE.text(self.path).splitlines(), str(self.path)
-            self.lines = [STATE.parse(line, dict[str, Any], where) for line in told if line.endswith("}")]
+            whole = [(where, line) for where, line in STATE.lines(self.path) if line.rstrip().endswith(b"}")]
+            self.lines = [STATE.parse(line, dict[str, Any], where) for where, line in whole]
             for line in self.lines:
-                UNFINISHED.checked(line, where)
+                UNFINISHED.checked(line, str(self.path))
 
     def add(self, *, stage: str, step: int, **figures: Any) -> None:
         line = HISTORY_KIND.content(HistoryLine(stage, step, written_by(), figures))

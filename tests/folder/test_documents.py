@@ -184,3 +184,21 @@ def test_any_value_is_a_record_or_one_fault(tmp_path_factory: pytest.TempPathFac
         assert "\n" not in str(error)
     else:
         assert isinstance(record.name, str)
+
+
+def test_lines_end_at_newlines_alone_and_a_file_may_be_larger_than_a_line_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = "a\u2028b\u0085c\x1cd"
+    file = tmp_path / "odd.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + f'"{odd}"\r\n\n"{odd}"'.replace("\x1c", "\\u001c").encode())
+    assert READER.json_lines(file, str) == [odd, odd]
+    assert [where for where, _ in READER.lines(file)] == [f"{file}, line 1", f"{file}, line 3"]
+    monkeypatch.setattr(documents, "LIMIT_BYTES", 20)
+    file.write_bytes(b'"0123456789"\n' * 10)
+    assert len(READER.json_lines(file, str)) == 10
+    file.write_bytes(b'"1"\n"\xff"\n"' + b"0" * 30)
+    with pytest.raises(PlanError, match=r"odd.jsonl, line 2 is not text in UTF-8 \(byte 1\); write it again"):
+        READER.json_lines(file, str)
+    with pytest.raises(PlanError, match=r"line 3 has more than 0 MB; write it again"):
+        list(READER.lines(file))

@@ -416,7 +416,7 @@ def level_with_t1(found: Found, right: int) -> Panel:
         return replace(model, derivation=made, export=replace(model.export, accuracy=None))
 
     models = list(map(judged, found.models))
-    (slow,) = {run.latencies_ns for run in found.runs if run.label == "t1" and run.session == "s1"}
+    (slow,) = {tuple(run.latencies_ns) for run in found.runs if run.label == "t1" and run.session == "s1"}
     by_round = {n: tuple(round(ns * (0.99 + 0.006 * (n % 3))) for ns in slow) for n in range(1, 7)}
     waves = {n: tuple(round(ns * (0.991 + 0.006 * ((n + 1) % 3))) for ns in slow) for n in range(1, 7)}
     times = {"t1": by_round, "t2": waves}

@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_runs import DENSE, MS, ON_A_BOARD, S, watts
 
-from edgevit.report.intervals import block_length, latency_statistics, ratios, resample
+from edgevit.report import intervals
+from edgevit.report.intervals import Side, block_length, latency_statistics, resample
+
+
+def ratios(before, after):
+    return intervals.ratios(Side(before), Side(after))
 
 
 def correlated(phi, count, random):

@@ -1,10 +1,14 @@
+import json
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from some_runs import DENSE, MS, ON_A_BOARD, SLIM, S, watts
 
-from edgevit.report.intervals import ratios
+from edgevit.folder import documents
+from edgevit.report.gather import gather
+from edgevit.report.intervals import Side, ratios
 from edgevit.report.runs import (
     UNITS,
     RunsError,
@@ -78,6 +82,28 @@ def test_runs_are_read_back_from_json_lines(tmp_path):
     assert load_runs(path) == [DENSE, SLIM]
 
 
+def test_runs_are_read_line_by_line_whatever_is_in_a_label_and_share_what_they_have_in_common(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "LIMIT_BYTES", 5000)  # of a line; the file is longer
+    odd = replace(ON_A_BOARD, label="a\u2028b\u0085c", latencies_ns=(8 * MS,) * 100, gpu_ns=None, power=None)
+    line = json.dumps(replace(odd, idle_power=None).to_dict(), ensure_ascii=False)
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f"{line}\n" * 3)
+    runs = load_runs(path)
+    assert [run.label for run in runs] == [odd.label] * 3
+    assert [one.label for one in gather([path, tmp_path / "runs.jsonl"]).runs] == [odd.label]
+    for name in ("environment", "clocks_before_khz", "model_sha256"):
+        assert getattr(runs[0], name) is getattr(runs[2], name)
+    assert runs[0].clocks_during_khz[0] is runs[2].clocks_during_khz[49]
+
+
+@pytest.mark.parametrize("bad", ["a\\u0000b", "\\ud800"])
+def test_a_string_that_is_no_text_is_refused_in_a_run(tmp_path, bad):
+    path = tmp_path / "runs.jsonl"
+    path.write_text(DENSE.to_json().replace('"dense"', f'"{bad}"'))
+    with pytest.raises(RunsError, match="line 1"):
+        load_runs(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -94,6 +120,45 @@ def test_a_file_that_is_not_runs_is_named_with_the_line(tmp_path, text, message)
         path.write_text(text, encoding="latin-1")
     with pytest.raises(RunsError, match=message):
         load_runs(path)
+
+
+def calls(work):
+    """How many functions were called for it."""
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def many(models, repeats, in_turns):
+    """Runs of as many models; with `in_turns` each repeat is a round of one session, else each is alone."""
+    few = replace(DENSE, latencies_ns=DENSE.latencies_ns[:20])
+    of = [{"session": "s", "round": i} if in_turns else {"session": f"s{i}"} for i in range(1, repeats + 1)]
+    return [replace(few, label=f"m{n}", model_sha256=f"{n:064}", **one) for one in of for n in range(models)]
+
+
+@pytest.mark.parametrize(("models", "repeats"), [(2, 30), (10, 2)])
+@pytest.mark.parametrize("in_turns", [True, False])
+def test_comparing_twice_as_many_runs_takes_twice_the_work(models, repeats, in_turns):
+    def within(models, repeats):
+        runs = many(models, repeats, in_turns)
+        return calls(lambda: compare_within(runs))
+
+    def between(models, repeats):
+        sides = [many(models, repeats, in_turns) for _ in range(2)]
+        return calls(lambda: compare_runs(*sides))
+
+    within(2, 2)  # what is computed once per process
+    assert within(models, 2 * repeats) < 2.3 * within(models, repeats)
+    assert between(2 * models, repeats) < 2.3 * between(models, repeats)
 
 
 def p50(comparisons):
@@ -232,7 +297,7 @@ def test_a_machine_whose_speed_moved_within_a_run_has_a_wider_interval():
     slower = tuple(round(x * (1 if n < 100 else 1.08)) for n, x in enumerate(SLIM.latencies_ns))
     drifting = p50(compare_runs([DENSE], [replace(SLIM, latencies_ns=slower)]))
     assert drifting.widened == pytest.approx(1.10, abs=0.01) and drifting.outcome == "better"
-    plain = ratios([DENSE], [replace(SLIM, latencies_ns=slower)])[0]
+    plain = ratios(Side([DENSE]), Side([replace(SLIM, latencies_ns=slower)]))[0]
     assert (drifting.low, drifting.high) == (plain.low / drifting.widened, plain.high * drifting.widened)
     clocks = replace(SLIM, clocks_before_khz={"cpu0": 2_000_000}, clocks_after_khz={"cpu0": 1_000_000})
     assert p50(compare_runs([DENSE], [clocks])).widened == 2
