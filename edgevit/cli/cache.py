@@ -1,41 +1,73 @@
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgevit.cli.console import Console, JsonFlag
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edgevit.derive.cache import CacheEntry
+
 
 def main(
+    all: Annotated[
+        bool, typer.Option("--all", help="Show each entry, not each base.", rich_help_panel="Cache")
+    ] = False,
     clear: Annotated[
         bool, typer.Option("--clear", help="Remove every entry instead of showing it.", rich_help_panel="Cache")
     ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Show what derivations share on this machine and what was measured for cost tables, or clear it."""
-    import time
-
-    from rich.table import Table
-
     from edgevit.cost import store
     from edgevit.derive import cache
 
     console = Console(json=json)
     folder, costs = cache.derivations_folder(), store.costs_folder()
-    held = [*cache.clear(folder), *store.clear(costs)] if clear else [*cache.entries(folder), *store.entries(costs)]
-    total = sum(entry.bytes for entry in held)
-    table = Table("what", "base", "first made for", "MB", "last used", "entry")
-    table.columns[3].justify = "right"
-    for entry in held:
-        hours = (time.time() - entry.used_s) / 3600
-        name = entry.file.stem.rpartition("-")[2][:12]
-        table.add_row(entry.what, entry.base, entry.task, f"{entry.bytes / 1e6:.1f}", f"{hours:.1f} h ago", name)
-    if held and not clear:
-        console.show(table)
-    console.show(f"{'removed' if clear else 'holding'} {len(held)} entries, {total / 1e6:.1f} MB, in {folder}")
+    entries = [*cache.clear(folder), *store.clear(costs)] if clear else [*cache.entries(folder), *store.entries(costs)]
+    total = sum(entry.bytes for entry in entries)
+    if entries and not clear:
+        console.show(entries_table(entries) if all else bases_table(entries))
+    console.show(f"{'removed' if clear else 'holding'} {len(entries)} entries, {total / 1e6:.1f} MB, in {folder}")
     shown = [
         {"entry": e.file.stem, "what": e.what, "base": e.base, "task": e.task, "bytes": e.bytes, "used_s": e.used_s}
-        for e in held
+        for e in entries
     ]
     console.result({"folder": str(folder), "cleared": clear, "bytes": total, "entries": shown})
+
+
+def bases_table(entries: Sequence[CacheEntry]) -> Table:
+    """One row for each base, the one that was used last first."""
+    from rich.table import Table
+
+    by_base: dict[str, list[CacheEntry]] = {}
+    for entry in sorted(entries, key=lambda entry: -entry.used_s):
+        by_base.setdefault(entry.base, []).append(entry)
+    table = Table("base", "entries", "MB", "last used")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for base, of_base in by_base.items():
+        size = sum(entry.bytes for entry in of_base)
+        table.add_row(base or "not stated", str(len(of_base)), f"{size / 1e6:.1f}", _age(of_base[0]))
+    return table
+
+
+def entries_table(entries: Sequence[CacheEntry]) -> Table:
+    """One row for each entry."""
+    from rich.table import Table
+
+    table = Table("what", "base", "first made for", "MB", "last used", "entry")
+    table.columns[3].justify = "right"
+    for entry in entries:
+        name = entry.file.stem.rpartition("-")[2][:12]
+        table.add_row(entry.what, entry.base, entry.task, f"{entry.bytes / 1e6:.1f}", _age(entry), name)
+    return table
+
+
+def _age(entry: CacheEntry) -> str:
+    return f"{(time.time() - entry.used_s) / 3600:.1f} h ago"

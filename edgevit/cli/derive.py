@@ -33,7 +33,8 @@ def main(
     Budgets in --ms, --mj and --fps are met by measuring, here or on --board; exit code 3: the model takes more.
     """
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    request = request.going_on()
+    stated = request.names_a_folder_alone
+    request = request.begun() if stated else request.going_on()
     request.check()  # before torch is imported
 
     from edgevit.cli.tables import met_table
@@ -43,7 +44,7 @@ def main(
         show_derived(console, derivation)
     if len(derivations) > 1:
         console.show(met_table({one.folder: one.record for one in derivations}))
-    _next(console, context, request, derivations)
+    _next(console, None if stated else context, request, derivations)
     return OVER if any(one.record.met and not one.record.met.keeps for one in derivations) else 0
 
 
@@ -79,8 +80,10 @@ def show_derived(console: Console, derivation: Derivation) -> None:
     console.result({**told, **DERIVATION_KIND.content(record)})
 
 
-def _next(console: Console, context: typer.Context, request: MeetRequest, derivations: Sequence[Derivation]) -> None:
-    """Name the commands that go on from here."""
+def _next(
+    console: Console, context: typer.Context | None, request: MeetRequest, derivations: Sequence[Derivation]
+) -> None:
+    """Name the commands that go on from here; without `context`, what was typed does not say how the base is made."""
     if not derivations:
         return
     from edgevit.data.neighbours import hint_in
@@ -89,9 +92,21 @@ def _next(console: Console, context: typer.Context, request: MeetRequest, deriva
     if (hint := hint_in(derivations[-1].record)) is not None:
         console.warn(hint)
     console.show(arguments.page_line(arguments.among(out)))
-    command = "bench" if derivations[-1].record.met else "export"
-    console.show(f"Next: {shlex.join(['edgevit', command, str(out)])}")
+    console.show(f"Next: {shlex.join(_following(derivations[-1], request))}")
     unpruned = out.with_name("base")
-    if request.base is not None and not unpruned.exists():
+    if context is not None and request.base is not None and not unpruned.exists():
         told = arguments.repeated(context, "base", name=request.base, out=unpruned)
         console.show(f"To set it against its base: {told}")
+
+
+def _following(derivation: Derivation, request: MeetRequest) -> list[str]:
+    """The command that comes next: of a slice, whose accuracy nobody measured, the one that measures it."""
+    from edgevit.folder.model_folder import ModelFolder
+
+    out, record = str(derivation.folder), derivation.record
+    if record.met:
+        return ["edgevit", "bench", out]
+    supernet = request.supernet_folder()
+    if record.accuracy.derived is not None or supernet is None:
+        return ["edgevit", "export", out]
+    return ["edgevit", "evaluate", out, "--data", ModelFolder(supernet).supernet().data.data]

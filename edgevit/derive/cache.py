@@ -75,8 +75,6 @@ def entries(folder: Path) -> list[CacheEntry]:
     """What the cache holds, last used first."""
     found = []
     for file in folder.glob("*.safetensors"):
-        if not file.is_file():  # a pipe would wait for a writer
-            continue
         with suppress(FileNotFoundError):  # another process has just made room
             facts, told = file.stat(), _told(file)
             what, base, task = file.stem.rpartition("-")[0], told.get("base", ""), told.get("task", "")

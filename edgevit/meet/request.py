@@ -14,7 +14,7 @@ from edgevit.derive.options import read_options
 from edgevit.derive.request import FPS, MJ, MS, CostTableFile, DeriveRequest, Deriving, Macs, Params, Rate
 from edgevit.errors import OptionError
 from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.unfinished import REQUEST, REQUEST_KIND, differences, first_few, partial_folder
+from edgevit.folder.unfinished import REQUEST, REQUEST_KIND, STATE, differences, first_few, partial_folder
 from edgevit.numbers import check_number
 from edgevit.request import BOARD, BUDGET, RUNNER, Nested, Option
 
@@ -178,6 +178,29 @@ class MeetRequest(Deriving):
         # What lies behind the one that was being made is of an earlier command, and is to be overwritten.
         begun = next((i for i, one in enumerate(made) if partial_folder(one.out).is_dir()), -1)
         return [replace(one, resume=self.resume and i <= begun) for i, one in enumerate(made)]
+
+    @property
+    def names_a_folder_alone(self) -> bool:
+        """Whether nothing is given but the folder of an unfinished derivation that is to be gone on with."""
+        return self.resume and self == MeetRequest(out=self.out, resume=True)
+
+    def begun(self) -> MeetRequest:
+        """The request by which the derivation began that `out` names, to go on with it.
+
+        Raises:
+            OptionError: none was begun there.
+            UnfinishedError: its request cannot be read.
+        """
+        file = partial_folder(self.out) / REQUEST
+        record = REQUEST_KIND.read(file) if file.is_file() else None
+        if record is None or not record.asked:
+            raise OptionError(
+                f"nothing to go on with: there is no {file} that states a request; give the BASE and all options of "
+                "the command that was stopped"
+            )
+        own = {field.name for field in fields(MeetRequest)}
+        stated = {name: value for name, value in record.asked.items() if name in own}
+        return replace(STATE.checked(stated, MeetRequest, f"{file}, asked,"), out=self.out, resume=True)
 
     def going_on(self) -> MeetRequest:
         """This with `resume` where an unfinished search of the very same request is there: nobody begins it anew.

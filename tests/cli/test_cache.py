@@ -24,11 +24,15 @@ def test_entries_are_shown_with_what_they_were_made_for_and_cleared(cache: Cache
     cache.tensors("curves", {"of": "a base"}, lambda: {"curve": torch.zeros(1000)})
     shown = edgevit_main("cache")
     assert shown.code == 0 and shown.out.splitlines()[-1].startswith("holding 1 entries, 0.0 MB, in ")
-    assert all(word in shown.out for word in ("curves", "deit_tiny", "birds"))
+    assert "deit_tiny" in shown.out and "birds" not in shown.out
+    assert all(word in edgevit_main("cache", "--all").out for word in ("curves", "deit_tiny", "birds"))
     (entry,) = json.loads(edgevit_main("cache", "--json").out)["entries"]
     assert (entry["what"], entry["base"], entry["task"]) == ("curves", "deit_tiny", "birds") and entry["bytes"] > 4000
+    cache.tensors("masks", {"of": "a base"}, lambda: {"mask": torch.zeros(1000)})
+    (row,) = [line for line in edgevit_main("cache").out.splitlines() if "deit_tiny" in line]
+    assert row.replace("│", "").split()[:3] == ["deit_tiny", "2", "0.0"], "one row for each base"
     Store.of({"family": "vit", "embed": 192}).add([DENSE])
     assert "vit 192" in edgevit_main("cache").out, "what was measured for cost tables is shared, too"
     cleared = json.loads(edgevit_main("cache", "--clear", "--json").out)
-    assert cleared["cleared"] and len(cleared["entries"]) == 2
+    assert cleared["cleared"] and len(cleared["entries"]) == 3
     assert json.loads(edgevit_main("cache", "--json").out)["entries"] == []

@@ -68,7 +68,11 @@ def test_a_slice_needs_no_images_and_can_be_shown_and_measured(net: Path, edgevi
     asked = ["--method", "skd", "--supernet", net, "--rate", "0.5", "--classes", "3,5"]
     cut = edgevit_main("derive", *asked, "--out", out)
     assert (cut.code, cut.err) == (0, "")
-    assert "fewer MACs" in cut.out and f"Next: edgevit export {out}" in cut.out and "top-1" not in cut.out
+    assert (
+        "fewer MACs" in cut.out
+        and f"Next: edgevit evaluate {out} --data digits\n" in cut.out
+        and "top-1" not in cut.out
+    )
     shown = edgevit_main("show", out)
     assert shown.code == 0 and "2 classes, subset head: 3, 5" in shown.out
     assert "method skd, rate 0.5, shape fused, 0 steps, made" in shown.out and "top-1" not in shown.out

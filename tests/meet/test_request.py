@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgevit.cost.place import Place
+from edgevit.derive.steps import Step
 from edgevit.errors import OptionError
+from edgevit.folder.unfinished import REQUEST_KIND, RequestRecord, partial_folder
 from edgevit.meet.request import MeetRequest, identity, read_budgets
 from edgevit.request import request_from
 from edgevit.train.settings import Training
@@ -50,6 +53,22 @@ def test_several_budgets_have_a_folder_each(tmp_path: Path) -> None:
     each = asked(tmp_path, fps=(30, 60.5)).each()
     assert [(one.budgets, one.out.name) for one in each] == [((30,), "fps30"), ((60.5,), "fps60.5")]
     assert asked(tmp_path, ms=5).each() == [asked(tmp_path, ms=5)]
+
+
+def test_a_folder_alone_is_gone_on_with_by_the_request_that_it_states(tmp_path: Path) -> None:
+    begun = asked(
+        tmp_path, rate=0.6, model_args={"img_size": 32}, options={"teacher": "none"}, classes=["a", "b"],
+        first=(Step("nuwa", 0.5, {}),), training=Training(steps=4), checkpoint=Path("c.pth"),
+    )  # fmt: skip
+    alone = MeetRequest(out=begun.out, resume=True)
+    assert alone.names_a_folder_alone and not replace(begun, resume=True).names_a_folder_alone
+    with pytest.raises(OptionError, match=r"nothing to go on with: there is no \S+/t\.partial/request\.json"):
+        alone.begun()
+    partial_folder(begun.out).mkdir()
+    for stated in (begun, begun.derivation()):  # as derive and meet write it
+        file = partial_folder(begun.out) / "request.json"
+        file.write_text(REQUEST_KIND.text(RequestRecord("0.1.0", stated.told())))
+        assert alone.begun().told() == replace(begun, resume=True).told()
 
 
 def test_what_a_table_or_a_rate_answers_is_derived(tmp_path: Path) -> None:
