@@ -92,7 +92,8 @@ def write(network: nn.Module, blocks: Sequence[BlockDims], path: Path, embed: in
 
 def shares(runs: Sequence[Run], label: str) -> list[float]:
     """Of the base's time, round by round."""
-    taken = {(run.round, run.label): taken_ms(run) for run in runs}
+    busy = any(run.is_busy() for run in runs)
+    taken = {(run.round, run.label): taken_ms(run, busy=busy) for run in runs}
     return [taken[n, label] / taken[n, "base"] for n in sorted({n for n, _ in taken if n is not None})]
 
 

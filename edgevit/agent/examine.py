@@ -52,7 +52,7 @@ def examine(send: Send, root: str, owner: str | None = None) -> dict[str, Any]:
         **_system(root),
         **_power(root),
         "memory": _memory(root),
-        "disk": {"cache_free_bytes": _free_bytes(cache_folder())},
+        "disk": {"cache_free_bytes": _free_bytes(cache_folder()), "cache": cache_folder()},
         "denied": _denied(root),
         "temperatures_c": jetson.temperatures_c(root),
         "trtexec": find_program(root, "trtexec"),

@@ -8,7 +8,8 @@ edgevit is for; with a warning everything works, and figures are worse or other 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,10 +43,33 @@ class Check:
 
 
 def diagnose(facts: BoardFacts, profile: Profile | None) -> tuple[Check, ...]:
-    """Judge a machine; `profile` is that of its module, None if that is not known."""
+    """Judge a machine; `profile` is that of its module, None if that is not known.
+
+    This machine need be no Jetson; one that was named as a board must be.
+    """
     apply = [check for check in CHECKS if facts.is_jetson or check not in JETSON_ONLY]
-    found = (check(facts, profile) for check in apply)
-    return tuple(check for check in found if check)
+    checks = [result for check in apply if (result := check(facts, profile)) is not None]
+    if facts.host is None or facts.is_jetson:
+        return tuple(checks)
+    instead = {check.name: check for check in _no_jetson(facts, facts.host)}
+    return tuple(instead.get(check.name, check) for check in checks)
+
+
+def _no_jetson(facts: BoardFacts, host: str) -> Iterator[Check]:
+    """Yield what is otherwise on a machine that was named as a board and is no Jetson."""
+    yield Check(
+        "module",
+        "problem",
+        f"no Jetson but {facts.module.model or facts.machine}: no power modes, rails or engines for a board there",
+        "a Jetson Orin",
+        f"check which machine `ssh {shlex.quote(host)}` reaches; in a container: docker run "
+        "--security-opt systempaths=unconfined",
+    )
+    if facts.tensorrt.version is None:
+        hint = "`edgevit export --trt` and engines need a Jetson; elsewhere measure with --runner onnxruntime"
+        yield Check("TensorRT", "problem", _what(facts.tensorrt.error), "one that Python imports there", hint)
+    if not facts.onnxruntime and not facts.onnxruntime_packages:
+        yield Check("ONNX Runtime", "ok", "none; only --runner onnxruntime needs it")
 
 
 def _module(facts: BoardFacts, profile: Profile | None) -> Check:
@@ -56,7 +80,8 @@ def _module(facts: BoardFacts, profile: Profile | None) -> Check:
             "warning",
             f"no Jetson but {module.model or facts.machine}: no power modes, rails or engines for a board here",
             "a Jetson Orin",
-            "name a board: `edgevit board USER@HOST`; on this machine `edgevit bench DIR --runner onnxruntime` works",
+            "name a board, if you have one: `edgevit board USER@HOST`; on this machine `edgevit bench DIR` measures "
+            "through ONNX Runtime",
         )
     name = f"{module.part or module.model or 'a Jetson'}{', Super' if module.super else ''}"
     if profile is None and module.part is None:
@@ -154,7 +179,7 @@ def _tensorrt(facts: BoardFacts, profile: Profile | None) -> Check:
             "warning",
             f"{version}: known to compile some ViTs into wrong engines",
             "10.5 or newer",
-            "nothing to do before use: `edgevit export DIR --trt --board HOST` holds every engine to its accuracy gate",
+            "nothing to do before use: `edgevit export --trt` holds every engine to its accuracy gate",
         )
     return Check("TensorRT", "ok", version)
 
@@ -248,9 +273,9 @@ def _memory(facts: BoardFacts, profile: Profile | None) -> Check | None:
 
 
 def _disk(facts: BoardFacts, profile: Profile | None) -> Check | None:
-    free = facts.disk.cache_free_bytes
-    mend = "rm -r ~/.cache/edgevit/files (models and engines there; they are sent and built again)"
-    return None if free is None else _room("disk", free, DISK_GIB, " for ~/.cache/edgevit", mend)
+    free, cache = facts.disk.cache_free_bytes, facts.disk.cache or "~/.cache/edgevit"
+    hint = f"rm -r {cache}/files (models and engines there; they are sent and built again)"
+    return None if free is None else _room("disk", free, DISK_GIB, f" for {cache}", hint)
 
 
 def _room(name: str, free: int, limits: tuple[float, float], of: str, mend: str) -> Check:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgevit.board.answers import READER
-from edgevit.board.connection import Board
+from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.progress import Progress, Silent
 
 CLOCK_OFF_S = 60.0  # between two machines' clocks, above which one of them is not set
@@ -72,6 +72,7 @@ class Memory:
 @dataclass(frozen=True)
 class Disk:
     cache_free_bytes: int | None = None
+    cache: str | None = None  # the folder
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Recovered:
 class BoardFacts:
     """All that is known of a machine."""
 
+    host: str | None = None  # as it was named; None: this machine
     module: Module = field(default_factory=Module)
     l4t: str | None = None
     jetpack: str | None = None
@@ -176,6 +178,8 @@ def read_facts(answer: Any, host: str) -> BoardFacts:
     Raises:
         AgentError: something of it is of another type.
     """
+    if isinstance(answer, dict):
+        answer = {**answer, "host": None if host == THIS_MACHINE else host}
     return READER.checked(answer, BoardFacts, f"the answer of {host} to 'examine'")
 
 

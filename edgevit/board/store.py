@@ -14,8 +14,9 @@ from edgevit.folder.engine import EngineRecord
 from edgevit.folder.model_folder import ModelFolder, model_of
 
 
-def _how_to_build(model: Path) -> str:
-    return f"run `edgevit export {shlex.quote(str(model))} --trt --board HOST`, or without --board on the board itself"
+def _build_command(model: Path, facts: BoardFacts) -> str:
+    board = "" if facts.host is None else f" --board {shlex.quote(facts.host)}"
+    return f"run `edgevit export {shlex.quote(str(model))} --trt{board}`"
 
 
 def _nearest(records: Sequence[EngineRecord], batches: Sequence[int]) -> EngineRecord:
@@ -39,8 +40,8 @@ def recorded_engine(path: Path, facts: BoardFacts) -> EngineRecord:
     folder, here = model_of(path), fingerprint(facts)
     record = folder.engine_record(path)
     if record.fingerprint != here:
-        how = _how_to_build(folder.path)
-        raise EngineError(f"{path} was built for {record.fingerprint}, and this is {here}; {how}")
+        build = _build_command(folder.path, facts)
+        raise EngineError(f"{path} was built for {record.fingerprint}, and this is {here}; {build}")
     return _check_unaltered(record)
 
 
@@ -53,28 +54,28 @@ def find_engine(
         EngineError: there is none, or only one for another board, other weights, or other batches; or it was altered.
     """
     batches = [batch] if isinstance(batch, int) else list(batch)
-    here, how = fingerprint(facts), _how_to_build(model)
+    here, build = fingerprint(facts), _build_command(model, facts)
     folder = ModelFolder(model)
     records = folder.export.engines()
     if not records:
-        raise EngineError(f"{model} has no engine; {how}")
+        raise EngineError(f"{model} has no engine; {build}")
     fitting = [record for record in records if record.fingerprint == here]
     if not fitting:
-        raise EngineError(f"the engine in {model} was built for {records[0].fingerprint}, and this is {here}; {how}")
+        raise EngineError(f"the engine in {model} was built for {records[0].fingerprint}, and this is {here}; {build}")
     weights = folder.weights_sha256()
     current = [r for r in fitting if weights_fault(r.path, r.weights_sha256, model, weights) is None]
     if not current:
-        raise EngineError(f"the engine in {model} was built from other weights than the model has now; {how}")
+        raise EngineError(f"the engine in {model} was built from other weights than the model has now; {build}")
     of_precision = [record for record in current if precision in (None, record.precision)]
     if not of_precision:
         there = ", ".join(sorted({record.precision for record in current}))
-        raise EngineError(f"the engine in {model} for {here} is {there}, and {precision} was asked for; {how}")
+        raise EngineError(f"the engine in {model} for {here} is {there}, and {precision} was asked for; {build}")
     accepting = [r for r in of_precision if all(r.batches[0] <= b <= r.batches[2] for b in batches)]
     if not accepting:
         seen = of_precision[0].batches
         span = f"--batches {min(seen[0], *batches)},{min(batches)},{max(seen[2], *batches)}"
         raise EngineError(
             f"the engine in {model} for {here} takes {seen[0]} to {seen[2]} images, and "
-            f"{', '.join(map(str, batches))} were asked for; {how}, and with {span}"
+            f"{', '.join(map(str, batches))} were asked for; {build}, and with {span}"
         )
     return _check_unaltered(_nearest(accepting, batches))

@@ -43,7 +43,7 @@ def check_board(host: str, facts: BoardFacts, profile: str | None) -> None:
     tensorrt, cuda = facts.tensorrt, facts.cuda
     if tensorrt.version is None:
         raise UnfitBoardError(
-            f"no TensorRT on {host} ({tensorrt.error}); {elsewhere}on a Jetson try "
+            f"no TensorRT on {host} ({(tensorrt.error or 'unknown').partition(';')[0]}); {elsewhere}on a Jetson try "
             f"`sudo apt install python3-libnvinfer`, and see `{doctor}`"
         )
     if cuda.error is not None:

@@ -41,8 +41,8 @@ ADVICE = {
     "engine": "only --runner tensorrt knows what its engine takes",
     "meminfo": "it is read from /proc, which that machine does not offer",
     "nvmap": "it is read from /sys/kernel/debug, which takes a Jetson and the user root",
-    "power": "it takes power sensors and the rails that make up the module; see `edgevit board HOST`, or try --profile",
-    "idle": "it takes power sensors, the rails that make up the module and --idle above 0; see `edgevit board HOST`",
+    "power": "it takes power sensors and the rails that make up the module; `edgevit board` says what is missing",
+    "idle": "it takes power sensors, the module's rails and --idle above 0; `edgevit board` says what is missing",
     "thermal": "it is read from /sys/class/thermal, which that machine does not offer",
 }
 

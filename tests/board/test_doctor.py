@@ -1,10 +1,12 @@
 """What the doctor says of captured boards, and of each thing that can be wrong with one."""
 
 import copy
+from functools import partial
 
 import pytest
 
 from edgevit.agent.examine import examine
+from edgevit.board.connection import THIS_MACHINE
 from edgevit.board.doctor import CHECKS, diagnose
 from edgevit.board.facts import read_facts
 from edgevit.board.profiles import load_profile, match
@@ -59,13 +61,13 @@ def bare(tmp_path):
     return {**facts, "disk": {"cache_free_bytes": 40 * GIB}, "onnxruntime": {"version": "1.20", "providers": ["CPU"]}}
 
 
-def judged(answer, profile="match"):
-    facts = read_facts(answer, "orin")
+def judged(answer, profile="match", host="orin"):
+    facts = read_facts(answer, host)
     return diagnose(facts, match(facts) if profile == "match" else profile)
 
 
-def check_of(answer, name, profile="match"):
-    checks = {check.name: check for check in judged(answer, profile)}
+def check_of(answer, name, profile="match", host="orin"):
+    checks = {check.name: check for check in judged(answer, profile, host)}
     for check in checks.values():
         assert (check.mend is None) == (check.state == "ok"), check
         assert check.seen
@@ -230,26 +232,38 @@ def test_captured_boards_are_known_and_warned_of_what_they_are(board, profile, w
 
 
 def test_a_machine_that_is_no_jetson_says_so_and_what_still_works(bare):
-    check = check_of(bare, "module")
+    check = check_of(bare, "module", host=THIS_MACHINE)
     assert check.state == "warning" and check.seen.startswith("no Jetson but ")
-    assert "edgevit bench DIR --runner onnxruntime" in check.mend
-    checks = judged(bare, None)
+    assert "edgevit bench DIR" in check.mend
+    checks = judged(bare, None, THIS_MACHINE)
     assert {check.state for check in checks[1:]} == {"ok"}
     assert not {"JetPack", "power mode", "power rails", "root"} & {check.name for check in checks}
 
 
+def test_a_named_board_that_is_no_jetson_is_a_problem_and_no_other_name_is_asked_for(bare):
+    bare = {**bare, "onnxruntime": None, "onnxruntime_packages": {}, "disk": {"cache_free_bytes": 0, "cache": "/big/c"}}
+    here, named = ({check.name: check for check in judged(bare, None, host)} for host in (THIS_MACHINE, "orin-nx"))
+    assert {name for name, check in here.items() if check.state == "problem"} == {"ONNX Runtime", "disk"}
+    assert here["TensorRT"].state == "ok" and "name a board" in here["module"].mend
+    assert {name for name, check in named.items() if check.state == "problem"} == {"module", "TensorRT", "disk"}
+    assert named["module"].mend.startswith("check which machine `ssh orin-nx` reaches")
+    assert list(named) == list(here) and "name a board" not in str(named.values())
+    assert "for /big/c" in named["disk"].seen and "rm -r /big/c/files" in named["disk"].mend
+
+
 def test_without_a_jetson_and_onnx_runtime_nothing_can_be_measured(bare):
-    check = check_of({**bare, "onnxruntime": None, "onnxruntime_packages": {}}, "ONNX Runtime")
+    on_this_machine = partial(check_of, name="ONNX Runtime", host=THIS_MACHINE)
+    check = on_this_machine({**bare, "onnxruntime": None, "onnxruntime_packages": {}})
     assert check.state == "problem" and "-m pip install onnxruntime, or onnxruntime-gpu" in check.mend
     both = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.22.0"}
-    check = check_of({**bare, "onnxruntime_packages": both}, "ONNX Runtime")
+    check = on_this_machine({**bare, "onnxruntime_packages": both})
     assert (check.state, check.expected) == ("problem", "one of the two")
     assert check.seen == "onnxruntime 1.31.1 and onnxruntime-gpu 1.22.0 side by side, which overwrite one another"
     assert "-m pip uninstall -y onnxruntime onnxruntime-gpu && " in check.mend
     gpu = {"onnxruntime": {"version": "1.22.0", "providers": ["CUDAExecutionProvider"]}}
-    check = check_of({**bare, **gpu, "onnxruntime_packages": {"onnxruntime-gpu": "1.22.0"}}, "ONNX Runtime")
+    check = on_this_machine({**bare, **gpu, "onnxruntime_packages": {"onnxruntime-gpu": "1.22.0"}})
     assert (check.state, check.seen) == ("ok", "onnxruntime-gpu 1.22.0 (CUDA)")
-    check = check_of({**bare, "onnxruntime": None, "onnxruntime_packages": {"onnxruntime": "1.31.1"}}, "ONNX Runtime")
+    check = on_this_machine({**bare, "onnxruntime": None, "onnxruntime_packages": {"onnxruntime": "1.31.1"}})
     assert (check.state, check.seen) == ("problem", "onnxruntime 1.31.1, which cannot be imported")
     assert "--force-reinstall onnxruntime" in check.mend
 

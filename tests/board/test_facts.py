@@ -22,9 +22,9 @@ def test_nothing_that_the_agent_tells_is_lost(
     board: str | None, board_tree: Callable[[str], Path], tmp_path: Path
 ) -> None:
     told = examine_there(lambda message: None, str(board_tree(board) if board else tmp_path))
-    assert {*told, "clock_ahead_s"} == {one.name for one in fields(BoardFacts)}
+    assert {*told, "clock_ahead_s", "host"} == {one.name for one in fields(BoardFacts)}
     there = asdict(read_facts(told, "orin"))
-    assert there.pop("clock_ahead_s") is None  # the host adds it
+    assert (there.pop("clock_ahead_s"), there.pop("host")) == (None, "orin")  # the host adds them
     assert json.loads(json.dumps(there)) == json.loads(json.dumps(told))
 
 

@@ -40,7 +40,7 @@ def test_the_one_whose_kernels_were_chosen_for_the_batch_comes_first_then_the_ne
 @pytest.mark.parametrize(
     ("stored", "asked", "said"),
     [
-        (None, {}, r"has no engine; run `edgevit export '/\S+ model' --trt --board HOST`"),
+        (None, {}, r"has no engine; run `edgevit export '/\S+ model' --trt --board orin`"),
         ({"board": "orin-nano-8gb-x"}, {}, rf"was built for orin-nano-8gb-x, and this is {ORIN}; run"),
         ({"weights_sha256": "b" * 64}, {}, "from other weights than the model has now"),
         ({"precision": "mixed"}, {"precision": "fp16"}, "is mixed, and fp16 was asked for"),

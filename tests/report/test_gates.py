@@ -193,7 +193,7 @@ def test_a_figure_that_turned_out_not_to_be_measured_is_an_error_that_says_what_
         run = replace(ON_A_BOARD, power=power)
         (verdict,) = verdicts = verdicts_of(gates, [run])
         assert (verdict.state, verdict.value, verdict.margin) == ("not measured", None, None)
-        assert "or try --profile" in verdict.why[0]
+        assert "`edgevit board` says what is missing" in verdict.why[0]
         assert exit_code(verdicts, [run]) == 1
         assert exit_code((*verdicts, *verdicts_of([parse_gate("p99<1ms")], [run])), [run]) == 3
     (one_missing,) = verdicts_of(gates, [ON_A_BOARD, replace(ON_A_BOARD, power=None)])
