@@ -273,13 +273,16 @@ class Run:
 
             power = (E - P_t T) / W,    energy of an image = power / images per second
 
-        P_t comes from readings at both ends of each tick. Where the meter is too slow for that, it is E / (W + T).
+        P_t comes from readings at both ends of each tick. Where the meter is too slow for that, and where P_t is not
+        between 0 and twice E / (W + T), it is E / (W + T).
         """
         mean = self.power.mean_mw() if self.power else None
         if self.power is None or mean is None:
             return None
-        ticks_ns, tick_mw = self.ticks_ns(), self.power.tick_mw()
-        return mean if tick_mw is None else mean + (mean - tick_mw) * ticks_ns / self.wall_ns
+        tick_mw = self.power.tick_mw()
+        if tick_mw is None or not 0 <= tick_mw <= 2 * mean:
+            return mean
+        return mean + (mean - tick_mw) * self.ticks_ns() / self.wall_ns
 
     def ticks_ns(self) -> int:
         """Time of the window in which the meters alone worked; 0 where inferences have pauses anyway."""

@@ -357,9 +357,11 @@ def test_the_power_of_inferences_is_without_that_of_the_ticks_between_them(tick_
         assert abs(run.power.mean_mw() / 12_000 - 1) > 0.02, "the ticks matter"
 
 
-def test_ticks_with_one_reading_each_count_with_the_mean_power():
+def test_ticks_whose_power_is_not_known_count_with_the_mean_power():
     run = ticking(4000, readings_per_tick=1)
     assert (run.power.tick_mw(), run.power_mw()) == (None, run.power.mean_mw())
+    noisy = replace(run, power=replace(ticking(4000).power, interval_ms=20_000.0))
+    assert noisy.power.tick_mw() < 0 and noisy.power_mw() == noisy.power.mean_mw()
 
 
 def test_the_pauses_of_a_period_are_part_of_its_energy():
