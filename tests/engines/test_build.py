@@ -169,7 +169,7 @@ def test_what_a_fetch_left_that_was_killed_goes_with_the_next(stored: EngineReco
     assert hidden(folder_of(stored)) == [going_on.name]
 
 
-@pytest.mark.parametrize("release", ["8.6.1", "11.1"])
+@pytest.mark.parametrize("release", ["8.6.1", "11.4"])
 def test_fp16_that_layer_norm_spoils_gets_it_in_fp32(folder: Path, play: Callable[..., None], release: str) -> None:
     play(release, "fp16-layernorm")
     notes = Notes()

@@ -70,6 +70,7 @@ class Meter:
         self.readings = Readings("tegrastats", total)
         self.process: subprocess.Popen[bytes] | None = None
         self.unfinished = b""
+        self.printed = False  # at least one line, with rails or without
 
     def __enter__(self) -> Meter:
         if self.program:
@@ -92,7 +93,7 @@ class Meter:
         assert process.stdout
         os.set_blocking(process.stdout.fileno(), False)
         deadline = time.monotonic() + FIRST_LINE_S
-        while not self.readings.rows and (left := deadline - time.monotonic()) > 0:
+        while not self.printed and (left := deadline - time.monotonic()) > 0:
             select.select([process.stdout], [], [], left)
             self.read()
             if process.poll() is not None:
@@ -110,6 +111,7 @@ class Meter:
             for _ in range(READS):
                 pieces.append(os.read(self.process.stdout.fileno(), PIPE_BYTES))
         *lines, self.unfinished = b"".join(pieces).split(b"\n")
+        self.printed |= bool(lines)
         rails = parse(lines[-1].decode("utf-8", errors="replace")).rails_mw if lines else {}
         if rails:
             self.readings.add(perf_counter_ns(), rails)

@@ -1,6 +1,7 @@
 """What tegrastats prints, on all JetPacks, and what it tells of the power."""
 
 import sys
+import time
 
 import pytest
 from captured import (
@@ -87,6 +88,14 @@ def test_a_tegrastats_that_tells_nothing_says_so(script, board_tree, monkeypatch
     meter = tegrastats.Meter(str(root))
     assert (read_power(meter), meter.process.stdout.closed) == (None, True)
     assert tegrastats.why_not(str(root)) == "tegrastats prints no rails"
+
+
+def test_a_tegrastats_whose_first_line_has_no_rails_is_not_waited_for(board_tree):
+    root = board_tree(NX)
+    (root / "usr/bin/tegrastats").write_text("#!/bin/sh\necho RAM 1282/62795MB\nexec sleep 60\n")
+    began = time.monotonic()
+    assert tegrastats.why_not(str(root)) == "tegrastats prints no rails"
+    assert time.monotonic() - began < tegrastats.FIRST_LINE_S
 
 
 def test_a_tegrastats_that_cannot_be_run_says_so(board_tree):
