@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -44,10 +45,10 @@ from edgevit.meet.loop import OUT_OF_REACH, SearchOutcome
 from edgevit.meet.loop import search_plans as search_for
 from edgevit.meet.mixing import LimitError
 from edgevit.meet.request import MeetRequest, identity
-from edgevit.meet.rounds import MeasuredFigure, Round, Search, Terms
+from edgevit.meet.rounds import MOST, MeasuredFigure, Round, Search, Terms
 from edgevit.meet.workshop import BudgetBench, shape_in
 from edgevit.models.checkpoint import load, network_without_weights
-from edgevit.progress import OnlyOnce, Progress, Silent
+from edgevit.progress import OnlyOnce, Progress, Silent, rounded_duration
 from edgevit.request import as_request, takes_options
 from edgevit.version import written_by
 
@@ -269,14 +270,21 @@ class _One:
     def _searched(
         self, searches: Searches, shop: BudgetBench, work: Path, kept: KeptSearch, budget: Budget
     ) -> SearchOutcome:
+        began = time.monotonic()
+
         def tell(now: Searches) -> None:
+            nonlocal began
             first, *others = now.each
             beside = [replace(one, rounds=of.rounds) for one, of in zip(kept.beside, others, strict=True)]
             told = replace(kept, rounds=first.rounds, beside=tuple(beside), edgevit=written_by())
             with writing(work / ROUNDS):
                 write_whole(work / ROUNDS, SEARCH_KIND.text(told))
             boards = [costs.place.board or THIS_MACHINE for costs in self.costs]
-            self.progress.note(round_told(now, shop.quantity, boards))
+            took = rounded_duration(time.monotonic() - began)
+            left = MOST - len(first.rounds)
+            more = "" if now.tightest.is_done else f"; it took {took}, at most {left} more follow"
+            self.progress.note(f"{round_told(now, shop.quantity, boards)}{more}")
+            began = time.monotonic()
 
         try:
             return search_for(searches, shop, tell)
