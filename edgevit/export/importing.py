@@ -33,9 +33,10 @@ from edgevit.export.reading import (
     settled_size,
 )
 from edgevit.export.request import FilesRequest
-from edgevit.export.session import find_runtime, refuse_huge, runtime_boundary
+from edgevit.export.session import DTYPES, find_runtime, refuse_huge, runtime_boundary
 from edgevit.export.stated import stated_preprocessing
 from edgevit.export.structure import Structure, find_structure, name_nodes
+from edgevit.export.widening import widen
 from edgevit.folder.export import Batch
 from edgevit.folder.imported import ImportedDocument
 from edgevit.folder.model import ClassLabel
@@ -46,6 +47,7 @@ from edgevit.version import written_by
 
 Asked = TypeVar("Asked", bound=FilesRequest)
 TOLERANCE = 1e-4  # of the imported file's logits, against those of the file itself
+HALF_TOLERANCE = 2e-2  # the same where that computes in half precision
 OWN = "edgevit_version"  # in the metadata of every file that edgevit wrote
 
 
@@ -84,7 +86,9 @@ def _logits(file: Path, images: Any, output: str | None = None) -> Any:
     options.log_severity_level = 3
     with runtime_boundary(file, CheckpointError):
         session = find_runtime().InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        return session.run(output and [output], {session.get_inputs()[0].name: images})[0]
+        input = session.get_inputs()[0]
+        values = images.astype(DTYPES.get(input.type, np.float32))
+        return session.run(output and [output], {input.name: values})[0].astype(np.float32)
 
 
 def _expected(file: Path, images: Any, output: str | None) -> Any:
@@ -106,12 +110,12 @@ def _expected(file: Path, images: Any, output: str | None) -> Any:
     return logits
 
 
-def _write_simplified(file: Path, changed: ir.Model, path: Path, expected: Any, images: Any) -> None:
+def _write_simplified(file: Path, changed: ir.Model, path: Path, expected: Any, images: Any, tolerance: float) -> None:
     """Write it, and see that it is still the same function."""
     with exporter_boundary(file.name):
         ir.save(changed, path)
     error = float(np.linalg.norm(_logits(path, images) - expected) / max(float(np.linalg.norm(expected)), 1e-30))
-    if not error <= TOLERANCE:
+    if not error <= tolerance:
         raise ExportError(
             f"folding the constants of {file} changed its logits by {error:.2g}; export it with another opset"
         )
@@ -168,6 +172,7 @@ def _write_onnx(
     batch: Batch,
     size: Sequence[int],
     output: str | None,
+    tolerance: float,
     progress: Progress,
 ) -> tuple[Structure, int]:
     """Write the same function with its parts named; return these parts, and how many outputs it has."""
@@ -181,7 +186,7 @@ def _write_onnx(
         changed.graph.outputs[0].shape = ir.Shape([first, outputs])
         structure = find_structure(changed.graph)
         name_nodes(changed.graph, structure)
-        _write_simplified(file, changed, path, expected, images)
+        _write_simplified(file, changed, path, expected, images, tolerance)
     progress.note(f"recognised {len(structure.blocks)} blocks and {len(structure.norms)} layer normalisations")
     return structure, outputs
 
@@ -192,12 +197,18 @@ def _write(request: FilesRequest, folder: ModelFolder, progress: Progress) -> Im
     model = read_file(file)
     opset = check_nodes(file, model)
     select_output(file, model.graph, request.output_name)
+    tolerance = TOLERANCE
+    if widen(model):
+        tolerance = HALF_TOLERANCE
+        progress.note(f"{file} is in half precision: imported in fp32 with its weights as they are")
     interface = read_interface(file, model.graph)
     batch = settled_batch(file, interface.batch, request.batch)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     preprocessing = _prepared(request, interface, metadata, progress)
     size = preprocessing["input_size"]
-    structure, outputs = _write_onnx(file, model, folder.imported_onnx, batch, size, request.output_name, progress)
+    structure, outputs = _write_onnx(
+        file, model, folder.imported_onnx, batch, size, request.output_name, tolerance, progress
+    )
     subject = _own_subject(file, metadata, preprocessing, outputs)
     judging = _judging(request, subject, progress)
     of_classes = judging if judging is not None and not subject.class_names else subject

@@ -61,7 +61,10 @@ def check_nodes(file: Path, model: onnx.ModelProto) -> int:
             "optimisations of the program that brings them"
         )
     if quantised := sorted({name for _, name in operators if name in QUANTISED}):
-        raise ExportError(f"{file} is quantised ({', '.join(quantised)}); give the file in fp32")
+        raise ExportError(
+            f"{file} is quantised ({', '.join(quantised)}), and export takes fp32 and fp16; give the file in one of "
+            f"these, or measure it as it is with `edgevit bench {shlex.quote(str(file))}`"
+        )
     opset = next((entry.version for entry in model.opset_import if entry.domain in OWN_DOMAINS), 0)
     if opset > OPSETS[-1]:
         raise ExportError(
@@ -106,9 +109,7 @@ def read_interface(file: Path, graph: onnx.GraphProto) -> Interface:
     shape = [dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim]  # some write -1 for any size
     if tensor.elem_type != onnx.TensorProto.FLOAT:
         kind = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
-        raise CheckpointError(
-            f"{file} takes images of {kind}; give the model in fp32, edgevit makes the fp16 file itself"
-        )
+        raise CheckpointError(f"{file} takes images of {kind}; give the model in fp32 or fp16")
     if len(shape) != 4 or shape[1] not in (None, 3):
         raise CheckpointError(f"{file} takes {shape}, and images are batch, 3, height, width; give an image classifier")
     return Interface(inputs[0].name, shape[0] or "dynamic", (shape[1], shape[2], shape[3]))

@@ -21,6 +21,7 @@ from edgevit.export.current import current_export
 from edgevit.export.importing import imported, settled
 from edgevit.export.request import FilesRequest
 from edgevit.export.session import OnnxModel
+from edgevit.export.widening import widen
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.progress import Silent
 
@@ -198,6 +199,16 @@ def test_of_several_outputs_the_one_that_is_named_holds_the_logits(tmp_path: Pat
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(CheckpointError, match=r"has 1 inputs and 2 outputs, .* with `edgevit export .*--output-name"):
         OnnxModel(file)
+
+
+def test_a_file_in_half_precision_is_imported_with_its_weights_as_they_are(tmp_path: Path) -> None:
+    file = write_vit(tmp_path / "m.onnx", depth=1, kind=TensorProto.FLOAT16)
+    told, images = Told(), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    taken = take(file, told)
+    half, full = (OnnxModel(path).predict(images) for path in (file, taken.imported_onnx))
+    torch.testing.assert_close(full, half, rtol=2e-2, atol=2e-2)
+    assert f"{file} is in half precision: imported in fp32 with its weights as they are" in told.notes
+    assert not widen(onnx.load(taken.imported_onnx))
 
 
 def test_an_input_that_no_machine_holds_is_one_line(tmp_path: Path) -> None:

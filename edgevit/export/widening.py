@@ -1,0 +1,51 @@
+"""An ONNX graph in half precision as the same graph in fp32: its weights are kept to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+FLOAT = onnx.TensorProto.FLOAT
+HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+TYPED = ("to", "dtype")  # attributes that name a type
+
+
+def widen(model: onnx.ModelProto) -> bool:
+    """Turn all that is float16 or bfloat16 into float32, in place; False: there is nothing of these types."""
+    changed = [_widen_graph(model.graph)]
+    changed += [_widen_nodes(function.node) for function in model.functions]
+    return any(changed)
+
+
+def _widen_graph(graph: onnx.GraphProto) -> bool:
+    changed = [_widen_tensor(weight) for weight in graph.initializer]
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        half = value.type.tensor_type.elem_type in HALVES
+        if half:
+            value.type.tensor_type.elem_type = FLOAT
+        changed.append(half)
+    return any([*changed, _widen_nodes(graph.node)])
+
+
+def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> bool:
+    changed = False
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.name in TYPED and attribute.i in HALVES:
+                attribute.i = FLOAT
+                changed = True
+            elif attribute.type == onnx.AttributeProto.TENSOR:
+                changed |= _widen_tensor(attribute.t)
+            for inner in (attribute.g, *attribute.graphs):
+                changed |= _widen_graph(inner)
+    return changed
+
+
+def _widen_tensor(tensor: onnx.TensorProto) -> bool:
+    if tensor.data_type not in HALVES:
+        return False
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+    return True
