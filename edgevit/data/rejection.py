@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from edgevit.data.examine import find_unreadable
-from edgevit.data.task import UNLABELLED, Split, Task, parts_of
+from edgevit.data.splitting import Splitting
+from edgevit.data.task import UNLABELLED, Split, Task
 from edgevit.errors import DataError
 from edgevit.folder.derivation import RejectedRecord
 from edgevit.folder.reading import Reading
@@ -28,11 +29,12 @@ def foreign_images(
         DataError: one cannot be read, and bad images are not to be skipped.
     """
     source, asked = task.test.source, task.arguments
+    splitting = Splitting(source, asked["validation_fraction"], asked["seed"], asked["group_by"])
     found = []
     for name in source.class_names:
         if name not in known:
             with suppress(DataError):  # a class too small to be split, which nobody asked for
-                found += parts_of(source, name, asked["validation_fraction"], asked["seed"])[part]
+                found += splitting.parts(name)[part]
     split = Split(source, tuple(found), (UNLABELLED,) * len(found), task.test.preprocessing).subset(FOREIGN_IMAGES)
     if not source.files:
         return split

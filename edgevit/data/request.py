@@ -38,6 +38,16 @@ BaseClasses = Annotated[
 ]
 SkipBadImages = Annotated[bool, Option("Leave out images that cannot be read, and say how many.", DATA)]
 
+GroupBy = Annotated[
+    str | None,
+    Option(
+        "Keep images together when parts are split off, such as the frames of a video: `folder` (each folder below a "
+        "class folder is a group), or a regular expression whose match in the file's name is the group.  "
+        "[default: split image by image]",
+        DATA,
+    ),
+]
+
 SYNSET = re.compile(r"n\d{8}")  # ImageNet's names of classes, of which timm has the list
 
 

@@ -23,16 +23,15 @@ from torch.utils.data import DataLoader, Dataset
 from edgevit.data.augment import Augment
 from edgevit.data.classes import TargetClass, base_list, base_order, listed, refuse_unnamed, resolve
 from edgevit.data.examine import FEW, copies, find_unreadable, image_sha256
+from edgevit.data.similar import warn_of_recordings
 from edgevit.data.sources import ImageSource, Part, Reference, open_source, open_unlabelled
 from edgevit.data.sources.folder import Folder, Images
+from edgevit.data.splitting import PARTS, Splitting
 from edgevit.errors import DataError, OptionError
 from edgevit.folder.derivation import DataRecord, ImageCounts, UnlabelledRecord
 from edgevit.folder.model import ClassLabel
 from edgevit.folder.reading import Reading, transform_settings
 from edgevit.progress import Progress, Silent
-
-PARTS: tuple[Part, ...] = ("train", "validation", "test")
-TEST_FRACTION = 0.2  # split off where the data brings no test part
 
 
 def evaluation_transform(preprocessing: Mapping[str, Any]) -> Any:
@@ -269,43 +268,8 @@ def _image_sha256(source: ImageSource, reference: Reference) -> bytes:
     return image_sha256(str(reference)) if source.files else hashlib.sha256(source.read(reference).tobytes()).digest()
 
 
-def _shuffled(references: Sequence[Reference], seed: int, salt: str) -> list[Reference]:
-    """Shuffle by a hash of seed and class, so that one class's split does not depend on which others are chosen."""
-    mixed = list(references)
-    random.Random(f"{seed}/{salt}").shuffle(mixed)
-    return mixed
-
-
 def _resolved(data: str | Path) -> str:
     return str(Path(data).resolve()) if Path(data).exists() else str(data)
-
-
-def _count(total: int, fraction: float) -> int:
-    return min(max(1, round(total * fraction)), total - 1)
-
-
-def parts_of(source: ImageSource, name: str, validation_fraction: float, seed: int) -> dict[str, list[Reference]]:
-    """Split one class into train, validation and test; a part that the data does not bring is taken from train.
-
-    Raises:
-        DataError: too few images for that.
-    """
-    found: dict[str, list[Reference]] = {part: source.references(part, name) for part in PARTS if part in source.parts}
-    need = 1 + len(PARTS) - len(found)
-    if len(found["train"]) < need or not all(found.values()):
-        seen = ", ".join(
-            f"{len(images)} {'training' if part == 'train' else part} images" for part, images in found.items()
-        )
-        others = ", and 1 or more of each other part" if len(found) > 1 else ""
-        raise DataError(f"class {name!r} has {seen}; it needs {need} or more to train on{others}: add some")
-    mixed = _shuffled(found["train"], seed, name)
-    if "test" not in found:
-        held = _count(len(mixed) - 1, TEST_FRACTION)
-        found["test"], mixed = sorted(mixed[:held], key=str), mixed[held:]
-    if "validation" not in found:
-        held = _count(len(mixed), validation_fraction)
-        found["validation"], mixed = sorted(mixed[:held], key=str), mixed[held:]
-    return {**found, "train": sorted(mixed, key=str)}
 
 
 def _open_unlabelled(
@@ -379,6 +343,7 @@ def open_task(
     base_names: str | Path | Sequence[str] | None = None,
     validation_fraction: float = 0.1,
     seed: int = 42,
+    group_by: str | None = None,
     skip_bad_images: bool = False,
     check: Sequence[str] = PARTS,
     unlabelled: str | Path | None = None,
@@ -389,6 +354,7 @@ def open_task(
     Args:
         classes: names, indices in the base, a file or comma-separated text of either; None for every class.
         base_names: the base's classes in the order of its outputs, where that is known: a list, or a file or text.
+        group_by: the rule by which images are split in groups: see `Splitting`.
         check: parts whose images must be readable; all of them where bad ones are skipped, because that moves others.
         unlabelled: more images, of any class; what lies between them and their folder does not matter.
 
@@ -408,13 +374,16 @@ def open_task(
                 f"{_first_few(untrained)} has no folder of the same class in {source.folders['train']}, and is not used"
             )
     targets = resolve(listed(classes, {*source.class_names, *order}), source.class_names, order)
-    parts = [parts_of(source, target.name, validation_fraction, seed) for target in targets]
+    splitting = Splitting(source, validation_fraction, seed, group_by)
+    parts = [splitting.parts(target.name) for target in targets]
     bad: set[Reference] = set()
     checked: tuple[Part, ...] = tuple(part for part in PARTS if skip_bad_images or part in check)
     if source.files:
         everything = [r for part in parts for name in checked for r in part[name]]
         bad = find_unreadable(everything, skip_bad_images, progress, Reading.of(preprocessing))
         parts = [{k: [r for r in v if r not in bad] for k, v in part.items()} for part in parts]
+        if group_by is None:
+            warn_of_recordings(parts, [part for part in splitting.missing if part in checked], progress)
     splits: dict[Part, Split] = {}
     for name in PARTS:
         if bare := [target.name for target, part in zip(targets, parts, strict=True) if not part[name]]:
@@ -436,6 +405,7 @@ def open_task(
         "base_names": names,
         "validation_fraction": validation_fraction,
         "seed": seed,
+        "group_by": group_by,
         "skip_bad_images": skip_bad_images,
         "unlabelled": _resolved(unlabelled) if unlabelled is not None else None,
     }
@@ -480,6 +450,7 @@ def reopen(
         base_names=record.base_names,
         validation_fraction=record.validation_fraction,
         seed=record.seed,
+        group_by=record.group_by,
         skip_bad_images=record.skip_bad_images,
         check=check,
         progress=progress,

@@ -11,7 +11,7 @@ from edgevit.data.assumptions import order_line
 from edgevit.data.classes import base_list, base_order, folders_are_imagenet, imagenet_names, listed, resolve
 from edgevit.data.neighbours import preprocessing_hint
 from edgevit.data.sources import open_source
-from edgevit.data.task import parts_of
+from edgevit.data.splitting import Splitting
 from edgevit.derive.base_check import ask, judge_base
 from edgevit.derive.card import base_card
 from edgevit.derive.head import open_task_for
@@ -92,9 +92,10 @@ def _checked(found: Model, names: Sequence[str], request: BaseRequest, progress:
     if not names and folders_are_imagenet(source.class_names, found.spec.outputs):
         names = source.class_names
     names = [name for name in names if name in source.class_names]
+    splitting = Splitting(source, request.validation_fraction, request.training.seed, request.group_by)
     try:
         for name in names:
-            parts_of(source, name, request.validation_fraction, request.training.seed)
+            splitting.parts(name)
     except DataError as error:
         progress.warn(f"the base is not checked on images: {error}")
         return None

@@ -67,6 +67,7 @@ def open_task_for(
         base_names=names,
         validation_fraction=request.validation_fraction,
         seed=request.training.seed,
+        group_by=request.group_by,
         skip_bad_images=request.skip_bad_images,
         unlabelled=unlabelled,
         progress=progress,

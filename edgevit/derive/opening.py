@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -14,7 +15,8 @@ from torch import nn
 from edgevit.data.assumptions import Assumptions, assumptions
 from edgevit.data.classes import TargetClass, imagenet_names, listed, resolve
 from edgevit.data.sources import Reference
-from edgevit.data.task import Task, parts_of
+from edgevit.data.splitting import Splitting
+from edgevit.data.task import Task
 from edgevit.derive.allocate.budget import Budget
 from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.cache import Cache, derivations_folder
@@ -129,17 +131,18 @@ def _seen_before(base: str | Path, task: Task) -> str | None:
     was = made.data if made else None
     if was is None or was.data != asked["data"]:
         return None
+    splitting = Splitting(task.test.source, was.validation_fraction, was.seed, was.group_by)
     seen: set[Reference] = set()
     for name in {label.name for label in was.classes} & {*task.class_names}:
         with suppress(DataError):  # a class that has lost images since
-            seen.update(parts_of(task.test.source, name, was.validation_fraction, was.seed)["train"])
+            seen.update(splitting.parts(name)["train"])
     held_out = (*task.validation.references, *task.test.references)
     if not (count := len(seen.intersection(held_out))):
         return None
     return (
         f"{base} was made with {count} of the {len(held_out)} images that are now held out for validation and test, so "
-        f"that accuracies will be too high; give --seed {was.seed} --validation-fraction {was.validation_fraction:g}, "
-        "by which it was made"
+        f"that accuracies will be too high; give --seed {was.seed} --validation-fraction {was.validation_fraction:g}"
+        f"{f' --group-by {shlex.quote(was.group_by)}' if was.group_by else ''}, by which it was made"
     )
 
 

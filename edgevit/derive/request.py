@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from edgevit.data.request import BaseClasses, Classes, Data, OptionalData, SkipBadImages, check_data
+from edgevit.data.request import BaseClasses, Classes, Data, GroupBy, OptionalData, SkipBadImages, check_data
 from edgevit.derive.allocate.budget import MEASURED_BUDGETS, make_budget
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.methods import method_names
@@ -117,6 +117,7 @@ class BaseRequest(BaseOptions):
     base_classes: BaseClasses = None
     # How images are split and read, for the check of the base and for a head that is fitted.
     validation_fraction: ValidationFraction = 0.1
+    group_by: GroupBy = None
     skip_bad_images: SkipBadImages = False
     accept_weak_base: AcceptWeakBase = False
     accept_preprocessing: AcceptPreprocessing = False
@@ -143,11 +144,11 @@ class BaseRequest(BaseOptions):
 # Fields of which --resume compares what they come to, such as the hash of what lies at a path or the steps that a rule
 # gives; and those that change nothing of the model. Every other field must be the same.
 RESOLVED = {
-    "base", "data", "out", "classes", "base_classes", "validation_fraction", "skip_bad_images", "accept_weak_base",
-    "accept_preprocessing", "checkpoint", "pretrained", "model_args", "preprocessing", "shape", "ffn_multiple",
-    "embed_multiple", "training", "options", "method", "supernet", "head", "rate", "macs", "params", "ms", "mj", "fps",
-    "cost_table", "finetune_base", "derive_from", "base_steps", "finetune_epochs", "unlabelled", "reject", "cache",
-    "first", "resume", "overwrite", "job", "at_least", "at_least_embed",
+    "base", "data", "out", "classes", "base_classes", "validation_fraction", "group_by", "skip_bad_images",
+    "accept_weak_base", "accept_preprocessing", "checkpoint", "pretrained", "model_args", "preprocessing", "shape",
+    "ffn_multiple", "embed_multiple", "training", "options", "method", "supernet", "head", "rate", "macs", "params",
+    "ms", "mj", "fps", "cost_table", "finetune_base", "derive_from", "base_steps", "finetune_epochs", "unlabelled",
+    "reject", "cache", "first", "resume", "overwrite", "job", "at_least", "at_least_embed",
 }  # fmt: skip
 
 
@@ -161,6 +162,7 @@ class Request(BaseOptions):
     classes: Classes = None
     base_classes: BaseClasses = None
     validation_fraction: ValidationFraction = 0.1
+    group_by: GroupBy = None
     skip_bad_images: SkipBadImages = False
     accept_weak_base: AcceptWeakBase = False
     accept_preprocessing: AcceptPreprocessing = False

@@ -58,6 +58,7 @@ class _Split:
 
     seed: Seed
     validation_fraction: Fraction
+    group_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ def open_onnx(path: Path, device: str) -> ModelUnderTest:
         rejection=model.described("rejection", Rejection) if "rejection" in model.metadata else None,
         seed=split.seed,
         validation_fraction=split.validation_fraction,
+        group_by=split.group_by,
     )
     names, columns = subject.class_names, subject.class_columns
     fits = max(columns, default=0) < subject.outputs and list(images.input_size) == list(model.input.shape[1:])
@@ -118,6 +120,7 @@ def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -
         part=request.part,
         seed=request.seed,
         validation_fraction=request.validation_fraction,
+        group_by=request.group_by,
         skip_bad_images=request.skip_bad_images,
         progress=progress,
     ).limited(request.max_images)

@@ -28,6 +28,7 @@ class Subject:
     preprocessing: dict[str, Any]
     seed: int = 42  # of the split it was derived with, so that what is called test here was not trained on there
     validation_fraction: float = 0.1
+    group_by: str | None = None
     record: DataRecord | None = None  # of the images it was derived from, where they are known
     rejection: Rejection | None = None
     said_by: str = "the model"  # what gave the above, for messages
@@ -77,7 +78,8 @@ def subject_of(spec: ModelSpec, record: DataRecord | None = None) -> Subject:
     )
     if record is None:
         return subject
-    return replace(subject, seed=record.seed, validation_fraction=record.validation_fraction)
+    split = {name: getattr(record, name) for name in ("seed", "validation_fraction", "group_by")}
+    return replace(subject, **split)
 
 
 def _open_data(
@@ -87,6 +89,7 @@ def _open_data(
     base_classes: str | Path | Sequence[str] | None,
     seed: int | None,
     validation_fraction: float | None,
+    group_by: str | None,
     skip_bad_images: bool,
     part: str,
     progress: Progress,
@@ -101,6 +104,7 @@ def _open_data(
         base_names=names or base_classes,
         validation_fraction=subject.validation_fraction if validation_fraction is None else validation_fraction,
         seed=subject.seed if seed is None else seed,
+        group_by=subject.group_by if group_by is None else group_by,
         skip_bad_images=skip_bad_images,
         check=(part,),
         progress=progress,
@@ -126,6 +130,7 @@ def open_judging(
     part: str = "test",
     seed: int | None = None,
     validation_fraction: float | None = None,
+    group_by: str | None = None,
     skip_bad_images: bool = False,
 ) -> Judging:
     """Open the images to judge a model on; with no data given, those of its own derivation.
@@ -135,7 +140,7 @@ def open_judging(
         UnknownNameError, OptionError: a class, a part, or an option that does not fit.
     """
     check_part(part)
-    parted_by = (seed, validation_fraction)
+    parted_by = (seed, validation_fraction, group_by)
     if data is None and subject.record is None:
         raise DataError("the model does not say which images it was derived from; give them with --data")
     if data is None and classes is not None:

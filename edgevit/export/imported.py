@@ -34,6 +34,7 @@ def subject_of_imported(document: ImportedDocument, said_by: str) -> Subject:
         preprocessing=document.preprocessing,
         seed=document.data.seed if document.data else document.seed,
         validation_fraction=document.data.validation_fraction if document.data else document.validation_fraction,
+        group_by=document.data.group_by if document.data else None,
         record=document.data,
         rejection=document.rejection,
         said_by=said_by,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from edgevit.data.request import DATA_KINDS, BaseClasses, Classes, SkipBadImages, check_data
+from edgevit.data.request import DATA_KINDS, BaseClasses, Classes, GroupBy, SkipBadImages, check_data
 from edgevit.errors import CheckpointError, EngineError, OptionError, UnknownNameError
 from edgevit.folder.export import Batch
 from edgevit.folder.model_folder import ModelFolder, model_of
@@ -263,6 +263,7 @@ class JudgeRequest(BaseOptions):
     seed: Annotated[
         int | None, Option("Seed by which images are split into parts.  [default: the model's own, or 42]", DATA)
     ] = None
+    group_by: GroupBy = None
     validation_fraction: float | None = None  # by which they are split, too; None: the model's own, or 0.1
     max_images: Annotated[
         int | None, Option("Number of images to judge on, spread evenly over the classes.  [default: all]", DATA)

@@ -96,13 +96,14 @@ def input_size(source: Source) -> tuple[int, int, int]:
 def usage_metadata(source: Source) -> dict[str, str]:
     """What an application needs to use a file, and `evaluate` to judge it. JSON values, strings as they are."""
     subject = source.subject
+    split = {"seed": subject.seed, "validation_fraction": subject.validation_fraction, "group_by": subject.group_by}
     rule = {} if subject.rejection is None else {"rejection": json.dumps(asdict(subject.rejection))}
     return {
         **rule,
         "class_names": json.dumps(subject.class_names),
         "class_columns": json.dumps(subject.class_columns),
         "preprocessing": json.dumps(subject.preprocessing),
-        "split": json.dumps({"seed": subject.seed, "validation_fraction": subject.validation_fraction}),
+        "split": json.dumps(split),
         "weights_sha256": source.described.weights_sha256,
         "edgevit_version": written_by(),
     }

@@ -64,6 +64,7 @@ class DataRecord:
     images: ImageCounts
     fingerprint: Sha256
     skipped_images: int = 0
+    group_by: str | None = None  # the rule by which images were split in groups; None: one by one
     # Hash of the images of each part whose images were read; empty: of an older edgevit, and so the next.
     contents: dict[Part, Sha256] = field(default_factory=dict)
     copies: dict[Part, Index] = field(default_factory=dict)  # of a part, images that the training part has, too

@@ -116,7 +116,7 @@ class BudgetBench:
         asked = self.request
         base = asked.on_its_base().base
         assert base is not None
-        shared = ("data", "training", "validation_fraction", "skip_bad_images", "cache")
+        shared = ("data", "training", "validation_fraction", "group_by", "skip_bad_images", "cache")
         given: dict[str, Any] = {**asked.opening(), **{name: getattr(asked, name) for name in shared}}
         given |= {"base_classes": asked.base_classes, "classes": ModelFolder(model).spec().class_names}
         given |= {"overwrite": self.base.is_dir(), "checked": True}

@@ -134,6 +134,7 @@ class SweepRequest(Request):
             **{name: getattr(self, name) for name in ("base", "data", "method", "options")},
             **{name: getattr(self, name) for name in ("shape", "ffn_multiple", "embed_multiple")},
             **{name: getattr(self, name) for name in ("skip_bad_images", "validation_fraction")},
+            **({} if self.group_by is None else {"group_by": self.group_by}),
             "weights": file_sha256(file) if file.is_file() else None,
             "classes": listed(self.classes),
             "seed": self.training.seed,

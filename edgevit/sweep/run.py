@@ -82,7 +82,7 @@ class _Work:
         """Write the base, restricted to the classes of the models."""
         if not (self.out / BASE).is_dir():
             asked = self.request
-            shared = ("data", "training", "validation_fraction", "skip_bad_images", "cache")
+            shared = ("data", "training", "validation_fraction", "group_by", "skip_bad_images", "cache")
             given = {**asked.opening(), **{name: getattr(asked, name) for name in shared}, "checked": True}
             write_base(BaseRequest(name=asked.base, out=self.out / BASE, classes=classes, **given), self.progress)
 
@@ -96,6 +96,7 @@ class _Work:
             part=asked.part,
             seed=asked.training.seed,
             validation_fraction=asked.validation_fraction,
+            group_by=asked.group_by,
             skip_bad_images=asked.skip_bad_images,
             device=asked.training.device,
             workers=asked.training.workers,

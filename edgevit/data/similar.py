@@ -1,0 +1,95 @@
+"""Notice frames of one recording on both sides of a split: images that look like their neighbours in name alone.
+
+A difference hash has a bit for each of 8 x 8 places of a small gray image: whether it gets brighter to the right. Of
+two frames in a row few bits differ; of two pictures of one class about half. Where all pictures of a class are alike,
+as in front of one machine, neighbours in name are no more alike than others, and nothing is said.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import PurePath
+
+from PIL import Image
+
+from edgevit.data.shares import better_by_chance
+from edgevit.data.sources import Part, Reference
+from edgevit.folder.pictures import UNREADABLE, eight_bit, open_picture
+from edgevit.progress import Progress
+
+SIDE = 8
+NEAR = 6  # bits of 64 that may differ
+LOOKED_AT = 100  # held-out images at most, each with two others: 1 s of JPEGs of 640 x 480, 9 s of 12 megapixels
+SHARE, CHANCE = 0.1, 0.01  # of these, how many must look like a neighbour, and that it is no chance
+
+Parts = Mapping[Part, Sequence[Reference]]
+
+
+@lru_cache(maxsize=4096)
+def difference_hash(path: str) -> int | None:
+    """The hash of an image file; None: it cannot be read."""
+    try:
+        with open_picture(path) as image:
+            image.draft("L", (64, 64))  # JPEG only: an eighth of the work
+            image.load()
+            small = eight_bit(image).convert("L").resize((SIDE + 1, SIDE), Image.Resampling.BOX)
+    except UNREADABLE:
+        return None
+    values = small.tobytes()
+    rows = [values[i : i + SIDE + 1] for i in range(0, len(values), SIDE + 1)]
+    brighter = [a < b for row in rows for a, b in pairwise(row)]
+    return sum(bit << place for place, bit in enumerate(brighter))
+
+
+def _near(one: Reference, other: Reference) -> bool:
+    a, b = difference_hash(str(one)), difference_hash(str(other))
+    return a is not None and b is not None and (a ^ b).bit_count() <= NEAR
+
+
+def _by_number(reference: Reference) -> list[tuple[int, str]]:
+    """A key that sorts frame9 before frame10."""
+    return [(int(number or 0), text) for text, number in re.findall(r"(\D*)(\d*)", str(reference))]
+
+
+def neighbours_across(
+    classes: Sequence[Parts], held_out: Sequence[Part]
+) -> Iterator[tuple[Reference, Reference, Reference]]:
+    """Held-out images, each with a training image beside it in name, and with another one of its class."""
+    for parts in classes:
+        train = set(parts["train"])
+        ordered = sorted([*train, *(image for part in held_out for image in parts[part])], key=_by_number)
+        for i, image in enumerate(ordered):
+            if image in train:
+                continue
+            beside = [other for other in ordered[max(0, i - 1) : i + 2] if other in train and _together(other, image)]
+            away = random.Random(i).randrange(len(ordered) // 4, len(ordered) * 3 // 4 + 1)  # half the class at most
+            far = [ordered[(i + away + step) % len(ordered)] for step in range(len(ordered) // 8 + 1)]
+            others = [other for other in far if other in train and other not in beside]
+            if beside and others:
+                yield image, beside[0], others[0]
+
+
+def _together(one: Reference, other: Reference) -> bool:
+    return PurePath(str(one)).parent == PurePath(str(other)).parent
+
+
+def warn_of_recordings(classes: Sequence[Parts], held_out: Sequence[Part], progress: Progress) -> None:
+    """Warn where images that were held out one by one look like their neighbours in name, which are trained on."""
+    found = list(neighbours_across(classes, held_out))
+    if not found:
+        return
+    looked_at = [found[i * len(found) // LOOKED_AT] for i in range(LOOKED_AT)] if len(found) > LOOKED_AT else found
+    alike = [(_near(image, beside), _near(image, other), image, beside) for image, beside, other in looked_at]
+    gained = [pair for near, chance, *pair in alike if near and not chance]
+    lost = sum(chance and not near for near, chance, *_ in alike)
+    if len(gained) - lost >= SHARE * len(alike) and better_by_chance(len(gained), lost) < CHANCE:
+        image, beside = gained[0]
+        progress.warn(
+            f"{len(gained)} of {len(alike)} held-out images look like a training image beside them in name, and unlike "
+            f"others of their class, such as {image} and {PurePath(str(beside)).name}: if these are frames of one "
+            "recording, accuracy is too high; keep recordings together with --group-by"
+        )
