@@ -33,6 +33,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from edgevit.text import shortened
+
+LONGEST_NAME = 100  # characters of a name that messages show whole
+LONGEST_OWNER = 300  # the same of what has the names, which may be a path
+
 
 class EdgeVitError(Exception):
     """Root of the tree."""
@@ -42,12 +47,14 @@ class UnknownNameError(EdgeVitError):
     """No such name, or none that this owner has; the message suggests the nearest known ones."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, owner: str = "") -> None:
-        names = [str(k) for k in known]
-        close = _nearest(name, names)
+        names = [shortened(str(k), LONGEST_NAME) for k in known]
+        close = _nearest(name, names) if len(name) <= LONGEST_NAME else []  # else it would take minutes
+        name = shortened(name, LONGEST_NAME)
         if close:
             hint = f"did you mean {' or '.join(repr(c) for c in close)}?"
         else:
             hint = f"known: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
+        owner = shortened(owner, LONGEST_OWNER)
         super().__init__(f"{owner} has no {kind} {name!r}; {hint}" if owner else f"no {kind} {name!r}; {hint}")
 
 

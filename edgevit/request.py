@@ -24,7 +24,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from edgevit.errors import OptionError
+from edgevit.errors import LONGEST_NAME, OptionError
+from edgevit.text import shortened
 
 # Panels of --help, in the order in which they are shown.
 MODEL, FILES, DATA = "Model", "Files", "Data"
@@ -221,7 +222,7 @@ def _from_text(text: str, read: Callable[[Any, Given], Any] | None, hint: Any, g
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """What may have been meant, as the end of a message."""
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    close = get_close_matches(shortened(name, LONGEST_NAME), known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 

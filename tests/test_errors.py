@@ -34,3 +34,8 @@ def test_a_name_that_is_the_beginning_of_a_longer_one_is_found(name, first):
 
 def test_a_name_like_no_other_is_answered_with_those_that_there_are():
     assert str(errors.UnknownNameError("method", "xyz", ["forge", "nuwa"])) == "no method 'xyz'; known: forge, nuwa"
+
+
+def test_a_name_of_any_length_is_answered_at_once_and_in_short():
+    message = str(errors.UnknownNameError("class", "x" * 10**7, ["cat", "y" * 10**6], owner="z" * 10**6))
+    assert len(message) < 700 and "no class 'xxxx" in message and "cat" in message

@@ -33,6 +33,7 @@ from edgevit.cli.config import UsageError
 from edgevit.cli.console import say
 from edgevit.errors import EdgeVitError, Interrupted
 from edgevit.signals import sigterm_as_ctrl_c
+from edgevit.text import shortened
 from edgevit.version import written_by
 
 COMMANDS = (
@@ -53,6 +54,8 @@ class _Commands(TyperGroup):
 # Markdown, because rich's own markup swallows what help says in brackets, such as defaults that depend on the board.
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="markdown")
 
+LONGEST_MESSAGE, LONGEST_REASON = 4000, 200  # characters: names of files and classes may have any length
+MORE_MEMORY = "make more memory available (`free -h`, `ulimit -v`)"
 STOPPED = 130  # what a shell expects of a program that Ctrl-C ended; SIGTERM is told apart by nobody
 
 
@@ -83,17 +86,27 @@ def _run() -> int:
     except KeyboardInterrupt:
         code = STOPPED
     except EdgeVitError as error:
-        say(f"error: {error}")
+        say(f"error: {shortened(str(error), LONGEST_MESSAGE)}")
         return STOPPED if isinstance(error, Interrupted) else 1
     except UsageError as error:
         context = getattr(error, "ctx", None)
         told = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
-        say(f"error: {told}; see {context.command_path if context else 'edgevit'} --help")
+        say(f"error: {shortened(told, LONGEST_MESSAGE)}; see {context.command_path if context else 'edgevit'} --help")
         return 1
     except OSError as error:
         if error.errno != ENAMETOOLONG:
             raise
         say(f"error: {error.strerror}: {str(error.filename)[:60]}...; give a shorter path")
+        return 1
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "edgevit":
+            raise  # a mistake of ours
+        reason = shortened(str(error).partition("\n")[0], LONGEST_REASON)
+        say(f"error: cannot import {error.name or 'a library'}: {reason}; {MORE_MEMORY}, or install edgevit again")
+        return 1
+    except MemoryError as error:
+        reason = shortened(str(error).partition("\n")[0], LONGEST_REASON)
+        say(f"error: out of memory{f': {reason}' if reason else ''}; {MORE_MEMORY}")
         return 1
     if code == STOPPED:
         say("stopped")

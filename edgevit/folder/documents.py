@@ -33,6 +33,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from edgevit import __version__
 from edgevit.agent.files import open_regular
 from edgevit.errors import EdgeVitError
+from edgevit.text import printable, shortened
 
 T = TypeVar("T")
 
@@ -266,7 +267,7 @@ def _at(path: Any) -> str:
     while path is not None:
         path, key = path
         keys.append(str(key))
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in ".".join(reversed(keys))) or "its value"
+    return shortened(printable(".".join(reversed(keys))), 200) or "its value"
 
 
 @lru_cache  # building one takes longer than reading a file
@@ -282,12 +283,12 @@ def _told(error: ValidationError, kind: Any) -> str:
     faults = error.errors(include_url=False)
     # A misspelt key is a missing one, too: the former says what to do.
     first = next((fault for fault in faults if fault["type"] in _UNKNOWN), faults[0])
-    where = ".".join(str(part) for part in first["loc"])
+    where = ".".join(shortened(str(part)) for part in first["loc"])
     if first["type"] == "missing":
         return f"lacks {where}"
     if first["type"] in _UNKNOWN:
         known = _known_keys(kind, first["loc"][:-1])
-        close = get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
+        close = get_close_matches(shortened(str(first["loc"][-1])), known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
         return f"has the unknown key {where!r}; {hint}"
     if first["type"] == "value_error":  # of the record's own check, in its own words

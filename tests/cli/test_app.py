@@ -15,6 +15,7 @@ from typer.main import get_command
 
 import edgevit
 from edgevit.cli.app import app
+from edgevit.errors import OptionError
 from edgevit.version import written_by
 
 COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
@@ -93,3 +94,20 @@ def test_a_working_folder_that_was_removed_is_one_line(edgevit_main: Any, tmp_pa
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert edgevit_main("methods").error.startswith("error: the working folder was removed; change to another")
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (ImportError("libtorch_cpu.so: failed to map segment", name="torch"), "cannot import torch: libtorch_cpu.so:"),
+        (MemoryError(), "out of memory; make more memory available"),
+        (OptionError("x" * 10**6), "xxx...xxx"),
+    ],
+)
+def test_want_of_memory_and_messages_without_end_are_one_short_line(edgevit_main, monkeypatch, failure, said):
+    def fail(*_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr("edgevit.board.profiles.profile_names", fail)
+    error = edgevit_main("profiles").error
+    assert said in error and len(error) < 4100
