@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import time
 import uuid
 from dataclasses import asdict
 from time import perf_counter_ns
-from typing import Any, Callable, Sequence
+from typing import IO, Any, Callable, Iterator, Sequence
 
 from .__main__ import main
 from .control import controlled, own_command
@@ -23,6 +24,9 @@ from .records import Power
 
 TICK_S = 0.2  # between two readings of the idle power
 TAIL_LINES = 5  # of a measurement's stderr, shown when it dies
+# Without a line of a measurement, before it is ended: one that hangs would keep the board from all others for ever. It
+# says nothing while it loads a model, for which a GPU may compile for many minutes.
+SILENCE_S = 3600.0
 
 Send = Callable[[Any], None]
 
@@ -108,6 +112,18 @@ def _idle_power(root: str, request: dict[str, Any], seconds: float, report: Call
     return Power.from_dict(figures) if figures else None
 
 
+def _lines(stdout: IO[bytes]) -> Iterator[bytes]:
+    """Raises: TimeoutError."""
+    unread = b""
+    while select.select([stdout], [], [], SILENCE_S)[0]:
+        chunk = os.read(stdout.fileno(), 1 << 20)
+        if not chunk:
+            return
+        *lines, unread = (unread + chunk).split(b"\n")
+        yield from lines
+    raise TimeoutError
+
+
 def _ask(
     root: str, method: str, request: dict[str, Any], on_progress: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
@@ -124,11 +140,15 @@ def _ask(
         try:
             process.stdin.write(json.dumps({"method": method, "args": request}).encode() + b"\n")
             process.stdin.close()
-            for line in process.stdout:
+            for line in _lines(process.stdout):
                 reply = json.loads(line)
                 if "progress" not in reply:
                     return reply  # type: ignore[no-any-return]
                 on_progress(reply["progress"])
+        except TimeoutError:
+            process.kill()
+            message = f"the measurement gave no sign of life for {SILENCE_S / 60:.0f} min and was ended"
+            return {"error": {"message": message, "traceback": ""}}
         finally:
             process.terminate()
         code = process.wait()

@@ -11,18 +11,21 @@ from edgevit.agent.runners import has_profiler, option_types, runner_names
 from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.folder.names import suffix_of
+from edgevit.numbers import check_number
 from edgevit.request import BOARD, JOBS, LOAD, MEASURING, OUTPUT, RUNNER, Nested, Option, assignments
 
 PRECISIONS = ("fp32", "fp16", "mixed")
 POWER_METERS = ("ina3221", "tegrastats", "jtop")
 TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # of the options of runners, and what one is called
     "bool": (lambda value: type(value) is bool, "True or False"),  # a text would be taken for true
-    "int": (lambda value: type(value) is int and value >= 1, "a whole number of at least 1"),
+    "int": (lambda value: type(value) is int and 1 <= value <= 1000, "a whole number from 1 to 1000"),
     "float": (lambda value: type(value) in (int, float) and 0 <= value < float("inf"), "a number of at least 0"),
     "str": (lambda value: type(value) is str, "a text"),
 }
 MOST_IMAGES = 32  # pictures of an end-to-end bench: decoding takes longer for some, and a camera sees many
 LEAST_PERIOD_MS = 0.1  # `sleep` returns about so late
+THREADS = "[1, 1000]"  # far more, and starting them takes minutes
+SECONDS = "[0, 86400]"  # a day
 ROUNDS = 10  # of several models in turns; an interval of their ratios needs at least 6
 
 # Options of whatever measures: a bench, a table of costs, a proof.
@@ -179,20 +182,20 @@ class Conditions:
         if not self.batches or not self.streams:
             raise OptionError("no batch size or no streams: give at least one --batch, and one --streams if any")
         limits = (
-            *(("batch", batch, 1) for batch in self.batches),
-            *(("streams", count, 1) for count in self.streams),
-            ("repeat", rounds, 1),
-            ("samples", self.samples, 1),
-            ("threads", 1 if self.threads is None else self.threads, 1),
-            ("duration", self.duration_s or 0, 0),
-            ("idle", self.idle_s or 0, 0),
-            ("warmup", self.warmup, 0),
-            ("period-ms", 1 if self.period_ms is None else self.period_ms, LEAST_PERIOD_MS),
-            ("warmup-seconds", self.warmup_seconds, 0),
+            *(("--batch", batch, "[1, 100000]") for batch in self.batches),
+            *(("--streams", count, "[1, 1000]") for count in self.streams),
+            ("--repeat", rounds, "[1, 100000]"),
+            ("--samples", self.samples, "[1, 1000000]"),
+            ("--threads", self.threads, THREADS),
+            ("--duration", self.duration_s, SECONDS),
+            ("--idle", self.idle_s, SECONDS),
+            ("--warmup", self.warmup, "[0, 1000000]"),
+            ("--period-ms", self.period_ms, f"[{LEAST_PERIOD_MS}, 3600000]"),
+            ("--warmup-seconds", self.warmup_seconds, SECONDS),
         )
-        for name, value, least in limits:
-            if not least <= value < float("inf"):
-                raise OptionError(f"--{name} is {value}: it must be at least {least}")
+        for name, value, interval in limits:
+            if value is not None:
+                check_number(name, value, interval)
         provider = self.runner_options(runner, max(self.streams)).get("provider", "cpu")
         if provider not in PROVIDERS:
             raise UnknownNameError("provider", provider, PROVIDERS)

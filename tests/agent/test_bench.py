@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
+from edgevit.agent import bench as bench_module
 from edgevit.agent.bench import bench
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
@@ -46,3 +47,9 @@ def test_models_that_alternate_share_a_process_and_its_turn(tmp_path, told):
     bad = [pair[0], request(label="b", options={"speed": 2})]
     failed = bench(told.append, str(tmp_path), requests=[bad, pair])["failed"]
     assert failed["labels"] == ["a", "b"] and "speed" in failed["message"]
+
+
+def test_a_measurement_that_hangs_is_ended(tmp_path, told, monkeypatch):
+    monkeypatch.setattr(bench_module, "SILENCE_S", 0.3)
+    answer = bench(told.append, str(tmp_path), requests=[[request(options={"latency_ms": 600_000})]])
+    assert answer["failed"]["message"] == "the measurement gave no sign of life for 0 min and was ended"

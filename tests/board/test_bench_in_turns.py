@@ -137,7 +137,7 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(models, monkeypat
         ({"models": [engine, models[0]]}, "e.engine is an engine and .*a.onnx is not; measure engines with engines"),
         ({"models": models, "labels": ["a", "b"]}, "3 models have the labels a, b; give each its own"),
         ({"models": models[:2], "labels": ["a", "a"]}, "2 models have the labels a, a; give each its own"),
-        ({"models": models, "rounds": 0}, "--repeat is 0: it must be at least 1"),
+        ({"models": models, "rounds": 0}, "--repeat 0 is not in .1, 100000"),
         (
             {"models": models[:1], "alternate": True},
             "--alternate is for several models at full speed, and not for one model",

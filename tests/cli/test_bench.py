@@ -97,7 +97,7 @@ def test_a_comparison_across_environments_is_refused_after_the_runs_are_kept(run
         (["{folder}"], "error: {folder} has no export/model.fp32.onnx: run `edgevit export {folder}` first"),
         (["{model}", "--runner", "fak"], "error: no runner 'fak'; did you mean 'fake'?"),
         (["{model}", "--provider", "cud"], "error: no provider 'cud'; did you mean 'cuda'"),
-        (["{model}", "--batch", "0"], "error: --batch is 0: it must be at least 1"),
+        (["{model}", "--batch", "0"], "error: --batch 0 is not in [1, 100000]"),
         (["{model}"], "error: cannot measure {model} at batch 1 on this machine: ONNX Runtime cannot load it: "),
         (["{model}", "--output", "{folder}"], "error: cannot write runs to {folder}: Is a directory"),
         (["{model}", "--output", "{folder}/no/runs.jsonl"], "error: cannot write runs to "),

@@ -24,9 +24,9 @@ def test_engines_in_fp16_run_on_a_board_and_onnx_files_in_fp32_here():
     [
         ({"runner": "tensort"}, "no runner 'tensort'; did you mean 'tensorrt'?"),
         ({"precision": "mixed"}, "a table has no precision 'mixed'; known: fp32, fp16"),
-        ({"batch": 0}, "--batch is 0: it must be at least 1"),
+        ({"batch": 0}, "--batch 0 is not in [1, 100000]"),
         ({"board": "b", "provider": "cpu"}, "the runner 'tensorrt' has no option 'provider'"),
-        ({"threads": 0}, "--threads is 0"),
+        ({"threads": 0}, "--threads 0 is not"),
     ],
 )
 def test_a_place_that_cannot_be_is_refused(given, said):
