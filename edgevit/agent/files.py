@@ -58,7 +58,10 @@ _right: dict[str, tuple[int, int, int]] = {}
 def offer(send: Send, root: str, path: str, part: str, sha256: str) -> dict[str, Any]:
     """Say whether a file is there whole, and how much space is free, without what a broken upload left in `part`."""
     folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise RunnerError(f"{error.filename or folder} is no folder, and files are kept there; remove it") from error
     with suppress(FileNotFoundError):
         os.remove(part)
     disk = os.statvfs(folder)

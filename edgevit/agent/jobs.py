@@ -78,6 +78,7 @@ def follow(send: Send, root: str, job: str) -> dict[str, Any]:
     late = os.path.exists(_path(job, "result.json"))
     try:
         with open_regular(_path(job, "progress")) as progress:
+            fcntl.flock(progress, fcntl.LOCK_SH)  # keeps the job until every follower has its outcome
             return {**_stream(send, job, progress), "collected_late": late}
     except FileNotFoundError:
         raise RunnerError(GONE) from None
@@ -100,12 +101,28 @@ def _stream(send: Send, job: str, progress: IO[bytes]) -> dict[str, Any]:
 
 
 def forget(send: Send, root: str, job: str) -> dict[str, Any]:
-    """Remove what is kept of a job that has ended."""
+    """Remove what is kept of a job that has ended; where another host follows it still, that one does so."""
     with _registry():
-        if _state(job) == "running":
-            raise RunnerError(f"the job {job} is still running")
-        _remove(job)
+        _check_ended(job)
+        if not _is_followed(job):
+            _remove(job)
     return {}
+
+
+def _check_ended(job: str) -> None:
+    if _state(job) == "running":
+        raise RunnerError(f"the job {job} is still running")
+
+
+def _is_followed(job: str) -> bool:
+    try:
+        with open_regular(_path(job, "progress")) as progress:
+            fcntl.flock(progress, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # it is not there, or no file
+        return False
+    return False
 
 
 def jobs(send: Send, root: str) -> dict[str, Any]:
@@ -153,7 +170,9 @@ def cancel(send: Send, root: str, job: str | None = None, owner: str | None = No
             deadline = time.monotonic() + patience_s
             while _is_running(name) and time.monotonic() < deadline:
                 time.sleep(POLL_S[0])
-        forget(send, root, name)
+        with _registry():
+            _check_ended(name)
+            _remove(name)
     if lost:
         raise RunnerError("; ".join(lost))
     return {"cancelled": [*pids, *damaged], "left": [one for one in jobs(send, root)["jobs"] if one["job"] in left]}

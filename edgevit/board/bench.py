@@ -23,7 +23,7 @@ from edgevit.board.connection import THIS_MACHINE, Board, open_board
 from edgevit.board.facts import CLOCK_OFF_S, BoardFacts, examine
 from edgevit.board.images import find_images, preprocessing_of
 from edgevit.board.layers import LayerProfile, profile_of
-from edgevit.board.models import Measurable, Work, find_engine_file, find_file, of_this_board
+from edgevit.board.models import Measurable, Work, check_sendable, find_engine_file, find_file, of_this_board
 from edgevit.board.profiles import Profile, load_profile, match
 from edgevit.board.request import BenchRequest, Conditions
 from edgevit.board.roofline import Ceiling, ceiling_found, least_bytes, roofline
@@ -169,6 +169,10 @@ def run(
         built = [_built(path, file, setting, how) for path, file in zip(paths, files, strict=True)]
         names = request.labels or _names(paths, built)
         found = [replace(file, label=name) for file, name in zip(built, names, strict=True)]
+
+        if place.host != THIS_MACHINE:
+            for file in found:
+                check_sendable(file, place.host)
 
         def sent(path: Path, sha256: str) -> str:
             return str(path) if place.host == THIS_MACHINE else place.put(path, sha256, told)

@@ -31,6 +31,7 @@ from edgevit.text import printable, printable_values
 
 AGENT_DIR = Path(edgevit.agent.__path__[0])
 LOCAL = ("sh", "-c")
+FOLDER = "edgevit-folder: "  # begins the line that says where the agent could not be stored
 CACHE = '"${XDG_CACHE_HOME:-$HOME/.cache}"/edgevit'
 START_S = 60.0  # for a connection, and for a slow disk to read Python from
 STOP_S = 5.0  # between asking an agent to end and killing it
@@ -58,11 +59,11 @@ DIGEST = (
 # change in quotes. Without HOME, Python looks the home up among the users, and so does this.
 START = (
     'export HOME="${{HOME:-$(eval echo "~$(id -un)")}}"; d={cache}; f=$d/{name}; t=$f.$$; '
-    'mkdir -p "$d" || exit 1; '
+    'fail() {{ echo "{folder}$d" >&2; exit 1; }}; mkdir -p "$d" || fail; '
     f'same() {{{{ case "$({DIGEST})" in {{sha256}}*) true;; *) false;; esac; }}}}; '
     'if same "$f"; then :; else echo; echo "{mark}send"; '
     'head -c {size} >"$t" && same "$t" && mv "$t" "$f" '
-    '|| {{ rm -f "$t"; df -Pk "$d" >&2; exit 1; }}; fi; '
+    '|| {{ rm -f "$t"; df -Pk "$d" >&2; fail; }}; fi; '
     'echo; echo "{mark}start"; exec {python} "$f" greet'
 )
 
@@ -139,6 +140,7 @@ class Agent:
             size=len(content),
             sha256=hashlib.sha256(content).hexdigest(),
             mark=MARK,
+            folder=FOLDER,
             python=shlex.quote(self.python),
         )
         self._stderr = tempfile.TemporaryFile()  # a file never fills up, as a pipe that nobody reads would
@@ -242,6 +244,8 @@ class Agent:
         code, how, text = self._end()
         if reason := self.explain(text, code):
             return reason
+        text, _, folder = text.partition(FOLDER)
+        text, folder = text.strip(), folder or "~/.cache/edgevit"
         tail = _tail(text) or noise
         if stored:
             return UnreachableError(
@@ -251,10 +255,10 @@ class Agent:
         if is_full(text):
             free = re.search(r"(\d+) +\d+% +(/.*)$", text)  # of `df -Pk`
             where = f" on {free[2]} ({int(free[1])} KiB free)" if free else ""
-            return UnfitBoardError(f"{self.host} has no space left{where} for the agent in ~/.cache/edgevit; make room")
+            return UnfitBoardError(f"{self.host} has no space left{where} for the agent in {folder}; make room")
         mend = ""
         if re.search(r"mkdir|cannot create|Read-only", text):
-            mend = "; make ~/.cache/edgevit writable there, or set XDG_CACHE_HOME to a folder that is"
+            mend = f"; make {folder} writable there, or set XDG_CACHE_HOME to a folder that is"
         return UnreachableError(f"cannot copy the agent to {self.host}: {tail or how}{mend}")
 
     def _death(self, method: str) -> BoardError:

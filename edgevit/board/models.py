@@ -94,6 +94,29 @@ def of_this_board(found: Measurable, facts: BoardFacts) -> Measurable:
     return replace(found, precision=record.precision, work=_work(model_of(record.path)))
 
 
+def check_sendable(found: Measurable, host: str) -> None:
+    """See that a file is whole by itself, before it is sent alone.
+
+    Raises:
+        CheckpointError: it is an ONNX file whose weights are in other files.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+    from onnx.external_data_helper import uses_external_data
+
+    if suffix_of(found.path) != ".onnx":
+        return
+    try:
+        model = onnx.load(found.path, load_external_data=False)
+    except (DecodeError, OSError, ValueError):
+        return  # whoever runs it says what is wrong with it
+    if any(uses_external_data(tensor) for tensor in model.graph.initializer):
+        raise CheckpointError(
+            f"{found.path} has its weights in other files, which are not sent to {host}; `edgevit export` writes one "
+            "file, and so does onnx.save_model(model, FILE, save_as_external_data=False) below 2 GB"
+        )
+
+
 def _work(folder: ModelFolder) -> Work | None:
     """Read model.json, where there is one."""
     if not folder.is_model:

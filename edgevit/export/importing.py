@@ -33,7 +33,7 @@ from edgevit.export.reading import (
     settled_size,
 )
 from edgevit.export.request import FilesRequest
-from edgevit.export.session import DTYPES, find_runtime, refuse_huge, runtime_boundary
+from edgevit.export.session import DTYPES, find_runtime, refuse_huge, runtime_boundary, session_options
 from edgevit.export.stated import stated_preprocessing
 from edgevit.export.structure import Structure, find_structure, name_nodes
 from edgevit.export.widening import widen
@@ -82,8 +82,7 @@ def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str]) -> ir
 
 def _logits(file: Path, images: Any, output: str | None = None) -> Any:
     """What ONNX Runtime makes of images [B, 3, H, W]; `output` is one of several."""
-    options = find_runtime().SessionOptions()
-    options.log_severity_level = 3
+    options = session_options()
     with runtime_boundary(file, CheckpointError):
         session = find_runtime().InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         input = session.get_inputs()[0]

@@ -47,6 +47,13 @@ def refuse_huge(path: Path, shape: Sequence[int]) -> None:
         )
 
 
+def session_options() -> Any:
+    """Options of a session that logs nothing: errors are raised, too, and its log would colour the terminal."""
+    options = find_runtime().SessionOptions()
+    options.log_severity_level = 4  # fatal errors alone
+    return options
+
+
 def _failures() -> tuple[type[Exception], ...]:
     from onnxruntime.capi import onnxruntime_pybind11_state as raised
 
@@ -99,8 +106,7 @@ class OnnxModel:
         name, settings = _provider(find_device(device))
         if device == "auto" and name not in onnxruntime.get_available_providers():
             name, settings = _provider(torch.device("cpu"))
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
+        options = session_options()
         with runtime_boundary(path, CheckpointError):
             self.session = onnxruntime.InferenceSession(
                 str(path), options, providers=[(name, settings)], disabled_optimizers=[BROKEN_FUSION]
@@ -169,8 +175,7 @@ def largest_values(model: bytes, path: Path, images: Tensor, batch: Batch) -> li
     Raises:
         CheckpointError: ONNX Runtime cannot run it; `path` is where it comes from.
     """
-    options = find_runtime().SessionOptions()
-    options.log_severity_level = 3
+    options = session_options()
     step = len(images) if batch == "dynamic" else batch
     with runtime_boundary(path, CheckpointError):
         session = find_runtime().InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -20,6 +20,13 @@ def test_an_upload_gets_its_name_once_its_content_is_right(tmp_path):
     assert size(print, "/", str(path)) == {"bytes": 7} and size(print, "/", str(part)) == {"bytes": None}
 
 
+def test_a_file_in_place_of_the_folder_of_files_is_named(tmp_path):
+    (tmp_path / "files").write_text("")
+    for folder in ("files", "files/deeper"):
+        with pytest.raises(RunnerError, match=r"/files(/deeper)? is no folder, and files are kept there; remove it"):
+            offer(print, "/", str(tmp_path / folder / "model.onnx"), str(tmp_path / "part"), "0")
+
+
 def test_an_upload_that_arrived_altered_is_refused_and_removed(tmp_path):
     part = tmp_path / "part"
     part.write_bytes(b"altered")

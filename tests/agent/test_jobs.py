@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -180,6 +182,20 @@ def test_of_many_who_share_an_account_each_ends_their_own_jobs_and_learns_whose_
         (unknown,) = agent.call("cancel", owner="anna@desk")["left"]
         assert unknown["owner"] is None
         assert agent.call("cancel") == {"cancelled": ["b"], "left": []}
+
+
+def test_two_hosts_that_follow_one_job_both_get_its_outcome(folder):
+    with Agent() as first, Agent() as second, ThreadPoolExecutor() as threads:
+        start(first, {**REQUEST, "duration_s": 1})
+        assert start(second, {**REQUEST, "duration_s": 1})["state"] == "running"
+        followed = Event()
+        outcome = threads.submit(second.call, "follow", lambda progress: followed.set(), job="a")
+        assert followed.wait(10)
+        result = first.call("follow", job="a")["result"]
+        first.call("forget", job="a")
+        assert outcome.result(10)["result"] == result
+        second.call("forget", job="a")
+        assert second.call("jobs") == {"jobs": []}
 
 
 def test_a_follower_learns_that_the_job_was_cancelled():

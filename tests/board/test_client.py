@@ -125,7 +125,9 @@ def test_without_a_home_the_shell_and_python_agree_on_the_cache(monkeypatch):
     monkeypatch.delenv("HOME")
     monkeypatch.delenv("XDG_CACHE_HOME")
     home = pwd.getpwuid(os.getuid()).pw_dir
-    greeting = client.START.format(cache=client.CACHE, name="none", size=0, sha256="", mark="", python="printf %s")
+    greeting = client.START.format(
+        cache=client.CACHE, name="none", size=0, sha256="", mark="", folder="", python="printf %s"
+    )
     there = subprocess.run(["sh", "-c", greeting.partition("mkdir")[0] + 'echo "$d"'], capture_output=True, text=True)
     assert there.stdout == f"{home}/.cache/edgevit\n"
 
@@ -139,7 +141,7 @@ def test_a_stale_agent_in_the_cache_is_not_started(cache):
 
 def test_a_cache_that_cannot_be_written_is_named(cache):
     cache.parent.write_text("a file where a folder should be")
-    told = "cannot copy the agent to this machine: .*a cache.*; make ~/.cache/edgevit writable there, or set XDG_CACHE_"
+    told = f"cannot copy the agent to this machine: .*a cache.*; make {cache} writable there, or set XDG_CACHE_"
     with pytest.raises(UnreachableError, match=told), Agent():
         pass
 
@@ -180,7 +182,7 @@ def test_a_full_disk_is_told_as_full_where_programs_speak_another_language(tmp_p
     monkeypatch.setenv("PATH", str(head.parent), prepend=":")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    with pytest.raises(UnfitBoardError, match=r"no space left on .* for the agent"):
+    with pytest.raises(UnfitBoardError, match=rf"no space left on .* for the agent in {tmp_path}/cache/edgevit;"):
         Agent().__enter__()
 
 

@@ -1,10 +1,11 @@
 """Which file of a model is measured: the exported one that is unaltered, and nothing that is weights alone."""
 
+import onnx
 import pytest
 from small_models import write_halves
 
 import edgevit
-from edgevit.board.models import find_file
+from edgevit.board.models import check_sendable, find_file
 from edgevit.errors import CheckpointError
 from edgevit.folder.writing import file_sha256
 
@@ -32,3 +33,16 @@ def test_what_cannot_be_measured_says_what_can(exported, tmp_path):
     ):
         with pytest.raises(CheckpointError, match=said):
             find_file(path, None, None)
+
+
+def test_a_file_whose_weights_are_in_others_is_not_sent_to_a_board(exported, tmp_path):
+    file = tmp_path / "model.onnx"
+    model = onnx.load(exported / "export/model.fp32.onnx")
+    onnx.save(model, file, save_as_external_data=True, location="model.data", size_threshold=0)
+    with pytest.raises(
+        CheckpointError, match=r"model\.onnx has its weights in other files, which are not sent to orin;"
+    ):
+        check_sendable(find_file(file, None, None), "orin")
+    check_sendable(find_file(exported, None, None), "orin")
+    file.write_bytes(b"no model")
+    check_sendable(find_file(file, None, None), "orin")

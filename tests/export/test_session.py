@@ -12,7 +12,7 @@ from small_models import random_base
 
 from edgevit.errors import CheckpointError
 from edgevit.export.graph import write_onnx
-from edgevit.export.session import OnnxModel
+from edgevit.export.session import OnnxModel, find_runtime, runtime_boundary, session_options
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +59,16 @@ def test_a_file_that_is_no_image_classifier_is_refused(tmp_path: Path) -> None:
             OnnxModel(tmp_path / "b.onnx")
     with pytest.raises(CheckpointError, match="no ONNX file at"):
         OnnxModel(tmp_path / "none.onnx")
+
+
+def test_onnx_runtime_logs_nothing_before_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    images = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    logits = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    outside = helper.make_tensor("i", TensorProto.INT64, [1], [99])
+    graph = helper.make_graph([helper.make_node("Gather", ["x", "i"], ["y"])], "g", [images], [logits], [outside])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "g.onnx")
+    options = session_options()
+    with pytest.raises(CheckpointError, match="ONNX Runtime cannot run"), runtime_boundary(Path("g"), CheckpointError):
+        session = find_runtime().InferenceSession(str(tmp_path / "g.onnx"), options)
+        session.run(None, {"x": torch.zeros(1).numpy()})
+    assert capfd.readouterr().err == ""
