@@ -103,8 +103,9 @@ def _plan(root: Path) -> object:
 
 def _stated(root: Path) -> object:
     from edgevit.export.stated import stated_preprocessing
+    from edgevit.folder.release import read_release
 
-    return stated_preprocessing(root / "o" / "model.onnx", {}, {})
+    return stated_preprocessing(root / "o" / "model.onnx", {}, {}, read_release(root / "o"))
 
 
 def _results(root: Path) -> object:

@@ -14,18 +14,24 @@ from edgevit.data.classes import folders_are_imagenet
 from edgevit.data.neighbours import near_chance
 from edgevit.data.task import Task
 from edgevit.folder.derivation import AssumptionsRecord, BaseCheckRecord
+from edgevit.folder.release import ReleaseFacts, is_release
 
-ClassesFrom = Literal["option", "model folder", "fitted head", "imagenet", "folders", "data"]
+ClassesFrom = Literal["option", "model folder", "fitted head", "imagenet", "folders", "data", "config.json"]
 ORDER: dict[ClassesFrom, str] = {
     "option": "as --base-classes says",
     "model folder": "as the model folder says",
+    "config.json": "as config.json beside the weights says",
     "fitted head": "as the head was fitted",
     "imagenet": "as in ImageNet's own list",
     "folders": "assumed from the alphabet of the data's folders: {option} gives another order",
     "data": "assumed from the data's own order: {option} gives another",
 }
 SettingsFrom = Literal["model folder", "pretrained weights", "timm"]
-SETTINGS: dict[SettingsFrom, str] = {
+SETTINGS: dict[str, str] = {
+    "option": "given",
+    "config.json": "as config.json beside the weights says",
+    "preprocessor_config.json": "as preprocessor_config.json beside the weights says",
+    "torchvision": "usual of torchvision's weights",
     "model folder": "as the model folder says",
     "pretrained weights": "those of timm's weights for {base}",
     "timm": "assumed, as timm's defaults for {base}",
@@ -44,9 +50,9 @@ class Assumptions:
     output_names: tuple[str, ...] | None  # of all outputs, in order; None: ImageNet's
     classes_from: ClassesFrom
     preprocessing: Mapping[str, Any]
-    given: tuple[str, ...]  # what of it options gave
-    otherwise: SettingsFrom  # where the rest comes from
+    origin: Mapping[str, str]  # for each part of it that is shown, one of SETTINGS
     base: str
+    contradicts: bool = False  # whether an option names the outputs otherwise than a file beside the weights
 
     @property
     def order_assumed(self) -> bool:
@@ -55,23 +61,22 @@ class Assumptions:
 
     def lines(self) -> list[str]:
         """What a person is told."""
+        order = order_line(self.classes, self.outputs, self.classes_from)
         return [
-            order_line(self.classes, self.outputs, self.classes_from),
+            f"{order}, and config.json beside the weights names them otherwise" if self.contradicts else order,
             f"preprocessing: {self._preprocessing_line()}",
         ]
 
     def _preprocessing_line(self) -> str:
-        def told(keys: Collection[str]) -> str:
-            return ", ".join(f"{key} {shown(self.preprocessing[key])}" for key in SHOWN if key in keys)
-
-        rest = [key for key in SHOWN if key not in self.given]
-        parts = [(told(self.given), "given"), (told(rest), SETTINGS[self.otherwise].format(base=self.base))]
-        return "; ".join(f"{text}, {origin}" for text, origin in parts if text)
+        parts: dict[str, list[str]] = {}
+        for key in SHOWN:
+            parts.setdefault(self.origin[key], []).append(f"{key} {shown(self.preprocessing[key])}")
+        ordered = sorted(parts.items(), key=lambda part: list(SETTINGS).index(part[0]))
+        return "; ".join(f"{', '.join(texts)}, {SETTINGS[origin].format(base=self.base)}" for origin, texts in ordered)
 
     def record(self, base_check: BaseCheckRecord | None = None) -> AssumptionsRecord:
         """What derivation.json says of it."""
-        origin = {key: "option" if key in self.given else self.otherwise for key in SHOWN}
-        return AssumptionsRecord(self.classes_from, self.output_names, origin, base_check)
+        return AssumptionsRecord(self.classes_from, self.output_names, dict(self.origin), base_check)
 
 
 def order_line(
@@ -99,6 +104,7 @@ def assumptions(
     base_classes: object,
     given: Collection[str],
     fitted: bool = False,
+    release: ReleaseFacts | None = None,
 ) -> Assumptions:
     """Gather what is assumed of a base, a timm name or a model folder, on this task.
 
@@ -106,11 +112,18 @@ def assumptions(
         pretrained, base_classes: as they were asked for.
         given: keys of the preprocessing that options gave.
         fitted: whether the base had no head, and was given one for the task's classes.
+        release: what the files beside its weights say.
     """
     source, asked = task.test.source, task.arguments
     names, outputs = asked["base_names"], asked["base_outputs"]
     origin: ClassesFrom = "fitted head" if fitted else "option" if base_classes else "model folder"
+    release = release or ReleaseFacts()
+    if origin == "model folder" and release.labels and names == list(release.labels):
+        origin = "config.json"
     settings: SettingsFrom = "pretrained weights" if pretrained else "timm"
+    if Path(base).is_dir() and not is_release(Path(base)):
+        settings = "model folder"
+    by_file = {key: release.origin.get(key, settings) for key in SHOWN}
     if names is None and folders_are_imagenet(source.class_names, outputs):
         origin = "imagenet"
     elif names is None:
@@ -121,9 +134,9 @@ def assumptions(
         output_names=None if names is None else tuple(names),
         classes_from=origin,
         preprocessing=task.test.preprocessing,
-        given=tuple(key for key in SHOWN if key in given),
-        otherwise="model folder" if Path(base).is_dir() else settings,
+        origin={key: "option" if key in given else by_file[key] for key in SHOWN},
         base=str(base),
+        contradicts=origin == "option" and bool(release.labels) and list(names or ()) != list(release.labels),
     )
 
 

@@ -146,6 +146,43 @@ def base_order(data_names: Sequence[str], base_names: Sequence[str] | None, outp
     )
 
 
+def label_names(
+    labels: Sequence[str], data_names: Sequence[str], outputs: int, *, whole: bool = True
+) -> list[str] | None:
+    """The names of a base's outputs by the labels in a file beside its weights; None: ImageNet's own list, or none.
+
+    Args:
+        whole: whether all classes of the data are asked for, so that each must have a label.
+
+    Raises:
+        DataError: there is not one label for each output, or the data has a class that is none of them.
+    """
+    if not labels or _are_imagenets(labels, outputs):
+        return None
+    if len(labels) != outputs:
+        raise DataError(
+            f"config.json beside the weights names {len(labels)} outputs ({_first(labels)}), and the base has "
+            f"{outputs}; move it away if it is of other weights, or give --base-classes FILE"
+        )
+    unknown = [name for name in data_names if name not in labels]
+    if unknown and whole:
+        raise DataError(
+            f"config.json beside the weights names the outputs {_first(labels)}, and the data has other classes: "
+            f"{_first(unknown)}; rename those folders, choose among the rest with --classes, or give the names of the "
+            f"outputs with --base-classes FILE"
+        )
+    _refuse_twins(labels)
+    return list(labels)
+
+
+def _are_imagenets(labels: Sequence[str], outputs: int) -> bool:
+    """Whether labels are ImageNet's synsets or words in its own order; some words differ between lists."""
+    known = imagenet_names(outputs)
+    if not known or len(labels) != outputs:
+        return False
+    return sum(known.get(text.split(",")[0].strip()) == i for i, text in enumerate(labels)) > 0.9 * outputs
+
+
 def folders_are_imagenet(data_names: Sequence[str], outputs: int) -> bool:
     """Whether the classes are found in ImageNet's own list, in an order that does not contradict it."""
     known = imagenet_names(outputs)

@@ -7,8 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgevit.data.assumptions import order_line
-from edgevit.data.classes import base_list, base_order, folders_are_imagenet, imagenet_names, listed, resolve
+from edgevit.data.assumptions import ClassesFrom, order_line
+from edgevit.data.classes import (
+    base_list,
+    base_order,
+    folders_are_imagenet,
+    imagenet_names,
+    label_names,
+    listed,
+    resolve,
+)
 from edgevit.data.neighbours import preprocessing_hint
 from edgevit.data.sources import open_source
 from edgevit.data.splitting import Splitting
@@ -137,6 +145,11 @@ def _as_asked(opened: Model, request: BaseRequest, progress: Progress) -> Model:
     source = open_source(request.data) if request.data is not None else None
     found = source.class_names if source else None
     given = base_list(request.base_classes, found or (), outputs) or opened.spec.output_names
+    labels = opened.release.labels
+    if given is None and (given := label_names(labels, found or (), outputs, whole=request.classes is None)):
+        origin: ClassesFrom = "config.json"
+    else:
+        origin = "folders" if source and source.files else "data"
     found = found or given
     if request.classes is not None:
         model = _restricted(opened, request.classes, given, found)
@@ -148,9 +161,10 @@ def _as_asked(opened: Model, request: BaseRequest, progress: Progress) -> Model:
                 f"the data has {len(source.class_names)} classes and the base {outputs} outputs, so that it does not "
                 "name them; give --base-classes FILE"
             )
-    if source and model.spec.classes and given is None and not folders_are_imagenet(source.class_names, outputs):
-        labels = [(label.name, label.base_index) for label in model.spec.classes]
-        progress.note(order_line(labels, outputs, "folders" if source.files else "data"))
+    assumed = source is not None and given is None and not folders_are_imagenet(source.class_names, outputs)
+    if model.spec.classes and (assumed or origin == "config.json"):
+        columns = [(label.name, label.base_index) for label in model.spec.classes]
+        progress.note(order_line(columns, outputs, origin))
     return model
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from edgevit.errors import OptionError
 from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.release import is_release, release_sha256
 from edgevit.folder.writing import file_sha256
 
-FILES, MODELS = ("checkpoint", "base_classes", "classes", "cost_table"), ("base", "supernet")
+FILES, MODELS = ("base_classes", "classes", "cost_table"), ("base", "supernet")
 
 
 def contents(arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -26,10 +27,19 @@ def contents(arguments: Mapping[str, Any]) -> dict[str, str]:
     there = {key: Path(path) for key, path in named.items() if isinstance(path, str) and os.path.isfile(path)}
     models = {key: ModelFolder(Path(path)).weights_file for key in MODELS if (path := arguments.get(key))}
     there |= {key: weights for key, weights in models.items() if weights.is_file()}
+    weights = {key: Path(path) for key in ("base", "checkpoint") if (path := arguments.get(key))}
+    releases = {
+        key: path for key, path in weights.items() if is_release(path) or (key == "checkpoint" and path.exists())
+    }
     try:
-        return {key: _sha256(path, path.stat().st_mtime_ns) for key, path in there.items()}
+        hashes = {key: _hash(path) for key, path in there.items()}
+        return hashes | {key: release_sha256(path, _hash) for key, path in releases.items()}
     except OSError as error:
         raise OptionError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def _hash(file: Path) -> str:
+    return _sha256(file, file.stat().st_mtime_ns)
 
 
 @lru_cache

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from edgevit.data.classes import listed, resolve
+from edgevit.data.classes import label_names, listed, resolve
 from edgevit.data.sources import open_source
 from edgevit.data.task import Split, Task, open_task
 from edgevit.derive.cache import Cache
@@ -47,8 +47,11 @@ def open_task_for(
     """
     data, classes = request.data, request.classes
     assert data is not None
+    names: str | Path | Sequence[str] | None
     if isinstance(base, Model):
         outputs, names = base.spec.outputs, request.base_classes or base.spec.output_names
+        if names is None:
+            names = label_names(base.release.labels, open_source(data).class_names, outputs, whole=classes is None)
     elif request.base_classes is not None:
         raise OptionError(
             f"{base.timm_name} has no classifier whose outputs --base-classes could name; leave it out: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,8 @@ def _open_torch(model: str | Path, device: str, progress: Progress, **options: A
     place = find_device(device)
     network = opened.network.to(place)
     record = data_record(Path(model)) if Path(model).is_dir() else None
-    return ModelUnderTest("torch", lambda images: network(images.to(place)), subject_of(opened.spec, record))
+    subject = replace(subject_of(opened.spec, record), release=opened.release)
+    return ModelUnderTest("torch", lambda images: network(images.to(place)), subject)
 
 
 def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -> Judging:
@@ -131,6 +132,7 @@ def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -
             pretrained=request.pretrained,
             base_classes=request.base_classes,
             given=request.preprocessing,
+            release=subject.release,
         )
         for line in assumed.lines():
             progress.note(line)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edgevit.data.classes import label_names
+from edgevit.data.sources import open_source
 from edgevit.data.task import Split, Task, open_task, reopen
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError
 from edgevit.export.request import Part, check_part
@@ -15,6 +17,7 @@ from edgevit.folder.derivation import DataRecord
 from edgevit.folder.model import MEND, ModelSpec, Rejection
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.names import DERIVATION, SPEC
+from edgevit.folder.release import ReleaseFacts
 from edgevit.progress import Progress
 
 
@@ -29,6 +32,7 @@ class Subject:
     seed: int = 42  # of the split it was derived with, so that what is called test here was not trained on there
     validation_fraction: float = 0.1
     group_by: str | None = None
+    release: ReleaseFacts = field(default_factory=ReleaseFacts)  # of a base: what the files beside its weights say
     record: DataRecord | None = None  # of the images it was derived from, where they are known
     rejection: Rejection | None = None
     said_by: str = "the model"  # what gave the above, for messages
@@ -96,6 +100,9 @@ def _open_data(
 ) -> Task:
     # A derived model's own classes are all it knows: to the data layer they are the base.
     names = subject.class_names or None
+    if names is None and base_classes is None:
+        labels, found = subject.release.labels, open_source(data).class_names
+        base_classes = label_names(labels, found, subject.outputs, whole=classes is None)
     return open_task(
         data,
         classes if classes is not None else names,

@@ -18,7 +18,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 
-from edgevit.data.assumptions import assumptions
+from edgevit.data.assumptions import assumptions, order_line
+from edgevit.data.classes import label_names
 from edgevit.errors import CheckpointError, ExportError, OptionError, OutputError
 from edgevit.export.evaluate import open_onnx
 from edgevit.export.graph import INPUT, OUTPUT, exporter_boundary, plain_shapes
@@ -41,6 +42,7 @@ from edgevit.folder.export import Batch
 from edgevit.folder.imported import ImportedDocument
 from edgevit.folder.model import ClassLabel
 from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.release import ReleaseFacts, read_release
 from edgevit.folder.writing import file_sha256, new_folder
 from edgevit.progress import Progress, Silent
 from edgevit.version import written_by
@@ -120,11 +122,13 @@ def _write_simplified(file: Path, changed: ir.Model, path: Path, expected: Any, 
         )
 
 
-def _own_subject(file: Path, metadata: Mapping[str, str], preprocessing: dict[str, Any], outputs: int) -> Subject:
-    """What a file says of its classes, if edgevit wrote it; else nothing."""
+def _own_subject(
+    file: Path, metadata: Mapping[str, str], preprocessing: dict[str, Any], outputs: int, release: ReleaseFacts
+) -> Subject:
+    """What a file says of its classes, if edgevit wrote it; else what the files beside it say, or nothing."""
     if OWN in metadata:
         return replace(open_onnx(file, "cpu").subject, preprocessing=preprocessing)
-    return Subject(class_names=(), class_columns=(), outputs=outputs, preprocessing=preprocessing, said_by=str(file))
+    return Subject((), (), outputs, preprocessing, release=release, said_by=str(file))
 
 
 def _judging(request: FilesRequest, subject: Subject, progress: Progress) -> Judging | None:
@@ -141,18 +145,31 @@ def _judging(request: FilesRequest, subject: Subject, progress: Progress) -> Jud
         progress=progress,
     )
     if not subject.class_names:
-        said = assumptions(request.model, judging.task, pretrained=False, base_classes=request.base_classes, given=())
-        progress.note(said.lines()[0])
+        assumed = assumptions(
+            request.model, judging.task, pretrained=False, base_classes=request.base_classes, given=(),
+            release=subject.release,
+        )  # fmt: skip
+        progress.note(assumed.lines()[0])
     return judging
 
 
+def _classes(subject: Subject, judging: Judging | None, progress: Progress) -> tuple[ClassLabel, ...]:
+    """The classes of an ONNX file: its own, those of the images, or those that a file beside it names."""
+    if judging is not None and not subject.class_names:
+        return tuple(map(ClassLabel, judging.class_names, judging.columns))
+    if not subject.class_names and (names := label_names(subject.release.labels, (), subject.outputs)):
+        progress.note(order_line([*zip(names, range(len(names)), strict=True)], subject.outputs, "config.json"))
+        return tuple(map(ClassLabel, names, range(len(names))))
+    return tuple(map(ClassLabel, subject.class_names, subject.class_columns))
+
+
 def _prepared(
-    request: FilesRequest, interface: Interface, metadata: Mapping[str, str], progress: Progress
+    request: FilesRequest, interface: Interface, metadata: Mapping[str, str], release: ReleaseFacts, progress: Progress
 ) -> dict[str, Any]:
     """The preprocessing, of images of the size that the file takes; says where each part of it comes from."""
     file, size = request.model, settled_size(request.model, interface, request.input_size)
     given = {**request.preprocessing, "input_size": size, "crop_mode": request.crop_mode}
-    preprocessing, origin = stated_preprocessing(file, metadata, given)
+    preprocessing, origin = stated_preprocessing(file, metadata, given, release)
     settled_size(file, interface, preprocessing["input_size"])
     if size is not None and request.input_size is None:
         origin["input_size"] = "as its input is"
@@ -203,15 +220,15 @@ def _write(request: FilesRequest, folder: ModelFolder, progress: Progress) -> Im
     interface = read_interface(file, model.graph)
     batch = settled_batch(file, interface.batch, request.batch)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
-    preprocessing = _prepared(request, interface, metadata, progress)
+    release = read_release(file.parent)
+    preprocessing = _prepared(request, interface, metadata, release, progress)
     size = preprocessing["input_size"]
     structure, outputs = _write_onnx(
         file, model, folder.imported_onnx, batch, size, request.output_name, tolerance, progress
     )
-    subject = _own_subject(file, metadata, preprocessing, outputs)
+    subject = _own_subject(file, metadata, preprocessing, outputs, release)
     judging = _judging(request, subject, progress)
-    of_classes = judging if judging is not None and not subject.class_names else subject
-    columns = of_classes.columns if isinstance(of_classes, Judging) else of_classes.class_columns
+    classes = _classes(subject, judging, progress)
     document = ImportedDocument(
         file=file.name,
         file_sha256=file_sha256(file),
@@ -221,7 +238,7 @@ def _write(request: FilesRequest, folder: ModelFolder, progress: Progress) -> Im
         outputs=outputs,
         norms=structure.norms,
         blocks=structure.blocks,
-        classes=tuple(map(ClassLabel, of_classes.class_names, columns)),
+        classes=classes,
         preprocessing=preprocessing,
         rejection=subject.rejection,
         seed=subject.seed,

@@ -16,6 +16,7 @@ from edgevit.errors import CheckpointError, EngineError, OptionError, UnknownNam
 from edgevit.folder.export import Batch
 from edgevit.folder.model_folder import ModelFolder, model_of
 from edgevit.folder.names import SPEC, WEIGHTS_ALONE, suffix_of
+from edgevit.folder.release import is_release
 from edgevit.folder.writing import refuse_existing
 from edgevit.models.device import check_device_name
 from edgevit.models.request import BaseOptions, GivenPreprocessing, check_model_folder, check_preprocessing
@@ -210,6 +211,8 @@ class FilesRequest:
         if ModelFolder(self.model).is_imported:
             self._refuse_own_form()
             ModelFolder(self.model).imported()
+        elif is_release(self.model):
+            raise _weights_alone(self.model)
         else:
             check_model_folder(self.model)
 
@@ -217,10 +220,7 @@ class FilesRequest:
         if not self.model.is_file():
             raise CheckpointError(f"there is no {self.model}; check the path")
         if suffix_of(self.model) != ONNX:
-            raise CheckpointError(
-                f"{self.model} holds weights alone; "
-                f"try `edgevit base NAME --checkpoint {shlex.quote(str(self.model))} --out DIR`, and export that"
-            )
+            raise _weights_alone(self.model)
         if self.data is None and (self.classes is not None or self.base_classes is not None):
             raise OptionError("--classes and --base-classes are of the images of --data; give that, too")
         self._refuse_own_form()
@@ -236,6 +236,12 @@ class FilesRequest:
             raise OptionError("--pad-heads is for model folders: an ONNX file keeps its heads; leave it out")
         if self.opset != OPSETS[-1]:
             raise OptionError(f"--opset {self.opset} is for model folders: an ONNX file keeps its own; leave it out")
+
+
+def _weights_alone(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} holds weights alone; try `edgevit base {shlex.quote(str(path))} --out DIR`, and export that"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

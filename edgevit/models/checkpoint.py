@@ -6,8 +6,11 @@ A model folder that exists is complete: it is written beside itself and renamed.
 from __future__ import annotations
 
 import hashlib
+import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -25,15 +28,21 @@ from edgevit.folder.belonging import file_fault
 from edgevit.folder.model import BaseFacts, ClassLabel, ModelSpec
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.reading import Reading, reading_settings, transform_settings
+from edgevit.folder.release import CONFIG, PROCESSOR, ReleaseFacts, is_release, read_release, weights_of
 from edgevit.folder.writing import new_folder
-from edgevit.models.copies import without_values
-from edgevit.models.families import family_like, family_of, load_family, name_of
+from edgevit.models.arguments import check_arguments
+from edgevit.models.copies import shape_copy, without_values
+from edgevit.models.families import Family, family_like, family_names, family_of, load_family, name_of
 from edgevit.models.prediction import Picture, Prediction, predictions_of, rgb_images
-from edgevit.models.request import check_model_folder, check_openable
-from edgevit.models.weights import FOREIGN, fill_network, first_line, read_weights, reading
+from edgevit.models.request import check_model_folder, check_openable, plain_base
+from edgevit.models.weights import FOREIGN, Weights, fill_network, first_line, read_weights, reading
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import Progress, Silent
 
+TORCHVISION_NAMES = {
+    "vit_b_16": "vit_base_patch16_224", "vit_b_32": "vit_base_patch32_224", "vit_l_16": "vit_large_patch16_224",
+    "vit_l_32": "vit_large_patch32_224", "vit_h_14": "vit_huge_patch14_224",
+}  # fmt: skip
 PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
 
@@ -43,6 +52,7 @@ class Model:
 
     network: nn.Module
     spec: ModelSpec
+    release: ReleaseFacts = field(default_factory=ReleaseFacts)  # the files beside the weights of a base
 
     def __call__(self, images: Tensor) -> Tensor:
         logits: Tensor = self.network(images)
@@ -107,19 +117,22 @@ def tensors_sha256(state: Mapping[str, Tensor]) -> str:
 
 def _check_name(name: str) -> None:
     if not timm.is_model(name):
-        raise UnknownNameError("timm model or model folder", name, timm.list_models())
+        of_torchvision = TORCHVISION_NAMES.get(name)
+        known = [of_torchvision] if of_torchvision else timm.list_models()
+        raise UnknownNameError("timm model or model folder", name, known)
 
 
-def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False) -> nn.Module:
-    """Make a timm model, as its family reads it.
+def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False, prefix: str = "--model-arg ") -> nn.Module:
+    """Make a timm model, as its family reads it; `prefix` stands before its arguments in messages.
 
     Raises:
         UnknownNameError: timm has no such model.
         UnsupportedModelError: no family matches.
-        OptionError: timm refuses an argument.
+        OptionError: an argument is no network's, or timm refuses it.
         CheckpointError: pretrained weights cannot be had.
     """
     _check_name(name)
+    check_arguments(args, prefix)
     try:
         network: nn.Module = timm.create_model(name, pretrained=pretrained, **args)
     except FOREIGN as error:
@@ -148,6 +161,31 @@ def _preprocessing(network: Any, overrides: Mapping[str, Any]) -> dict[str, Any]
     return {**settings, **reading_settings(overrides)}
 
 
+def _refuse_too_large(network: nn.Module, name: str) -> None:
+    """Raise OptionError where a network, here without values, is larger than this machine's memory."""
+    size, memory = sum(p.nbytes for p in network.parameters()), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:
+        raise OptionError(
+            f"{name} with its arguments takes {size / 1e9:.0f} GB, and this machine has {memory / 1e9:.0f} GB; "
+            "check --model-arg"
+        )
+
+
+def _try_once(network: Any, name: str) -> None:
+    """See that a network runs, by shapes alone.
+
+    Raises:
+        OptionError: it does not.
+    """
+    try:
+        with torch.inference_mode():
+            shape_copy(network)(torch.empty(1, *family_like(network).input_size(network), device="meta"))
+    except FOREIGN as error:
+        raise OptionError(
+            f"{name} cannot run with its arguments: {first_line(error, 120)}; check --model-arg"
+        ) from error
+
+
 SOME_CLASSES = 1000  # of the classifier that a network without one is given, whose weights do not matter
 
 
@@ -159,6 +197,7 @@ class Headless:
     timm_name: str
     timm_args: Mapping[str, Any]
     preprocessing: Mapping[str, Any]
+    release: ReleaseFacts = field(default_factory=ReleaseFacts)
 
     def with_head(self, weight: Tensor, bias: Tensor) -> Model:
         """The base with a classifier, in place. Shapes: weight [classes, d]; bias [classes].
@@ -171,7 +210,8 @@ class Headless:
             for head in family.classifiers(self.network):
                 head.weight.copy_(weight)
                 head.bias.copy_(bias)
-        return describe(self.network, self.timm_name, self.timm_args, self.preprocessing)
+        model = describe(self.network, self.timm_name, self.timm_args, self.preprocessing)
+        return replace(model, release=replace(self.release, labels=()))  # which are of no head
 
 
 def open_base(
@@ -218,6 +258,10 @@ def open_network(
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as their names say.
     """
     check_openable(base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
+    base, progress = plain_base(base), progress or Silent()
+    overrides = {part: value for part, value in (preprocessing or {}).items() if value is not None}
+    if is_release(Path(base)):
+        return _open_weights(None, model_args or {}, Path(base), overrides, progress)
     if Path(base).is_dir():
         model = load(base)
         spec = model.spec
@@ -225,19 +269,22 @@ def open_network(
         itself = tensors_sha256(model.network.state_dict())
         embed = load_family(spec.family).geometry(model.network).embed
         facts = BaseFacts(itself, spec.blocks, spec.macs, spec.params, spec.outputs, embed)
-        given = {**spec.preprocessing, **(preprocessing or {})}
-        return Model(model.network, replace(spec, preprocessing=given, base=facts))
+        return Model(model.network, replace(spec, preprocessing={**spec.preprocessing, **overrides}, base=facts))
     name, args = str(base), dict(model_args or {})
     _check_name(name)
-    if checkpoint is None:
-        if pretrained and progress is not None:
-            progress.note(f"timm's weights of {name}, from the Hugging Face hub, which is given a minute to answer")
-        network = _create(name, args, pretrained=pretrained)
-    else:
-        network = _filled(name, args, Path(checkpoint), progress or Silent())
-    if family_of(network).has_classifier(network):  # which refuses what cannot be pruned, before a classifier is fitted
+    if checkpoint is not None:
+        return _open_weights(name, args, Path(checkpoint), overrides, progress)
+    if pretrained:
+        progress.note(f"timm's weights of {name}, from the Hugging Face hub, which is given a minute to answer")
+    return _opened(_create(name, args, pretrained=pretrained), name, args, overrides)
+
+
+def _opened(network: Any, name: str, args: Mapping[str, Any], preprocessing: Mapping[str, Any]) -> Model | Headless:
+    family = family_of(network)  # which refuses what cannot be pruned, before a classifier is fitted
+    _try_once(network, name)
+    if family.has_classifier(network):
         return describe(network, name, args, preprocessing)
-    return Headless(network.eval(), name, args, _preprocessing(network, preprocessing or {}))
+    return Headless(network.eval(), name, args, _preprocessing(network, preprocessing))
 
 
 def network_without_weights(base: str | Path, model_args: Mapping[str, Any] | None = None) -> nn.Module:
@@ -248,9 +295,12 @@ def network_without_weights(base: str | Path, model_args: Mapping[str, Any] | No
     Raises:
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as for `open_network`.
     """
+    base = plain_base(base)
     if Path(base).is_dir():
         network = load(base).network
     else:
+        with without_values():
+            _refuse_too_large(_create(str(base), model_args or {}), str(base))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # the same network every time, and the same files
             network = _create(str(base), model_args or {})
@@ -260,22 +310,125 @@ def network_without_weights(base: str | Path, model_args: Mapping[str, Any] | No
     return network.eval()
 
 
-def _filled(name: str, args: dict[str, Any], checkpoint: Path, progress: Progress) -> Any:
-    """Make a timm model with the weights of a file, and as many classes as they have, which `args` then says, too."""
+def _open_weights(
+    name: str | None, args: Mapping[str, Any], path: Path, overrides: Mapping[str, Any], progress: Progress
+) -> Model | Headless:
+    """Open a network with the weights of a file or a folder, and with what the files beside them say.
+
+    Args:
+        name: of the network; None: as those files say, or by the shapes of the weights.
+        overrides: preprocessing that options give, before all else.
+
+    Raises:
+        as `open_network`.
+    """
+    file = weights_of(path)
+    release = read_release(file.parent)
+    if lacking := [part for part in release.unequalled if part not in overrides]:
+        raise OptionError(
+            f"{release.folder / PROCESSOR} prepares images in a way that edgevit has no equal of; give "
+            f"{' and '.join('--' + part.replace('_', '-') for part in lacking)}"
+        )
+    state = read_weights(file, progress.note)
+    if name is None:
+        name = _name_of(state, file, release, progress)
+    network, arguments, weights = _filled(name, args, file, state, release, progress)
+    origin = {**dict.fromkeys(weights.preprocessing, weights.origin), **release.origin}
+    release = replace(release, preprocessing={**weights.preprocessing, **release.preprocessing}, origin=origin)
+    stated = {part: value for part, value in release.preprocessing.items() if part != "input_size"}
+    for part in overrides.keys() & release.origin.keys():
+        if (now := _shown(overrides[part])) != (earlier := _shown(stated[part])):
+            option = f"--{part.replace('_', '-')} {now}"
+            progress.note(f"{release.origin[part]} beside the weights says {part} {earlier}; {option} is used")
+    opened = _opened(network, name, arguments, {**stated, **overrides})
+    return replace(opened, release=release)
+
+
+def _shown(setting: Any) -> str:
+    """A setting as its option takes it, as a list or as a tuple."""
+    return ",".join(f"{value:g}" for value in setting) if isinstance(setting, (list, tuple)) else str(setting)
+
+
+def _name_of(state: Mapping[str, Tensor], file: Path, release: ReleaseFacts, progress: Progress) -> str:
+    """timm's name of the network that weights are of, where only they are given.
+
+    Raises:
+        CheckpointError: they are of no network that a family reads.
+    """
+    if release.architecture is not None and timm.is_model(release.architecture):
+        progress.note(f"{file} is of {release.architecture}, as {CONFIG} beside it says")
+        return release.architecture
+    for family in map(load_family, family_names()):
+        if (name := family.guessed_name(family.named(state).state)) is not None:
+            progress.note(f"{file} is taken to be of {name}, by its shapes; BASE and --checkpoint give another name")
+            return name
+    raise CheckpointError(
+        f"{file} is of no network that edgevit knows; give timm's name of it, and --checkpoint {file}"
+    )
+
+
+def _filled(
+    name: str,
+    args: Mapping[str, Any],
+    file: Path,
+    state: Mapping[str, Tensor],
+    release: ReleaseFacts,
+    progress: Progress,
+) -> tuple[Any, dict[str, Any], Weights]:
+    """Make a timm model with these weights; return it with its arguments and the weights.
+
+    Arguments are, the first before the others: those of a person, of the files beside the weights, and of the shapes.
+    """
+    stated = {**_stated_arguments(release, args), **args}
+    if texts := [f"{key}={value}" for key, value in stated.items() if key not in args]:
+        progress.note(f"{name} as the files beside the weights say: {', '.join(texts)}")
+    for key in args.keys() & release.arguments.keys():
+        if _shown(args[key]) != _shown(release.arguments[key]):
+            earlier = f"{key}={release.arguments[key]}"
+            progress.note(f"{CONFIG} beside the weights says {earlier}; --model-arg {key}={args[key]} is used")
     with without_values():
-        family = family_like(_create(name, args))
-    weights = family.named(read_weights(checkpoint, progress.note))
-    args.setdefault("num_classes", weights.classes)  # perhaps not ImageNet's, or none
+        network = _create(name, stated)
+    family = family_like(network)
+    weights = family.named(state)
+    guessed, assumption = family.guessed_arguments(weights.state, network, network.state_dict(), stated)
+    if guessed:
+        texts = [f"{key}={value}" for key, value in guessed.items()]
+        progress.note(f"{name} by the shapes of {file.name}: {', '.join(texts)}; --model-arg gives others")
+    if assumption is not None:
+        progress.note(assumption)
+    arguments = {"num_classes": weights.classes, **guessed, **stated}  # perhaps not ImageNet's, or none
     with without_values():  # which would be drawn to be replaced
-        network = _create(name, args)
-    weights = family.fitted(weights, network, name, resample="img_size" in args)
+        network = _create(name, arguments)
+    weights = family.fitted(
+        weights, network, name, resample="img_size" in stated, trained=release.arguments.get("img_size")
+    )
     try:
-        fill_network(network, weights.state, checkpoint, name)
+        fill_network(network, weights.state, file, name)
     except CheckpointError as error:
-        raise CheckpointError("; ".join([str(error), *weights.notes])) from error
+        raise CheckpointError("; ".join([str(error), *_hints(family, weights, network), *weights.notes])) from error
     for note in weights.notes:
         progress.note(note)
-    return network
+    return network, arguments, weights
+
+
+def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any]) -> dict[str, Any]:
+    """timm's arguments by the files beside weights: their own, and the size of images that a processor makes."""
+    stated = {key: value for key, value in release.arguments.items() if key not in args}
+    size = release.preprocessing.get("input_size")
+    if size is not None and release.origin["input_size"] == PROCESSOR and "img_size" not in args:
+        stated.setdefault("img_size", size[1] if size[1] == size[2] else tuple(size[1:]))
+    return stated
+
+
+def _hints(family: Family, weights: Weights, network: Any) -> list[str]:
+    """What would make a network fit weights that do not, as far as their shapes say it."""
+    arguments: dict[str, Any] = {}
+    with suppress(CheckpointError):  # its heads, which no shape tells
+        arguments, _ = family.guessed_arguments(weights.state, network, network.state_dict(), ())
+    if arguments:
+        return ["its shapes say " + " ".join(f"--model-arg {shlex.quote(f'{k}={v}')}" for k, v in arguments.items())]
+    name = family.guessed_name(weights.state)
+    return [] if name is None else [f"its shapes are of the kind of {name}"]
 
 
 def describe(
@@ -321,7 +474,7 @@ def load(folder: str | Path) -> Model:
         raise CheckpointError(f"{fault}; copy the folder again, or derive it again")
     try:
         with without_values():
-            network = _create(spec.timm_name, spec.timm_args)
+            network = _create(spec.timm_name, spec.timm_args, prefix="timm_args.")
         family = family_of(network)
     except (OptionError, UnknownNameError, UnsupportedModelError) as error:
         raise CheckpointError(f"{files.spec_file} cannot be this model's: {error}") from error
@@ -336,6 +489,10 @@ def load(folder: str | Path) -> Model:
     family.resize(network, spec.blocks, state)
     fill_network(network, state, files.weights_file, str(folder))
     _check_described(network, spec, files.spec_file)
+    try:
+        _try_once(network, spec.timm_name)
+    except OptionError as error:
+        raise CheckpointError(f"{files.spec_file} cannot be this model's: {error}") from error
     return Model(network.eval(), spec)
 
 

@@ -9,14 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from edgevit.errors import CheckpointError, OptionError
+from edgevit.errors import CheckpointError, OptionError, UnsupportedModelError
 from edgevit.folder.model_folder import ModelFolder
+from edgevit.folder.names import WEIGHTS_ALONE, suffix_of
+from edgevit.folder.release import is_release, weights_of
+from edgevit.models.arguments import check_arguments
 from edgevit.numbers import FINITE, check_number
 from edgevit.request import MODEL, PREPROCESSING, Given, Nested, Option, assignments
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 
-BASE = Option("Name of a timm model, such as deit_base_patch16_224, or path of a model folder.", None)
+BASE = Option(
+    "Name of a timm model, such as deit_base_patch16_224, path of a model folder, or of weights.",
+    None,
+)
+HUBS, LOCAL = ("hf-hub:", "hf_hub:"), "local-dir:"
 
 
 def three(option: str) -> Callable[[str, Given], list[float]]:
@@ -100,7 +107,11 @@ class BaseOptions:
 
     checkpoint: Annotated[
         Path | str | None,
-        Option("Weights of the base, as a safetensors file or a plain state dict of PyTorch.", MODEL),
+        Option(
+            "Weights of the base: safetensors, a plain state dict of PyTorch, or a folder as timm or transformers "
+            "writes it. config.json and preprocessor_config.json beside the weights are read, too.",
+            MODEL,
+        ),
     ] = None
     pretrained: Annotated[bool, Option("Download timm's own weights of the base; needs a network.", MODEL)] = False
     model_args: ModelArgs = field(default_factory=dict)
@@ -160,6 +171,30 @@ def check_model_folder(folder: str | Path) -> None:
     files.document()
 
 
+def plain_base(base: str | Path) -> str | Path:
+    """A base without what the hubs write before timm's names: NAME of timm/NAME and hf-hub:timm/NAME.
+
+    Raises:
+        CheckpointError: it is a repository of a hub that is not timm's.
+    """
+    text = str(base)
+    if os.path.exists(text):
+        return base
+    if text.startswith(LOCAL):
+        return Path(text.removeprefix(LOCAL))
+    name = text
+    for hub in HUBS:
+        name = name.removeprefix(hub)
+    if name.startswith("timm/") and name.count("/") == 1:
+        return name.removeprefix("timm/")
+    if name != text:
+        raise CheckpointError(
+            f"{text} is a repository whose files edgevit does not download; get them, such as with "
+            f"`hf download {shlex.quote(name)} --local-dir DIR`, and give DIR"
+        )
+    return base
+
+
 def check_openable(
     base: str | Path,
     *,
@@ -171,8 +206,16 @@ def check_openable(
 
     Raises:
         CheckpointError: no such model folder or weights, or no weights are given at all.
-        OptionError: options that exclude each other.
+        OptionError: options that exclude each other, or an argument that is no network's.
+        UnsupportedModelError: a name of networks that no family reads.
     """
+    base = plain_base(base)
+    check_arguments(model_args or {})
+    if is_release(Path(base)):
+        if checkpoint or pretrained:
+            raise OptionError(f"{base} is weights itself; leave --checkpoint and --pretrained out")
+        weights_of(Path(base))
+        return
     if Path(base).is_dir():
         if checkpoint or pretrained or model_args:
             raise OptionError(
@@ -180,18 +223,26 @@ def check_openable(
             )
         check_model_folder(base)
         return
+    if suffix_of(base) == ".onnx":
+        raise CheckpointError(
+            f"{base} is an ONNX file, which can be exported, measured and evaluated, and not derived from; give the "
+            "weights that it was made of"
+        )
     if Path(base).is_file():
         raise CheckpointError(
-            f"{base} is a file, not a model folder; if it holds weights, give timm's name of the network in its place, "
-            f"and --checkpoint {shlex.quote(str(base))}"
+            f"{base} is a file, and no weights by its name ({', '.join(WEIGHTS_ALONE)}); check the path"
         )
     if os.sep in str(base):
         raise CheckpointError(f"no model folder at {base}; check the path")
+    if str(base).startswith("naflexvit"):
+        raise UnsupportedModelError(
+            f"cannot prune {base}: timm's NaFlexVit packs images of any size, which edgevit cannot read; try "
+            "vit_base_patch16_224"
+        )
     if checkpoint is not None:
         if pretrained:
             raise OptionError("--checkpoint and --pretrained exclude each other; give one of them")
-        if not Path(checkpoint).is_file():
-            raise CheckpointError(f"no weights at {checkpoint}; check the path")
+        weights_of(Path(checkpoint))
     elif pretrained and (model_args or {}).get("num_classes"):  # 0 leaves it out
         raise OptionError(
             "--pretrained weights bring their own classifier; leave num_classes out, or give --checkpoint"

@@ -11,9 +11,10 @@ import re
 import struct
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from timm.models import clean_state_dict
 from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError
+from edgevit.folder.names import suffix_of
+from edgevit.folder.release import shards_of
 
 State = dict[str, Tensor]
 
@@ -40,6 +43,9 @@ FOREIGN = (
 # what was trained last, as timm itself takes them.
 AVERAGED = ("state_dict_ema", "model_ema")
 WRAPPINGS = (*AVERAGED, "state_dict", "model", "model_state_dict", "teacher")
+
+
+LFS = b"version https://git-lfs.github.com/spec/"  # how a pointer begins
 
 
 def first_line(error: BaseException, length: int) -> str:
@@ -60,11 +66,12 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise CheckpointError(f"no weights at {path}; check the path") from None
     except pickle.UnpicklingError as error:
-        found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+        name = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+        file, plain = repr(str(path)), repr(str(path.with_name(f"{path.stem}.weights.pth")))
         raise CheckpointError(
-            f"{path} is a pickle with more than plain weights{f' ({found[1]})' if found else ''} and was not opened; "
-            f"save `model.state_dict()`, best as safetensors; of a file that you trust, "
-            f"`torch.load(FILE, weights_only=False)` gives what is in it"
+            f"{path} is a pickle with more than plain weights{f' ({name[1]})' if name else ''} and was not opened; "
+            f"where the model was saved whole, and only if you trust the file, run this in Python and give what it "
+            f"writes: import torch; torch.save(torch.load({file}, 'cpu', weights_only=False).state_dict(), {plain})"
         ) from error
     except FOREIGN as error:
         raise CheckpointError(
@@ -83,12 +90,7 @@ def read_weights(path: Path, say: Callable[[str], None] = lambda text: None) -> 
     """
     if not path.is_file():
         raise CheckpointError(f"no weights at {path}; check the path")
-    with reading(path):
-        is_safetensors = _is_safetensors(path)
-    with reading(path), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's about old formats: the file is opened, or the error says why not
-        held: Any = load_file(path) if is_safetensors else _load_data(path)
-    held = _unwrapped(held, path, say)
+    held = _read_shards(path) if suffix_of(path) == ".json" else _unwrapped(_read(path), path, say)
     if not isinstance(held, dict) or not held or not all(_is_weight(*item) for item in held.items()):
         raise CheckpointError(f"{path} does not hold plain weights; save `model.state_dict()`, best as safetensors")
     for name, value in held.items():
@@ -98,6 +100,29 @@ def read_weights(path: Path, say: Callable[[str], None] = lambda text: None) -> 
                 "the `state_dict()` of the model that it was made of"
             )
     return _without_prefix(clean_state_dict(held))
+
+
+def _read(path: Path) -> Any:
+    with reading(path):
+        is_safetensors = _is_safetensors(path)
+    with reading(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's about old formats: the file is opened, or the error says why not
+        return load_file(path) if is_safetensors else _load_data(path)
+
+
+def _read_shards(index: Path) -> State:
+    """The weights of all shards that an index lists.
+
+    Raises:
+        CheckpointError: a shard is missing, or has other weights than the index says.
+    """
+    state: State = {}
+    for shard, names in shards_of(index).items():
+        part = _read(shard)
+        if not isinstance(part, dict) or part.keys() != {*names}:
+            raise CheckpointError(f"{shard} has other weights than {index.name} lists; copy the folder again")
+        state |= part
+    return state
 
 
 def _load_data(path: Path) -> Any:
@@ -153,6 +178,12 @@ def _is_safetensors(path: Path) -> bool:
     # Safetensors begin with the length of their header, which may look like a pickle; no file is as long as one says.
     if begins[8:] == b"{" and int.from_bytes(begins[:8], "little") < path.stat().st_size:
         return True
+    if begins.startswith(LFS[:9]):
+        with path.open("rb") as file:
+            if file.read(len(LFS)) == LFS:
+                raise CheckpointError(
+                    f"{path} is a Git LFS pointer in place of the weights; run `git lfs pull` in {path.parent}"
+                )
     if begins.startswith(b"PK"):
         _refuse_other_zip(path)
     if begins.startswith((b"PK", b"\x80")):  # a zip, or a pickle
@@ -168,8 +199,11 @@ def _refuse_other_zip(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             names = {name.rpartition("/")[2] for name in archive.namelist()}
+            damaged = _damaged(archive) if "data.pkl" in names and "constants.pkl" not in names else None
     except (zipfile.BadZipFile, RuntimeError, ValueError, LookupError):
         return  # torch says what is wrong with it
+    if damaged is not None:
+        raise CheckpointError(f"{path} was altered: the checksum of {damaged} does not fit; copy or download it again")
     if "constants.pkl" in names:
         raise CheckpointError(
             f"{path} is TorchScript, a program with its weights; save those alone: "
@@ -181,6 +215,16 @@ def _refuse_other_zip(path: Path) -> None:
             f"{path} is a zip of other things than weights of torch's"
             + (f"{reads} `state_dict()` can be saved" if path.suffix == ".npz" else "; give what `torch.save` wrote")
         )
+
+
+def _damaged(archive: zipfile.ZipFile) -> str | None:
+    """The first record of a zip whose checksum does not fit; None: all fit, or torch wrote none, but zeros."""
+    if not any(record.CRC for record in archive.infolist()):
+        return None
+    try:
+        return archive.testzip()
+    except (zipfile.BadZipFile, zlib.error):
+        return "its records"
 
 
 def _is_weight(name: object, value: object) -> bool:
@@ -202,11 +246,13 @@ def _strange_values(name: str, value: Tensor) -> str | None:
 
 @dataclass(frozen=True)
 class Weights:
-    """What a file holds, in fp32 and under timm's names, or under those of DINOv2 that timm itself converts."""
+    """What a file has, in fp32 and under timm's names; registers of DINOv2 under its own."""
 
     state: State
     notes: tuple[str, ...] = ()  # what a person should know of the reading
     classes: int = 0  # rows of the classifier; 0 where there is none
+    origin: str = "timm"  # whose names the file has: "timm", "transformers", "torchvision" or "DINOv2"
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)  # what that origin always does
 
 
 # -- a network --------------------------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ from typing import Annotated, Any
 from edgevit.board.request import Threads
 from edgevit.data.classes import listed
 from edgevit.data.request import Data
+from edgevit.derive.contents import contents
 from edgevit.derive.methods import method_names
 from edgevit.derive.options import describe
 from edgevit.derive.request import METHOD, Cache, DeriveFrom, DeriveRequest, Request, method_options
 from edgevit.errors import OptionError, OutputError, UnknownNameError
-from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import holds_state, partial_folder
-from edgevit.folder.writing import file_sha256, refuse_existing
+from edgevit.folder.writing import refuse_existing
 from edgevit.models.request import BASE
 from edgevit.numbers import COUNT, check_number
 from edgevit.request import BUDGETS, DATA, OUTPUT, SHAPE, TRAINING, Nested, Option, options_of
@@ -128,14 +128,14 @@ class SweepRequest(Request):
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for a sweep to be gone on with, as plain values."""
-        file = ModelFolder(Path(self.base)).weights_file if self.checkpoint is None else Path(self.checkpoint)
+        weights = contents({"base": str(self.base), "checkpoint": self.checkpoint and str(self.checkpoint)})
         told = {
             **self.opening(),
             **{name: getattr(self, name) for name in ("base", "data", "method", "options")},
             **{name: getattr(self, name) for name in ("shape", "ffn_multiple", "embed_multiple")},
             **{name: getattr(self, name) for name in ("skip_bad_images", "validation_fraction")},
             **({} if self.group_by is None else {"group_by": self.group_by}),
-            "weights": file_sha256(file) if file.is_file() else None,
+            "weights": weights.get("checkpoint", weights.get("base")),
             "classes": listed(self.classes),
             "seed": self.training.seed,
             **self._of_training(),

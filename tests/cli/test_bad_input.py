@@ -193,7 +193,7 @@ def test_a_budget_below_what_the_shape_reaches_gives_the_minimum(
         (["--set", "vulcan.rho=inf"], "vulcan.rho inf is not a finite number"),
         (["--set", f"vulcan.calibration_images={2**70}"], "vulcan.calibration_images of 22 digits is not in"),
         (["--model-arg", "img_size"], "--model-arg img_size is not of the form"),
-        (["--model-arg", "colour=red"], "timm cannot make vit_tiny_patch16_224 with"),
+        (["--model-arg", "colour=red"], "--model-arg colour is no argument"),
         (["--model-arg", "num_heads=7"], "num_heads=7"),
         (["--base-classes", "nowhere.txt"], "no class file at nowhere.txt"),
     ],
@@ -220,8 +220,13 @@ def test_a_base_that_is_unknown_or_without_weights(refused: Any, tmp_path: Path)
     assert "needs weights: give --checkpoint FILE" in refused(without=("checkpoint",))
     assert "nowhere is no folder here, and a network" in refused(base="nowhere", without=("checkpoint", "args"))
     (tmp_path / "my base.pth").touch()
-    told = refused(base="my base.pth", without=("checkpoint", "args"))
-    assert "is a file, not a model folder" in told and told.endswith("--checkpoint 'my base.pth'")
+    assert "cannot read my base.pth" in refused(base="my base.pth", without=("checkpoint", "args"))
+    (tmp_path / "m.onnx").touch()
+    assert "m.onnx is an ONNX file" in refused(base="m.onnx", without=("checkpoint", "args"))
+    assert "NaFlexVit" in refused(base="naflexvit_base_patch16_gap", without=("checkpoint", "args"))
+    assert "did you mean 'vit_base_patch16_224'" in refused(base="vit_b_16")
+    download = "`hf download google/vit-base --local-dir DIR`, and give DIR"
+    assert download in refused(base="hf-hub:google/vit-base", without=("checkpoint", "args"))
     assert "no weights at nowhere.pth" in refused("--checkpoint", "nowhere.pth", without=("checkpoint",))
     assert "--checkpoint and --pretrained exclude each other" in refused("--pretrained")
     (tmp_path / "folder").mkdir()

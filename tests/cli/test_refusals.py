@@ -128,7 +128,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["export", "nowhere.onnx", "--out", "new"], "there is no nowhere.onnx"),
     (
         ["export", "my weights.pt", "--out", "new"],
-        "holds weights alone; try `edgevit base NAME --checkpoint 'my weights.pt' ",
+        "holds weights alone; try `edgevit base 'my weights.pt' --out DIR`",
     ),
     (["export", "images", "--out", "new"], "--out is for an ONNX file, and images is none"),
     (["export", "images", "--mean", "0.5"], "--mean is for an ONNX file, and images is none; leave it out"),

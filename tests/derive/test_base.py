@@ -1,5 +1,7 @@
 """A base as a folder, from Python: all outputs, or some of them under the names that were given."""
 
+import json
+
 import pytest
 import torch
 from small_base import ARGS, PREPROCESSING, write_checkpoint
@@ -58,6 +60,22 @@ def test_an_order_of_outputs_that_only_the_data_gives_is_said_to_be_assumed(open
     image_folder(data, {"digit x": 1})
     (warning,) = notes(data=data)
     assert warning.startswith("warning: the data has 11 classes and the base 10 outputs, so that it does not name them")
+
+
+def test_labels_beside_the_weights_name_the_outputs(tmp_path, image_folder):
+    file = write_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"label_names": NAMES, "model_args": ARGS}))
+    said = Noting()
+    whole = edgevit.base(file, out=tmp_path / "whole", progress=said)
+    assert whole.classes == NAMES and whole.spec.timm_args == {**ARGS, "num_classes": 10}
+    assert said.notes[-1].endswith("of 10 outputs, as config.json beside the weights says")
+    some = edgevit.base("vit_tiny_patch16_224", checkpoint=file, out=tmp_path / "some", classes=["digit 7", "digit 0"])
+    assert [(c.name, c.base_index) for c in some.spec.classes] == [("digit 7", 7), ("digit 0", 0)]
+    given = edgevit.base(file, out=tmp_path / "given", base_classes=NAMES[::-1])
+    assert given.classes == NAMES[::-1]
+    data = image_folder(tmp_path / "data", {"digit 0": 1, "digit ten": 1})
+    with pytest.raises(DataError, match=r"names the outputs 'digit 0', .* the data has other classes: 'digit ten'"):
+        edgevit.base(file, out=tmp_path / "other", data=data)
 
 
 def test_a_list_of_another_length_and_a_folder_in_the_way_are_refused(opened, tmp_path):

@@ -31,6 +31,8 @@ def test_files_and_the_weights_of_models_are_told_by_their_hashes(tmp_path: Path
     }
     files["checkpoint"].write_text("other weights")
     assert contents(named)["checkpoint"] == sha256("other weights")
+    (tmp_path / "config.json").write_text("{}")
+    assert contents(named)["checkpoint"] == sha256(sha256("other weights") + sha256("{}"))
     assert contents({"classes": "3, 7, " * 1000, "base": "vit_tiny_patch16_224"}) == {}
 
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from foreign_names import hugging_face
 from PIL import Image
+from safetensors.torch import save_file
 from small_models import ARGS
 
 import edgevit
@@ -15,6 +18,16 @@ from edgevit.engines.run import evaluate
 from edgevit.errors import CheckpointError, DataError, ModelError, OptionError, UnknownNameError
 from edgevit.folder.export import ExportRecord
 from edgevit.models.checkpoint import load
+from edgevit.progress import Silent
+
+
+class Noting(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
 
 Derive = Callable[..., Path]
 Exported = tuple[Path, ExportRecord]
@@ -71,6 +84,47 @@ def test_a_base_is_judged_on_the_classes_asked_for(base_folder: Path) -> None:
 def test_a_timm_name_with_a_checkpoint_is_the_same_base(base_folder: Path) -> None:
     named = evaluate("vit_tiny_patch16_224", "digits", checkpoint=base_folder / "model.safetensors", model_args=ARGS)
     assert named.per_class == evaluate(base_folder, "digits").per_class
+
+
+def test_weights_are_judged_by_the_labels_and_the_preprocessing_in_files_beside_them(
+    base_folder: Path, tmp_path: Path
+) -> None:
+    """As transformers saves a model whose outputs are in another order than the alphabet."""
+    order = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]  # the digit of each output
+    state = load(base_folder).network.state_dict()
+    state |= {name: state[name][order] for name in ("head.weight", "head.bias")}
+    (tmp_path / "hub").mkdir()
+    save_file(hugging_face(state, "vit."), tmp_path / "hub" / "model.safetensors")
+    labels = {str(output): str(digit) for output, digit in enumerate(order)}
+    config = {"num_attention_heads": ARGS["num_heads"], "id2label": labels}
+    size = {"height": 32, "width": 32}
+    processor = {"size": size, "resample": 2, "image_mean": [0.2] * 3, "image_std": [0.3] * 3}
+    (tmp_path / "hub" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "hub" / "preprocessor_config.json").write_text(json.dumps(processor))
+    preprocessing = {"mean": [0.2] * 3, "std": [0.3] * 3, "crop_pct": 1.0, "interpolation": "bilinear"}
+    right = {"checkpoint": base_folder / "model.safetensors", "model_args": ARGS, "preprocessing": preprocessing}
+    expected = evaluate("vit_tiny_patch16_224", "digits", **right)
+    for model in (tmp_path / "hub", tmp_path / "hub" / "model.safetensors"):
+        progress = Noting()
+        assert evaluate(model, "digits", progress=progress).per_class == expected.per_class
+        assert "0 is output 3, 1 is output 1, 2 is output 6" in progress.notes[-2]
+        assert progress.notes[-2].endswith("as config.json beside the weights says")
+        assert progress.notes[-1] == (
+            "preprocessing: crop_pct 1, interpolation bilinear, mean 0.2, std 0.3, as preprocessor_config.json beside "
+            "the weights says"
+        )
+    progress, named = Noting(), {"base_classes": list(map(str, range(10))), "preprocessing": {"mean": [0.5] * 3}}
+    evaluate(tmp_path / "hub", "digits", max_images=10, progress=progress, **named)
+    said = " ".join(progress.notes)
+    assert "preprocessor_config.json beside the weights says mean 0.2,0.2,0.2; --mean 0.5,0.5,0.5 is used" in said
+    assert "as --base-classes says, and config.json beside the weights names them otherwise" in said
+    labels["4"] = "five"
+    (tmp_path / "hub" / "config.json").write_text(json.dumps({**config, "id2label": labels}))
+    with pytest.raises(DataError, match=r"config\.json beside the weights names .* the data has other classes: '5'"):
+        evaluate(tmp_path / "hub", "digits")
+    (tmp_path / "hub" / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b"}}))
+    with pytest.raises(DataError, match=r"names 2 outputs .*, and the base has 10; move it away"):
+        evaluate(tmp_path / "hub", "digits")
 
 
 def test_data_with_folders_for_the_target_classes_only_is_enough(make_derived: Derive, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from edgevit.errors import CheckpointError, OptionError
 from edgevit.export.stated import stated_preprocessing
+from edgevit.folder.release import read_release
 
 GIVEN: dict[str, Any] = {
     "input_size": [3, 224, 224], "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 0.9, "interpolation": "bicubic",
@@ -25,7 +26,7 @@ VIT = {
 def stated(folder: Path, given: dict[str, Any] | None = None, metadata: Any = None, **beside: Any) -> Any:
     for name, content in beside.items():
         (folder / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
-    return stated_preprocessing(folder / "model.onnx", metadata or {}, given or {})
+    return stated_preprocessing(folder / "model.onnx", metadata or {}, given or {}, read_release(folder))
 
 
 def test_options_are_enough_and_the_crop_is_at_the_centre(tmp_path: Path) -> None:

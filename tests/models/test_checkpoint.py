@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -340,6 +341,57 @@ def test_a_name_that_timm_does_not_know_is_corrected() -> None:
         open_base(NAME)
     with pytest.raises(OptionError, match="exclude each other"):
         open_base(NAME, checkpoint="x.pth", pretrained=True)
+
+
+@pytest.mark.parametrize("prefix", ["timm/", "hf-hub:timm/", "hf_hub:timm/"])
+def test_names_as_the_hubs_write_them_are_timms(small_vit: Any, tmp_path: Path, prefix: str) -> None:
+    save_file(small_vit().state_dict(), tmp_path / "base.safetensors")
+    model = open_base(f"{prefix}{NAME}.augreg_in21k", checkpoint=tmp_path / "base.safetensors", model_args=ARGS)
+    assert model.spec.timm_name == f"{NAME}.augreg_in21k"
+
+
+def test_weights_alone_are_opened_by_their_shapes_and_their_folder(small_vit: Any, tmp_path: Path) -> None:
+    """A folder as timm saves it, and a file whose heads have the usual width."""
+    network = small_vit()
+    save_file(network.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": NAME, "model_args": {"num_heads": 2}}))
+    for base in (tmp_path, tmp_path / "model.safetensors", f"local-dir:{tmp_path}"):
+        model = open_base(base)
+        assert model.spec.timm_name == NAME and torch.equal(logits(model), logits(network))
+        assert model.spec.timm_args == {**ARGS, "num_classes": 10}
+    (tmp_path / "config.json").unlink()
+    distilled = small_vit("deit_tiny_distilled_patch16_224", num_heads=1)
+    save_file(distilled.state_dict(), tmp_path / "model.safetensors")
+    model = open_base(tmp_path / "model.safetensors")
+    assert model.spec.timm_name == "deit_tiny_distilled_patch16_224" and torch.equal(logits(model), logits(distilled))
+    with pytest.raises(CheckpointError, match="its shapes are of the kind of deit_tiny_distilled_patch16_224"):
+        open_base(NAME, checkpoint=tmp_path, model_args=ARGS)
+    save_file(small_vit(embed_dim=96).state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="96 channels are no multiple of 64; give --model-arg num_heads=N"):
+        open_base(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"num_heads": -1}, "timm_args.num_heads=-1 is not possible"),
+        ({"norm_layer": "layernorm2d"}, "cannot run with its arguments"),
+        ({"checkpoint_path": "evil.pth"}, "timm_args.checkpoint_path is no argument that edgevit passes to timm"),
+    ],
+)
+def test_arguments_in_a_sealed_folder_are_those_of_a_network_that_runs(
+    small_vit: Any, tmp_path: Path, args: Any, said: str
+) -> None:
+    save(describe(small_vit(), NAME, ARGS), tmp_path / "m")
+    rewrite_spec(tmp_path / "m", lambda spec: spec["timm_args"].update(args))
+    with pytest.raises(CheckpointError) as refusal:
+        load(tmp_path / "m")
+    assert said in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_network_larger_than_memory_is_not_made() -> None:
+    with pytest.raises(OptionError, match=r"takes \d+ GB, and this machine has \d+ GB; check --model-arg"):
+        network_without_weights(NAME, {"embed_dim": 2**16, "num_heads": 1, "depth": 16})
 
 
 def test_pretrained_without_a_network_is_one_line(

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from edgevit.derive.algebra.embedding import encoder, flat_basis, nested_basis
 from edgevit.errors import CheckpointError, UnsupportedModelError
 from edgevit.models.anatomy import Block, BlockDims
+from edgevit.models.copies import without_values
 from edgevit.models.families import Family, HalfThere, family_like, family_names, family_of, load_family
 
 DIMS = BlockDims(2, 24, 8, 40)
@@ -528,6 +529,27 @@ def test_positions_are_resampled_only_where_that_was_asked_for(
     fitted = family.fitted(of_larger_images, network, name, resample=True)
     assert len(fitted.notes) == 1 and fitted.classes == 10
     network.load_state_dict(fitted.state)
+
+
+@sweep
+def test_a_network_is_guessed_from_the_shapes_of_its_weights(
+    small_vit: Callable[..., nn.Module], family_name: str, name: str, args: dict[str, Any]
+) -> None:
+    family, network = load_family(family_name), small_vit(name, **args)
+    given = family.named(network.state_dict()).state
+    unseen = {key: args[key] for key in args if key in ("mlp_layer", "final_norm", "fc_norm", "global_pool")}
+    with without_values():
+        usual = family.adopted(timm.create_model(name, **unseen))
+        heads = {"num_heads": ARGS["num_heads"]}
+        guessed, note = family.guessed_arguments(given, usual, usual.state_dict(), heads)
+        assert note is None and "depth" in guessed
+        again = family.adopted(timm.create_model(name, num_classes=10, **{**unseen, **heads, **guessed}))
+    shapes = [{key: value.shape for key, value in of.state_dict().items()} for of in (network, again)]
+    if "mlp_layer" in args or rotary(family, network):  # of which no argument is guessed
+        shapes = [{key: shape for key, shape in of.items() if ".mlp." not in key} for of in shapes]
+    assert shapes[0] == shapes[1]
+    assert family.guessed_arguments(given, again, again.state_dict(), ())[0].keys() <= {"mlp_ratio"}
+    assert timm.is_model(family.guessed_name(given) or "")
 
 
 @foreign

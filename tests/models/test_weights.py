@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pickle
 import zipfile
@@ -126,8 +127,55 @@ def test_a_checkpoint_that_holds_itself_is_refused(tmp_path: Path) -> None:
 
 def test_a_whole_pickled_model_is_refused(small_vit: Any, tmp_path: Path) -> None:
     torch.save(small_vit(), tmp_path / "model.pth")
-    with pytest.raises(CheckpointError, match=r"save `model\.state_dict\(\)`"):
+    with pytest.raises(CheckpointError, match="only if you trust the file, run this in Python") as refusal:
         read_weights(tmp_path / "model.pth")
+    exec(str(refusal.value).partition("what it writes: ")[2])
+    assert read_weights(tmp_path / "model.weights.pth").keys() == small_vit().state_dict().keys()
+
+
+def test_a_flipped_bit_in_a_zip_is_seen_by_its_checksum(small_vit: Any, tmp_path: Path) -> None:
+    file = tmp_path / "model.pth"
+    torch.save(small_vit().state_dict(), file)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"was altered: the checksum of .* does not fit; copy or download"):
+        read_weights(file)
+
+
+def test_a_zip_without_checksums_is_read(small_vit: Any, tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(small_vit().state_dict(), tmp_path / "model.pth")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert read_weights(tmp_path / "model.pth").keys() == small_vit().state_dict().keys()
+
+
+def test_a_pointer_of_git_lfs_says_how_to_get_the_weights(tmp_path: Path) -> None:
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 330\n"
+    for name in ("model.safetensors", "model.bin"):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(CheckpointError, match=r"is a Git LFS pointer .*; run `git lfs pull` in "):
+            read_weights(tmp_path / name)
+
+
+def test_shards_are_read_by_their_index(small_vit: Any, tmp_path: Path) -> None:
+    state = small_vit().state_dict()
+    names = sorted(state)
+    shards = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
+    for shard, part in shards.items():
+        save_file({name: state[name] for name in part}, tmp_path / shard)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: shard for shard, part in shards.items() for name in part}}))
+    read = read_weights(index)
+    assert read.keys() == state.keys() and all(torch.equal(read[name], state[name]) for name in names)
+    save_file({"other": torch.ones(1)}, tmp_path / "b.safetensors")
+    with pytest.raises(CheckpointError, match=r"b\.safetensors has other weights than model\.safetensors\.index\.json"):
+        read_weights(index)
+    (tmp_path / "b.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"no weights at .*b\.safetensors"):
+        read_weights(index)
 
 
 CONTENTS: list[Any] = [[1, 2], {}, {"a": 1}, {"model": {"a": "b"}}, {"state_dict": None}, 3, {1: torch.ones(1)}]
@@ -249,11 +297,13 @@ def test_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
     ("args", "said"),
     [
         ({"depth": 3}, "lacks blocks.2.attn"),
+        ({"depth": 3, "mlp_ratio": 2}, "its shapes say --model-arg depth=2 --model-arg mlp_ratio=4"),
+        ({"embed_dim": 128}, "its shapes say --model-arg embed_dim=64 --model-arg num_heads=1"),
         ({"depth": 1}, "has unknown blocks.1.attn"),
         ({"embed_dim": 96}, "is [1, 1, 64], expected [1, 1, 96]"),
         ({"patch_size": 4}, "pos_embed is [1, 17, 64], expected [1, 65, 64]"),
         ({"patch_size": 4, "img_size": 16}, "patch_embed.proj.weight is [64, 3, 8, 8], expected [64, 3, 4, 4]"),
-        ({"global_pool": "avg"}, "lacks fc_norm.bias, fc_norm.weight and has unknown norm.bias, norm.weight"),
+        ({"global_pool": "avg", "fc_norm": True}, "lacks fc_norm.bias, fc_norm.weight and has unknown norm.bias"),
         ({"init_values": 0.1}, "lacks blocks.0.ls1.gamma"),
         ({"num_classes": 5}, "head.weight is [10, 64], expected [5, 64]"),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from foreign_names import hugging_face
+from foreign_names import hugging_face, torchvision
 from torch import Tensor, nn
 
 from edgevit.models.anatomy import Block, BlockDims
@@ -55,6 +55,7 @@ FOREIGN: dict[str, list[tuple[str, dict[str, Any], Callable[[dict[str, Tensor]],
         ("vit_tiny_patch16_224", {}, lambda state: hugging_face(state, "vit.")),
         ("deit_tiny_distilled_patch16_224", {}, lambda state: hugging_face(state, "deit.", modules=True)),
         ("vit_tiny_patch16_224", {"init_values": 0.1}, lambda state: hugging_face(state, "dinov2.")),
+        ("vit_tiny_patch16_224", {}, torchvision),
     ],
 }
 CASES = [(family, name, args) for family, examples in EXAMPLES.items() for name, args in examples]

@@ -50,3 +50,21 @@ def hugging_face(state: dict[str, Tensor], prefix: str, *, modules: bool = False
         else:
             found[prefix + (outside[name] if name in outside else f"{outside[module]}.{kind}")] = value
     return found
+
+
+def torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What torchvision calls the weights of a timm ViT."""
+    names = [
+        (r"^cls_token$", "class_token"), (r"^patch_embed\.proj\.", "conv_proj."),
+        (r"^pos_embed$", "encoder.pos_embedding"),
+        (r"^norm\.", "encoder.ln."), (r"^head\.", "heads.head."), (r"\.norm([12])\.", r".ln_\1."),
+        (r"\.attn\.qkv\.", ".self_attention.in_proj_"), (r"\.attn\.proj\.", ".self_attention.out_proj."),
+        (r"\.mlp\.fc1\.", ".mlp.0."), (r"\.mlp\.fc2\.", ".mlp.3."),
+        (r"^blocks\.(\d+)\.", r"encoder.layers.encoder_layer_\1."),
+    ]  # fmt: skip
+    renamed = {}
+    for name, value in state.items():
+        for pattern, replacement in names:
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = value
+    return renamed

@@ -6,7 +6,7 @@ tests/models/test_families_protocol.py holds every function of every family agai
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -70,14 +70,36 @@ class Family(Protocol):
     def named(self, state: Mapping[str, Tensor], /) -> Weights:
         """The weights of a file under the names of this family's networks, whoever wrote them."""
 
-    def fitted(self, weights: Weights, model: nn.Module, name: str, /, *, resample: bool) -> Weights:
+    def fitted(
+        self, weights: Weights, model: nn.Module, name: str, /, *, resample: bool, trained: Any = None
+    ) -> Weights:
         """Make named weights those of this model, `name` in messages, as far as that is the same function.
 
         Args:
             resample: whether position embeddings may be resampled, because the size of images was asked for.
+            trained: timm's img_size of the weights, where a file beside them says it.
 
         Raises:
-            CheckpointError: they are of images of another size, and may not be resampled.
+            CheckpointError: they are of images of another size, and may not be resampled; or they may be of it or not.
+        """
+
+    def guessed_name(self, state: Mapping[str, Tensor], /) -> str | None:
+        """timm's name of a network of the kind of these named weights, of any sizes; None: they are of no such kind."""
+
+    def guessed_arguments(
+        self,
+        state: Mapping[str, Tensor],
+        model: nn.Module,
+        model_state: Mapping[str, Tensor],
+        stated: Collection[str],
+        /,
+    ) -> tuple[dict[str, Any], str | None]:
+        """timm's arguments by which the model, with its own weights, would have the shapes of these named weights.
+
+        And a sentence on what no shape tells, where it is assumed. Arguments that are `stated` are not guessed.
+
+        Raises:
+            CheckpointError: something that no shape tells cannot be assumed either.
         """
 
     # -- what it is made of

@@ -45,6 +45,8 @@ from edgevit.models.families.vit.plain import plain_loader as plain_loader
 from edgevit.models.families.vit.rotary import RotaryAttention
 from edgevit.models.families.vit.rotary import adopted as adopted
 from edgevit.models.families.vit.rotary import reason_against as why_no_dinov3
+from edgevit.models.families.vit.shapes import guessed_arguments as guessed_arguments
+from edgevit.models.families.vit.shapes import guessed_name as guessed_name
 from edgevit.models.families.vit.slim import HalfBlock, SlimAttention
 from edgevit.models.families.vit.tokens import TokenBlock
 from edgevit.models.families.vit.tokens import weighing as weighing

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import timm
 import torch
-from foreign_names import hugging_face
+from foreign_names import hugging_face, torchvision
 from safetensors.torch import save_file
 from small_base import ARGS, NAME, outputs
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from edgevit.errors import CheckpointError, UnsupportedModelError
 from edgevit.models.checkpoint import Headless, Model, open_base, open_network
@@ -171,7 +172,7 @@ def test_gated_ffns_of_dinov2_are_timms(names: str) -> None:
 def test_position_embeddings_are_resampled_where_a_size_of_images_is_asked_for(small_vit: Any, tmp_path: Path) -> None:
     network = small_vit()
     model, notes = opened(network.state_dict(), tmp_path, img_size=48)
-    assert notes == ["position embeddings are resampled from 4 x 4 patches to 6 x 6, for img_size"]
+    assert notes == ["position embeddings are resampled from 4 x 4 patches to 6 x 6, for img_size, as timm does"]
     held, own = network.pos_embed, getattr(model, "network", None).pos_embed
     assert torch.equal(own[:, :1], held[:, :1]), "the class token's is no patch's"
     flat = {**network.state_dict(), "pos_embed": torch.ones_like(held)}
@@ -187,14 +188,50 @@ def test_positions_of_registers_are_resampled_as_timm_does(small_vit: Any, tmp_p
     torch.testing.assert_close(outputs(found.network, 64), outputs(network, 64))
 
 
-def test_without_a_size_of_images_the_one_of_the_weights_is_named(small_vit: Any, tmp_path: Path) -> None:
-    save_file(small_vit().state_dict(), tmp_path / "base.safetensors")
+def test_without_a_size_of_images_the_one_of_the_weights_is_taken(small_vit: Any, tmp_path: Path) -> None:
+    network = small_vit()
+    save_file(network.state_dict(), tmp_path / "base.safetensors")
     args = {name: value for name, value in ARGS.items() if name != "img_size"}
-    with pytest.raises(
-        CheckpointError, match=r"4 x 4 patches, expected 28 x 28; give --model-arg img_size=32"
-    ) as refusal:
-        open_base(NAME, checkpoint=tmp_path / "base.safetensors", model_args=args)
-    assert "\n" not in str(refusal.value)
+    progress: Any = Notes()
+    model = open_base(NAME, checkpoint=tmp_path / "base.safetensors", model_args=args, progress=progress)
+    assert model.spec.timm_args == {**ARGS, "num_classes": 10} and torch.equal(outputs(model), outputs(network))
+    assert progress.notes == [f"{NAME} by the shapes of base.safetensors: img_size=32; --model-arg gives others"]
+
+
+def test_positions_are_resampled_as_those_do_it_who_named_them(small_vit: Any, tmp_path: Path) -> None:
+    network = small_vit(init_values=0.1)
+    held = network.pos_embed.detach()
+    grid = held[:, 1:].reshape(1, 4, 4, 64).permute(0, 3, 1, 2)
+    bicubic: Any = {"mode": "bicubic", "align_corners": False}
+    released = {**network.state_dict(), "mask_token": torch.zeros(1, 64)}
+    for given, whose, expected in (
+        (network.state_dict(), "timm", F.interpolate(grid, (6, 6), antialias=True, **bicubic)),
+        (hugging_face(network.state_dict(), "dinov2."), "transformers", F.interpolate(grid, (6, 6), **bicubic)),
+        (released, "DINOv2", F.interpolate(grid, scale_factor=(6.1 / 4, 6.1 / 4), **bicubic)),
+    ):
+        model, notes = opened(given, tmp_path, img_size=48, init_values=0.1)
+        assert f"to 6 x 6, for img_size, as {whose} does" in " ".join(notes)
+        own = getattr(model, "network", None).pos_embed[:, 1:]
+        assert torch.equal(own, expected.permute(0, 2, 3, 1).flatten(1, 2))
+    usual = F.interpolate(grid, (6, 6), mode="bicubic", align_corners=True)
+    model, _ = opened(torchvision(small_vit().state_dict() | {"pos_embed": held}), tmp_path, img_size=48)
+    assert torch.equal(getattr(model, "network", None).pos_embed[:, 1:], usual.permute(0, 2, 3, 1).flatten(1, 2))
+
+
+def test_as_many_positions_in_other_rows_are_not_taken_for_those_of_the_network(small_vit: Any, tmp_path: Path) -> None:
+    state = small_vit().state_dict()
+    with pytest.raises(CheckpointError, match=r"may be 4 x 4 patches or the 2 x 8 of .*config\.json") as refusal:
+        opened(state, tmp_path, img_size=(16, 64))
+    line = str(refusal.value)
+    (tmp_path / "config.json").write_text(line[line.index("{") :])
+    model, notes = opened(state, tmp_path, img_size=(16, 64))
+    assert notes == [] and torch.equal(getattr(model, "network", None).pos_embed, state["pos_embed"])
+    (tmp_path / "config.json").write_text('{"model_args": {"img_size": 32}}')
+    model, notes = opened(state, tmp_path, img_size=(16, 64))
+    assert "resampled from 4 x 4 patches to 2 x 8" in notes[-1]
+    grid = state["pos_embed"][:, 1:].reshape(1, 4, 4, 64).permute(0, 3, 1, 2)
+    expected = F.interpolate(grid, (2, 8), mode="bicubic", align_corners=False, antialias=True)
+    assert torch.equal(getattr(model, "network", None).pos_embed[:, 1:], expected.permute(0, 2, 3, 1).flatten(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +241,6 @@ def test_without_a_size_of_images_the_one_of_the_weights_is_named(small_vit: Any
         (lambda s: s.pop("vit.layernorm.bias"), "lacks norm.bias"),
         (lambda s: s.update({"vit.encoder.layer.2.output.dense.bias": torch.ones(64)}), "has unknown blocks.2.mlp"),
         (lambda s: s.update({"vit.embeddings.distillation_token": torch.ones(1, 1, 64)}), "has unknown dist_token"),
-        (lambda s: s.update({"vit.embeddings.register_tokens": torch.ones(1, 4, 64)}), "unknown register_tokens"),
     ],
 )  # fmt: skip
 def test_what_a_network_needs_or_could_have_is_not_left_out(
