@@ -21,6 +21,7 @@ import argparse
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import alike
@@ -239,13 +240,14 @@ def main() -> None:
     progress, results = Console().progress, results_file(given, "ablations", BASES[:1])
     with refusals():
         chosen = chosen_from(given, progress)
-        width = chosen.source.base.spec.timm_args["embed_dim"]
+        width = chosen.source.base.spec.embed
+        assert width is not None, "a base that was opened knows it"
     wanted = [
         shortened(case, given.steps) if given.steps else case
         for part, case in cases(chosen.sizes, width)
         if given.only in (None, part) and case.rate in given.rates and case.seed in SEEDS[: given.seeds]
     ]
-    complete(chosen.of(wanted), {chosen.name: chosen.place}, results, given.jobs, progress)
+    complete(islice(chosen.of(wanted), given.rows), {chosen.name: chosen.place}, results, given.jobs, progress)
     if given.data is not None:
         print(section({"rows": chosen.rows(results)}))
 

@@ -412,7 +412,8 @@ def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
     classes = list(case.classes or task_classes(place.classes, case.task))
     start = place.start
     if case.supernet_steps is not None:
-        start = {"supernet": _ensure_supernet(case, place, classes)}
+        accepted = {name: value for name, value in start.items() if name.startswith("accept_")}
+        start = {"supernet": _ensure_supernet(case, place, classes), **accepted}
     derivation = derive(
         **start,
         data=place.data,
@@ -477,7 +478,7 @@ def _row(case: Case, derivation: Any, last: dict[str, Any]) -> dict[str, Any]:
         "rate_reached": spec.rate,
         "macs": spec.macs,
         "params": spec.params,
-        "embed": spec.timm_args["embed_dim"],
+        "embed": spec.embed,
         "blocks": [asdict(b) for b in spec.blocks],
         "seconds": record.seconds,
         "versions": record.versions,

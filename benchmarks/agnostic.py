@@ -26,6 +26,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +244,8 @@ def main() -> None:
         small = small_from(given, progress)
         small_rate = None if small is None else 1 - small.base.spec.macs / source.base.spec.macs
         maker = Maker(source, small, Path(scratch), given.device)
-        for one in wanted(tasks, SEEDS[: given.seeds], given.steps, small_rate, given.methods):
+        every = wanted(tasks, SEEDS[: given.seeds], given.steps, small_rate, given.methods)
+        for one in islice(every, given.rows):
             if (key := one.key(source.sha256)) in known:
                 continue
             try:

@@ -44,6 +44,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def measure_moments(given: argparse.Namespace) -> None:
         source = source_from(given, progress)
         asked = given.tasks or (SIZES.get(given.base) if given.data is None else None)
         for classes in source.sub_tasks(asked, given.classes):
-            for row in moments_rows(source, classes, given.device):
+            for row in islice(moments_rows(source, classes, given.device), given.rows):
                 rows.append(row)
                 progress.note(f"{row['task']} classes, {row['kind']}, width {row['width']}: {row['top1']:.3f}")
     environment = {"torch": torch.__version__, "load_average": os.getloadavg()[0]}
@@ -417,7 +418,7 @@ def measure_criteria(given: argparse.Namespace) -> None:
         for classes in source.sub_tasks(given.tasks, given.classes):
             of = {"source": source.title, "all_classes": len(source.classes), "base_sha256": source.sha256}
             of |= {"task": len(classes), "classes": classes}
-            for row in criteria_rows(source, classes, picked(rows, **of), given.device):
+            for row in islice(criteria_rows(source, classes, picked(rows, **of), given.device), given.rows):
                 rows.append({**of, **row})
                 store_rows(file, rows)
                 progress.note(f"{len(classes)} classes, {row['kind']}, {row['share']:.3g}: {row['top1']:.3f}")

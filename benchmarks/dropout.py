@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from accuracy import SEEDS, STEPS, TASK_SIZES, Case, complete, shortened
@@ -115,7 +116,7 @@ def main() -> None:
         for part, case in cases(chosen.sizes)
         if given.only in (None, part) and case.seed in SEEDS[: given.seeds]
     ]
-    complete(chosen.of(wanted), {chosen.name: chosen.place}, results, given.jobs, progress)
+    complete(islice(chosen.of(wanted), given.rows), {chosen.name: chosen.place}, results, given.jobs, progress)
     if given.data is not None:
         print(section({"rows": chosen.rows(results)}))
 

@@ -100,7 +100,7 @@ def one(place: Place, base_of: str, task: int, seed: int, share: float, folder: 
         "cache": place.cache / "shared" / "equal_latency",
     }
     began = time.monotonic()
-    dense = edgevit.cost(name, model_args=start["model_args"], threads=1).in_quantity("ms").base
+    dense = edgevit.cost(name, model_args=start.get("model_args"), threads=1).in_quantity("ms").base
     edgevit.base(name, **start, data=place.data, classes=classes, out=folder / "base")
     edgevit.export(folder / "base", fp16=False, accuracy=False)
     (by_ms,) = edgevit.meet(name, ms=share * dense, out=folder / "ms", place=Where(threads=1), **given)
@@ -125,7 +125,7 @@ def one(place: Place, base_of: str, task: int, seed: int, share: float, folder: 
         "accuracy": {kind: top1(of) for kind, of in both.items()},
         "base_restricted": of_base.top1,
         "macs_share": {kind: 1 - of.model.spec.rate for kind, of in both.items()},
-        "embed": {kind: of.model.spec.timm_args["embed_dim"] for kind, of in both.items()},
+        "embed": {kind: of.model.spec.embed for kind, of in both.items()},
         "seconds": round(time.monotonic() - began, 1), "load_average": os.getloadavg()[0],
         "base_of": base_of, "base_sha256": place.base_sha256, "edgevit": by_ms.record.versions["edgevit"],
     }  # fmt: skip

@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -67,6 +68,7 @@ class Place:
     classes: list[str] | None  # of the sub-task; None: all
     scratch: Path  # of what rows share: scores by where they come from, and what the base answers
     device: str = "cpu"
+    steps: int = TRAINING["steps"]
 
 
 def attention_scores(network: Any, images: Any, columns: Any, passes: Any, **_: Any) -> Any:
@@ -155,7 +157,7 @@ def before_and_after(
     from edgevit.train.settings import Training
 
     training = {name: value for name, value in TRAINING.items() if name != "steps"}
-    whole = TRAINING["steps"] // (1 + len(given.get("first", ())))  # methods in a row share the images
+    whole = place.steps // (1 + len(given.get("first", ())))  # methods in a row share the images
     row: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, steps in (("before", 0), ("after", whole)):
@@ -195,7 +197,7 @@ def measure_composed(variant: str, rate: float, seed: int, place: Place) -> dict
     row, derived = before_and_after(seed, place, rate=rate, cache=place.scratch / "composed", **composed(rate)[variant])
     spec = derived.model.spec
     row |= {"passed_on": [b.tokens for b in spec.blocks], "heads_left": [b.heads for b in spec.blocks]}
-    row |= {"ffn": [b.ffn for b in spec.blocks], "embed": spec.timm_args["embed_dim"]}
+    row |= {"ffn": [b.ffn for b in spec.blocks], "embed": spec.embed}
     return {"variant": variant, "rate": rate, "seed": seed, **row}
 
 
@@ -270,6 +272,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_source(parser, BASES)
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--steps", type=int, default=TRAINING["steps"], help="another number for a trial")
     parser.add_argument("--part", choices=("ratios", "composed"), default="ratios")
     parser.add_argument("--cost", action="store_true", help="the cost of the scores alone")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -280,7 +283,7 @@ def main() -> None:
     results = file_of(given)
     record = json.loads(results.read_text()) if results.is_file() else {"schema": 1, "rows": [], "cost": None}
     record["base"] = given.data.name if given.data else given.base
-    record |= {"environment": environment(), "training": {**TRAINING, "teacher": TEACHER}}
+    record |= {"environment": environment(), "training": {**TRAINING, "steps": given.steps, "teacher": TEACHER}}
 
     def write() -> None:
         results.write_text(json.dumps(record, indent=1) + "\n")
@@ -303,16 +306,17 @@ def add_rows(record: dict[str, Any], given: argparse.Namespace, scratch: Path, w
 
     with refusals():
         source = source_from(given, Console().progress)
-        place = Place(source, sub_task(source, given), scratch, given.device)
+        place = Place(source, sub_task(source, given), scratch, given.device, given.steps)
     of: dict[str, Any] = {"base_sha256": source.sha256}  # another machine may train another one
     if given.data is not None or given.tasks is not None or given.classes is not None:
         of["classes"] = place.classes
     rows = record.setdefault("rows" if given.part == "ratios" else given.part, [])
-    for key, make in wanted(given.part, SEEDS[: given.seeds]):
+    for key, make in islice(wanted(given.part, SEEDS[: given.seeds]), given.rows):
         same = [row for row in rows if row.get("classes") == of.get("classes")]
         if any(row.items() >= {**key, **of}.items() for row in same):
             continue
-        rows.append({**make(place=place), **of, **told_device(given.device)})
+        with refusals():
+            rows.append({**make(place=place), **of, **told_device(given.device)})
         write()
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
 

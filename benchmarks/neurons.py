@@ -22,6 +22,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +250,7 @@ def main() -> None:
         every = source.task()
         passes = open_passes(Training(device=given.device), progress)
         looked = every, highest(source.base.network, every.test, passes), passes
-        for of, known in list(wanted(rows, tasks, source.sha256, given)):
+        for of, known in list(islice(wanted(rows, tasks, source.sha256, given), given.rows)):
             classes, method = of["classes"], of["method"]
             row = derived_row(source, classes, method, of["seed"], given, looked)
             only = sum(block["only"] for block in row["after"] if block)

@@ -27,6 +27,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from accuracy import (
@@ -330,7 +331,7 @@ def main() -> None:
 
     def do(wanted: Iterable[Case]) -> None:
         due = (case for case in chosen.of(wanted) if case.task in (asked or chosen.sizes))
-        complete(due, {chosen.name: chosen.place}, results, given.jobs, progress)
+        complete(islice(due, given.rows), {chosen.name: chosen.place}, results, given.jobs, progress)
 
     first = chosen.sizes[0]
     tuned: list[Row] = []

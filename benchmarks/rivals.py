@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from accuracy import (
@@ -248,7 +249,7 @@ def main() -> None:
         for part, case in cases(chosen.sizes, given.rates)
         if given.only in (None, part) and case.variant in given.method and case.seed in SEEDS[: given.seeds]
     ]
-    complete(chosen.of(wanted), {chosen.name: chosen.place}, results, given.jobs, progress)
+    complete(islice(chosen.of(wanted), given.rows), {chosen.name: chosen.place}, results, given.jobs, progress)
     if given.data is not None:
         print(section({"rows": chosen.rows(results)}, YOURS))
 

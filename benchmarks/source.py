@@ -39,6 +39,7 @@ from edgevit.progress import Progress
 RESULTS = Path(__file__).parent / "results"
 OURS = ("rendered", "demo", "fine", "fashion")
 KEPT = ("fine", "fashion")  # bases that the repository keeps, and no smaller model beside them
+ACCEPTING = ("accept_weak_base", "accept_preprocessing")  # options of whatever checks the base
 SMALL = 96  # width of the embedding of our small model; the bases have 192
 SIZES = {"rendered": TASK_SIZES, **OTHER_SIZES}  # of the sub-tasks on the project's bases, where nobody chooses
 SHARES = (0.25, 0.5, 0.75)  # of the classes, of the sub-tasks that nobody chose
@@ -61,7 +62,7 @@ class Source:
         Raises:
             CheckpointError, UnknownNameError, UnsupportedModelError: as `open_base` says.
         """
-        how = {name: value for name, value in self.start.items() if name != "base_classes"}
+        how = {name: value for name, value in self.start.items() if name not in ("base_classes", *ACCEPTING)}
         return open_base(how.pop("base"), **how)
 
     @cached_property
@@ -140,7 +141,10 @@ def add_source(parser: argparse.ArgumentParser, ours: Sequence[str] = OURS) -> N
     parser.add_argument("--base-classes", help="class of each output of --base: a file, or names between commas")
     parser.add_argument("--tasks", type=int, nargs="+", help="numbers of classes of the sub-tasks")
     parser.add_argument("--classes", help="the one sub-task by its classes: a file, or names between commas")
+    parser.add_argument("--accept-weak-base", action="store_true", help="as of edgevit derive")
+    parser.add_argument("--accept-preprocessing", action="store_true", help="as of edgevit derive")
     parser.add_argument("--results", type=Path, help="file of the rows")
+    parser.add_argument("--rows", type=int, help="so many of the first rows alone: for a trial")
     add_device(parser)
 
 
@@ -161,6 +165,7 @@ def source_from(given: argparse.Namespace, progress: Progress) -> Source:
         raise OptionError(f"--data has images of yours, and --base {given.base} does not know them; give --base NAME")
     found = class_names(given.data)
     start = {"base": given.base, "checkpoint": given.checkpoint, "base_classes": listed(given.base_classes, found)}
+    start |= {name: getattr(given, name) or None for name in ACCEPTING}
     known = {name: value for name, value in start.items() if value is not None}
     return Source(f"{given.data.name}, {given.base}", given.data, known, tuple(found))
 

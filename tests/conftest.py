@@ -152,7 +152,7 @@ def learn_digits(network: Any, file: Path) -> None:
     save_file(network.state_dict(), file)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def image_folder() -> Callable[..., Path]:
     """Write a folder of class folders: `image_folder(root, {"cat": 5})` makes root/cat/0.png ... 4.png."""
     import numpy as np

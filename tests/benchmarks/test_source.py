@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import source
+import timm
 from accuracy import Case, store
+from safetensors.torch import save_file
 from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
 
 import edgevit
@@ -97,3 +103,37 @@ def test_rows_that_would_be_called_as_the_project_s_are_refused(
         source.chosen_from(asked("--data", mine, "--base", "vit_tiny_patch16_224"), Silent())
     with pytest.raises(OptionError, match="--classes goes with --data"):
         source.chosen_from(asked("--classes", "a,b"), Silent())
+
+
+@pytest.fixture(scope="module")
+def by_name(image_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The options for a base that timm knows by its name, the smallest that there is, and images of its classes."""
+    folder = tmp_path_factory.mktemp("by name")
+    network = timm.create_model("test_vit", num_classes=len(CLASSES))
+    save_file(network.state_dict(), folder / "base.safetensors")
+    images = image_folder(folder / "animals", CLASSES)
+    of_base = ["--data", str(images), "--base", "test_vit", "--checkpoint", str(folder / "base.safetensors")]
+    return [*of_base, "--classes", "ant,bee", "--accept-weak-base", "--accept-preprocessing"]
+
+
+# Rows at most, and options that make them quick. Scripts without a row share its code with one that has it.
+TRIALS: dict[str, tuple[int, list[str]]] = {
+    "ablations": (1, ["--only", "vulcan", "--steps", "1"]),
+    "heart": (1, ["--part", "composed", "--steps", "0"]),
+    "attention": (1, []),
+    **dict.fromkeys(("dropout", "published", "rivals"), (0, [])),
+    "agnostic": (0, ["--methods", "forge"]),
+}
+
+
+@pytest.mark.parametrize("script", TRIALS)
+def test_a_script_makes_its_first_row_of_a_base_that_is_given_by_its_name(
+    script: str, by_name: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    module, file, (count, quick) = importlib.import_module(script), tmp_path / "rows.json", TRIALS[script]
+    monkeypatch.setattr(sys, "argv", [script, *by_name, *quick, "--rows", str(count), "--results", str(file)])
+    monkeypatch.setattr("base.CACHE", tmp_path)
+    module.main()
+    assert "could not be done" not in capsys.readouterr().err
+    record = json.loads(file.read_text()) if count else {}
+    assert len(record.get("composed") or record.get("rows") or ()) == count
