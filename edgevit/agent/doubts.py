@@ -18,7 +18,6 @@ CLOCK_STEPS = 100  # a latency is at least this many steps of the clock, so that
 WINDOW_NS = 1_000_000_000
 CLOCKS_MOVED = 1.05  # highest over lowest clock of the fastest core, or of the GPU
 POWER_WINDOW_S = 10.0  # the rails' sensors average over 0.43 s: shorter windows are mostly their edges
-TICKS = 0.20  # share of the window in which meters are read and no inference runs
 OTHERS = 0.10  # share of the cores' time that other programs took during the window
 
 
@@ -125,16 +124,6 @@ def _power_window(run: Run) -> str | None:
     return f"power was read over {seconds:.1f} s only, and its sensor averages slowly; try --duration 10 or more"
 
 
-def _ticks(run: Run) -> str | None:
-    share = run.ticks_ns() / (run.ticks_ns() + run.wall_ns)
-    if share <= TICKS:
-        return None
-    return (
-        f"reading the meters took {share:.0%} of the window, in which no inference ran and clocks may fall; "
-        "try --lock-clocks, or another --power-meter"
-    )
-
-
 def _no_total(run: Run) -> str | None:
     if run.power is None or run.power.total:
         return None
@@ -196,7 +185,6 @@ DOUBTS: dict[str, Check] = {
     "load": _load,
     "other programs": _others,
     "short power window": _power_window,
-    "meters": _ticks,
     "no total": _no_total,
 }
 
