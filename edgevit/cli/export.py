@@ -47,6 +47,7 @@ def next_command(request: ExportRequest, built: EngineRecord | None) -> str:
     if built is None:
         return bench
     data = f" --data {quote(str(request.data))}" if request.data else "" if built.accuracy else " --data DIR"
+    data += " --skip-bad-images" * (request.data is not None and request.skip_bad_images)
     return f"On test images: edgevit evaluate {quote(str(built.path))}{there}{data}\n{bench}"
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from edgevit.data.sources import Reference
@@ -53,9 +54,9 @@ def find_unreadable(references: list[Reference], skip: bool, progress: Progress,
     """The images that cannot be read; found before the work starts, not hours into it. Warns of odd ones.
 
     Raises:
-        DataError: one cannot, and bad images are not to be skipped.
+        DataError: some cannot, and bad images are not to be skipped. All are counted, and the first few named.
     """
-    bad: set[Reference] = set()
+    bad: dict[Reference, str] = {}
     turned, highest = 0, list[int]()
     with (
         progress.stage("check images", len(references), "image") as stage,
@@ -68,18 +69,24 @@ def find_unreadable(references: list[Reference], skip: bool, progress: Progress,
             zip(references, pool.map(lambda path: examine(path, reading), paths), strict=True)
         ):
             if seen.fault is not None:
-                bad.add(reference)
-            if bad and not skip:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise DataError(
-                    f"cannot read {reference}: {seen.fault}; "
-                    f"remove or replace it, or leave such files out with --skip-bad-images"
-                )
+                bad[reference] = seen.fault
             turned += seen.turned
             highest += [] if seen.highest is None else [seen.highest]
             stage.update(i + 1)
+    if bad and not skip:
+        raise DataError(f"{_unreadable(bad, len(references))}, or leave such files out with --skip-bad-images")
     _warn_of_odd_files(len(references), turned, highest, reading, progress)
-    return bad
+    return {*bad}
+
+
+def _unreadable(bad: Mapping[Reference, str], images: int) -> str:
+    """Which files cannot be read, and what to do with them."""
+    if len(bad) == 1:
+        ((file, fault),) = bad.items()
+        return f"cannot read {file}: {fault}; remove or replace it"
+    files = ", ".join(f"{file} ({fault})" for file, fault in islice(bad.items(), FEW))
+    more = f" and {len(bad) - FEW} more" if len(bad) > FEW else ""
+    return f"cannot read {len(bad)} of {images} images: {files}{more}; remove or replace them"
 
 
 def _warn_of_odd_files(images: int, turned: int, highest: Sequence[int], reading: Reading, progress: Progress) -> None:

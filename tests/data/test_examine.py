@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from edgevit.data.examine import FileFacts, copies, examine, find_unreadable, image_sha256
+from edgevit.errors import DataError
 from edgevit.folder.pictures import read_picture
 from edgevit.folder.reading import AS_STORED, Reading
 from edgevit.progress import Silent
@@ -52,6 +53,29 @@ def test_images_that_are_stored_turned_are_counted(tmp_path: Path, suffix: str) 
     applied = heard(files, exif="apply")
     assert applied.noted == ["2 of 3 images are stored turned, as EXIF says, and put upright"] and not applied.warned
     assert not heard(files[:1]).warned
+
+
+def test_all_files_that_cannot_be_read_are_counted_and_the_first_few_named(tmp_path: Path) -> None:
+    files = [write_turned(tmp_path / f"{i}.png", 1) for i in range(7)]
+
+    def refusal() -> str:
+        with pytest.raises(DataError) as refused:
+            find_unreadable([*files], False, Silent(), Reading())
+        return str(refused.value)
+
+    for i, file in enumerate(files[1:6]):
+        Path(file).write_text("no image")
+        if i == 0:
+            assert refusal() == (
+                f"cannot read {file}: not an image; remove or replace it, or leave such files out with "
+                "--skip-bad-images"
+            )
+    named = ", ".join(f"{file} (not an image)" for file in files[1:4])
+    assert refusal() == (
+        f"cannot read 5 of 7 images: {named} and 2 more; remove or replace them, or leave such files out with "
+        "--skip-bad-images"
+    )
+    assert find_unreadable([*files], True, Silent(), Reading()) == {*files[1:6]}
 
 
 def test_damaged_exif_is_no_reason_to_stop(tmp_path: Path) -> None:

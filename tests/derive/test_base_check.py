@@ -271,6 +271,9 @@ def test_what_was_accepted_is_repeated_last_and_wherever_the_model_is_shown(
     assert warning.startswith(f"warning: {HINT}") and ran.err.splitlines()[-1] == warning
     next_ = next(line for line in ran.out.splitlines() if "edgevit base" in line)
     assert "--accept-preprocessing" in next_ and "--mean 0.5" in next_
+    more = ["--accept-preprocessing", "--skip-bad-images", "--device", "cpu", "--out", tmp_path / "base"]
+    wrote = edgevit_main("base", *base, *data, *more)
+    assert wrote.out.rstrip().endswith("--skip-bad-images") and warning in wrote.err.splitlines()
     counts = {"right": 1, "images": 2, "macs": 3, "params": 4}
     points = (SweepPoint(folder="base", rate=None, **counts), SweepPoint(folder="m", rate=0.4, **counts))
     write_sweep(tmp_path, Sweep({}, "test", "now", {"edgevit": "0"}, points))
