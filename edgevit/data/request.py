@@ -14,7 +14,8 @@ from edgevit.request import DATA, Option
 
 DATA_KINDS = (
     "Folder of class folders, or of train/ and val/ with these (val/ is the test part, unless there is a test/, too), "
-    "a CIFAR folder, or a folder of IDX files as MNIST has them; or the name digits."
+    "a table of file names and labels (.csv), a CIFAR folder, or a folder of IDX files as MNIST has them; or the name "
+    "digits."
 )
 _IMAGES = Option(DATA_KINDS, DATA)
 Data = Annotated[str | Path, _IMAGES]

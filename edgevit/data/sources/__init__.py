@@ -11,6 +11,7 @@ Sources are tried in the order of their names; `folder` matches any directory an
 from __future__ import annotations
 
 import pkgutil
+import shlex
 from collections.abc import Collection, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -63,11 +64,39 @@ def _matching(text: str) -> ModuleType | None:
 def _kind(text: str) -> ModuleType:
     if module := _matching(text):
         return module
-    what = "is not a folder" if Path(text).exists() else "does not exist"
+    path = Path(text)
+    if path.exists() and (way := _way_to_unpack(path)):
+        raise DataError(f"data {text} is packed; {way}")
+    what = "is not a folder" if path.exists() else "does not exist"
     raise DataError(
-        f"data {text} {what}; expected a folder of class folders (or train/ and val/ of them), "
-        f"a CIFAR folder as torchvision lays it out, IDX files as MNIST has them, or the name digits"
+        f"data {text} {what}; expected a folder of class folders (or train/ and val/ of them), a table of labels "
+        f"(.csv), a CIFAR folder as torchvision lays it out, IDX files as MNIST has them, or the name digits"
     )
+
+
+def _way_to_unpack(path: Path) -> str | None:
+    """How an archive or Parquet becomes folders of classes; None: it is neither."""
+    file, suffix = shlex.quote(str(path)), path.suffix.lower()
+    if suffix == ".zip":
+        return f"`unzip {file} -d photos` unpacks it: give --data photos"
+    if suffix in (".tar", ".tgz") or ".tar." in path.name.lower():
+        return f"`mkdir -p photos && tar -xf {file} -C photos` unpacks it: give --data photos"
+    if suffix == ".parquet":
+        code = shlex.quote(FROM_PARQUET)
+        return f"with pyarrow installed, `python -c {code} {file} photos` unpacks it: give --data photos"
+    return None
+
+
+# Writes the images of a Parquet file, as Hugging Face's data sets have it, into a folder for each class.
+FROM_PARQUET = (
+    "import json, pathlib, sys, pyarrow.parquet as q; t = q.ParquetFile(sys.argv[1]); "
+    "m = t.schema_arrow.metadata or {}; "
+    'n = json.loads(m.get(b"huggingface", "{}")).get("info", {}).get("features", {}).get("label", {}).get("names"); '
+    "s = pathlib.Path(sys.argv[1]).stem; "
+    '[((d := pathlib.Path(sys.argv[2], n[r["label"]] if n else str(r["label"]))).mkdir(parents=True, exist_ok=True), '
+    '(d / f"{s}-{b}-{i}.png").write_bytes(r["image"]["bytes"])) for b, u in enumerate(t.iter_batches(256)) '
+    "for i, r in enumerate(u.to_pylist())]"
+)
 
 
 def class_names(data: str | Path) -> Sequence[str]:

@@ -193,6 +193,8 @@ class Folder(Images):
         self.parts = {part: _class_folders(path) for part, path in self.folders.items()}
         self.class_names = tuple(self.parts["train"])
         if not self.class_names:
+            if packed := next(root.rglob("*.parquet"), None):
+                raise DataError(f"{root} holds Parquet files; --data {packed} says how each is unpacked")
             raise DataError(f"{root} holds no class folders; expected one folder of images per class")
 
     def untrained(self) -> list[Path]:
