@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from edgevit.sweep.record import Sweep, SweepPoint
     from edgevit.sweep.request import SweepRequest
 
-COARSE = 0.05  # half an interval: a sweep on so few images tells little
-
 
 @asks(request="edgevit.sweep.request:SweepRequest")
 def main(
@@ -58,25 +56,33 @@ def main(
 
 def show_sweep(console: Console, folder: Path, found: Sweep) -> None:
     """The table, the plot, and which model the sweep makes one choose."""
+    from edgevit.data.pairs import FEW
+
     console.show(sweep_table(folder, found))
     if len(found.points) > 1:
         console.show(sweep_drawing(found))
     for why in found.left_out:
         console.show(f"left out: {why}")
-    if (base := found.base) is None or (reference := found.reference) is None:
+    if (reference := found.reference) is None:
         return
-    low, high = base.interval()
-    if (high - low) / 2 > COARSE:
-        console.warn(
-            f"{base.images} {found.part} images: a difference below {100 * (high - low):.0f} points may be chance; "
-            f"add images{', or judge on the test part with --split test' if found.part == 'validation' else ''}"
-        )
     if found.finetuned:
         console.show(f"The models are {found.finetuned.start.told()}")
-    chosen = found.chosen()
-    named = "fine-tuned base" if reference is found.finetuned else "base"
-    reaches = f"whose interval reaches the {named}'s top-1, {reference.top1:.1%}: what it loses may be chance"
-    console.show(f"{chosen.folder} is the smallest {reaches}" if chosen else f"There is no model {reaches}")
+    chosen, base = found.chosen(), "fine-tuned base" if reference is found.finetuned else "base"
+    if (model := chosen or max(found.derived, key=lambda point: point.top1, default=None)) is None:
+        return
+    loss, may_be = found.loss(model), f"whose loss against the {base} may be chance"
+    verdict = f"is the smallest model {may_be}" if chosen else f"is the most accurate, and there is no model {may_be}"
+    console.show(f"{model.folder} {verdict}: {loss.text(found.part)}")
+    if (on_test := model.on("test")) and (of_base := reference.on("test")) and found.part == "validation":
+        console.show(
+            f"On the {on_test.images} test images, which `edgevit report` shows, the {base} has {of_base.top1:.2%} and "
+            f"{model.folder} {on_test.top1:.2%}"
+        )
+    if recalled := found.recalled():
+        part = "the models are judged on the test images" if found.part == "test" else "judge on test: --split test"
+        console.warn(f"{recalled}; {part}")
+    elif loss.most - loss.share > FEW:
+        console.warn(f"{loss.images} {found.part} images tell little: give more, such as by --validation-fraction")
     if (hint := accepted_hint(folder, found)) is not None:
         console.warn(hint)
 

@@ -66,6 +66,7 @@ def outcome(spec: ModelSpec, record: DerivationRecord) -> Iterator[Table | str]:
     if measured := record.accuracy.derived:
         yield accuracy_table(spec, record.accuracy)
         yield classes_line(record.accuracy)
+        yield from comparison_lines(record)
         if spec.rejection is not None and measured.rejection is not None:
             yield rejection_table(spec.rejection, measured.rejection)
     yield from met_lines(record)
@@ -126,6 +127,23 @@ def classes_line(accuracy: Accuracies) -> str:
     worst = ", ".join(f"{name} {points:+.1f} to {100 * after[name]:.1f} %" for points, name in lost[:WORST])
     more = f", and {len(lost) - WORST} more" if len(lost) > WORST else ""
     return f"classes that lost most against the restricted base, in points: {worst}{more}; of {len(change)} classes"
+
+
+def comparison_lines(record: DerivationRecord) -> Iterator[str]:
+    """What the model loses against its base on the same test images, and whether the base knows the validation ones."""
+    from edgevit.data.pairs import RightCount, loss_of, recalled_text
+
+    test = record.answers and record.answers["test"]
+    if test and test.derived is not None:
+        loss = loss_of(RightCount.of(test.derived), RightCount.of(test.base_restricted))
+        verdict = "may be chance" if loss.may_be_chance else "is more than chance"
+        yield f"against the restricted base, {loss.text('test')}; what it loses {verdict}"
+    base = record.accuracy.base_restricted
+    if base is not None and (validation := record.validation) is not None:
+        judged = RightCount(validation.base_restricted, validation.images)
+        on_test = RightCount(round(base.top1 * base.images), base.images)
+        if (recalled := recalled_text(judged, on_test)) is not None:
+            yield f"{recalled}: compare models on the test images, as `edgevit report` does"
 
 
 def met_lines(record: DerivationRecord) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from edgevit.folder.answers import RightImages
 from edgevit.folder.derivation import AccuracyRecord
 
 
@@ -21,6 +22,8 @@ class Accuracy:
     full: tuple[int, ...]
     # Of the images of each class (a row), how many are taken for which (a column); None: not counted.
     answers: tuple[tuple[int, ...], ...] | None = None
+    # Which images, in their order, are classified rightly among the target classes; None: not recorded.
+    which: RightImages | None = None
 
     @property
     def images(self) -> int:
@@ -63,13 +66,18 @@ class Accuracy:
         )
 
 
+def is_right(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
+    """Whether each image is classified rightly among the targets: bool [B]. Shapes: as for `count_correct`."""
+    return logits[:, columns].argmax(1) == labels
+
+
 def count_correct(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
     """Count per class: [3, C] of images, right among the targets, right among all outputs.
 
     Shapes: logits [B, outputs]; labels [B] in 0..C-1; columns [C], the column of each target class.
     """
     counts = torch.zeros(3, len(columns), dtype=torch.int64, device=labels.device)
-    right = logits[:, columns].argmax(1) == labels
+    right = is_right(logits, labels, columns)
     right_full = logits.argmax(1) == columns[labels]
     for row, chosen in zip(counts, (torch.ones_like(right), right, right_full), strict=True):
         row.index_add_(0, labels, chosen.to(torch.int64))
@@ -86,11 +94,14 @@ def count_answers(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
     return torch.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
 
-def from_counts(class_names: Sequence[str], counts: Tensor, answers: Tensor | None = None) -> Accuracy:
-    """Accuracy of what `count_correct` counted and, if that is known, `count_answers`."""
+def from_counts(
+    class_names: Sequence[str], counts: Tensor, answers: Tensor | None = None, which: Tensor | None = None
+) -> Accuracy:
+    """Accuracy of what `count_correct` counted and, if they are recorded, `count_answers` and `is_right`."""
     total, restricted, full = (tuple(int(n) for n in row) for row in counts.tolist())
     rows = None if answers is None else tuple(map(tuple, answers.tolist()))
-    return Accuracy(tuple(class_names), total, restricted, full, rows)
+    packed = None if which is None else RightImages.of(map(bool, which.tolist()))
+    return Accuracy(tuple(class_names), total, restricted, full, rows, packed)
 
 
 def measure_accuracy(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edgevit.data.shares import better_by_chance, wilson
+from edgevit.data.pairs import better_by_chance
+from edgevit.data.shares import wilson
 from edgevit.folder.derivation import BaseCheckRecord, DerivationRecord, NeighbourRecord
 from edgevit.folder.supernet import SupernetRecord
 

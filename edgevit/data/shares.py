@@ -1,4 +1,4 @@
-"""A share of so many images, and how sure it is; and whether two models differ by more than chance."""
+"""A share of so many images, and how sure it is."""
 
 from __future__ import annotations
 
@@ -19,16 +19,6 @@ def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
     half = z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
     low = 0.0 if right == 0 else min(max(middle - half, 0.0), share)
     return low, 1.0 if right == total else max(min(middle + half, 1.0), share)
-
-
-def better_by_chance(gained: int, lost: int) -> float:
-    """McNemar's exact test: how likely at least so many gains are where gains and losses are equally likely."""
-    n = gained + lost
-    ways, as_many = math.comb(n, gained), 0
-    for k in range(gained, n + 1):
-        as_many += ways
-        ways = ways * (n - k) // (k + 1)  # comb(n, k + 1)
-    return float(as_many / 2**n)
 
 
 def share_text(share: float, images: int) -> str:

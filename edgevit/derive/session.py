@@ -34,12 +34,14 @@ from edgevit.derive.reach import Asked, asked_of
 from edgevit.derive.rejection import RejectionImages, calibrate_rejection, find_rejection_images
 from edgevit.derive.request import DeriveRequest
 from edgevit.derive.start import start_from
+from edgevit.folder.answers import PartAnswers
 from edgevit.folder.derivation import (
     Accuracies,
     AccuracyRecord,
     BaseCheckRecord,
     DerivationRecord,
     Facts,
+    JudgedPart,
     ShapeRecord,
     TrainingRecord,
     ValidationRecord,
@@ -77,6 +79,7 @@ class _Judged:
     accuracy: Accuracies
     validation: ValidationRecord | None = None
     rule: Rejection | None = None
+    answers: dict[JudgedPart, PartAnswers] | None = None
 
 
 _UNSEEN = _Judged(Accuracies(None, None, None, None))  # where there are none
@@ -161,8 +164,13 @@ def _baselines(wanted: _Wanted, problem: Problem) -> Baselines:
     with problem.stopwatch.stage("baselines"):
         seen = _base_accuracy(wanted.opened.base.network, problem, task.test)
         chosen_on = _base_accuracy(wanted.opened.base.network, problem, task.validation)
+    assert seen.which is not None and chosen_on.which is not None
     taken = Baselines(
-        AccuracyRecord(seen.top1_full, seen.images), seen.record(), sum(chosen_on.restricted), edgevit=written_by()
+        AccuracyRecord(seen.top1_full, seen.images),
+        seen.record(),
+        sum(chosen_on.restricted),
+        edgevit=written_by(),
+        answers={"validation": PartAnswers(chosen_on.which), "test": PartAnswers(seen.which)},
     )
     _keep_baselines(taken, problem)
     return taken
@@ -186,9 +194,21 @@ def _add_finetuned(taken: Baselines, wanted: _Wanted, problem: Problem) -> Basel
         base_finetuned=finetuned.record(),
         finetuned_right_on_validation=sum(chosen_on.restricted),
         edgevit=written_by(),
+        answers=_with_answers(taken, "base_finetuned", finetuned, chosen_on),
     )
     _keep_baselines(taken, problem)
     return taken
+
+
+def _with_answers(
+    baselines: Baselines, who: str, test: Accuracy, validation: Accuracy
+) -> dict[JudgedPart, PartAnswers] | None:
+    """The answers of the baselines and of one more network; None where an older edgevit took the baselines."""
+    if baselines.answers is None:
+        return None
+    assert validation.which is not None and test.which is not None
+    which = {"validation": validation.which, "test": test.which}
+    return {part: replace(answers, **{who: which[part]}) for part, answers in baselines.answers.items()}
 
 
 def _judge_base(wanted: _Wanted, problem: Problem) -> tuple[Baselines, BaseCheckRecord]:
@@ -236,6 +256,7 @@ def _judge(network: nn.Module, baselines: Baselines, wanted: _Wanted, problem: P
             baselines.finetuned_right_on_validation,
         ),
         rule,
+        _with_answers(baselines, "derived", accuracy, chosen_on),
     )
 
 
@@ -246,13 +267,15 @@ def _base_accuracy(base: nn.Module, problem: Problem, part: Split) -> Accuracy:
 
     def take() -> dict[str, Tensor]:
         seen = accuracy_of(base, part, task.base_columns, names, problem.passes, "baselines")
+        assert seen.which is not None
         return {
             "counts": torch.tensor([seen.total, seen.restricted, seen.full]),
             "answers": torch.tensor(seen.answers),
+            "which": torch.tensor(seen.which.flags()),
         }
 
-    taken = problem.cache.tensors("baselines", {**key, "with": "answers"}, take)
-    return from_counts(names, taken["counts"], taken["answers"])
+    taken = problem.cache.tensors("baselines", {**key, "with": "which"}, take)
+    return from_counts(names, taken["counts"], taken["answers"], taken["which"])
 
 
 def _keep_baselines(taken: Baselines, problem: Problem) -> None:
@@ -401,6 +424,7 @@ def _carry_out(wanted: _Wanted, problem: Problem) -> Derivation:
         accuracy=judged.accuracy,
         checked=checked,
         validation=judged.validation,
+        answers=judged.answers,
         budget=problem.budget.record(cost),
         processes=problem.compute.accelerator.num_processes,
         seconds=problem.stopwatch.seconds,

@@ -7,7 +7,8 @@ Schema history: 1  first version
                    Later ones have clock and base_clock of what was met, and its request; the others do not say.
                    Later ones have start; where they lack it the base was cut as it is.
                    Later ones have base_finetuned of validation, and base_training; the others do not say
-                4  record and content_sha256, of all the rest of the file; weights_sha256
+                4  record and content_sha256, of all the rest of the file; weights_sha256. Later files of schema 4 have
+                   answers; the others do not say which images were classified rightly
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from edgevit.folder.answers import PartAnswers
 from edgevit.folder.class_names import ClassName
 from edgevit.folder.model import READER, BlockDims, ClassLabel, Head, Index, ModelSpec, Sha256, Size
 from edgevit.folder.records import MORE, More, RecordKind, Seal, Versions
@@ -28,6 +30,7 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 Part = Literal["train", "validation", "test"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Number = int | float
+JudgedPart = Literal["validation", "test"]  # that models are judged on
 # Of a model against a budget that was measured: within 3 % under it, further under it, or over it.
 Outcome = Literal["met", "under", "over"]
 
@@ -372,6 +375,8 @@ class DerivationRecord:
     # Of model.safetensors, once it is written. None: the file does not say, as those of schema 1 to 3.
     weights_sha256: Sha256 | None = field(default=None, compare=False)
     job: Sha256 | None = None  # of the job that this was; None: it was in no jobs file, or an older edgevit's
+    # By part, which of its images are classified rightly; None: a slice without images, or of an older edgevit.
+    answers: dict[JudgedPart, PartAnswers] | None = None
 
     @property
     def methods(self) -> tuple[str, ...]:

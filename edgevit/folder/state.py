@@ -6,7 +6,8 @@
 
 Schema history, of each: 0  files that say no schema, and not which edgevit wrote them
                          1  edgevit. Later files of schema 1 may have finetuned_right_on_validation
-                         2  record and content_sha256, of all the rest of the file
+                         2  record and content_sha256, of all the rest of the file. Later baselines of schema 2 have
+                            answers
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from edgevit.folder.derivation import AccuracyRecord
+from edgevit.folder.answers import PartAnswers
+from edgevit.folder.derivation import AccuracyRecord, JudgedPart
 from edgevit.folder.model import Index
 from edgevit.folder.plan import StepRecord
 from edgevit.folder.records import UNMARKED, RecordKind, Seal
@@ -33,6 +35,7 @@ class Baselines:
     base_finetuned: AccuracyRecord | None = None
     finetuned_right_on_validation: Index | None = None
     edgevit: str | None = None
+    answers: dict[JudgedPart, PartAnswers] | None = None  # by part; None: of an older edgevit
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """Which model should I take: every model at every place as a row, three baselines above them, and the one to take.
 
-The one to take is the cheapest whose accuracy is not below the base's by more than chance: the upper end of its 95 %
-interval reaches the accuracy of the base restricted to the classes, or of that after training on them, where models
-were cut from it and it is the better one. That is asked of the validation images where every
-model was judged on them, so that test images are looked at and not chosen by; a file that was judged by itself must
-hold on the test images, too. Void runs, models that nobody judged, and those that a gate fails or could not be held
-against are out. The cost is the p50 where it was measured, or its ratio to the base's where other programs were busy
-or the machine's speed changed, else the MACs. Of those that cost the same (equal MACs, or ratios whose difference lies
-within their intervals) the most accurate on the same images is taken.
+The one to take is the cheapest that loses no more than chance against the base restricted to the classes, or against
+that after training on them, where models were cut from it and it is the better one: by pairs of answers to the same
+images, or by the interval of its accuracy where no record says which of them are right (edgevit/data/pairs.py). The
+validation images decide where every model was judged on them, so that test images are looked at and not chosen by,
+unless the base was probably trained on them; a file that was judged by itself must hold on the test images, too. Void
+runs, models that nobody judged, and those that a gate fails or could not be held against are out. The cost is the p50
+where it was measured, or its ratio to the base's where other programs were busy or the machine's speed changed, else
+the MACs. Of those that cost the same (equal MACs, or ratios whose difference lies within their intervals) the most
+accurate on the same images is taken.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from edgevit.agent.records import Run
 from edgevit.data.neighbours import hint_in
+from edgevit.data.pairs import Loss, RightCount, loss_of, recalled_text
 from edgevit.data.shares import wilson
 from edgevit.errors import RunsError
-from edgevit.folder.derivation import AccuracyRecord, DerivationRecord
+from edgevit.folder.answers import RightImages
+from edgevit.folder.derivation import AccuracyRecord, DerivationRecord, JudgedPart
 from edgevit.folder.model import ModelSpec
 from edgevit.folder.names import onnx_name
 from edgevit.report.axes import AccuracyTask, BaseIdentity, LatencyPlace, places, task_of
@@ -53,6 +57,18 @@ class Entry(EntryRecord):
     in_turns: bool = False  # whether its ratio is of rounds that the base was in, too
     is_cut: bool = False  # of a fine-tuned base: whether models were cut from it
     hint: str | None = None  # at preprocessing with which its base does better than as it was read
+    answers: Mapping[JudgedPart, RightImages | None] = field(
+        default_factory=dict, repr=False
+    )  # of the network in torch
+
+    def on(self, part: JudgedPart) -> RightCount | None:
+        """How it was judged on this part; None: it was not."""
+        if part == "validation":
+            right = self.validation
+        else:
+            right = None if self.top1 is None or not self.images else (round(self.top1 * self.images), self.images)
+        of_torch = part == "validation" or self.judged == "torch"
+        return None if right is None else RightCount(*right, self.answers.get(part) if of_torch else None)
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -124,7 +140,7 @@ class Panel:
         """What models may have to be as good as: bases restricted to the classes, and trained ones that were cut."""
         return [e for e in self.entries if e.top1 is not None and (e.kind == "restricted" or e.is_cut)]
 
-    @property
+    @cached_property
     def reference(self) -> Entry | None:
         """The best of `references`."""
         return max(self.references, key=self.merit, default=None)
@@ -153,12 +169,18 @@ class Panel:
         apart = [e.p50_most_ms / e.p50_least_ms for e in self.entries if e.p50_most_ms and e.p50_least_ms]
         return statistics.median(apart) if apart else 1.0
 
-    @property
-    def chosen_on(self) -> int | None:
-        """Images of the validation part that models are chosen by; None: not all were judged on them."""
+    @cached_property
+    def recalled(self) -> str | None:
+        """That the base was probably trained on the validation images; None: nothing says so."""
+        base = next((entry for entry in self.baselines if entry.kind == "restricted"), None)
+        return None if base is None else recalled_text(base.on("validation"), base.on("test"))
+
+    @cached_property
+    def part(self) -> JudgedPart:
+        """The part of the images that models are chosen by."""
         models = [e for e in self.entries if e.kind == "model" and e.top1 is not None]
-        seen = [e.validation for e in (*self.references, *models)]
-        return seen[0][1] if self.references and seen[0] and None not in seen else None
+        judged = [e.validation for e in (*self.references, *models)]
+        return "test" if not self.references or None in judged or self.recalled else "validation"
 
     def reaching(self) -> list[Entry]:
         """The models as accurate as the base, as far as its images can tell, that may be taken."""
@@ -167,21 +189,23 @@ class Panel:
     def accurate(self) -> list[Entry]:
         """The models as accurate as the base, whether or not anything else speaks against them; all, without a base."""
         judged = [e for e in self.models if e.top1 is not None]
-        if (reference := self.reference) is None:
-            return judged
-        on_test = [e for e in judged if (e.interval or (0, 0))[1] >= (reference.top1 or 0)]
-        if self.chosen_on is None:
-            return on_test
-        goal = self.merit(reference)
-        held = [e for e in judged if e.judged == "torch" or e in on_test]
-        return [e for e in held if e.validation is not None and wilson(*e.validation)[1] >= goal]
+        return [e for e in judged if self._reaches(e)] if self.references else judged
+
+    def _reaches(self, entry: Entry) -> bool:
+        loss, on_test = self.loss(entry, self.part), self.loss(entry, "test")
+        alone = entry.judged != "torch"
+        return loss is not None and loss.may_be_chance and not (alone and on_test and not on_test.may_be_chance)
+
+    def loss(self, entry: Entry, part: JudgedPart) -> Loss | None:
+        """What a model loses against the base; None: either was not judged on this part."""
+        base = None if self.reference is None else self.reference.on(part)
+        model = entry.on(part)
+        return None if model is None or base is None else loss_of(model, base)
 
     def merit(self, entry: Entry) -> float:
-        """The accuracy that models are chosen by: on the validation images where all were judged on them."""
-        if self.chosen_on is not None and entry.validation is not None:
-            right, images = entry.validation
-            return right / images
-        return entry.top1 or 0.0
+        """The accuracy that models are chosen by."""
+        judged = entry.on(self.part)
+        return judged.top1 if judged is not None else 0.0
 
     def cheapest(self) -> Entry | None:
         """The cheapest of the models that are as accurate as the base."""
@@ -389,6 +413,7 @@ def _judged_baseline(kin: Sequence[DerivationRecord], kind: Kind) -> dict[str, A
         judged["is_cut"] = any(one.start is not None and one.start.network == "finetuned" for one in kin)
     if (seen := made.validation) is not None and (right := getattr(seen, name, None)) is not None:
         judged["validation"] = (right, seen.images)
+    judged["answers"] = {part: getattr(one, name, None) for part, one in (made.answers or {}).items()}
     return judged
 
 
@@ -422,6 +447,7 @@ def _of_model(
         seed=made.training.seed if made and made.training else None,
         steps=made.facts.steps if made else None,
         validation=(made.validation.derived, made.validation.images) if made and made.validation else None,
+        answers={part: one.derived for part, one in (made.answers or {}).items()} if made else {},
         macs=document.macs if document is not None else None,
         params=document.params if document is not None else None,
         embed=document.embed if document is not None else None,

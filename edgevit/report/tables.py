@@ -22,7 +22,6 @@ from edgevit.report.runs import three_digits
 from edgevit.text import printable
 from edgevit.version import written_by
 
-FEW_IMAGES = 0.05  # half an interval: so few images tell little
 FIGURES_TOLD = {"p50": "of p50s", "mean": "of means", "processor": "of processor time"}
 MANY = 5  # models of which one is chosen by the images that it is told on
 PIPE = str.maketrans({"|": "\\|", "\n": " "})
@@ -119,12 +118,17 @@ def heading(panel: Panel) -> str:
 def none_reaching(panel: Panel) -> str:
     """Why none of the models whose accuracy is known may be taken."""
     if not (accurate := panel.accurate()):
-        return "No model is as accurate as the base"
+        return f"No model is as accurate as the base{on_validation(panel)}"
     if panel.reaching():
         return none_on_axis(panel, panel.axes[0])
     if all(entry.void for entry in accurate):
         return f"Every model{_as_accurate(panel)} was measured in void runs"
     return f"No model{_as_accurate(panel)} passes the gates"
+
+
+def on_validation(panel: Panel) -> str:
+    """Which images models are chosen by, where they are not those whose figures the table has."""
+    return " on the validation images" if panel.part == "validation" else ""
 
 
 def none_on_axis(panel: Panel, axis: Axis) -> str:
@@ -146,16 +150,20 @@ def answer(panel: Panel) -> str:
     taken, goal = panel.recommended(), panel.goal
     base = reference_told(panel)
     if taken is None:
-        best = max((e for e in panel.models if e.top1 is not None), key=lambda e: e.top1 or 0, default=None)
+        best = max((e for e in panel.models if e.top1 is not None), key=panel.merit, default=None)
         if best is None:
             return "Derive models with --data and --classes, so that they are judged on test images."
-        against = "there is no base to set it against" if goal is None else f"{base} has {100 * goal:.2f} %"
-        return f"The most accurate is {best.title} with {_told(best)}; {against}. {_what_to_do(panel)}"
+        of_base = None if panel.reference is None else panel.reference.on(panel.part)
+        against = "there is no base to set it against" if of_base is None else f"{base} has {100 * of_base.top1:.2f} %"
+        return f"The most accurate is {best.title} with {_judged(panel, best)}; {against}. {_what_to_do(panel)}"
     if goal is None:
         return f"top-1 {_told(taken)}. There is no base to set it against."
+    loss = panel.loss(taken, panel.part)
+    compared = "" if loss is None else f": {loss.text(panel.part)}"
+    has = f"{base} has {100 * goal:.2f} %.{_level(panel)}"
     return (
-        f"{_which(panel)} whose accuracy is not below that of the base by more "
-        f"than chance{_chosen_on(panel)} {base} has {100 * goal:.2f} %.{_level(panel)}"
+        f"{_which(panel)} whose accuracy is not below that of the base by more than chance{compared}. "
+        f"{f'On the test images {has}' if panel.part == 'validation' else has[0].upper() + has[1:]}"
     )
 
 
@@ -193,17 +201,11 @@ def _level(panel: Panel) -> str:
         return ""
     axis = panel.axes[0]
     least, cost = (cost_on_axis(entry, axis) for entry in (cheapest, taken))
-    on = "" if panel.chosen_on is None else " on the validation images"
+    on = on_validation(panel)
     if least == cost:
         return f" {cheapest.title} costs the same, and is less accurate{on}."
     amounts = f"{three_digits(least)} against {three_digits(cost)} {axis.unit}".strip()
     return f" {cheapest.title} is less accurate{on}, and what it costs less ({amounts}) is within what runs differ by."
-
-
-def _chosen_on(panel: Panel) -> str:
-    """Which images models are chosen by, where they are not those that the figures are of."""
-    images = panel.chosen_on
-    return ":" if images is None else f" on {images} validation images; on the test images"
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,12 @@ def figures(panel: Panel) -> list[KeyFigure]:
 
 def _told(entry: Entry) -> str:
     return " ".join(_top1(entry))
+
+
+def _judged(panel: Panel, entry: Entry) -> str:
+    """Its accuracy on the images that models are chosen by."""
+    judged = entry.on(panel.part)
+    return "-" if judged is None else f"{share_text(judged.top1, judged.images)}{on_validation(panel)}"
 
 
 def notes(panel: Panel) -> list[str]:
@@ -281,12 +289,9 @@ def notes(panel: Panel) -> list[str]:
         told.append(f"Not measured here: {_some(left)}.")
     if panel.place is None and panel.task is not None:
         told.append("Nothing was measured: `edgevit bench BASE MODEL ... --output runs.jsonl` measures them in turns.")
-    wide = [
-        half for entry in panel.models if (ends := entry.interval) and (half := (ends[1] - ends[0]) / 2) > FEW_IMAGES
-    ]
-    if wide and panel.goal is not None:
-        told.append(f"On so few test images a difference below {200 * max(wide):.0f} points may be chance.")
-    if panel.chosen_on is None and len([e for e in panel.models if e.top1 is not None]) > MANY:
+    if panel.recalled:
+        told.append(f"{panel.recalled[0].upper()}{panel.recalled[1:]}: the test images decide.")
+    if panel.part == "test" and len([e for e in panel.models if e.top1 is not None]) > MANY:
         told.append(
             "One is chosen here by the same test images on which it is told: the more models, the more of its accuracy "
             "may be luck."

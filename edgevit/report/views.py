@@ -26,6 +26,7 @@ from edgevit.report.tables import (
     none_on_axis,
     none_reaching,
     notes,
+    on_validation,
     reference_told,
 )
 
@@ -119,9 +120,14 @@ def panel_data(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
         {"name": a.name, "title": a.title, "unit": a.unit, "by_ratio": a.by_ratio, "none": none_on_axis(panel, a)}
         for a in panel.axes
     ]
-    on = "" if panel.chosen_on is None else " on the validation images"
     none = none_reaching(panel)
-    return {"goal": panel.goal, "judged_on": on, "none_reaching": none, "axes": axes, "entries": entries}
+    return {
+        "goal": panel.goal,
+        "judged_on": on_validation(panel),
+        "none_reaching": none,
+        "axes": axes,
+        "entries": entries,
+    }
 
 
 def model_view(model: FoundModel, name: str, found: Found, panels: Sequence[Panel]) -> dict[str, Any]:

@@ -53,13 +53,14 @@ class SweepRequest(Request):
         ),
     ] = field(default_factory=dict)
     part: Annotated[
-        str,
+        str | None,
         Option(
-            "Part of the images to judge on: validation, or test where validation has too few images.",
+            "Part of the images to judge on: validation or test.  [default: validation; test where the base was "
+            "probably trained on the validation images]",
             DATA,
             name="--split",
         ),
-    ] = "validation"
+    ] = None
     derive_from: DeriveFrom = "base"
     base_steps: Annotated[
         int | None,
@@ -85,7 +86,7 @@ class SweepRequest(Request):
             check_number("--rates", rate, "(0, 1)", "0.9 leaves 10 % of the MACs; the base is always beside the models")
         if self.threads is not None:
             check_number("--threads", self.threads, COUNT)
-        if self.part not in PARTS:
+        if self.part is not None and self.part not in PARTS:
             raise UnknownNameError("part of the data", self.part, PARTS)
         if self.method in method_names() and describe(self.method).slices:
             raise OptionError("slices of a super-network need no sweep: `edgevit show NET` draws their accuracy")

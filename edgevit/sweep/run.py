@@ -18,15 +18,13 @@ from edgevit.derive.session import run as derive
 from edgevit.derive.session import versions
 from edgevit.errors import BudgetError, DataError, Interrupted, OutputError, SweepError
 from edgevit.export.current import current_export
-from edgevit.export.evaluate import run as judge
-from edgevit.export.images import data_record
-from edgevit.export.request import JudgeRequest
 from edgevit.export.session import find_runtime
+from edgevit.folder.answers import RightImages
+from edgevit.folder.derivation import DerivationRecord, JudgedPart
 from edgevit.folder.lock import alone_in
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.unfinished import differences, first_few, holds_state
 from edgevit.folder.writing import write_whole, writing
-from edgevit.models.checkpoint import load
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.report.runs import compare_within, decisive
 from edgevit.request import as_request, takes_options
@@ -86,36 +84,48 @@ class _Work:
             given = {**asked.opening(), **{name: getattr(asked, name) for name in shared}, "checked": True}
             write_base(BaseRequest(name=asked.base, out=self.out / BASE, classes=classes, **given), self.progress)
 
-    def point(self, folder: str, rate: float | None) -> SweepPoint:
-        """Judge a model on images, and export it for the measurement."""
-        model, asked = self.out / folder, self.request
-        self.progress.note(f"{folder}: judge and export")
-        request = JudgeRequest(
-            model=model,
-            data=asked.data if rate is None else None,
-            part=asked.part,
-            seed=asked.training.seed,
-            validation_fraction=asked.validation_fraction,
-            group_by=asked.group_by,
-            skip_bad_images=asked.skip_bad_images,
-            device=asked.training.device,
-            workers=asked.training.workers,
-        )
-        seen = judge(request, self.progress)
-        current_export(model, fp16=False, accuracy=False, progress=self.progress)
-        spec = load(model).spec
-        return SweepPoint(folder, rate, round(seen.top1 * seen.images), seen.images, spec.macs, spec.params)
+    def made(self, rate: float) -> DerivationRecord:
+        """How the model of this rate came to be, and what it was judged on.
 
-    def finetuned(self, folder: str) -> FinetunedBase | None:
-        """The trained base as the derivation of this model judged it; None where none was to be cut."""
-        made = ModelFolder(self.out / folder).derivation()
-        if made is None or made.start is None:
-            return None
-        test, validation = made.accuracy.base_finetuned, made.validation
-        assert test is not None and validation is not None and validation.base_finetuned is not None
-        if self.request.part == "validation":
-            return FinetunedBase(validation.base_finetuned, validation.images, made.start)
-        return FinetunedBase(round(test.top1 * test.images), test.images, made.start)
+        Raises:
+            SweepError: an older edgevit derived it, and did not judge it on validation images.
+        """
+        folder = self.out / f"r{rate:.12g}"
+        record = ModelFolder(folder).derivation()
+        if record is None or record.data is None or record.validation is None:
+            raise SweepError(
+                f"{folder} does not say how many validation images are right; remove it to derive it again"
+            )
+        return record
+
+    def point(self, folder: str, rate: float | None, made: DerivationRecord, part: JudgedPart) -> SweepPoint:
+        """Export a model for the measurement, and say what it was judged; of the base, what `made` says."""
+        model, who = self.out / folder, "base_restricted" if rate is None else "derived"
+        self.progress.note(f"{folder}: export")
+        current_export(model, fp16=False, accuracy=False, progress=self.progress)
+        spec = ModelFolder(model).spec()
+        return SweepPoint(folder, rate, *_counts(made, who, part), spec.macs, spec.params, judged=_judged(made, who))
+
+
+def _counts(made: DerivationRecord, who: str, part: JudgedPart) -> tuple[int, int]:
+    """How many images of the part are right, and how many there are."""
+    if part == "validation":
+        assert made.validation is not None
+        return getattr(made.validation, who), made.validation.images
+    test = getattr(made.accuracy, who)
+    return round(test.top1 * test.images), test.images
+
+
+def _judged(made: DerivationRecord, who: str) -> dict[JudgedPart, RightImages] | None:
+    """Which images are right, by part; None: an older edgevit judged it."""
+    return None if made.answers is None else {part: getattr(one, who) for part, one in made.answers.items()}
+
+
+def _finetuned(made: DerivationRecord, part: JudgedPart) -> FinetunedBase | None:
+    """The trained base as the derivation of a model judged it; None where none was to be cut."""
+    if made.start is None:
+        return None
+    return FinetunedBase(*_counts(made, "base_finetuned", part), made.start, _judged(made, "base_finetuned"))
 
 
 @takes_options(SweepRequest)
@@ -124,8 +134,9 @@ def sweep(base: str | Path | SweepRequest | None = None, *, progress: Progress |
 
     `out` gets the models as r0.5 and so on, the base restricted to the classes as base, sweep.json and runs.jsonl. All
     are judged on the `part` of the data that nothing is fitted to: "validation", as `chosen` of the result is a choice,
-    or "test". Latency is that of their fp32 ONNX files on this machine, in turns. The same call goes on where it was
-    interrupted, also with more rates.
+    or "test", which is the default where the base was probably trained on the validation images. Latency is that of
+    their fp32 ONNX files on this machine, in turns. The same call goes on where it was interrupted, also with more
+    rates; another `part` derives nothing anew.
 
     Args:
         base: as for `edgevit.derive`.
@@ -163,10 +174,9 @@ def _opened(request: SweepRequest) -> Iterator[Sweep]:
     with alone_in(out, OutputError(f"another edgevit is working in {out}; wait until it has ended")):
         if not ((out / RECORD).is_file() and any(map(holds_state, out.iterdir()))):
             created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            write_sweep(out, Sweep(asked, request.part, created, versions()))
+            write_sweep(out, Sweep(asked, "validation", created, versions()))
         record = read_sweep(out)
-        before, now = {**record.asked, "part": record.part}, {**asked, "part": request.part}
-        if changed := differences(before, now):
+        if changed := differences(record.asked, asked):
             raise SweepError(f"{out} holds a sweep of something else: {first_few(changed)}; choose another --out")
         yield record
 
@@ -181,28 +191,48 @@ def _derived(record: Sweep, work: _Work) -> Sweep:
         if (why := work.model(rate)) is not None:
             whys.append(why)
             continue
-        model = data_record(work.out / f"r{rate:.12g}")
-        assert model is not None  # it was derived from images
+        made = work.made(rate)
+        assert made.data is not None
         if None not in done:
-            work.write_base([c.name for c in model.classes])
-            done[None] = work.point(BASE, None)
-        done[rate] = work.point(f"r{rate:.12g}", rate)
-        earlier = next((data_record(work.out / point.folder) for point in record.derived), None)
-        others = earlier is not None and earlier.contents and earlier.contents != model.contents
-        if others or done[rate].images != done[None].images:
+            work.write_base([c.name for c in made.data.classes])
+            done[None] = work.point(BASE, None, made, record.part)
+        done[rate] = work.point(f"r{rate:.12g}", rate, made, record.part)
+        known = record.fingerprint or made.data.fingerprint
+        earlier = next((ModelFolder(work.out / point.folder).derivation() for point in record.derived), None)
+        contents = earlier and earlier.data and earlier.data.contents
+        same = made.data.fingerprint == known and contents in (None, {}, made.data.contents)
+        if not same or done[rate].images != done[None].images:
             raise DataError(
                 f"the images in {work.request.data} are not those the sweep began with; choose another --out"
             )
         ordered = sorted(done.values(), key=lambda point: (point.rate is not None, point.rate or 0))
-        finetuned = record.finetuned or work.finetuned(f"r{rate:.12g}")
-        record = replace(record, points=tuple(ordered), finetuned=finetuned)
+        finetuned = record.finetuned or _finetuned(made, record.part)
+        record = replace(record, points=tuple(ordered), finetuned=finetuned, fingerprint=known)
+        record = _on_its_part(record, work.request.part)
+        done = {point.rate: point for point in record.points}
         write_sweep(work.out, record)
     if not record.derived:
         raise BudgetError(f"no model can be derived at any of the rates; {whys[-1]}")
-    if record.left_out != tuple(whys):
-        record = replace(record, left_out=tuple(whys))
-        write_sweep(work.out, record)
-    return record
+    settled = replace(_on_its_part(record, work.request.part), left_out=tuple(whys))
+    if settled != record:
+        write_sweep(work.out, settled)
+    return settled
+
+
+def _on_its_part(record: Sweep, asked: str | None) -> Sweep:
+    """The sweep by the part that is asked for, or else by the one that the base was not trained on.
+
+    Raises:
+        SweepError: models are there of an older edgevit, which judged them on the other part alone.
+    """
+    part: JudgedPart = "test" if asked == "test" or (asked is None and record.recalled()) else "validation"
+    settled = record.judged_on(part)
+    if asked is not None and settled.part != asked:
+        raise SweepError(
+            f"models of this sweep were judged on the {settled.part} images alone, by an older edgevit; leave "
+            "--split out, or choose another --out"
+        )
+    return settled
 
 
 def _measured(record: Sweep, work: _Work) -> Sweep:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgevit.data.accuracy import Accuracy, count_answers, count_correct, from_counts
+from edgevit.data.accuracy import Accuracy, count_answers, count_correct, from_counts, is_right
 from edgevit.data.decoded import SHARE, Decoded, available_bytes
 from edgevit.data.task import Split
 from edgevit.models.families import family_of
@@ -181,10 +181,14 @@ def accuracy_of(
     counts = torch.zeros(3, len(names), dtype=torch.int64, device=compute.device)
     answers = torch.zeros(len(names), len(names), dtype=torch.int64, device=compute.device)
     index = torch.as_tensor(columns, device=compute.device)
+    which = [torch.zeros(0, dtype=torch.bool, device=compute.device)]
 
     def count(logits: Tensor, labels: Tensor) -> None:
         counts.add_(count_correct(logits.float(), labels, index))
         answers.add_(count_answers(logits.float(), labels, index))
+        which.append(is_right(logits.float(), labels, index))
 
     passes.run(network, images, count, stage=stage, mixed=True)
-    return from_counts(names, compute.sum(counts).cpu(), compute.sum(answers).cpu())
+    right = torch.zeros(len(images), dtype=torch.int64, device=compute.device)
+    compute.share_rows(right).copy_(torch.cat(which))
+    return from_counts(names, *(compute.sum(taken).cpu() for taken in (counts, answers, right)))

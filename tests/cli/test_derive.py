@@ -21,6 +21,7 @@ from edgevit.cli.console import Console
 from edgevit.cli.derive import show_derived
 from edgevit.derive.card import model_card
 from edgevit.derive.session import Derivation
+from edgevit.folder.answers import RightImages
 from edgevit.folder.derivation import DERIVATION_KIND
 from edgevit.folder.model_folder import ModelFolder
 from edgevit.models.checkpoint import load, tensors_sha256
@@ -69,6 +70,13 @@ def test_the_folder_is_complete_and_nothing_else_is_left(derived: Any) -> None:
     assert accuracy["base_restricted"]["top1"] > 0.8 and accuracy["derived"]["top1"] > 0.4
     assert accuracy["base_finetuned"]["images"] == accuracy["derived"]["images"] == record["data"]["images"]["test"]
     assert set(accuracy["derived"]["per_class"]) == {"3", "5", "8"}
+    for who in ("base_restricted", "base_finetuned", "derived"):
+        on_test, on_validation = (RightImages(**record["answers"][part][who]) for part in ("test", "validation"))
+        assert on_test.right == round(accuracy[who]["top1"] * on_test.images)
+        assert (on_validation.right, on_validation.images) == (
+            record["validation"][who],
+            record["validation"]["images"],
+        )
     assert record["budget"]["asked"] == "rate 0.5" and record["method"] == "forge"
     lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
     assert {"accuracy_trained", "loss_teacher", "loss_task", "lr"} <= set(lines[-1])

@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from edgevit.cli.app import app
 from edgevit.derive.allocate.budget import readable
+from edgevit.folder.answers import RightImages
 from edgevit.folder.derivation import StartRecord
 from edgevit.sweep.record import FinetunedBase, Sweep, SweepPoint, read_sweep, write_sweep
 
@@ -100,13 +101,47 @@ def test_one_that_loses_more_than_chance_is_not_chosen(edgevit_main: Any, tmp_pa
     )
     write_sweep(tmp_path, found)
     shown = edgevit_main("show", tmp_path)
-    assert "There is no model whose interval reaches the base's top-1, 90.0%" in shown.out
+    said = " ".join(shown.out.split())
+    assert (
+        "r0.5 is the most accurate, and there is no model whose loss against the base may be chance: on 300 validation "
+        "images, compared by intervals, as no record says which of them are right; a loss of up to 88.4 points"
+    ) in said
     assert "left out: rate 0.99: too small" in shown.out and "MACs" in shown.out
     finetuned = FinetunedBase(285, 300, StartRecord("finetuned", 30, 0.3, 0.2))
     write_sweep(tmp_path, replace(found, finetuned=finetuned))
     shown = " ".join(edgevit_main("show", tmp_path).out.split())
-    assert "There is no model whose interval reaches the fine-tuned base's top-1, 95.0%" in shown
+    assert "there is no model whose loss against the fine-tuned base may be chance" in shown
     assert "The models are cut from the base after training: 30 steps on the classes" in shown
+
+
+@pytest.mark.parametrize(("on_test", "part"), [((260, 255), "validation"), ((220, 215), "test")])
+def test_the_part_that_decides_is_named_and_so_is_a_base_that_was_trained_on_the_validation_images(
+    edgevit_main: Any, tmp_path: Path, on_test: tuple[int, int], part: Any
+) -> None:
+    judged = [
+        {"validation": RightImages.of(i < n for i in range(300)), "test": RightImages.of(i < m for i in range(300))}
+        for n, m in zip((260, 250), on_test, strict=True)
+    ]
+    points = tuple(
+        SweepPoint(f, rate, 0, 300, macs, 9, judged=each)
+        for f, rate, macs, each in zip(("base", "r0.5"), (None, 0.5), (9, 4), judged, strict=True)
+    )
+    found = Sweep({}, "validation", "2026-01-01T00:00:00+00:00", {"edgevit": "0.1.0"}, points).judged_on(part)
+    write_sweep(tmp_path, found)
+    shown = edgevit_main("show", tmp_path)
+    out, err = (" ".join(text.split()) for text in (shown.out, shown.err))
+    if part == "validation":
+        assert "no model whose loss against the base may be chance: on 300 validation images it loses 10 right" in out
+        assert "On the 300 test images, which `edgevit report` shows, the base has 86.67% and r0.5 85.00%" in out
+        assert not err
+    else:
+        assert (
+            "r0.5 is the smallest model whose loss against the base may be chance: on 300 test images it loses 5" in out
+        )
+        assert "warning: the base was probably trained on the validation images (86.7% there, 73.3% on test);" in err
+        forced = found.judged_on("validation")
+        write_sweep(tmp_path, forced)
+        assert "judge on test: --split test" in " ".join(edgevit_main("show", tmp_path).err.split())
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from model_folders import derivation_of
 
-from edgevit.cli.tables import classes_line, met_lines, met_table
+from edgevit.cli.tables import classes_line, comparison_lines, met_lines, met_table
 from edgevit.data.shares import share_text
+from edgevit.folder.answers import PartAnswers, RightImages
 from edgevit.folder.derivation import (
     Accuracies,
     AccuracyRecord,
@@ -16,6 +18,7 @@ from edgevit.folder.derivation import (
     Outcome,
     RoundRecord,
     TableRecord,
+    ValidationRecord,
 )
 
 
@@ -38,6 +41,35 @@ def test_no_more_than_five_classes_are_named() -> None:
 def test_no_loss_is_said() -> None:
     told = classes_line(accuracies({"a": 0.5, "b": 0.5}, {"a": 0.5, "b": 0.75}))
     assert told == "none of the 2 classes is classified worse than by the base restricted to them"
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(5, "may be chance"), (6, "is more than chance")])
+def test_a_model_is_compared_with_the_restricted_base_by_pairs(lost: int, verdict: str) -> None:
+    base, model = (RightImages.of(i >= n for i in range(200)) for n in (0, lost))
+    record = replace(
+        derivation_of(None),
+        accuracy=accuracies({"a": 1.0}, {"a": 1.0}),
+        answers={"validation": PartAnswers(base, base), "test": PartAnswers(base, model)},
+    )
+    (line,) = comparison_lines(record)
+    assert line.startswith(
+        f"against the restricted base, on 200 test images it loses {lost} right answers of the base "
+    )
+    assert line.endswith(f"cannot be excluded; what it loses {verdict}")
+
+
+def test_a_base_that_was_probably_trained_on_the_validation_images_is_named() -> None:
+    test = AccuracyRecord(0.788, 1000, {"a": 0.788})
+    record = replace(
+        derivation_of(None),
+        accuracy=Accuracies(None, test, None, test),
+        validation=ValidationRecord(300, base_restricted=260, derived=255),
+    )
+    assert list(comparison_lines(record)) == [
+        "the base was probably trained on the validation images (86.7% there, 78.8% on test): compare models on the "
+        "test images, as `edgevit report` does"
+    ]
+    assert not list(comparison_lines(replace(record, validation=ValidationRecord(300, 240, 235))))
 
 
 def test_a_share_has_its_interval() -> None:

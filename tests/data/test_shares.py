@@ -1,11 +1,10 @@
-"""Intervals of shares, and the paired test, against published ones."""
+"""Intervals of shares against published ones."""
 
 from __future__ import annotations
 
 import pytest
-from scipy.stats import binomtest
 
-from edgevit.data.shares import better_by_chance, share_text, wilson
+from edgevit.data.shares import share_text, wilson
 
 
 @pytest.mark.parametrize(
@@ -23,12 +22,6 @@ def test_an_interval_contains_its_share_and_ends_at_0_or_1_where_that_is_the_sha
         for right in {0, 1, n // 3, n - 1, n}:
             low, high = wilson(right, n)
             assert low <= right / n <= high and low < high, (right, n)
-
-
-@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (5, 0), (7, 3), (30, 18), (3, 40), (1000, 900)])
-def test_a_gain_is_judged_as_the_exact_binomial_test_does(gained: int, lost: int) -> None:
-    expected = binomtest(gained, gained + lost, alternative="greater").pvalue if gained + lost else 1.0
-    assert better_by_chance(gained, lost) == pytest.approx(expected)
 
 
 def test_a_share_is_told_with_its_interval() -> None:

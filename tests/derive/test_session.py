@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,7 @@ def test_two_processes_match_one(checkpoint, tmp_path, image_folder, taught):
         said = "".join(in_two_processes(*command))
     told = json.loads(said)  # exactly one process speaks
     assert (told["folder"], told["processes"]) == (str(tmp_path / "two"), 2)
+    assert told["answers"]["test"]["base_restricted"] == asdict(one.record.answers["test"].base_restricted)
     if not taught:
         assert told["start"]["loss_validation_finetuned"] == pytest.approx(
             one.record.start.loss_validation_finetuned, rel=1e-3

@@ -26,6 +26,7 @@ from some_report import (
 )
 from some_runs import MS
 
+from edgevit.folder.answers import PartAnswers, RightImages
 from edgevit.folder.derivation import (
     DERIVATION_KIND,
     Accuracies,
@@ -328,9 +329,9 @@ def test_models_of_a_trained_base_are_to_be_as_good_as_that(
     (panel,) = panels(gather([tmp_path]))
     chosen = panel.recommended()
     assert chosen is not None and chosen.title == taken
-    assert panel.chosen_on == (200 if known or network == "base" else None)
-    told = "the base trained on the classes has 99.00 %"
-    assert (told if network == "finetuned" else "the base restricted to the classes has 96.00 %") in answer(panel)
+    assert panel.part == ("validation" if known or network == "base" else "test")
+    told = "base trained on the classes has 99.00 %"
+    assert (told if network == "finetuned" else "base restricted to the classes has 96.00 %") in answer(panel)
 
 
 def test_what_cut_the_base_and_whether_it_was_trained_first_tells_models_apart(tmp_path: Path) -> None:
@@ -388,11 +389,64 @@ def test_models_are_chosen_on_validation_images_where_all_were_judged_on_them(tm
     for name, right, seen in (("small", 80, GOOD), ("large", 95, POOR)):
         write_folder(tmp_path / name, derivation=derived(seen, validation=ValidationRecord(100, 96, right)))
     (panel,) = panels(gather([tmp_path]))
-    assert panel.chosen_on == 100 and [entry.title for entry in panel.reaching()] == ["large"]
-    assert "by more than chance on 100 validation images; on the test images the base" in answer(panel)
+    assert panel.part == "validation" and [entry.title for entry in panel.reaching()] == ["large"]
+    assert "by more than chance: on 100 validation images, compared by intervals" in answer(panel)
+    assert answer(panel).endswith("On the test images the base restricted to the classes has 96.00 %.")
     write_folder(tmp_path / "older", derivation=derived(GOOD))
     (panel,) = panels(gather([tmp_path]))
-    assert panel.chosen_on is None and [entry.title for entry in panel.reaching()] == ["older", "small"]
+    assert panel.part == "test" and [entry.title for entry in panel.reaching()] == ["older", "small"]
+
+
+def on_images(right: int, total: int, first: int = 0) -> RightImages:
+    """So many right images in a row, from the first on."""
+    return RightImages.of(first <= i < first + right for i in range(total))
+
+
+def test_models_are_compared_with_their_base_by_pairs(tmp_path: Path) -> None:
+    """Of 100 validation images 6 and 10 that are lost are more than chance, and 5 are not; all reach it on test."""
+    for name, first in (("small", 0), ("large", 4)):
+        base = {"validation": on_images(100, 100), "test": on_images(192, 200)}
+        answers = {
+            "validation": PartAnswers(base["validation"], on_images(90 + first, 100)),
+            "test": PartAnswers(base["test"], on_images(190, 200)),
+        }
+        validation = ValidationRecord(100, 100, 90 + first)
+        write_folder(
+            tmp_path / name, derivation=derived(GOOD, validation=validation, answers=answers), macs=10**5 * (first + 1)
+        )
+    (panel,) = panels(gather([tmp_path]))
+    assert panel.part == "validation" and not panel.recalled
+    assert [entry.title for entry in panel.reaching()] == []
+    assert heading(panel) == "No model is as accurate as the base on the validation images"
+    assert answer(panel).startswith("The most accurate is large with 94.00 % (87.5 to 97.2) on the validation images; ")
+    fewer = {part: replace(each, derived=on_images(95, 100)) for part, each in answers.items() if part != "test"}
+    chosen = ValidationRecord(100, 100, 95)
+    write_folder(
+        tmp_path / "third", macs=10**6, derivation=derived(GOOD, validation=chosen, answers={**answers, **fewer})
+    )
+    (panel,) = panels(gather([tmp_path]))
+    taken = panel.recommended()
+    assert taken is not None and taken.title == "third", "95 of 100 would not reach 100 % by its interval"
+    assert "on 100 validation images it loses 5 right answers of the base and gains 0; a loss of up to" in answer(panel)
+
+
+def test_a_base_that_was_trained_on_the_validation_images_is_judged_on_the_test_images(tmp_path: Path) -> None:
+    """As many do: right on all of them, and on 94.5 % of the test images, where the model has 95 %."""
+    answers = {
+        "validation": PartAnswers(on_images(120, 120), on_images(108, 120)),
+        "test": PartAnswers(on_images(189, 200), on_images(190, 200)),
+    }
+    told = replace(accuracies(GOOD), base_restricted=accuracy(0.945, 94, 95))
+    validation = ValidationRecord(120, 120, 108)
+    write_folder(
+        tmp_path / "m", derivation=derived(GOOD, accuracy=told, validation=validation, answers=answers), macs=5
+    )
+    (panel,) = panels(gather([tmp_path]))
+    assert panel.part == "test" and heading(panel) == "Take m"
+    assert "on 200 test images it loses 0 right answers of the base and gains 1;" in answer(panel)
+    assert notes(panel)[-1] == (
+        "The base was probably trained on the validation images (100.0% there, 94.5% on test): the test images decide."
+    )
 
 
 def test_a_file_that_was_judged_by_itself_must_hold_on_the_test_images_too(found: Found) -> None:
@@ -401,7 +455,7 @@ def test_a_file_that_was_judged_by_itself_must_hold_on_the_test_images_too(found
               for m in found.models]  # fmt: skip
     nano = panels(replace(found, models=models))[0]
     judged = {entry.title: entry.judged for entry in nano.models}
-    assert nano.chosen_on == 100 and judged["t2"] == "model.fp16.onnx", "which is right on 70 % of the test images"
+    assert nano.part == "validation" and judged["t2"] == "model.fp16.onnx", "which is right on 70 % of the test images"
     assert [entry.title for entry in nano.reaching()] == ["t1"]
 
 

@@ -97,7 +97,7 @@ def test_what_to_know_before_believing_it_is_told(made: list[Panel], found: Foun
     many = replace(made[0], entries=made[0].entries * 4)
     assert "more of its accuracy may be luck" in notes(many)[-1]
     validated = replace(many, entries=tuple(replace(entry, validation=(90, 100)) for entry in many.entries))
-    assert validated.chosen_on == 100 and not any("luck" in note for note in notes(validated))
+    assert validated.part == "validation" and not any("luck" in note for note in notes(validated))
     assert answer(replace(made[0], entries=made[0].entries[:4])).startswith("The only model, whose accuracy is not")
 
 

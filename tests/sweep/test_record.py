@@ -11,6 +11,7 @@ import pytest
 from seals import unsealed
 
 from edgevit.errors import SweepError
+from edgevit.folder.answers import RightImages
 from edgevit.folder.derivation import StartRecord
 from edgevit.sweep.record import SWEEP_KIND, FinetunedBase, Latency, Sweep, SweepPoint, read_sweep, write_sweep
 
@@ -39,6 +40,21 @@ def test_the_smallest_model_that_loses_no_more_than_chance_is_chosen() -> None:
 def test_models_that_are_right_on_all_images_are_as_good_as_such_a_base(images: int) -> None:
     points = [SweepPoint(f"r{rate}", rate, images, images, macs, 1) for rate, macs in ((None, 9), (0.5, 5), (0.9, 1))]
     assert sweep_of(*points).chosen().rate == 0.9
+
+
+def test_models_that_were_judged_on_the_same_images_are_compared_by_pairs() -> None:
+    """257 of 300 against 270 may be chance by intervals, as 89.2 % is below 90 %; by pairs it depends on which."""
+
+    def judged(one: SweepPoint, lost: int) -> SweepPoint:
+        which = RightImages.of(lost <= i < one.right + lost for i in range(300))
+        return replace(one, judged={"validation": which, "test": which})
+
+    base = judged(BASE, 0)
+    few, many = (judged(point(0.9, 258, 10), lost) for lost in (0, 40))
+    assert sweep_of(base, few).chosen() is None, "12 lost, 0 gained"
+    loss = sweep_of(base, many).loss(many)
+    assert (loss.lost, loss.gained, loss.may_be_chance) == (40, 28, True)
+    assert sweep_of(BASE, few).loss(few).lost is None, "an older record of the base"
 
 
 @pytest.mark.parametrize(

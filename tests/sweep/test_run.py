@@ -22,7 +22,7 @@ from edgevit.derive.cache import derivations_folder, entries
 from edgevit.errors import BudgetError, ExportError, OptionError, OutputError, SweepError
 from edgevit.report.runs import load_runs
 from edgevit.sweep import run
-from edgevit.sweep.record import read_sweep
+from edgevit.sweep.record import read_sweep, write_sweep
 from edgevit.train.settings import Training
 
 pytestmark = pytest.mark.usefixtures("examined_once")
@@ -116,6 +116,25 @@ def test_with_other_threads_all_are_measured_again_and_nothing_else_is_done(copy
     assert {run.environment["threads"] for run in load_runs(copy / "runs.jsonl")} == {"1"}
     assert (before.threads, again.threads) == (None, 1) and load_runs(copy / "runs.jsonl") != runs
     assert edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7), threads=1, **asked) == again
+
+
+def test_on_another_part_the_same_models_are_judged_and_nothing_is_derived_or_measured(
+    copy: Path, asked: dict[str, Any]
+) -> None:
+    before, files = read_sweep(copy), {f: f.stat().st_mtime_ns for f in copy.rglob("*") if f.is_file()}
+    again = edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7), part="test", **asked)
+    changed = {f.name for f, ns in files.items() if f.stat().st_mtime_ns != ns}
+    assert changed == {"sweep.json"} and (before.part, again.part) == ("validation", "test")
+    assert [p.latency for p in again.points] == [p.latency for p in before.points]
+    record = json.loads((copy / "r0.7" / "derivation.json").read_text())
+    assert again.points[2].top1 == record["accuracy"]["derived"]["top1"]
+    assert again.points[0].top1 == record["accuracy"]["base_restricted"]["top1"]
+    assert again.fingerprint == record["data"]["fingerprint"]
+    older = replace(before, points=tuple(replace(point, judged=None) for point in before.points))
+    write_sweep(copy, older)
+    assert edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7), **asked) == older
+    with pytest.raises(SweepError, match="were judged on the validation images alone, by an older edgevit"):
+        edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7), part="test", **asked)
 
 
 def test_a_rate_that_cannot_be_reached_is_left_out_and_said_to_be(asked: dict[str, Any], copy: Path) -> None:

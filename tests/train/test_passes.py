@@ -141,3 +141,4 @@ def test_accuracy_is_the_share_of_images_that_are_right_whatever_the_batches(
         monkeypatch.setattr(passes_module, "IMAGES", most)
         seen = accuracy_of(network, images, [3, 7, 9], ["3", "7", "9"], passes)
         assert (sum(seen.restricted), seen.images) == (int(right.sum()), 70)
+        assert seen.which is not None and seen.which.flags() == right.tolist()

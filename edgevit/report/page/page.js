@@ -38,7 +38,7 @@ function nothing(panel, axis, limits) {
   if (!known.length) return `No model within these limits has a figure for ${axis.title}.`;
   const best = d3.greatest(known.filter(e => e.free), e => e.merit);
   if (!best) return "What speaks against every model within these limits is told below the table.";
-  return `No model within these limits is as accurate as the base; the most accurate is ${best.title} with top-1 ${percent(best.top1)} at ${axis.title} ${withUnit(best[axis.name], axis)}.`;
+  return `No model within these limits is as accurate as the base${panel.judged_on}; the most accurate is ${best.title} with top-1 ${percent(best.top1)} at ${axis.title} ${withUnit(best[axis.name], axis)}.`;
 }
 
 /** Accuracy is compared as it is shown, so that a model keeps to what a reader copies from its row; cost is not, as budgets are hard. */

@@ -1,0 +1,103 @@
+"""What a model loses against its base, and whether that may be chance.
+
+Models that classified the same images are compared by pairs: an answer that both give says nothing, and of those that
+differ half would be lost where neither is better. Others are compared by the interval of the model's share.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edgevit.data.shares import wilson
+from edgevit.folder.answers import RightImages
+
+Z = 1.959964  # of 95 % intervals
+CHANCE = 0.025  # a loss that is less likely by chance is none; one-sided, as the upper end of a 95 % interval
+FEW = 0.05  # a share of the images: where a larger loss cannot be excluded, more images are advised
+
+
+@dataclass(frozen=True)
+class RightCount:
+    """How many images a model classifies rightly, and which where that is recorded."""
+
+    right: int
+    images: int
+    which: RightImages | None = None
+
+    @classmethod
+    def of(cls, which: RightImages) -> RightCount:
+        return cls(which.right, which.images, which)
+
+    @property
+    def top1(self) -> float:
+        return self.right / max(self.images, 1)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a model loses against its base, as shares of the images; below 0 it gains."""
+
+    images: int
+    share: float
+    most: float  # upper end of the 95 % interval
+    may_be_chance: bool  # whether the base is better by no more than that
+    lost: int | None = None  # images that the base alone classifies rightly; None: not compared by pairs
+    gained: int | None = None  # images that the model alone classifies rightly
+
+    def text(self, part: str) -> str:
+        """In words, as the end of a sentence about the model."""
+        images = f"{self.images} {part} images"
+        hidden = f"a loss of up to {100 * max(self.most, 0):.1f} points cannot be excluded"
+        if self.lost is None or self.gained is None:
+            return f"on {images}, compared by intervals, as no record says which of them are right; {hidden}"
+        return f"on {images} it loses {self.lost} right answers of the base and gains {self.gained}; {hidden}"
+
+
+def loss_of(model: RightCount, base: RightCount) -> Loss:
+    """Compare by pairs where both classified the same images; `which` of both is then of one fingerprint."""
+    share = base.top1 - model.top1
+    if model.which is None or base.which is None or model.images != base.images:
+        low, high = wilson(model.right, model.images)
+        return Loss(model.images, share, base.top1 - low, high >= base.top1)
+    lost = (base.which.mask & ~model.which.mask).bit_count()
+    gained = (model.which.mask & ~base.which.mask).bit_count()
+    chance = better_by_chance(lost, gained) >= CHANCE
+    return Loss(model.images, share, _most(lost, gained, model.images), chance, lost, gained)
+
+
+def _most(lost: int, gained: int, images: int) -> float:
+    """The upper end of the interval of the difference of two paired shares by Bonett and Price (2012).
+
+    With one image more lost and one more gained it holds for few changes, too: 0 of 300 leave up to 0.9 points.
+    """
+    n = images + 2
+    lost_share, gained_share = (lost + 1) / n, (gained + 1) / n
+    middle = lost_share - gained_share
+    return middle + Z * math.sqrt((lost_share + gained_share - middle**2) / n)
+
+
+def better_by_chance(gained: int, lost: int) -> float:
+    """McNemar's exact test: how likely at least so many gains are where gains and losses are equally likely."""
+    n = gained + lost
+    ways, as_many = math.comb(n, gained), 0
+    for k in range(gained, n + 1):
+        as_many += ways
+        ways = ways * (n - k) // (k + 1)  # comb(n, k + 1)
+    return float(as_many / 2**n)
+
+
+def recalled_text(validation: RightCount | None, test: RightCount | None) -> str | None:
+    """Say that a base was probably trained on the validation images; None: nothing says so.
+
+    It is right on more of them than of the test images by more than chance: by Newcombe's interval of the difference of
+    two shares (1998, method 10).
+    """
+    if validation is None or test is None:
+        return None
+    low, high = wilson(validation.right, validation.images)[0], wilson(test.right, test.images)[1]
+    if validation.top1 - test.top1 <= math.hypot(validation.top1 - low, high - test.top1):
+        return None
+    return (
+        f"the base was probably trained on the validation images ({validation.top1:.1%} there, {test.top1:.1%} on test)"
+    )
