@@ -16,7 +16,7 @@ from pathlib import PurePath
 
 from PIL import Image
 
-from edgevit.data.shares import better_by_chance
+from edgevit.data.pairs import better_by_chance
 from edgevit.data.sources import Part, Reference
 from edgevit.folder.pictures import UNREADABLE, eight_bit, open_picture
 from edgevit.progress import Progress
