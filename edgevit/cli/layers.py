@@ -99,15 +99,16 @@ def show_engine(console: Console, path: Path) -> None:
     """The layers of an engine, as its inspector told them when it was built.
 
     Raises:
-        EngineError: there is no record beside it, or it cannot be read.
+        EngineError: there is no record beside it, it cannot be read, or is of another model than the folder around it.
     """
     from dataclasses import asdict
     from typing import Any
 
     from edgevit.agent.layers import describe_layer
-    from edgevit.folder.engine import ENGINE_KIND, READER, read_engine
+    from edgevit.folder.engine import ENGINE_KIND, READER
+    from edgevit.folder.model_folder import model_of
 
-    record = read_engine(path)
+    record = model_of(path.absolute()).engine_record(path)
     layers = [describe_layer(layer) for layer in READER.json(record.layers_path, list[Any])]
     console.show(layers_table(layers, str(path)))
     fused = "not told by this TensorRT" if record.fused is None else f"{record.fused} of {record.blocks}"

@@ -23,7 +23,7 @@ from pydantic import Field
 from edgevit.folder.answers import PartAnswers
 from edgevit.folder.class_names import ClassName
 from edgevit.folder.model import READER, BlockDims, ClassLabel, Head, Index, ModelSpec, Sha256, Size
-from edgevit.folder.records import MORE, More, RecordKind, Seal, Versions
+from edgevit.folder.records import MORE, RECORD, More, RecordKind, Seal, Versions
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -410,4 +410,10 @@ def _classes(accuracy: AccuracyRecord) -> list[str]:
     return sorted(name for name, top1 in (accuracy.per_class or {}).items() if top1 is not None)
 
 
-DERIVATION_KIND = RecordKind("derivation", DerivationRecord, READER, schemas=(1, 2, 3, 4), seal=Seal(since=4))
+DERIVATION_KIND = RecordKind(
+    "derivation",
+    DerivationRecord,
+    READER,
+    schemas=(1, 2, 3, 4),
+    seal=Seal(since=4, marks=(RECORD, "weights_sha256")),
+)

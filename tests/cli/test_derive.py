@@ -194,7 +194,7 @@ def test_ctrl_c_leaves_a_state_that_the_same_command_resumes(
     assert "with other options: preprocessing.mean was not given and is 0.1,0.1,0.1; give the same ones" in other
     assert [f.name for f in tmp_path.iterdir()] == ["t1.partial"]
 
-    resumed = edgevit_main(*arguments, "--resume")
+    resumed = edgevit_main("derive", "--resume", "--out", out)  # the request is in its folder
     assert resumed.code == 0, resumed.err
     assert [f.name for f in tmp_path.iterdir()] == ["t1"]
     steps = [json.loads(line)["step"] for line in (out / "history.jsonl").read_text().splitlines()]
