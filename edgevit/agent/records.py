@@ -18,8 +18,8 @@ import math
 from array import array
 from bisect import bisect_left
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property, lru_cache
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from functools import cached_property
+from typing import Any, Callable, Dict, Sequence, Tuple
 
 from . import doubts
 
@@ -383,7 +383,7 @@ class Run:
             values = {"streams": 1, **values}
         for version in range(schema + 1, SCHEMA + 1):
             values = {**dict.fromkeys(NEW_IN[version]), **values}
-        if odd := sorted(values.keys() ^ {name for name, _, _ in _checks(cls)}):
+        if odd := sorted(values.keys() ^ {name for name, _, _ in _CHECKS["Run"]}):
             raise RecordError(f"not a run of schema {schema}: missing or unknown {', '.join(odd)}")
         for name in ("power", "idle_power"):
             values[name] = None if values[name] is None else Power.from_dict(values[name])
@@ -431,14 +431,9 @@ def comparable(a: Run, b: Run) -> list[str]:
 
 def _check_types(kind: type, data: Dict[str, Any]) -> None:
     """Check what was read from JSON against the annotations of a record."""
-    for name, annotation, fits in _checks(kind):
+    for name, annotation, fits in _CHECKS[kind.__name__]:
         if not fits(data[name]):
             raise RecordError(f"{name} is not of type {annotation}")
-
-
-@lru_cache(maxsize=None)
-def _checks(kind: Any) -> List[Tuple[str, str, Callable[[Any], bool]]]:
-    return [(field.name, str(field.type), _check_of(str(field.type))) for field in fields(kind)]
 
 
 def _check_of(annotation: str) -> Callable[[Any], bool]:
@@ -468,4 +463,9 @@ _PLAIN: Dict[str, Callable[[Any], bool]] = {
     "int": _is_int,
     "float": lambda value: _is_int(value) or (type(value) is float and math.isfinite(value)),
     "Power": lambda value: isinstance(value, Power),
+}
+# Of each record, its fields with their annotations and what checks a value: a file may hold many runs.
+_CHECKS = {
+    kind.__name__: [(field.name, str(field.type), _check_of(str(field.type))) for field in fields(kind)]
+    for kind in (Power, Run)
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from edgevit.agent.records import CLOSED_LOOP, Run
@@ -105,6 +106,23 @@ class LatencyPlace:
     streams: int
     use: str
     runs: tuple[Run, ...]
+
+    def runs_of(self, files: Iterable[str]) -> list[Run]:
+        """The runs of files with these hashes, in the order of `runs`."""
+        numbered = [pair for digest in files for pair in self._by_file.get(digest, ())]
+        return [run for _, run in sorted(numbered, key=lambda pair: pair[0])]
+
+    @cached_property
+    def _by_file(self) -> dict[str, list[tuple[int, Run]]]:
+        by_file: dict[str, list[tuple[int, Run]]] = {}
+        for pair in enumerate(self.runs):
+            by_file.setdefault(pair[1].model_sha256, []).append(pair)
+        return by_file
+
+    @cached_property
+    def file_names(self) -> frozenset[str]:
+        """What the files are called that were measured."""
+        return frozenset(run.model for run in self.runs)
 
 
 def task_of(model: FoundModel) -> AccuracyTask:

@@ -319,7 +319,7 @@ def _places_of(models: Sequence[FoundModel], at: Sequence[LatencyPlace]) -> list
     """Where the models were measured; where none was, those of their bases."""
     for some in ([model for model in models if not _is_base(model)], models):
         files = {digest for model in some for digest in model.files}
-        if here := [place for place in at if any(run.model_sha256 in files for run in place.runs)]:
+        if here := [place for place in at if place.runs_of(files)]:
             return here
     return []
 
@@ -398,7 +398,7 @@ def _entries(models: Sequence[FoundModel], place: LatencyPlace | None) -> Iterat
 
 
 def _runs_of(model: FoundModel, place: LatencyPlace | None) -> list[Run]:
-    return [run for run in place.runs if run.model_sha256 in model.files] if place is not None else []
+    return place.runs_of(model.files) if place is not None else []
 
 
 def _judged_baseline(kin: Sequence[DerivationRecord], kind: Kind) -> dict[str, Any]:
@@ -469,7 +469,7 @@ def _bytes(model: FoundModel, place: LatencyPlace | None) -> int | None:
     """Bytes of the file by which a model that was not measured stands beside others: the like of what was measured."""
     if place is not None:
         exported = {} if model.export is None else model.export.files
-        alike = [exported[name].bytes for name in {run.model for run in place.runs} if name in exported]
+        alike = [exported[name].bytes for name in place.file_names if name in exported]
         return alike[0] if len(alike) == 1 else None
     file = model.folder.imported_onnx if model.imported is not None else model.folder.weights_file
     return file.stat().st_size if file.is_file() else None
@@ -563,7 +563,10 @@ def _compared(before: Sequence[Run], after: Sequence[Run]) -> Comparison | None:
         return None
     shared = {run.session for run in before} & {run.session for run in after} - {None}
     if shared:
-        created = {s: [run.created for run in (*before, *after) if run.session == s] for s in sorted(map(str, shared))}
+        created: dict[str, list[str]] = {str(session): [] for session in sorted(map(str, shared))}
+        for run in (*before, *after):
+            if run.session in created:
+                created[run.session].append(run.created)
         session = max(created, key=lambda s: (len(created[s]), max(created[s])))
         before, after = ([run for run in side if run.session == session] for side in (before, after))
     try:

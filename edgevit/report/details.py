@@ -26,7 +26,7 @@ PAIRS = 30
 def details(model: FoundModel, found: Found, at: Sequence[LatencyPlace]) -> dict[str, Any]:
     """Everything that is drawn of one model; what is not known is empty."""
     points = max(LEAST_POINTS, min(POINTS, ALL_POINTS // max(len(found.models), 1)))
-    here = [(place, [run for run in place.runs if run.model_sha256 in model.files]) for place in at]
+    here = [(place, place.runs_of(model.files)) for place in at]
     measured = [(place, runs) for place, runs in here if runs]
     return {
         "blocks": blocks(model),
@@ -124,24 +124,26 @@ def _cells(names: Sequence[str], taken: AccuracyRecord) -> list[tuple[int, int, 
 
 def latency(place: LatencyPlace, runs: Sequence[Run]) -> dict[str, Any]:
     """A histogram of all inferences of runs of one file, in ms, without the slowest few."""
-    times = sorted(ns / 1e6 for run in runs for ns in run.latencies_ns)
-    low, high = times[0], times[math.ceil(SHOWN * len(times)) - 1]
+    import numpy as np
+
+    times = np.sort(np.concatenate([np.asarray(run.latencies_ns) for run in runs]) / 1e6)
+    low, high = float(times[0]), float(times[math.ceil(SHOWN * len(times)) - 1])
     width = (high - low) / BINS or 1e-6
-    counts = [0] * BINS
-    for ms in times:
-        if ms <= high:
-            counts[min(int((ms - low) / width), BINS - 1)] += 1
+    shown = times[times <= high]
+    counts = np.bincount(np.minimum(((shown - low) / width).astype(int), BINS - 1), minlength=BINS).tolist()
     return {
         "place": place.title,
         "file": runs[0].model,
         "runs": len(runs),
         "samples": len(times),
-        "slower": sum(ms > high for ms in times),
-        "slowest_ms": five_digits(times[-1]),
+        "slower": len(times) - len(shown),
+        "slowest_ms": five_digits(float(times[-1])),
         "least_ms": five_digits(low),
         "bin_ms": width,
         "counts": counts,
-        "percentiles_ms": {f"p{p}": five_digits(times[math.ceil(p * len(times) / 100) - 1]) for p in (50, 90, 95, 99)},
+        "percentiles_ms": {
+            f"p{p}": five_digits(float(times[math.ceil(p * len(times) / 100) - 1])) for p in (50, 90, 95, 99)
+        },
     }
 
 

@@ -6,8 +6,10 @@ A file that cannot be read, or a line of it, hides nothing of the rest: it is le
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,7 +65,7 @@ class FoundModel:
         known = self.document or self.imported
         return tuple(c.name for c in known.classes) if known else ()
 
-    @property
+    @cached_property
     def files(self) -> dict[str, int]:
         """Bytes of every file that a run may be of, by the file's sha256."""
         exported = {} if self.export is None else {one.sha256: one.bytes for one in self.export.files.values()}
@@ -82,7 +84,7 @@ class Found:
     reader: RunReader = field(default_factory=lambda: RunReader(READER))
     _notes: set[Skipped] = field(default_factory=set)  # all that ever was in `skipped`
 
-    def read(self, where: Path, read: Callable[[], T]) -> T | None:
+    def read(self, where: Path | str, read: Callable[[], T]) -> T | None:
         """What a file says; None where it cannot be read, which is noted."""
         try:
             return read()
@@ -200,7 +202,7 @@ def _lines(found: Found, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     lines = READER.lines(file)
     while (line := found.read(file, lambda: next(lines, None))) is not None:
         where, text = line
-        content = found.read(Path(where), lambda text=text, where=where: found.reader.content(text, where))  # type: ignore[misc]
+        content = found.read(where, lambda text=text, where=where: found.reader.content(text, where))  # type: ignore[misc]
         if content is not None:
             yield where, content
 
@@ -262,11 +264,14 @@ def _take_sweep(found: Found, file: Path) -> None:
 def _told_apart(models: Iterable[FoundModel]) -> list[FoundModel]:
     """The models by names of their own: a/m and b/m are not both m."""
     models = list(models)
-    parts = {id(model): model.folder.path.absolute().parts for model in models}
+    parts = [model.folder.path.absolute().parts for model in models]
+    ends: Counter[tuple[str, ...]] = Counter(
+        end for mine in parts for end in (mine[-length:] for length in range(1, len(mine) + 1))
+    )
     named = []
-    for model in models:
-        mine, length = parts[id(model)], 1
-        while length < len(mine) and sum(parts[id(m)][-length:] == mine[-length:] for m in models) > 1:
+    for model, mine in zip(models, parts, strict=True):
+        length = 1
+        while length < len(mine) and ends[mine[-length:]] > 1:
             length += 1
         named.append(replace(model, name="/".join(mine[-length:])))
     return named

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import zlib
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from edgevit.report.wrong import Wrong
 
 SHIPPED = Path(__file__).with_name("page")
+PACKED_CHARACTERS = 1_000_000  # of all models' parts, above which each is packed until a reader opens it
 LIMIT_BYTES = 3_000_000  # above, mail and chat begin to refuse a file
 
 
@@ -36,10 +40,18 @@ def as_html(
     templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     ids = {model.name: f"m{i}" for i, model in enumerate(found.models)}
-    models = [model_view(model, ids[model.name], found, panels) for model in found.models]
+    parts = templates.get_template("parts.html.jinja").module
+    models = []
+    for model in found.models:
+        view = model_view(model, ids[model.name], found, panels)
+        html = parts.model(view, pictures.get(model.name))  # type: ignore[attr-defined]  # a macro
+        models.append({"id": view["id"], "name": view["name"], "html": html, "drawn": drawable(view["drawn"])})
+    packed = sum(len(model["html"]) for model in models) > PACKED_CHARACTERS
+    for model in models if packed else ():
+        model["packed"] = _packed({"html": str(model["html"]), "drawn": model["drawn"]})
     data = {
         "panels": [panel_data(panel, ids) for panel in panels],
-        "models": {model["id"]: model["drawn"] for model in models},
+        "models": {} if packed else {model["id"]: model["drawn"] for model in models},
     }
     made: str = templates.get_template("page.html.jinja").render(
         edgevit=written_by(),
@@ -47,7 +59,7 @@ def as_html(
         runs=len(found.runs),
         panels=[panel_view(panel, ids) for panel in panels],
         models=models,
-        pictures={ids[name]: wrong for name, wrong in pictures.items()},
+        packed=packed,
         tabs=tabs(panels),
         apart=kept_apart(panels),
         skipped=found.skipped,
@@ -55,3 +67,9 @@ def as_html(
         file=file,
     )
     return made
+
+
+def _packed(content: Mapping[str, object]) -> str:
+    """JSON of what a page unpacks when it is asked for it: a tenth of its size."""
+    text = json.dumps(content, separators=(",", ":"))
+    return b64encode(zlib.compress(text.encode("utf-8", "backslashreplace"), 9)).decode()

@@ -220,9 +220,7 @@ def _measured(model: FoundModel, at: Sequence[LatencyPlace]) -> dict[str, Any]:
     """Every run, without the columns that none of them has."""
     rows = []
     for place in at:
-        for run in place.runs:
-            if run.model_sha256 not in model.files:
-                continue
+        for run in place.runs_of(model.files):
             row = make_row(run)
             figures = [row.p50_ms, row.p90_ms, row.p99_ms]
             more = [row.images_per_s, row.power_w, row.energy_mj, row.memory_engine_mib, row.temperature_max_c]
@@ -236,7 +234,7 @@ def _warnings(model: FoundModel, at: Sequence[LatencyPlace]) -> list[str]:
     """What speaks against its runs, of each place and each way to run it by itself."""
     told = []
     for place in at:
-        for alike in group(run for run in place.runs if run.model_sha256 in model.files):
+        for alike in group(place.runs_of(model.files)):
             who = f"{place.title}, {alike[0].model}"
             told += [f"{who}: void: {reason}" for run in alike for reason in run.void()]
             told += gather_warnings(alike, who)
@@ -336,6 +334,6 @@ def _more(model: FoundModel, at: Sequence[LatencyPlace]) -> list[tuple[str, list
     if model.document is not None:
         parts.append(("preprocessing", [(name, str(value)) for name, value in model.document.preprocessing.items()]))
     for place in at:
-        if any(run.model_sha256 in model.files for run in place.runs):
+        if place.runs_of(model.files):
             parts.append((f"environment: {place.title}", sorted(place.environment.items())))
     return [(title, rows) for title, rows in parts if rows]

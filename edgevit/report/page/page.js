@@ -121,13 +121,28 @@ function drawModel(article) {
   }
 }
 
+/** Put what a model's article has packed into it, and its data beside those of others. */
+async function unpack(article) {
+  const bytes = Uint8Array.from(atob(article.dataset.packed), c => c.charCodeAt(0));
+  const text = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+  const { html, drawn } = JSON.parse(text);
+  data.models[article.id] = drawn;
+  article.innerHTML = html;
+  delete article.dataset.packed;
+}
+
 /** Show what the address names: a model, or the overview. */
 function follow() {
   const wanted = document.getElementById(location.hash.slice(1)), article = wanted?.closest("article.model");
+  if (article?.dataset.packed) return unpack(article).then(follow, () => show(article));
+  show(article, wanted);
+}
+
+function show(article, wanted = article) {
   find("article.model").forEach(a => a.classList.toggle("open", a === article));
   document.documentElement.classList.toggle("reading", Boolean(article));
   if (article) {
-    drawModel(article);
+    if (!article.dataset.packed) drawModel(article);
     wanted.scrollIntoView();
     article.querySelector("h1").focus({ preventScroll: true });
     document.title = `${article.querySelector("h1").textContent} - edgevit report`;
