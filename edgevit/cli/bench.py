@@ -99,7 +99,8 @@ def main(
     comparisons = compare_runs(earlier, runs, force=judging.force) if earlier else []
     show_judged(console, verdicts, comparisons)
     console.show(page_command(request, judging))
-    console.show(next_command(context, request.models, judging.output))
+    if command := next_command(context, request.models, judging.output):
+        console.show(command)
     console.result({**result_of(done, rows, verdicts, in_turns, comparisons), "layers": layers})
     return exit_code(verdicts, runs)
 
@@ -190,14 +191,14 @@ def result_of(
 
 def page_command(request: BenchRequest, judging: JudgingRequest) -> str:
     """The command that makes a page of these models, with all that was kept of them and the gates that were asked."""
-    output = judging.output or Path(RUNS)
+    if judging.output is None:
+        return f"These runs are not in a file: --output {RUNS} writes them to one, for `edgevit compare` and a page"
     folders = [arguments.among(model) for model in request.models if model.is_dir()]
-    kept = [output, layers_file(output)] if request.how.layers else [output]
-    page = arguments.page_line(*folders, *kept, gates=judging.gate)
-    return page if judging.output else f"{page}, of runs that --output {RUNS} keeps"
+    files = [judging.output, layers_file(judging.output)] if request.how.layers else [judging.output]
+    return arguments.page_line(*folders, *files, gates=judging.gate)
 
 
-def next_command(context: typer.Context, models: Sequence[Path], output: Path | None) -> str:
+def next_command(context: typer.Context, models: Sequence[Path], output: Path | None) -> str | None:
     """What to do with the figures: set them against others, of a derived model against its base."""
     from shlex import quote
 
@@ -206,9 +207,7 @@ def next_command(context: typer.Context, models: Sequence[Path], output: Path | 
             return against
         kept = f" --output {quote(str(output))}" if output else ""
         return f"Next: edgevit bench {quote(str(models[0]))} OTHER{kept} sets another model against it, in turns"
-    if output:
-        return f"Next: edgevit compare {quote(str(output))} tells p99, throughput and energy, too"
-    return f"Next: the same with --output {RUNS}, then edgevit compare {RUNS} tells p99, throughput and energy"
+    return f"Next: edgevit compare {quote(str(output))} tells p99, throughput and energy, too" if output else None
 
 
 def against_base(context: typer.Context, model: Path) -> str | None:

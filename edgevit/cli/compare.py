@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,14 @@ if TYPE_CHECKING:
 
     from edgevit.report.request import CompareRequest
     from edgevit.report.runs import Comparison
+
+# What the columns are that stand in for the p50 where other programs were busy.
+NOTES = {
+    "mean": "mean ms: the mean, as other programs were busy and interrupt long inferences more often than short ones; "
+    "elsewhere it is the p50, the median",
+    "processor": "processor ms: processor time of an inference, on average, without the time that it waits for other "
+    "programs; p50 and mean are by the clock",
+}
 
 
 @asks(request="edgevit.report.request:CompareRequest")
@@ -35,12 +44,23 @@ def main(request: CompareRequest, *, json: JsonFlag = False, verbose: VerboseFla
 
 
 def show_comparisons(console: Console, comparisons: Sequence[Comparison]) -> None:
+    from edgevit.agent.records import CLOSED_LOOP
     from edgevit.report.runs import BUSY
 
     if not comparisons:
         return
-    for use in dict.fromkeys(c.use for c in comparisons):
-        console.show(_table([c for c in comparisons if c.use == use], use))
+    uses = [f"; {c.use}" for c in comparisons if c.use != CLOSED_LOOP]
+    console.show(
+        "after over before, with 95 % intervals; of times and energies, below 1 is better"
+        + "".join(dict.fromkeys(uses))
+    )
+    pairs: dict[tuple[object, ...], list[Comparison]] = defaultdict(list)
+    for c in comparisons:
+        pairs[c.before, c.after, c.batch, c.streams, c.use].append(c)
+    for pair in pairs.values():
+        console.show(_table(pair))
+    if any(c.figure == "processor" for c in comparisons):
+        console.show(NOTES["processor"])
     if blocks := [length for c in comparisons for length in c.blocks or ()]:
         console.show(
             f"Intervals of one run each, resampled in blocks of {min(blocks)} to {max(blocks)} inferences: that "
@@ -48,7 +68,13 @@ def show_comparisons(console: Console, comparisons: Sequence[Comparison]) -> Non
         )
     if widened := max((c.widened for c in comparisons if c.widened > 1), default=None):
         console.show(f"Intervals are up to {widened:.2f} times wider on each side, as the speed moved within a run.")
-    if any(c.outcome == BUSY for c in comparisons):
+    busy = [c for c in comparisons if c.outcome == BUSY]
+    if busy and all(c.rounds for c in busy):
+        console.show(
+            "Not judged: other programs were busy, and interrupt a long inference more often than a short one. These "
+            "models took turns, so that the ratios of means, of throughput and of processor time hold."
+        )
+    elif busy:
         console.show(
             "Not judged: other work slows one run and not the next. `edgevit bench A B` measures two models in turns, "
             "whose ratios hold on a busy machine, too."
@@ -61,37 +87,29 @@ def show_comparisons(console: Console, comparisons: Sequence[Comparison]) -> Non
         console.warn(text)
 
 
-def _table(comparisons: Sequence[Comparison], use: str) -> Table:
+def _table(comparisons: Sequence[Comparison]) -> Table:
+    """One pair of models; narrow, so that a terminal of 80 columns has room for it."""
     from rich.table import Table
 
-    from edgevit.agent.records import CLOSED_LOOP
-    from edgevit.report.runs import three_digits
+    from edgevit.report.runs import BUSY, three_digits
 
-    title = "after over before, with 95 % intervals; of times and energies, below 1 is better"
-    title += "" if use == CLOSED_LOOP else f"; {use}"
-    table = Table("before", "after", title=title, title_justify="left")
-    for heading in ("batch", "streams"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
+    first = comparisons[0]
+    streams = f", {first.streams} streams" if first.streams > 1 else ""
+    title = f"{first.after} over {first.before}, batch {first.batch}{streams}"
+    table = Table("", title=title, title_justify="left")
     for heading in ("before", "after", "ratio", "interval"):
         table.add_column(heading, justify="right")
-    table.add_column("")
-    pair = None
+    table.add_column("verdict")
     for c in comparisons:
-        names = (c.before, c.after, str(c.batch), str(c.streams))
-        if names != pair:
-            table.add_section()
         interval = "-" if c.low is None or c.high is None else f"{_ratio(c.low)} to {_ratio(c.high)}"
         table.add_row(
-            *(names if names != pair else ("", "", "", "")),
-            f"{c.figure} {c.unit}",
+            c.unit if c.figure in ("throughput", "energy") else f"{c.figure} {c.unit}",
             three_digits(c.before_value),
             three_digits(c.after_value),
             _ratio(c.ratio),
             interval,
-            c.outcome,
+            "not judged" if c.outcome == BUSY else c.outcome,
         )
-        pair = names
     return table
 
 

@@ -21,9 +21,11 @@ from edgevit.progress import Progress, Silent, Stage
 from edgevit.text import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
     from rich.console import RenderableType
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
+    from rich.table import Table
 
 _OUTPUT = {"rich_help_panel": "Output"}
 JsonFlag = Annotated[
@@ -34,6 +36,8 @@ VerboseFlag = Annotated[bool, typer.Option("--verbose", "-v", help="Print what t
 
 QUICK_S = 2.0  # work that ends sooner shows no progress
 CLOSED = 141  # what a shell expects of a program whose reader went away
+PIPE_COLUMNS = 200
+NARROW = 100  # columns, below which some tables have fewer and higher rows
 PLAIN_EVERY_S = 10.0  # at most one plain line per stage in this time
 
 
@@ -67,9 +71,38 @@ def write(text: str) -> None:
     _print(printable(text, keep="\n\t"), sys.stdout)
 
 
+def columns() -> int:
+    """How wide a table may be: as the terminal, or as COLUMNS says; a pipe has no width of its own."""
+    return shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns
+
+
+def _fitting(table: Table, console: RichConsole) -> Table:
+    """The table; where its words need more width than there is, with its rows as columns. No cell is cut short."""
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    def is_too_wide(table: Table) -> bool:
+        return Measurement.get(console, console.options.update(max_width=1000), table).minimum > console.width
+
+    if is_too_wide(table):
+        first, *others = table.columns
+        turned = Table(title=table.title, title_justify=table.title_justify)
+        for heading in (first.header, *first.cells):
+            turned.add_column(heading)
+        for column in others:
+            turned.add_row(column.header, *column.cells)
+        for column in turned.columns[1:]:
+            column.justify = "right"
+        table = table if is_too_wide(turned) else turned
+    for column in table.columns:
+        column.overflow = "fold"
+    return table
+
+
 def _drawn(renderable: RenderableType, to: TextIO) -> str:
     """What rich makes of a table or a text: names are shown as they are, never read as markup or as emoji."""
     from rich.console import Console as RichConsole
+    from rich.table import Table
     from rich.text import Text
 
     class Plain(RichConsole):
@@ -78,9 +111,9 @@ def _drawn(renderable: RenderableType, to: TextIO) -> str:
 
     encoding = to.encoding or "utf-8"
     paper = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace", newline="")
-    # A pipe has no width: never fold a table there.
-    width = shutil.get_terminal_size().columns if to.isatty() else 200
-    console = Plain(file=paper, width=width, force_terminal=to.isatty(), markup=False, emoji=False, highlight=False)
+    console = Plain(file=paper, width=columns(), force_terminal=to.isatty(), markup=False, emoji=False, highlight=False)
+    if isinstance(renderable, Table):
+        renderable = _fitting(renderable, console)
     # A text is one line however long, so that a command in it can be copied; the terminal itself folds it.
     console.print(renderable, soft_wrap=isinstance(renderable, str))
     paper.flush()

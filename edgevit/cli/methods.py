@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgevit.cli import arguments
-from edgevit.cli.console import Console, JsonFlag
+from edgevit.cli.console import NARROW, Console, JsonFlag, columns
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,11 +59,14 @@ def methods_table(methods: Sequence[MethodDescription]) -> Table:
 def options_table(method: MethodDescription) -> Table:
     from rich.table import Table
 
-    table = Table("option", "default", "takes", "meaning")
-    for column in table.columns[:2]:
+    narrow = columns() < NARROW  # then the meaning has what room there is
+    table = Table("option", "meaning") if narrow else Table("option", "default", "takes", "meaning")
+    for column in table.columns[:-1]:
         column.no_wrap = True
     for option in method.options:
-        table.add_row(
-            f"{method.name}.{option.name}", option.default, arguments.kind_name(option.kind), option.explanation
-        )
+        name, takes = f"{method.name}.{option.name}", arguments.kind_name(option.kind)
+        if narrow:
+            table.add_row(f"{name}\n= {option.default}", f"{option.explanation} Takes {takes}.")
+        else:
+            table.add_row(name, option.default, takes, option.explanation)
     return table

@@ -9,7 +9,7 @@ import typer
 
 from edgevit.cli import arguments
 from edgevit.cli.command import asks
-from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
+from edgevit.cli.console import NARROW, Console, JsonFlag, QuietFlag, VerboseFlag, columns
 from edgevit.errors import EdgeVitError
 from edgevit.imports import importing
 
@@ -56,9 +56,12 @@ def main(
 
 def show_sweep(console: Console, folder: Path, found: Sweep) -> None:
     """The table, the plot, and which model the sweep makes one choose."""
+    from edgevit.cli.compare import NOTES
     from edgevit.data.pairs import FEW
 
     console.show(sweep_table(folder, found))
+    for figure in sorted({point.latency.figure for point in found.points if point.latency} & NOTES.keys()):
+        console.show(NOTES[figure])
     if len(found.points) > 1:
         console.show(sweep_drawing(found))
     for why in found.left_out:
@@ -109,22 +112,25 @@ def sweep_table(folder: Path, found: Sweep) -> Table:
     figure = next((point.latency.figure for point in found.points if point.latency), "p50")
     threads = "" if found.threads is None else f", {found.threads} thread{'s' if found.threads > 1 else ''}"
     trained = "no training" if found.finetuned is None else "no training after the cut"
-    title = f"{folder}: {trained}; latency of one image on this machine's CPU{threads}"
+    title = (
+        f"{folder}: {trained}; top-1 on {images} {found.part} images, latency of one image on this machine's "
+        f"CPU{threads}; with 95 % intervals"
+    )
     table = Table(title=title, title_justify="left")
     table.add_column("model")
-    for heading in (
-        *("rate", f"top-1 on {images} {found.part} images (95 % interval)", "MACs", "parameters"),
-        *(f"{figure} ms", "of the base's (95 % interval)"),
-    ):
+    for heading in ("top-1", "MACs", "parameters", f"{figure} ms", "of the base's"):
         table.add_column(heading, justify="right")
+
+    def add(*cells: str) -> None:
+        # Where the width is that of an old terminal, an interval has a line of its own.
+        table.add_row(*(cell.replace(" (", "\n(") if columns() < NARROW else cell for cell in cells))
+
     for point in found.points:
-        rate = "" if point.rate is None else f"{point.rate:g}"
         cost = (readable(point.macs), readable(point.params))
-        table.add_row(point.folder, rate, share_text(point.top1, point.images), *cost, *latency_cells(point))
+        add(point.folder, share_text(point.top1, point.images), *cost, *latency_cells(point))
         if point.rate is None:
             if (finetuned := found.finetuned) is not None:  # as large and as fast as the base
-                top1 = share_text(finetuned.top1, finetuned.images)
-                table.add_row("base, fine-tuned", "", top1, *cost, "", "")
+                add("base, fine-tuned", share_text(finetuned.top1, finetuned.images), *cost, "", "")
             table.add_section()
     return table
 

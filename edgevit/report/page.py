@@ -47,8 +47,8 @@ def as_html(
         html = parts.model(view, pictures.get(model.name))  # type: ignore[attr-defined]  # a macro
         models.append({"id": view["id"], "name": view["name"], "html": html, "drawn": drawable(view["drawn"])})
     packed = sum(len(model["html"]) for model in models) > PACKED_CHARACTERS
-    for model in models if packed else ():
-        model["packed"] = _packed({"html": str(model["html"]), "drawn": model["drawn"]})
+    for shown in models if packed else ():
+        shown["packed"] = _packed({"html": str(shown["html"]), "drawn": shown["drawn"]})
     data = {
         "panels": [panel_data(panel, ids) for panel in panels],
         "models": {} if packed else {model["id"]: model["drawn"] for model in models},

@@ -217,9 +217,10 @@ def test_several_models_are_one_table_of_ratios_to_the_first(run_bench, model, t
     assert [(run.label, run.round) for run in load_runs(output)][:2] == [("t1", 1), ("t2", 1)]
 
 
-def test_runs_that_are_not_kept_name_the_option_that_a_page_needs(run_bench, model):
+def test_runs_that_are_not_kept_name_the_option_that_keeps_them_and_no_file(run_bench, model):
     result = run_bench(model, *FAST)
-    assert "One page of it all: edgevit report runs.jsonl, of runs that --output runs.jsonl keeps" in result.out
+    assert "These runs are not in a file: --output runs.jsonl writes them to one" in result.out
+    assert "edgevit report" not in result.out
 
 
 def test_the_command_of_a_page_repeats_gates_and_names_the_file_of_layers(tmp_path):
@@ -228,8 +229,6 @@ def test_the_command_of_a_page_repeats_gates_and_names_the_file_of_layers(tmp_pa
     judging = JudgingRequest(gate=["p99<8ms", "energy<40mJ"], output=output)
     gates = "--gate 'p99<8ms' --gate 'energy<40mJ'"
     assert page_command(request, judging).endswith(f"report {output} {tmp_path / 'runs.layers.jsonl'} {gates}")
-    told = page_command(request, JudgingRequest())
-    assert told.endswith("report runs.jsonl runs.layers.jsonl, of runs that --output runs.jsonl keeps")
 
 
 def test_json_of_several_models_holds_every_ratio(run_bench, model, tmp_path):

@@ -176,3 +176,18 @@ def test_numbers_that_cannot_be_are_refused_in_one_line(
 def test_the_sweep_of_numbers_sees_the_options_there_are() -> None:
     seen = {(command, option) for command, option, _ in number_options()}
     assert {("derive", "--rate"), ("derive", "--seed"), ("export", "--fp16-tolerance"), ("bench", "--samples")} <= seen
+
+
+def test_a_table_that_is_too_wide_has_its_rows_as_columns_and_no_cell_cut_short(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Table(*(f"figure{i}" for i in range(12)), title="wide")
+    table.add_row(*map(str, range(100, 112)))
+    monkeypatch.setenv("COLUMNS", "130")
+    assert "│ 100     │ 101 " in shown(capsys, table)
+    monkeypatch.setenv("COLUMNS", "60")
+    told = shown(capsys, table)
+    assert "wide" in told and "│ figure11 │ 111 │" in told and "…" not in told
+    table = Table("name", "meaning")
+    table.add_row("a" * 70, "words " * 30)
+    assert shown(capsys, table).count("a") == 72 and max(map(len, shown(capsys, table).splitlines())) <= 60
