@@ -28,7 +28,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """Of a job: exactly one of the two."""
 
     result: Any = None
@@ -94,7 +94,7 @@ class FailedRun(Failure):
 
 
 @dataclass(frozen=True)
-class Profiled:
+class ProfileAnswer:
     inferences_ns: tuple[int, ...]
     clock: Literal["gpu", "host"]
     layers: tuple[Layer, ...]
@@ -104,9 +104,9 @@ class Profiled:
 
 
 @dataclass(frozen=True)
-class Bench:
+class BenchAnswer:
     runs: tuple[dict[str, Any], ...]  # `Run` reads them
-    profiles: tuple[Profiled, ...]
+    profiles: tuple[ProfileAnswer, ...]
     changed: Changed
     failed: FailedRun | None
     alone: str | None
@@ -160,14 +160,14 @@ UNREAD = ("logits",)  # of millions of figures, NaN among them: who asked for th
 
 ANSWERS: dict[str, Any] = {
     **dict.fromkeys(MODULES, dict[str, Any]),  # of these nothing is read, or it is a record that is read elsewhere
-    "follow": Any,  # an `Outcome`, which is read where the job can be forgotten
+    "follow": Any,  # an `JobOutcome`, which is read where the job can be forgotten
     "hello": Hello,
     "size": Size,
     "offer": Offer,
     "start": Started,
     "jobs": Jobs,
     "cancel": Cancelled,
-    "bench": Bench,
+    "bench": BenchAnswer,
     "build": Built,
     "classify": Classified,
     "trtexec": Trtexec,
@@ -190,7 +190,7 @@ def read_answer(host: str, method: str, answer: Any, kind: Any = None) -> Any:
 
 
 @contextmanager
-def reading(host: str, method: str) -> Iterator[None]:
+def answer_records(host: str, method: str) -> Iterator[None]:
     """While records are made of an answer: what is wrong with one of them is wrong with the answer.
 
     Raises: AgentError.

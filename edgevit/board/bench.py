@@ -18,7 +18,7 @@ from typing import Any
 
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
-from edgevit.board.answers import reading, wrong_answer
+from edgevit.board.answers import answer_records, wrong_answer
 from edgevit.board.connection import THIS_MACHINE, Board, open_board
 from edgevit.board.facts import CLOCK_OFF_S, BoardFacts, examine
 from edgevit.board.images import find_images, preprocessing_of
@@ -348,7 +348,7 @@ def take_turns(
         return done
 
     def read(result: dict[str, Any]) -> tuple[Turns, str | None]:
-        with reading(board.host, "bench"):
+        with answer_records(board.host, "bench"):
             return _turns_of(result, turns, profiled, board.host, setting.facts), result["alone"]
 
     turns_made: Turns = board.run_job("bench", args, name=name, progress=progress, read=read, keep=kept)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgevit.agent.__main__ import MARK, user
-from edgevit.board.answers import Outcome, read_answer
+from edgevit.board.answers import JobOutcome, read_answer
 from edgevit.board.client import LOCAL, Agent, Explain, in_sh, is_full, pack_agent, said_by
 from edgevit.board.ssh import Ssh
 from edgevit.errors import (
@@ -197,7 +197,7 @@ class Board:
 
         Raises: AgentError (it failed, or the result is not one of `method`).
         """
-        read_answer(self.host, "follow", outcome, Outcome)
+        read_answer(self.host, "follow", outcome, JobOutcome)
         if error := outcome.get("error"):
             raise AgentError(error["message"], remote_traceback=error["traceback"])
         return read_answer(self.host, method, outcome.get("result"))
