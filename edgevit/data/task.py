@@ -8,6 +8,7 @@ of any class, known or not, that only a teacher judges.
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -329,6 +330,11 @@ def _report_annotations(sources: Sequence[object], progress: Progress) -> None:
         progress.note(f"passed over {what} beside the images, such as {min(files)}")
 
 
+def _in_place(files: Iterable[Reference], data: str | Path) -> list[str]:
+    """Files by the resolved folder of their data, so that they are the same however the folder is given."""
+    return sorted(os.path.join(_resolved(data), os.path.relpath(str(file), data)) for file in files)
+
+
 def _first_few(paths: Sequence[object]) -> str:
     more = f" and {len(paths) - FEW} more" if len(paths) > FEW else ""
     return f"{', '.join(map(str, paths[:FEW]))}{more}"
@@ -390,11 +396,11 @@ def open_task(
             raise DataError(f"no readable {name} images of class {bare[0]!r} in {data}; add some")
         pairs = [(reference, label) for label, part in enumerate(parts) for reference in part[name]]
         splits[name] = Split(source, tuple(r for r, _ in pairs), tuple(label for _, label in pairs), preprocessing)
-    more, skipped = None, sorted(map(str, bad))
+    more, skipped = None, _in_place(bad, data)
     if unlabelled is not None:
         held_out = (splits["validation"], splits["test"])
         more, unreadable = _open_unlabelled(unlabelled, held_out, skip_bad_images, progress)
-        skipped += sorted(map(str, unreadable))
+        skipped += _in_place(unreadable, unlabelled)
     if skipped:
         what = "1 image" if len(skipped) == 1 else f"{len(skipped)} images"
         progress.warn(f"left out {what} that cannot be read: {_first_few(skipped)}")

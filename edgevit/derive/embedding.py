@@ -112,6 +112,14 @@ def has_directions(network: nn.Module, images: int) -> bool:
     return family_of(network).geometry(network).fixed_embed is None and images >= enough_images(network)
 
 
+def more_images(problem: Problem, method: str, asked: int, enough: int) -> str:
+    """The option that gives a method `enough` calibration images, as far as the task has more than it asked for."""
+    available = len(problem.task.train)
+    if available <= asked:
+        return f"add training images, of which there are {available}"
+    return f"give --set {method}.calibration_images={min(enough, available)}"
+
+
 class Slices:
     """What the answers lose when the embedding is narrowed and nothing else; each width is measured once per task.
 
@@ -120,6 +128,7 @@ class Slices:
         fitted: whether tokens are taken back by the decoders that fit them best, and few directions chosen for that;
             else by the transposed rotation of the largest directions.
         quick: as for `Passes.show`, of the passes whose answers are compared with the base's.
+        owner: the method, whose option `calibration_images` is named where there are few.
     """
 
     def __init__(
@@ -131,8 +140,10 @@ class Slices:
         *,
         fitted: bool = True,
         quick: bool = False,
+        owner: str = "METHOD",
     ) -> None:
         self.problem, self.fitted, self.quick = problem, fitted, quick
+        self.owner, self.asked = owner, calibration_images
         self.calibration = problem.task.train.subset(calibration_images)
         self.felt = problem.task.train.subset(sensitivity_images)
         self.whole, self.known = family_of(problem.network).geometry(problem.network).embed, tokens
@@ -150,9 +161,10 @@ class Slices:
         """What a narrower embedding is made from; one that has to stay may have no norms to see its tokens."""
         problem, tokens = self.problem, self.known
         if len(self.calibration) < (stable := stable_images(problem.network)):
+            more = more_images(problem, self.owner, self.asked, stable)
             problem.progress.warn(
                 f"the directions of the embedding are those of {len(self.calibration)} images; with {stable} a "
-                "narrower one loses less, if there are as many"
+                f"narrower one loses less: {more}"
             )
         if tokens is None:
             tokens = SeenTokens.taken_from(dict(problem.cache.tensors("directions", self.key, self._see_tokens)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edgevit.errors import GateError, OptionError, OutputError, UnknownNameError
 from edgevit.folder.writing import write_whole, writing
 from edgevit.numbers import check_number
-from edgevit.progress import Progress, Silent
+from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.report.choice import Panel, not_shown, panels
 from edgevit.report.gates import parse_gate
 from edgevit.report.gather import Found, gather
@@ -102,7 +102,7 @@ def run(request: ReportRequest, progress: Progress | None = None) -> Report:
     if thumbnails:
         from edgevit.report.wrong import pictures
 
-        seen = pictures(found, thumbnails, progress or Silent())
+        seen = pictures(found, thumbnails, OnlyOnce(progress or Silent()))
     text = _text(chosen, made, found, seen).encode("utf-8", "backslashreplace").decode()  # names may be no Unicode
     if file is not None:
         with writing(file):

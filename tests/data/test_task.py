@@ -327,13 +327,18 @@ class Warned(Silent):
         self.said.append(text)
 
 
-def test_the_first_few_that_are_left_out_are_named(both: Path) -> None:
+def test_the_first_few_that_are_left_out_are_named_alike_however_the_folder_is_given(
+    both: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for i in range(5):
         truncate(both / "train" / "cat" / f"{i}.png")
     told = Warned()
     task_of(both, "cat,dog", 3, skip_bad_images=True, progress=told)
     first = ", ".join(str(both / "train" / "cat" / f"{i}.png") for i in range(3))
     assert told.said == [f"left out 5 images that cannot be read: {first} and 2 more"]
+    monkeypatch.chdir(both.parent)
+    task_of(Path(both.name), "cat,dog", 3, skip_bad_images=True, progress=told)
+    assert told.said[1:] == told.said[:1]
 
 
 def test_no_class_of_the_data_drops_out_because_the_base_does_not_name_it(both: Path) -> None:

@@ -12,7 +12,7 @@ from problems import untrained
 
 from edgevit.data.task import open_task
 from edgevit.derive.algebra.embedding import encoder, flat_basis
-from edgevit.derive.embedding import Slices, climb, geometry_at, ladder
+from edgevit.derive.embedding import Slices, climb, geometry_at, ladder, more_images
 from edgevit.derive.plan import EmbedPlan
 from edgevit.derive.realise import narrow_embedding
 from edgevit.errors import BudgetError
@@ -102,6 +102,13 @@ def test_a_slice_is_of_the_largest_directions_or_few_refined_ones_read_through_t
     base = describe(small_vit(depth=2), "vit_tiny_patch16_224", {"depth": 2})
     task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
     problem = untrained(base, task, 0.5, tmp_path)
+    train = len(task.train)
+    for asked, enough, advice in (
+        (128, 200, "give --set forge.calibration_images=200"),
+        (128, 5000, f"give --set forge.calibration_images={train}"),
+        (train, 5000, f"add training images, of which there are {train}"),
+    ):
+        assert more_images(problem, "forge", asked, enough) == advice
     found = Slices(problem, 128, 64)
     assert found.plan(64) is None and found.nats(64) == 0.0
     for width in (8, 32):

@@ -257,7 +257,7 @@ def choose(
         network, problem.policy, config.embed_width, "forge", problem.budget.least_embed
     )  # fmt: skip
     how = {"fitted": config.fit_decoders, "quick": config.quick}
-    slices = Slices(problem, config.calibration_images, config.sensitivity_images, tokens, **how)
+    slices = Slices(problem, config.calibration_images, config.sensitivity_images, tokens, owner="forge", **how)
 
     def least(ladders: Sequence[tuple[Ladder | None, float]], curves: Sequence[BlockCurves]) -> Chosen:
         spent = partial(spending.shape, curves)

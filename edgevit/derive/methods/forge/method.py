@@ -32,7 +32,7 @@ from edgevit.derive.algebra.attention import Spectra, attention_spectra, mean_va
 from edgevit.derive.algebra.factorise import Spectrum
 from edgevit.derive.algebra.least_squares import Removal, refittable_mean, removal_in_order, removal_order
 from edgevit.derive.allocate.policy import Policy
-from edgevit.derive.embedding import has_directions
+from edgevit.derive.embedding import has_directions, more_images
 from edgevit.derive.measure.embedding import SeenTokens, TokenMoments, worth_to_norms
 from edgevit.derive.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derive.measure.stand_ins import stand_ins
@@ -316,7 +316,8 @@ def _warn_of_few_images(problem: Problem, config: Config) -> None:
     images, enough = min(len(problem.task.train), config.calibration_images), minimum_images(problem.network)
     if images < enough:
         problem.progress.warn(
-            f"{images} calibration images do not determine the widest layer, {enough} would: the ridge decides the rest"
+            f"{images} calibration images do not determine the widest layer, {enough} would: the ridge decides the "
+            f"rest; {more_images(problem, 'forge', config.calibration_images, enough)}"
         )
 
 

@@ -326,7 +326,7 @@ def _cut_narrower(problem: Problem, config: Config, start: _Start, known: _Known
     Raises:
         BudgetError: no rung reaches the budget; the narrowest one's.
     """
-    slices = Slices(problem, config.calibration_images, config.calibration_images)
+    slices = Slices(problem, config.calibration_images, config.calibration_images, owner="nuwa")
     best, least, refused, rungs = None, inf, None, []
     for width in embed_widths(problem.network, problem.policy, config.embed_width, "nuwa", problem.budget.least_embed):
         if (alone := slices.nats(width)) >= least:

@@ -190,7 +190,7 @@ def make_plan(problem: Problem, config: Config) -> Plan:
 
 def _narrower(problem: Problem, config: Config) -> EmbedPlan | None:
     (width,) = embed_widths(problem.network, problem.policy, config.embed_width, "vulcan")
-    return Slices(problem, config.calibration_images, config.calibration_images).plan(width)
+    return Slices(problem, config.calibration_images, config.calibration_images, owner="vulcan").plan(width)
 
 
 def _with(network: nn.Module, embed: EmbedPlan | None) -> nn.Module:
