@@ -8,13 +8,17 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from http.client import HTTPException
 from itertools import islice
 from pathlib import Path
+from ssl import SSLError
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import timm
 import torch
@@ -43,6 +47,7 @@ TORCHVISION_NAMES = {
     "vit_b_16": "vit_base_patch16_224", "vit_b_32": "vit_base_patch32_224", "vit_l_16": "vit_large_patch16_224",
     "vit_l_32": "vit_large_patch32_224", "vit_h_14": "vit_huge_patch14_224",
 }  # fmt: skip
+HUB_S = 5  # within which the hub answers
 PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
 
@@ -134,11 +139,12 @@ def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False, pre
     _check_name(name)
     check_arguments(args, prefix)
     try:
-        network: nn.Module = timm.create_model(name, pretrained=pretrained, **args)
+        with _quick_hub() if pretrained else nullcontext() as silent:
+            network: nn.Module = timm.create_model(name, pretrained=pretrained, **args)
     except FOREIGN as error:
         # huggingface_hub's errors are OSErrors and ValueErrors, timm's where it knows no weights is a RuntimeError.
         if pretrained and isinstance(error, (OSError, RuntimeError, ValueError)):
-            raise _no_pretrained(name, error) from error
+            raise _no_pretrained(name, silent or first_line(error, 100)) from error
         shown = ", ".join(f"{k}={v}" for k, v in args.items()) or "no arguments"
         raise OptionError(
             f"timm cannot make {name} with {shown}: {first_line(error, 120)}; check --model-arg"
@@ -146,9 +152,32 @@ def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False, pre
     return family_like(network).adopted(network)
 
 
-def _no_pretrained(name: str, error: Exception) -> CheckpointError:
+@contextmanager
+def _quick_hub() -> Iterator[str | None]:
+    """Let downloads come from the cache alone where the hub does not answer: its client would try for a minute.
+
+    Yields what is wrong; None: it answers, or is not to be asked.
+    """
+    from huggingface_hub import constants
+
+    offline, silent = constants.HF_HUB_OFFLINE, None
+    if not offline:
+        try:
+            urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_S).close()
+        except (OSError, HTTPException) as error:
+            refused = isinstance(error, HTTPError) or isinstance(getattr(error, "reason", None), SSLError)
+            if not refused:  # which its client may be spared, with a token or other certificates
+                silent = f"{constants.ENDPOINT} does not answer, and no copy is in the cache"
+    constants.HF_HUB_OFFLINE = offline or silent is not None
+    try:
+        yield silent
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
+def _no_pretrained(name: str, reason: str) -> CheckpointError:
     return CheckpointError(
-        f"no pretrained weights for {name}: {first_line(error, 100)}; is there a network? "
+        f"no pretrained weights for {name}: {reason}; is there a network? "
         f"Otherwise download the file elsewhere and give it with --checkpoint"
     )
 
@@ -275,7 +304,7 @@ def open_network(
     if checkpoint is not None:
         return _open_weights(name, args, Path(checkpoint), overrides, progress)
     if pretrained:
-        progress.note(f"timm's weights of {name}, from the Hugging Face hub, which is given a minute to answer")
+        progress.note(f"timm's weights of {name}, from the Hugging Face hub")
     return _opened(_create(name, args, pretrained=pretrained), name, args, overrides)
 
 
@@ -307,6 +336,7 @@ def network_without_weights(base: str | Path, model_args: Mapping[str, Any] | No
             family = family_of(network)
             if not family.has_classifier(network):
                 family.make_classifiers(network, SOME_CLASSES)
+        _try_once(network, str(base))
     return network.eval()
 
 

@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from small_base import ARGS
+from small_base import ARGS, write_checkpoint
 
 import edgevit
-from edgevit.derive.head import FEWEST, Moments, RidgeRegression, choose_ridge, sharpen
+from edgevit.derive.head import FEWEST, Moments, RidgeRegression, choose_ridge, open_task_for, sharpen
 from edgevit.derive.methods import method_names
+from edgevit.derive.opening import open_for
+from edgevit.derive.request import DeriveRequest, SupernetRequest
 from edgevit.errors import DataError, OptionError, UnsupportedModelError
+from edgevit.models.checkpoint import open_network
+from edgevit.progress import Silent
 from edgevit.train.settings import Training
 
 # skd cuts super-networks, and those have their own test.
@@ -242,6 +246,24 @@ def test_a_network_for_every_size_is_made_of_a_base_without_a_head(headless: Pat
     assert made.record.fitted_head.validation_accuracy > 0.6
     edgevit.derive(method="skd", supernet=tmp_path / "net", rate=0.2, classes="3,5", out=tmp_path / "slice")
     assert edgevit.load(tmp_path / "slice").classes == ["3", "5"]
+
+
+def test_labels_beside_the_weights_say_which_output_is_which_class(tmp_path: Path) -> None:
+    digits = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
+    base = write_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"label_names": list(map(str, digits)), "model_args": ARGS}))
+    asked: dict[str, Any] = {"base": base, "data": "digits", "out": tmp_path / "m", "classes": "7,0"}
+    for request in (DeriveRequest(**asked), SupernetRequest(**asked)):
+        found = open_network(base, **request.opening())
+        task = open_task_for(found, request, Silent())
+        assert task.base_columns == [9, 3]
+        opened = open_for(found, request, "subset", task, Silent())
+        assert opened.assumed is not None and opened.assumed.record().classes_from == "config.json"
+    given = DeriveRequest(**asked, base_classes=list(map(str, range(10))))
+    assert open_task_for(found, given, Silent()).base_columns == [7, 0]
+    (tmp_path / "config.json").write_text(json.dumps({"label_names": list("abcdefghij"), "model_args": ARGS}))
+    with pytest.raises(DataError, match=r"names the outputs 'a', .* and the data has other classes: '0'"):
+        open_task_for(open_network(base), DeriveRequest(**{**asked, "classes": None}), Silent())
 
 
 def test_a_class_of_too_few_images_is_one_line(headless: Path, image_folder: Any, tmp_path: Path) -> None:

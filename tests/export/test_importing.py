@@ -132,6 +132,22 @@ def test_without_data_nothing_is_known_of_classes_and_the_rest_goes_on(tmp_path:
     assert evaluate(folder.path, "digits", classes="3,5", max_images=20).outputs == 10
 
 
+def test_labels_beside_the_file_name_its_outputs_with_data_and_without(tmp_path: Path) -> None:
+    file, told = write_vit(tmp_path / "m.onnx", depth=1), Told()
+    digits = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
+    config = {"id2label": {str(output): str(digit) for output, digit in enumerate(digits)}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    labelled = take(file, told, data=None).imported()
+    assert [(c.name, c.base_index) for c in labelled.classes] == [(str(d), i) for i, d in enumerate(digits)]
+    assert told.notes[-1].endswith("of 10 outputs, as config.json beside the weights says")
+    folder = tmp_path / "some"
+    request = FilesRequest(model=file, out=folder, classes="7,0", **QUICK)
+    assert [(c.name, c.base_index) for c in ModelFolder(imported(request).model).imported().classes] == [
+        ("7", 9),
+        ("0", 3),
+    ]
+
+
 def test_a_file_that_edgevit_made_brings_its_classes(exported: Path, tmp_path: Path) -> None:
     request = FilesRequest(model=exported / "export" / "model.fp32.onnx", out=tmp_path / "again")
     again = ModelFolder(imported(request).model).imported()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 import torch
 from model_folders import derivation_of, rewrite_spec
@@ -389,7 +390,9 @@ def test_arguments_in_a_sealed_folder_are_those_of_a_network_that_runs(
     assert said in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-def test_a_network_larger_than_memory_is_not_made() -> None:
+def test_a_network_that_cannot_run_or_is_larger_than_memory_is_not_made() -> None:
+    with pytest.raises(OptionError, match="cannot run with its arguments"):
+        network_without_weights(NAME, {**ARGS, "norm_layer": "layernorm2d"})
     with pytest.raises(OptionError, match=r"takes \d+ GB, and this machine has \d+ GB; check --model-arg"):
         network_without_weights(NAME, {"embed_dim": 2**16, "num_heads": 1, "depth": 16})
 
@@ -409,14 +412,13 @@ def test_pretrained_without_a_network_is_one_line(
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 
 
-def test_a_hub_that_does_not_answer_is_tried_in_silence(tmp_path: Path) -> None:
-    code = (
-        "import sys, time\nfrom edgevit.cli.app import main\ntime.sleep = lambda seconds: None\n"
-        f"sys.argv = ['edgevit', 'base', '{NAME}', '--pretrained', '--out', 'out', '--quiet']\nmain()"
-    )
-    variables = {**os.environ, "HF_HUB_CACHE": "hf", "HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "*"}
-    told = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, cwd=tmp_path, env=variables)
-    assert told.stderr.startswith(f"error: no pretrained weights for {NAME}: ") and told.stderr.count("\n") == 1
+def test_a_hub_that_does_not_answer_is_not_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waits to try again"))
+    monkeypatch.setenv("NO_PROXY", "*")
+    with pytest.raises(CheckpointError, match=r"http://127\.0\.0\.1:9 does not answer, and no copy is in the cache"):
+        open_base(NAME, pretrained=True)
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is False
 
 
 def test_preprocessing_is_the_bases_own_but_for_what_was_given(small_vit: Any) -> None:
