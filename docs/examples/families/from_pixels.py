@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -58,12 +58,18 @@ def plain_loader(model: nn.Module) -> None:
 
 
 # ... files of weights are of what is inside ...
-def fitted(weights: Weights, model: FromPixels, name: str, *, resample: bool) -> Weights:
-    return vit.fitted(weights, model.inner, name, resample=resample)
+def fitted(weights: Weights, model: FromPixels, name: str, *, resample: bool, trained: Any = None) -> Weights:
+    return vit.fitted(weights, model.inner, name, resample=resample, trained=trained)
+
+
+def guessed_arguments(
+    state: Mapping[str, Tensor], model: FromPixels, model_state: Mapping[str, Tensor], stated: Collection[str]
+) -> tuple[dict[str, Any], str | None]:
+    return vit.guessed_arguments(state, model.inner, model_state, stated)
 
 
 # ... and all else is as it is inside.
-named, unpack, pack = vit.named, vit.unpack, vit.pack
+named, unpack, pack, guessed_name = vit.named, vit.unpack, vit.pack, vit.guessed_name
 check, sites, read, read_block, geometry, input_size, classifiers = map(
     _of_inner, (vit.check, vit.sites, vit.read, vit.read_block, vit.geometry, vit.input_size, vit.classifiers)
 )
