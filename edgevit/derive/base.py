@@ -20,7 +20,7 @@ from edgevit.data.classes import (
 from edgevit.data.neighbours import preprocessing_hint
 from edgevit.data.sources import open_source
 from edgevit.data.splitting import Splitting
-from edgevit.derive.base_check import ask, judge_base
+from edgevit.derive.base_check import check_opened
 from edgevit.derive.card import base_card
 from edgevit.derive.head import open_task_for
 from edgevit.derive.opening import Opened, open_for
@@ -76,7 +76,7 @@ def run(request: BaseRequest, progress: Progress | None = None) -> Model:
     return model
 
 
-def _judged(opened: Opened, request: BaseRequest, progress: Progress) -> str | None:
+def _hint(opened: Opened, request: BaseRequest, progress: Progress) -> str | None:
     """The accepted hint at other preprocessing; None: there is none, or a derivation has checked the base.
 
     Raises:
@@ -84,13 +84,7 @@ def _judged(opened: Opened, request: BaseRequest, progress: Progress) -> str | N
     """
     if request.checked:
         return None
-    task = opened.task
-    answers = ask(opened.base.network, task, opened.passes, opened.cache, opened.identity())
-    assert opened.assumed is not None, "there are images"
-    check = judge_base(
-        answers, answers.sureness(task), task, progress, request, order_assumed=opened.assumed.order_assumed
-    )
-    return preprocessing_hint(check, len(task.classes))
+    return preprocessing_hint(check_opened(opened, request, progress), len(opened.task.classes))
 
 
 def _checked(found: Model, names: Sequence[str], request: BaseRequest, progress: Progress) -> str | None:
@@ -111,7 +105,7 @@ def _checked(found: Model, names: Sequence[str], request: BaseRequest, progress:
         return None
     request = replace(request, classes=names)
     opened = open_for(found, request, "subset", open_task_for(found, request, progress), OnlyOnce(progress))
-    hint = _judged(opened, request, progress)
+    hint = _hint(opened, request, progress)
     close_compute()
     return hint
 
@@ -128,7 +122,7 @@ def _with_head(base: Headless, request: BaseRequest, progress: Progress) -> tupl
         )
     task = open_task_for(base, request, progress)
     opened = open_for(base, request, "subset", task, progress)
-    model, head, hint = opened.base, opened.fitted, _judged(opened, request, progress)
+    model, head, hint = opened.base, opened.fitted, _hint(opened, request, progress)
     close_compute()
     assert head is not None
     if request.training.seed != Training().seed and "test" not in task.test.source.parts:

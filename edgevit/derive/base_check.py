@@ -20,6 +20,7 @@ from edgevit.data.decoded import Decoded
 from edgevit.data.neighbours import preprocessing_hint
 from edgevit.data.task import Split, Task
 from edgevit.derive.cache import Cache
+from edgevit.derive.opening import Opened
 from edgevit.derive.request import BaseRequest, Request
 from edgevit.errors import DataError
 from edgevit.folder.derivation import BaseCheckRecord, NeighbourRecord
@@ -210,3 +211,17 @@ def judge_base(
     for order in () if near else exchanged:
         progress.warn(f"{order}; check the order of the base's outputs, and give it with --base-classes FILE")
     return record
+
+
+def check_opened(opened: Opened, request: Request | BaseRequest, progress: Progress) -> BaseCheckRecord:
+    """Check a base that is open with images, before anything is made of it; both answers are from validation images.
+
+    Raises:
+        DataError: as `judge_base` says.
+    """
+    task = opened.task
+    answers = ask(opened.base.network, task, opened.passes, opened.cache, opened.identity())
+    assert opened.assumed is not None, "there are images"
+    return judge_base(
+        answers, answers.sureness(task), task, progress, request, order_assumed=opened.assumed.order_assumed
+    )

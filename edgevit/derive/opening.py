@@ -22,7 +22,7 @@ from edgevit.derive.allocate.policy import Policy
 from edgevit.derive.cache import Cache, derivations_folder
 from edgevit.derive.head import with_fitted_head
 from edgevit.derive.problem import Problem, Stopwatch
-from edgevit.derive.request import BaseRequest, DeriveRequest, SupernetRequest
+from edgevit.derive.request import BaseRequest, DeriveRequest, Deriving, SupernetRequest
 from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError, UnknownNameError
 from edgevit.folder.derivation import FittedHead
 from edgevit.folder.model import ClassLabel, ModelSpec
@@ -90,7 +90,7 @@ class Opened:
 
 def open_for(
     found: Model | Headless,
-    request: DeriveRequest | SupernetRequest | BaseRequest,
+    request: Deriving | SupernetRequest | BaseRequest,
     head: str,
     task: Task,
     progress: Progress,
@@ -146,7 +146,7 @@ def _seen_before(base: str | Path, task: Task) -> str | None:
     )
 
 
-def _cache(request: DeriveRequest | SupernetRequest | BaseRequest, task: Task, passes: Passes) -> Cache:
+def _cache(request: Deriving | SupernetRequest | BaseRequest, task: Task, passes: Passes) -> Cache:
     """What derivations share. Several processes would have to agree on what is there: they work everything out."""
     alone = passes.compute.accelerator.num_processes == 1 and task.has_images
     keeping = request.cache if alone and not isinstance(request, SupernetRequest) else False

@@ -19,9 +19,12 @@ from edgevit.derive.allocate.cost_table import Where
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.derive.allocate.prices import UNITS
 from edgevit.derive.allocate.prices import Measured as Quantity
+from edgevit.derive.base_check import check_opened
 from edgevit.derive.cache import shared_cache
+from edgevit.derive.head import open_task_for
 from edgevit.derive.in_a_row import settle_row
 from edgevit.derive.method import find_method, refuse_training
+from edgevit.derive.opening import open_for
 from edgevit.derive.problem import Stopwatch
 from edgevit.derive.session import Derivation
 from edgevit.derive.session import run as derive
@@ -47,9 +50,10 @@ from edgevit.meet.mixing import LimitError
 from edgevit.meet.request import MeetRequest, identity
 from edgevit.meet.rounds import MOST, MeasuredFigure, Round, Search, Terms
 from edgevit.meet.workshop import BudgetBench, shape_in
-from edgevit.models.checkpoint import load, network_without_weights
+from edgevit.models.checkpoint import load, network_without_weights, open_network
 from edgevit.progress import OnlyOnce, Progress, Silent, rounded_duration
 from edgevit.request import as_request, takes_options
+from edgevit.train.compute import close_compute
 from edgevit.version import written_by
 
 if TYPE_CHECKING:
@@ -138,6 +142,7 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
         assert base is not None
         network = network_without_weights(base, shared.model_args)
         _refuse_method(shared.on_its_base(), network, progress)
+        check_base(shared.on_its_base(), once)
         costs = tuple(Costs(network, shared, place, once) for place in shared.places)
         if len(each := shared.each()) > 1:
             _refuse_any([_One(one, costs, once, _base_folder(request, one)) for one in each if not one.is_there])
@@ -155,6 +160,23 @@ def _refuse_method(request: MeetRequest, network: nn.Module, progress: Progress)
     """Raise OptionError for a method that cannot cut this base, before a cost is measured for it."""
     policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
     settle_row((), find_method(request.method), request.settings, network, policy, progress)
+
+
+def check_base(request: MeetRequest, progress: Progress) -> None:
+    """Refuse images, or a base on them, that the first derivation would refuse, before a cost is measured for it.
+
+    A search that is gone on with has been checked.
+
+    Raises:
+        DataError: an image cannot be read, the base is near chance, or it does better with other preprocessing.
+    """
+    if request.data is None or request.resume:
+        return
+    assert request.base is not None
+    found = open_network(request.base, **request.opening(), progress=progress)
+    task = open_task_for(found, request, progress)
+    check_opened(open_for(found, request, request.head, task, progress), request, progress)
+    close_compute()
 
 
 def _base_folder(request: MeetRequest, one: MeetRequest) -> Path:

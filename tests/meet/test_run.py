@@ -375,6 +375,15 @@ def test_a_budget_out_of_reach_is_refused_with_the_minimum(asked: dict[str, Any]
         edgevit.meet(NAME, ms=11, out=tmp_path / "t", **asked)
 
 
+def test_a_base_that_does_not_know_its_classes_is_refused_before_a_cost_is_measured(
+    asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "measured_table", None)  # not to be called
+    with pytest.raises(DataError, match=r"validation images among all 10 outputs .*--accept-weak-base$"):
+        edgevit.meet(NAME, ms=5, out=tmp_path / "t", **{**asked, "accept_weak_base": False})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_of_several_budgets_that_cannot_be_met_is_refused_before_any_takes_its_time(
     asked: dict[str, Any], tmp_path: Path, computed: Computed
 ) -> None:
