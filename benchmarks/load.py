@@ -72,7 +72,7 @@ def write_lines(file: Path, runs: Iterator[Run]) -> Path:
     return file
 
 
-def write_models(root: Path, models: int, repeats: int) -> None:
+def write_models(root: Path, models: int, repeats: int, steps: int = 300, samples: int = 200) -> None:
     """A base and models of it, and their runs, of which each model's are a session with the base."""
     write_folder(root / "base", macs=2_000_000, params=20_000)
     noise = random.Random(1)
@@ -80,7 +80,7 @@ def write_models(root: Path, models: int, repeats: int) -> None:
         share = (i + 1) / (models + 1)
         made = derived(accuracy(0.5 + share / 2, 100 * share, 100))
         write_folder(root / f"m{i}", derivation=made, macs=round(2e6 * share), params=round(2e4 * share))
-        (root / f"m{i}" / "history.jsonl").write_text(history(300))
+        (root / f"m{i}" / "history.jsonl").write_text(history(steps))
     with (root / "runs.jsonl").open("w") as opened:
         for i in range(models):
             for number in range(1, repeats + 1):
@@ -88,7 +88,7 @@ def write_models(root: Path, models: int, repeats: int) -> None:
                 pair = (
                     (("base", 4.0), (f"m{i}", 1 + 3 * i / models)) if number <= 10 else ((f"m{i}", 1 + 3 * i / models),)
                 )
-                opened.writelines(run_of(label, ms, 200, noise, **of).to_json() + "\n" for label, ms in pair)
+                opened.writelines(run_of(label, ms, samples, noise, **of).to_json() + "\n" for label, ms in pair)
 
 
 def timed(*arguments: object, reads: int, wrote: Path | None = None) -> dict[str, Any]:

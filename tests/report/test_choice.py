@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import load
 import pytest
+from counting import calls
 from model_folders import some_spec
 from some_report import (
     BASE,
@@ -503,3 +505,22 @@ def test_of_models_that_cost_the_same_the_most_accurate_is_taken(tmp_path: Path)
     taken = panel.recommended()
     assert taken is not None and taken.title == "trained"
     assert answer(panel).endswith("closed costs the same, and is less accurate on the validation images.")
+
+
+def test_twice_as_many_models_or_runs_take_twice_the_work(tmp_path: Path) -> None:
+    def work(models: int, repeats: int) -> int:
+        root = tmp_path / f"{models} {repeats}"
+        root.mkdir()
+        load.write_models(root, models, repeats, steps=1, samples=20)
+        found = gather([root])
+
+        def views() -> None:
+            made = panels(found)
+            for model in found.models:
+                model_view(model, "m", found, made)
+
+        return calls(views)
+
+    work(1, 1)  # what is loaded once per process
+    once = work(12, 2)
+    assert work(24, 2) < 2.3 * once and work(12, 4) < 2.3 * once

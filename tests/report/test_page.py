@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
+from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from some_report import write_everything
 
 from edgevit.report.choice import panels
@@ -28,6 +31,19 @@ def test_the_page_is_one_file_that_asks_the_network_for_nothing(tmp_path: Path) 
         "m2",
     }
     assert "4 left out: what could not be read, or left no model" in text and 'role="tab"' in text
+
+
+def test_the_parts_of_many_models_are_packed_and_hold_what_a_small_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = gather([write_everything(tmp_path)])
+    plain = as_html(panels(found), found)
+    monkeypatch.setattr("edgevit.report.page.PACKED_CHARACTERS", 1000)
+    text = as_html(panels(found), found)
+    packed = [json.loads(zlib.decompress(b64decode(one))) for one in re.findall(r'data-packed="([^"]*)"', text)]
+    assert len(packed) == 3 and all(one["html"] in plain for one in packed)
+    assert packed[1]["drawn"]["embed"] == {"now": 24, "base": 32}
+    assert json.loads(re.findall(r'id="data">(.*?)</script>', text, re.DOTALL)[0])["models"] == {}
 
 
 def test_what_is_no_interval_of_95_percent_is_not_called_one(tmp_path: Path) -> None:

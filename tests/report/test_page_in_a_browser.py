@@ -65,7 +65,23 @@ def test_on_a_phone_the_answer_is_in_the_first_screen_however_many_settings_ther
     answer = seen.page.locator("section.open h1").bounding_box()
     assert answer is not None and answer["y"] < 300 and seen.texts("nav.tabs button")[0] == "seed 0"
     seen.page.locator("nav.tabs button").first.press("ArrowLeft")
-    assert seen.page.locator("nav.tabs button").last.evaluate("b => b.getBoundingClientRect().top") < 300
+    last = seen.page.locator("nav.tabs button").last
+    assert last.evaluate("b => b.getBoundingClientRect().top") < 300
+    assert seen.page.evaluate("document.querySelector('nav.tabs').scrollHeight") < 60, "one row, and none cut off"
+    assert last.evaluate("b => b.getBoundingClientRect().right") <= 390, "what is chosen is in view"
+    seen.page.close()
+
+
+def test_what_is_packed_opens_when_a_reader_asks_for_it(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgevit.report.page.PACKED_CHARACTERS", 1000)
+    file = report([write_everything(tmp_path)], output=tmp_path / "page.html").file or tmp_path
+    seen = Opened(browser, file, part="#m1")
+    seen.page.wait_for_selector("article.open figure[data-chart=blocks] svg")
+    assert "24 of 32 channels" in seen.texts("article.open figcaption")[0]
+    assert seen.page.evaluate("getComputedStyle(document.querySelector('article.open h1')).outlineStyle") == "none"
+    assert seen.page.locator("article[data-packed]").count() == 2 and seen.complaints == [] and len(seen.asked) == 1
     seen.page.close()
 
 

@@ -1,9 +1,9 @@
 import json
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from counting import calls
 from some_runs import DENSE, MS, ON_A_BOARD, SLIM, S, watts
 
 from edgevit.folder import documents
@@ -120,22 +120,6 @@ def test_a_file_that_is_not_runs_is_named_with_the_line(tmp_path, text, message)
         path.write_text(text, encoding="latin-1")
     with pytest.raises(RunsError, match=message):
         load_runs(path)
-
-
-def calls(work):
-    """How many functions were called for it."""
-    count = 0
-
-    def note(frame, event, argument):
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def many(models, repeats, in_turns):

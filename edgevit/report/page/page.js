@@ -155,6 +155,7 @@ function show(article, wanted = article) {
 function open(index) {
   find("section.panel").forEach(s => s.classList.toggle("open", s.dataset.panel === String(index)));
   find("nav.tabs button").forEach(b => { b.setAttribute("aria-selected", b.dataset.panel === String(index)); b.tabIndex = b.dataset.panel === String(index) ? 0 : -1; });
+  document.querySelector('nav.tabs button[aria-selected="true"]').scrollIntoView({ block: "nearest", inline: "nearest" });
   redraw();
 }
 
@@ -168,7 +169,7 @@ find("nav.tabs button").forEach((button, i, all) => {
   button.addEventListener("click", () => open(button.dataset.panel));
   button.addEventListener("keydown", event => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (step) { const next = all[(i + step + all.length) % all.length]; next.focus(); open(next.dataset.panel); }
+    if (step) { event.preventDefault(); const next = all[(i + step + all.length) % all.length]; next.focus(); open(next.dataset.panel); }
   });
 });
 find("form.limits").forEach(form => {
