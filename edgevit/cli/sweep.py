@@ -58,6 +58,7 @@ def show_sweep(console: Console, folder: Path, found: Sweep) -> None:
     """The table, the plot, and which model the sweep makes one choose."""
     from edgevit.cli.compare import NOTES
     from edgevit.data.pairs import FEW
+    from edgevit.folder.model_folder import ModelFolder
 
     console.show(sweep_table(folder, found))
     for figure in sorted({point.latency.figure for point in found.points if point.latency} & NOTES.keys()):
@@ -66,6 +67,11 @@ def show_sweep(console: Console, folder: Path, found: Sweep) -> None:
         console.show(sweep_drawing(found))
     for why in found.left_out:
         console.show(f"left out: {why}")
+    if replaced := [point.folder for point in found.points if not point.is_of(ModelFolder(folder / point.folder))]:
+        console.warn(
+            f"{', '.join(replaced)}: another model than the one that was swept, whose figures these are; give the same "
+            "`edgevit sweep` again, or report on the folder"
+        )
     if (reference := found.reference) is None:
         return
     if found.finetuned:

@@ -49,7 +49,7 @@ def list_folders(root: Path) -> list[ListedFolder]:
             one = _sweep(folder) if sweep is None and (folder / RECORD).is_file() else _folder(folder)
         except EdgeVitError as error:
             one = ListedFolder("", "damaged", note=str(error))
-        listed.append(replace(one if sweep is None else _of_sweep(one, folder.name, sweep), folder=name))
+        listed.append(replace(one if sweep is None else _of_sweep(one, folder, sweep), folder=name))
     return listed
 
 
@@ -77,7 +77,7 @@ def _below(root: Path) -> Iterator[tuple[Path, Sweep | None]]:
 def _sweep(folder: Path) -> ListedFolder:
     sweep = read_sweep(folder)
     chosen = sweep.chosen()
-    picked = f", {chosen.folder} is the smallest that reaches the base" if chosen else ""
+    picked = f", {chosen.folder} is the smallest whose loss may be chance" if chosen else ""
     return ListedFolder("", "sweep", note=f"{len(sweep.derived)} model{'s' * (len(sweep.derived) != 1)}{picked}")
 
 
@@ -114,10 +114,10 @@ def _judged(one: ListedFolder, record: DerivationRecord) -> ListedFolder:
     return replace(one, latency_ms=float(met.verified.value)) if met is not None and met.quantity == "ms" else one
 
 
-def _of_sweep(one: ListedFolder, name: str, sweep: Sweep) -> ListedFolder:
-    """The same with what the sweep measured of it."""
-    point = next((point for point in sweep.points if point.folder == name), None)
-    if point is None or one.kind == "damaged":
+def _of_sweep(one: ListedFolder, folder: Path, sweep: Sweep) -> ListedFolder:
+    """The same with what the sweep measured of it, if it is still the model that was swept."""
+    point = next((point for point in sweep.points if point.folder == folder.name), None)
+    if point is None or one.kind == "damaged" or not point.is_of(ModelFolder(folder)):
         return one
     latency_ms = point.latency.ms if point.latency is not None else one.latency_ms
     if one.top1 is not None:

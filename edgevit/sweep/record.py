@@ -3,7 +3,8 @@
 Schema history: 1  first version; later files of schema 1 have threads, and later ones finetuned: where they lack it
                    the base was cut as it is
                 2  record and content_sha256, of all the rest of the file. Later files of schema 2 have judged and
-                   fingerprint; the others do not say which images were classified rightly
+                   fingerprint; the others do not say which images were classified rightly. Later ones have
+                   weights_sha256 of a point
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from pydantic import Field
 from edgevit.data.pairs import Loss, RightCount, loss_of, recalled_text
 from edgevit.errors import SweepError
 from edgevit.folder.answers import RightImages
+from edgevit.folder.belonging import weights_fault
 from edgevit.folder.derivation import JudgedPart, StartRecord
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Count, Index, Sha256
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.folder.names import SWEEP
 from edgevit.folder.records import RecordKind, Seal, Versions
 from edgevit.folder.writing import write_whole, writing
@@ -74,6 +77,17 @@ class SweepPoint(OnImages):
     params: Count
     latency: Latency | None = None  # None: not measured yet
     judged: dict[JudgedPart, RightImages] | None = None
+    weights_sha256: Sha256 | None = None  # of the model that was judged; None: an older file, which does not say
+
+    def is_of(self, model: ModelFolder) -> bool:
+        """Whether the model in its folder, if there is one, is the one that was judged.
+
+        Raises:
+            CheckpointError: the folder holds a model that cannot be read.
+        """
+        if self.weights_sha256 is None or not model.is_model:
+            return True
+        return weights_fault(Path(RECORD), self.weights_sha256, model.path, model.weights_sha256()) is None
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,11 @@ class _Work:
         model, who = self.out / folder, "base_restricted" if rate is None else "derived"
         self.progress.note(f"{folder}: export")
         current_export(model, fp16=False, accuracy=False, progress=self.progress)
-        spec = ModelFolder(model).spec()
-        return SweepPoint(folder, rate, *_counts(made, who, part), spec.macs, spec.params, judged=_judged(made, who))
+        spec = ModelFolder(model).document()
+        return SweepPoint(
+            folder, rate, *_counts(made, who, part), spec.macs, spec.params, judged=_judged(made, who),
+            weights_sha256=spec.weights_sha256,
+        )  # fmt: skip
 
 
 def _counts(made: DerivationRecord, who: str, part: JudgedPart) -> tuple[int, int]:
@@ -183,7 +186,12 @@ def _opened(request: SweepRequest) -> Iterator[Sweep]:
 
 def _derived(record: Sweep, work: _Work) -> Sweep:
     """See that there is a judged and exported model for every rate, and the base."""
-    done = {point.rate: point for point in record.points if (work.out / point.folder).is_dir()}
+    # A model that replaced the one of its rate is judged as it is now.
+    done = {
+        point.rate: point
+        for point in record.points
+        if (work.out / point.folder).is_dir() and point.is_of(ModelFolder(work.out / point.folder))
+    }
     whys = []
     for rate in work.request.rates:
         if rate in done:

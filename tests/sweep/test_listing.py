@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from some_report import GOOD, derived, write_folder
 
 from edgevit.folder.derivation import DERIVATION_KIND
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.sweep.listing import ListedFolder, list_folders
-from edgevit.sweep.record import Latency, Sweep, SweepPoint, write_sweep
+from edgevit.sweep.record import Latency, Sweep, SweepPoint, read_sweep, write_sweep
 
 OLD = Path(__file__).parents[1] / "folder" / "old"
 
@@ -42,7 +44,12 @@ def test_each_kind_of_folder_is_listed_with_its_figures(tmp_path: Path) -> None:
     assert (half.method, half.top1, half.images, half.part, half.latency_ms) == ("nuwa", 0.95, 200, "test", 2.5)
     assert (base.top1, base.images, base.part, base.latency_ms) == (0.9, 100, "validation", 4.0)
     assert (listed["t1"].files, listed["t1"].engines) == (2, 1) and listed["net"].part == "validation"
-    assert listed["s"].note == "1 model, r0.5 is the smallest that reaches the base"
+    sweep = read_sweep(tmp_path / "s")
+    replaced = replace(sweep.points[1], weights_sha256="b" * 64)
+    write_sweep(tmp_path / "s", replace(sweep, points=(sweep.points[0], replaced)))
+    assert {one.folder: one.latency_ms for one in list_folders(tmp_path)}["s/r0.5"] is None, "another model by now"
+    assert not replaced.is_of(ModelFolder(tmp_path / "s/r0.5")) and sweep.points[1].is_of(ModelFolder(tmp_path / "s"))
+    assert listed["s"].note == "1 model, r0.5 is the smallest whose loss may be chance"
 
 
 def test_a_folder_that_cannot_be_read_costs_no_other(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from edgevit.board.request import Conditions
 from edgevit.data.task import open_task
 from edgevit.derive.cache import derivations_folder, entries
 from edgevit.errors import BudgetError, ExportError, OptionError, OutputError, SweepError
+from edgevit.folder.model_folder import ModelFolder
 from edgevit.report.runs import load_runs
 from edgevit.sweep import run
 from edgevit.sweep.record import read_sweep, write_sweep
@@ -102,7 +103,11 @@ def test_what_is_missing_is_done_and_all_are_measured_again(copy: Path, asked: d
     shutil.rmtree(copy / "r0.7")
     kept = (copy / "r0.4" / "model.safetensors").stat().st_mtime_ns
     before = read_sweep(copy)
+    base, first, second = before.points
+    # As if another model had been judged at the first rate.
+    write_sweep(copy, replace(before, points=(base, replace(first, weights_sha256="b" * 64), second)))
     again = edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7), **asked)
+    assert again.points[1].weights_sha256 == first.weights_sha256 == ModelFolder(copy / "r0.4").weights_sha256()
     assert (copy / "r0.4" / "model.safetensors").stat().st_mtime_ns == kept
     judged = [[(p.folder, p.right, p.macs) for p in sweep.points] for sweep in (before, again)]
     assert judged[0] == judged[1]
