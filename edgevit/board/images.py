@@ -9,6 +9,7 @@ from typing import Any
 from edgevit.agent.protobuf import metadata
 from edgevit.agent.runners import RunnerError
 from edgevit.board.request import MOST_IMAGES
+from edgevit.data.sources.folder import is_litter
 from edgevit.errors import DataError, OptionError
 from edgevit.folder.documents import Reader
 from edgevit.folder.model import Preprocessing
@@ -27,10 +28,14 @@ def find_images(where: Path, most: int = MOST_IMAGES) -> list[Path]:
     """
     if not where.exists():
         raise DataError(f"there is no {where}; --images takes a picture or a folder of them")
-    found = [where] if where.is_file() else sorted(p for p in where.rglob("*") if p.suffix.lower() in SUFFIXES)
+    found = [where] if where.is_file() else sorted(p for p in where.rglob("*") if _is_picture(p.relative_to(where)))
     if not found:
         raise DataError(f"{where} holds no picture ({', '.join(SUFFIXES)}); --images takes one, or a folder of them")
     return [path.absolute() for path in _spread(found, most)]
+
+
+def _is_picture(below: Path) -> bool:
+    return below.suffix.lower() in SUFFIXES and not any(map(is_litter, below.parts))
 
 
 def _spread(found: Sequence[Path], most: int) -> list[Path]:

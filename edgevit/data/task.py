@@ -429,9 +429,10 @@ def _copies(splits: Mapping[Part, Split], checked: Sequence[Part], progress: Pro
         if name == "train" or not train.source.files:
             continue
         if found := copies(splits[name].references, train.references):
+            verb = "is" if len(found) == 1 else "are"
             progress.warn(
-                f"{len(found)} of {len(splits[name])} {name} images are training images, too, byte for byte, such as "
-                f"{found[0]}: accuracy on them does not tell how new images do; remove them from one part"
+                f"{len(found)} of {len(splits[name])} {name} images {verb} in the training part, too, byte for byte, "
+                f"such as {found[0]}: accuracy on such images does not tell how new ones do; remove them from one part"
             )
         counts[name] = len(found)
     return counts

@@ -20,6 +20,8 @@ from edgevit.folder.names import DERIVATION, SPEC
 from edgevit.folder.release import ReleaseFacts
 from edgevit.progress import Progress
 
+NAMED = 4  # classes in a line
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -103,7 +105,7 @@ def _open_data(
     if names is None and base_classes is None:
         labels, found = subject.release.labels, open_source(data).class_names
         base_classes = label_names(labels, found, subject.outputs, whole=classes is None)
-    return open_task(
+    task = open_task(
         data,
         classes if classes is not None else names,
         preprocessing=subject.preprocessing,
@@ -116,6 +118,12 @@ def _open_data(
         check=(part,),
         progress=progress,
     )
+    foreign = [name for name in task.test.source.class_names if names and name not in names]
+    if foreign and classes is None and subject.rejection is None:  # a model that rejects is judged on them, too
+        what = "1 class" if len(foreign) == 1 else f"{len(foreign)} classes"
+        few = f"{', '.join(map(repr, foreign[:NAMED]))}{', ...' if len(foreign) > NAMED else ''}"
+        progress.note(f"not used: {what} of the data that the model does not have ({few})")
+    return task
 
 
 @contextmanager

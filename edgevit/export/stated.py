@@ -48,8 +48,8 @@ def stated_preprocessing(
         (f"as the metadata of {file.name} says", _of_metadata(metadata)),
     ]
     for name in dict.fromkeys(release.origin.values()):
-        parts = {part: value for part, value in release.preprocessing.items() if release.origin[part] == name}
-        sources.append((f"as {name} beside it says", parts))
+        beside = {part: value for part, value in release.preprocessing.items() if release.origin[part] == name}
+        sources.append((f"as {name} beside it says", beside))
     for where, parts in sources:
         for part in PARTS:
             if part not in said and parts.get(part) is not None:

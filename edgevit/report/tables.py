@@ -259,9 +259,10 @@ def notes(panel: Panel) -> list[str]:
         told.append(f"The base of {_some(models)} was perhaps not read as it was trained: {hint}.")
     data = panel.task.data if panel.task is not None else None
     if data is not None and (count := data.copies.get("test")):
+        what = "1 is a training image" if count == 1 else f"{count} are training images"
         told.append(
-            f"{count} of the {data.images.test} test images are training images, too, byte for byte: accuracy on them "
-            "does not tell how new images do."
+            f"Of the {data.images.test} test images {what}, too, byte for byte: accuracy on such images does not tell "
+            "how new images do."
         )
     if busy := [entry.title for entry in panel.entries if entry.busy]:
         told.append(

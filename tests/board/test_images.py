@@ -36,7 +36,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_pictures_are_spread_over_all_folders(image_folder: Any, tmp_path: Path) -> None:
-    root = image_folder(tmp_path / "pictures", {"a": 4, "b": 4})
+    root = image_folder(tmp_path / "pictures", {"a": 4, "b": 4, "b/@eaDir/0.png": 1, ".thumbnails": 2})
     (root / "a" / "notes.txt").write_text("no picture")
     assert len(find_images(root)) == 8
     assert [path.parent.name for path in find_images(root, most=4)] == ["a", "a", "b", "b"]

@@ -228,8 +228,8 @@ def test_test_images_that_are_training_images_are_counted(both: Path) -> None:
     record = task_of(both, "cat,dog", 3, progress=told, validation_fraction=0.001).record()
     assert record.copies == {"validation": 0, "test": 2}
     assert [text for text in told.said if "byte for byte" in text] == [
-        f"2 of 7 test images are training images, too, byte for byte, such as {both}/val/cat/0.png: accuracy on them "
-        "does not tell how new images do; remove them from one part"
+        f"2 of 7 test images are in the training part, too, byte for byte, such as {both}/val/cat/0.png: accuracy on "
+        "such images does not tell how new ones do; remove them from one part"
     ]
     alone = task_of(both, "cat,dog", 3, check=("test",), validation_fraction=0.001).record()
     assert alone.copies == {"test": 2} and alone.contents == {"test": record.contents["test"]}

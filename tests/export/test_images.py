@@ -53,6 +53,23 @@ def test_classes_are_chosen_among_those_of_given_data(derived: Subject) -> None:
     assert open_judging(derived, None, progress=Silent()).class_names == ("3", "5")
 
 
+class Noted(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_classes_of_given_data_that_the_model_does_not_have_are_named(base: Subject) -> None:
+    own, told = replace(base, class_names=("5", "3"), class_columns=(5, 3)), Noted()
+    assert open_judging(own, "digits", progress=told).class_names == ("5", "3")
+    assert told.notes == ["not used: 8 classes of the data that the model does not have ('0', '1', '2', '4', ...)"]
+    told.notes.clear()
+    open_judging(own, "digits", classes="3,5", progress=told)
+    assert not told.notes
+
+
 def test_what_the_model_asks_for_and_is_not_there_names_the_file_that_says_so(derived: Subject) -> None:
     assert derived.record is not None
     gone = replace(derived, record=replace(derived.record, data="/gone"))

@@ -35,6 +35,14 @@ def test_options_are_enough_and_the_crop_is_at_the_centre(tmp_path: Path) -> Non
     assert set(origin.values()) == {"given", "the usual"}
 
 
+def test_how_files_are_read_is_said_by_options_and_by_edgevit_s_metadata(tmp_path: Path) -> None:
+    reading = {"exif": "apply", "value_range": 4095.0}
+    assert stated(tmp_path, {**GIVEN, **reading})[0] == {**GIVEN, "crop_mode": "center", **reading}
+    said, origin = stated(tmp_path, GIVEN, {"preprocessing": json.dumps(reading)})
+    assert said["exif"] == "apply" and origin["exif"] == "as the metadata of model.onnx says"
+    assert "exif" not in stated(tmp_path, {**GIVEN, "exif": "ignore"})[0]
+
+
 def test_options_may_be_tuples_as_timm_has_them(tmp_path: Path) -> None:
     tuples = {part: tuple(value) if isinstance(value, list) else value for part, value in GIVEN.items()}
     assert stated(tmp_path, tuples)[0] == {**GIVEN, "crop_mode": "center"}

@@ -87,6 +87,10 @@ def test_a_gate_that_only_the_worst_run_fails_is_told_with_what_that_took(found:
 
 
 def test_what_to_know_before_believing_it_is_told(made: list[Panel], found: Found) -> None:
+    task = made[0].task
+    assert task is not None and task.data is not None
+    copied = replace(made[0], task=replace(task, data=replace(task.data, copies={"test": 3})))
+    assert notes(copied)[0].startswith(f"Of the {task.data.images.test} test images 3 are training images, too, byte")
     assert "Not measured here: t2." in notes(made[1])
     busy = panels(replace(found, runs=[replace(r, cpu_busy_ns=30 * 10**9, cpu_own_ns=10**9) for r in found.runs]))[0]
     assert "when base, restricted to the classes; t1; t2 were measured" in notes(busy)[0]

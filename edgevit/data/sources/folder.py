@@ -36,7 +36,7 @@ ANNOTATIONS = frozenset({
 })  # fmt: skip
 
 
-def _is_litter(name: str) -> bool:
+def is_litter(name: str) -> bool:
     return name.startswith(".") or name.lower() in LITTER
 
 
@@ -48,7 +48,7 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
     """
     try:
         with os.scandir(folder) as entries:
-            return sorted((e for e in entries if not _is_litter(e.name)), key=lambda entry: entry.name)
+            return sorted((e for e in entries if not is_litter(e.name)), key=lambda entry: entry.name)
     except OSError as error:
         text = str(folder)
         raise DataError(
