@@ -117,6 +117,7 @@ def contents(tree):
     return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in tree.rglob("*") if file.is_file()}
 
 
+IDENTITY = ("label", "batch", "round", "model_sha256", "precision", "runner")  # of a run, which its request decides
 RUN = replace(DENSE, latencies_ns=DENSE.latencies_ns[:3])
 
 
@@ -131,7 +132,7 @@ class SlowBoard:
     def call(self, method, **_):
         return {"there": True}
 
-    def run_job(self, method, args, *, keep=None, **_):
+    def run_job(self, method, args, *, read=None, keep=None, **_):
         if method == "trtexec":
             self.now_s += 5.0
             return {"gpu_ms": {"median": 1.0}}
@@ -142,12 +143,16 @@ class SlowBoard:
         self.long += sum(seconds > 0 for seconds in longer_s)
         runs = [
             replace(
-                RUN, session=f"{self.now_s}", turn=turn, **{name: one[name] for name in ("label", "batch", "round")}
+                RUN,
+                session=f"{self.now_s}",
+                turn=turn,
+                model=Path(one["model"]).name,
+                **{name: one[name] for name in IDENTITY},
             )
             for turn, one in enumerate(asked)
         ]
         told = {"changed": {}, "failed": None, "alone": None, "profiles": []}
-        return keep({"runs": [run.to_dict() for run in runs], **told})
+        return keep(read({"runs": [run.to_dict() for run in runs], **told}))
 
     def build(self, *_, name, **__):
         self.now_s += self.build_s * (0.5 if " 0.8 " in name else 1)
@@ -243,17 +248,18 @@ class SmallBoard(SlowBoard):
         super().__init__(0.1, 1.0)
         self.dying, self.asked = dying, []
 
-    def run_job(self, method, args, *, keep=None, **how):
+    def run_job(self, method, args, *, read=None, keep=None, **how):
         if method == "trtexec":
             return super().run_job(method, args, **how)
         asked = [(one["label"], one["batch"], one["round"]) for (one,) in args["requests"]]
         self.asked.append(asked)
         made = next((i for i, one in enumerate(asked) if any(one[: len(d)] == d for d in self.dying)), None)
-        told = super().run_job(method, {**args, "requests": args["requests"][:made]}, keep=lambda told: told)
+        as_it_is = {"read": lambda told: told, "keep": lambda told: told}
+        told = super().run_job(method, {**args, "requests": args["requests"][:made]}, **as_it_is)
         if made is not None:
             error = {"message": "the measurement died: out of memory?", "traceback": "..."}
             told["failed"] = {"labels": [asked[made][0]], "batch": asked[made][1], **error}
-        return keep(told)
+        return keep(read(told))
 
 
 @pytest.fixture
