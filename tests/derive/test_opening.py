@@ -1,11 +1,16 @@
 """An unfinished folder survives a stop and says how to go on; one that holds no work is no obstacle after an error."""
 
 import pytest
+from PIL import Image
 from small_base import derive, write_checkpoint
+from small_models import ARGS, random_base
 
 import edgevit
-from edgevit.derive.opening import resumable
+from edgevit.data.task import open_task
+from edgevit.derive.opening import Opened, resumable
 from edgevit.errors import DataError, Interrupted
+from edgevit.folder.unfinished import differences
+from edgevit.models.checkpoint import describe
 from edgevit.progress import Silent
 from edgevit.train.settings import Training
 
@@ -27,6 +32,23 @@ def test_an_error_takes_away_a_folder_without_work_once(tmp_path, is_main):
     with pytest.raises(DataError, match="too few"), resumable(folder, is_main=is_main):
         raise DataError("too few")
     assert folder.exists() != is_main
+
+
+def test_an_unfinished_run_goes_on_with_the_same_images_and_not_with_others_of_their_names_and_sizes(tmp_path):
+    base = describe(random_base(depth=1), "vit_tiny_patch16_224", {**ARGS, "depth": 1})
+
+    def resolved(shades):
+        for name, shade in shades.items():
+            (tmp_path / name).mkdir(exist_ok=True)
+            for i in range(4):
+                Image.new("RGB", (8, 8), (shade, i, 0)).save(tmp_path / name / f"{i}.bmp")
+        task = open_task(tmp_path, None, preprocessing=base.preprocessing, base_outputs=2)
+        opened = Opened("b", base, None, task, None, None, None, "subset", base.network, [0, 1], ())
+        return opened.resolved(Training())
+
+    first = resolved({"cat": 10, "dog": 200})
+    assert differences(first, resolved({"cat": 10, "dog": 200})) == []
+    assert differences(first, resolved({"cat": 200, "dog": 10})) == ["the content of data is another"]
 
 
 class Warned(Silent):
