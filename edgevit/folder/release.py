@@ -78,7 +78,7 @@ def read_release(folder: Path) -> ReleaseFacts:
     return ReleaseFacts(
         labels=_labels(config, folder / CONFIG),
         architecture=architecture if isinstance(architecture, str) else None,
-        arguments=_arguments(config),
+        arguments=_arguments(config, folder / CONFIG),
         preprocessing=preprocessing,
         origin=origin,
         unequalled=unequalled,
@@ -165,13 +165,28 @@ def _labels(config: Content, file: Path) -> tuple[str, ...]:
     return () if all(PLACEHOLDER.fullmatch(name) for name in names) else tuple(map(class_name, names))
 
 
-def _arguments(config: Content) -> Content:
-    """timm's arguments of the network that no shape tells, and those that timm itself wrote."""
-    own = config.get("model_args")
-    if isinstance(own, dict):
-        return own
-    heads = config.get("num_attention_heads")
-    return {"num_heads": heads} if type(heads) is int else {}
+# transformers' names of activations, and timm's where it is not timm's default.
+ACTIVATIONS = {"gelu": None, "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu",
+               "relu": "relu", "silu": "silu", "swish": "silu"}  # fmt: skip
+
+
+def _arguments(config: Content, file: Path) -> Content:
+    """timm's arguments of the network that no shape tells, and those that timm itself wrote.
+
+    Raises:
+        CheckpointError: the network has an activation that timm has not.
+    """
+    arguments: dict[str, Any] = {}
+    if isinstance(config.get("architecture"), str) and isinstance(pool := config.get("global_pool"), str):
+        arguments["global_pool"] = pool
+    if type(heads := config.get("num_attention_heads")) is int:
+        arguments["num_heads"] = heads
+        if (activation := str(config.get("hidden_act", "gelu"))) not in ACTIVATIONS:
+            raise CheckpointError(f"{file} has {activation!r} as hidden_act, expected one of {', '.join(ACTIVATIONS)}")
+        if ACTIVATIONS[activation] is not None:
+            arguments["act_layer"] = ACTIVATIONS[activation]
+    by_timm = config.get("model_args")
+    return arguments | (by_timm if isinstance(by_timm, dict) else {})
 
 
 def weights_of(path: Path) -> Path:

@@ -360,6 +360,8 @@ def _open_weights(
             f"{' and '.join('--' + part.replace('_', '-') for part in lacking)}"
         )
     state = read_weights(file, progress.note)
+    if name is not None and release.architecture not in (None, name.partition(".")[0]):
+        progress.note(f"{CONFIG} beside the weights says {release.architecture}; {name} is used")
     if name is None:
         name = _name_of(state, file, release, progress)
     network, arguments, weights = _filled(name, args, file, state, release, progress)
