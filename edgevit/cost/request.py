@@ -10,8 +10,10 @@ from typing import Annotated
 from edgevit.cost.place import Place
 from edgevit.derive.allocate.policy import make_policy
 from edgevit.errors import CheckpointError, OptionError
+from edgevit.folder.release import is_release, weights_of
 from edgevit.folder.writing import refuse_unwritable
-from edgevit.models.request import BASE, ModelArgs, check_model_folder
+from edgevit.models.arguments import check_arguments
+from edgevit.models.request import BASE, ModelArgs, check_model_folder, plain_base
 from edgevit.numbers import COUNT, check_number
 from edgevit.request import MEASURING, OUTPUT, SHAPE, Option
 
@@ -54,9 +56,13 @@ class CostRequest(Place):
             if self.output.suffix not in SUFFIXES:
                 raise OptionError(f"--output {self.output} ends in neither .yaml nor .json; a table is one of these")
             refuse_unwritable(self.output)
-        if Path(self.base).is_dir():
+        check_arguments(self.model_args)
+        base = plain_base(self.base)
+        if is_release(Path(base)):
+            weights_of(Path(base))
+        elif Path(base).is_dir():
             if self.model_args:
-                raise OptionError(f"{self.base} is a model folder and brings its own arguments; leave --model-arg out")
-            check_model_folder(self.base)
-        elif os.sep in str(self.base):
-            raise CheckpointError(f"no model folder at {self.base}; check the path")
+                raise OptionError(f"{base} is a model folder and brings its own arguments; leave --model-arg out")
+            check_model_folder(base)
+        elif os.sep in str(base):
+            raise CheckpointError(f"no model folder at {base}; check the path")

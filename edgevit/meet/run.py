@@ -140,7 +140,7 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
         shared = replace(request, cache=cache)
         base = shared.on_its_base().base
         assert base is not None
-        network = network_without_weights(base, shared.model_args)
+        network = network_without_weights(base, shared.model_args, checkpoint=shared.checkpoint)
         _refuse_method(shared.on_its_base(), network, progress)
         check_base(shared.on_its_base(), once)
         costs = tuple(Costs(network, shared, place, once) for place in shared.places)

@@ -316,23 +316,29 @@ def _opened(network: Any, name: str, args: Mapping[str, Any], preprocessing: Map
     return Headless(network.eval(), name, args, _preprocessing(network, preprocessing))
 
 
-def network_without_weights(base: str | Path, model_args: Mapping[str, Any] | None = None) -> nn.Module:
+def network_without_weights(
+    base: str | Path, model_args: Mapping[str, Any] | None = None, *, checkpoint: str | Path | None = None
+) -> nn.Module:
     """The network of a base whose weights do not matter: of a model folder, or a timm model with random ones.
 
-    One without a classifier is given one.
+    One without a classifier is given one. Files of weights, where they are the base, say its arguments.
 
     Raises:
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as for `open_network`.
     """
-    base = plain_base(base)
+    base, args = plain_base(base), dict(model_args or {})
+    if checkpoint is not None or is_release(Path(base)):
+        opened = open_network(base, checkpoint=checkpoint, model_args=args)
+        spec = opened.spec if isinstance(opened, Model) else opened
+        base, args = spec.timm_name, {key: spec.timm_args[key] for key in spec.timm_args if key != "num_classes"} | args
     if Path(base).is_dir():
         network = load(base).network
     else:
         with without_values():
-            _refuse_too_large(_create(str(base), model_args or {}), str(base))
+            _refuse_too_large(_create(str(base), args), str(base))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # the same network every time, and the same files
-            network = _create(str(base), model_args or {})
+            network = _create(str(base), args)
             family = family_of(network)
             if not family.has_classifier(network):
                 family.make_classifiers(network, SOME_CLASSES)

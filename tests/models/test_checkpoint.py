@@ -360,6 +360,10 @@ def test_weights_alone_are_opened_by_their_shapes_and_their_folder(small_vit: An
         model = open_base(base)
         assert model.spec.timm_name == NAME and torch.equal(logits(model), logits(network))
         assert model.spec.timm_args == {**ARGS, "num_classes": 10}
+        blocks = network_without_weights(base).blocks.state_dict()
+        assert {key: value.shape for key, value in blocks.items()} == {
+            k: v.shape for k, v in network.blocks.state_dict().items()
+        }
     (tmp_path / "config.json").unlink()
     distilled = small_vit("deit_tiny_distilled_patch16_224", num_heads=1)
     save_file(distilled.state_dict(), tmp_path / "model.safetensors")
