@@ -43,10 +43,11 @@ class BaseIdentity:
 
     def is_of(self, other: BaseIdentity) -> bool:
         """Whether a folder of this base is one of `other`, which names fewer classes, or none."""
-        common = {name for name, _ in self.outputs} & {name for name, _ in other.outputs}
-        mine, its = ({pair for pair in one.outputs if pair[0] in common} for one in (self, other))
-        one, another = (self.weights_sha256, self.preprocessing), (other.weights_sha256, other.preprocessing)
-        return one == another and mine == its
+        names = {name for name, _ in self.outputs} & {name for name, _ in other.outputs}
+        outputs, of_other = ({pair for pair in base.outputs if pair[0] in names} for base in (self, other))
+        return (self.weights_sha256, self.preprocessing, outputs) == (
+            other.weights_sha256, other.preprocessing, of_other
+        )  # fmt: skip
 
     @property
     def words(self) -> list[str]:
@@ -55,11 +56,14 @@ class BaseIdentity:
         settings = [f"{name.replace('_', ' ')} {value}" for name, value in self.preprocessing]
         return [self.name, *settings, f"outputs {outputs}{more}", f"weights {self.weights_sha256[:OF_WEIGHTS]}"]
 
-    def beside(self, others: Iterable[BaseIdentity]) -> str:
-        """In words what not all of the others have: the name, settings, outputs; else the hash of the weights."""
-        common = set.intersection(set(self.words), *(set(other.words) for other in others))
-        apart = [word for word in self.words if word not in common]
-        return ", ".join(apart[:-1] if len(apart) > 1 and apart[-1] == self.words[-1] else apart)
+    def difference(self, bases: Sequence[BaseIdentity]) -> str:
+        """In words what not all of the bases have: name, settings, outputs; the hash of the weights where it is due."""
+        common = set.intersection(set(self.words), *(set(base.words) for base in bases))
+        *words, weights = [word for word in self.words if word not in common or word == self.words[-1]]
+        is_enough = words and not any(set(words) <= set(base.words) for base in bases if base != self)
+        if weights in common or is_enough:
+            return ", ".join(words)
+        return ", ".join([*words, weights])
 
 
 @dataclass(frozen=True)

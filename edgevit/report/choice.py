@@ -259,8 +259,8 @@ def panels(found: Found, gates: Sequence[Gate] = ()) -> list[Panel]:
     First the task of most measured models, and of its bases the most accurate. A panel that nobody can choose by is
     made only where there is no other.
     """
-    made = _every_panel(found, gates)
-    return [panel for panel in made if panel.is_useful] or made
+    every = _every_panel(found, gates)
+    return [panel for panel in every if panel.is_useful] or every
 
 
 def not_shown(found: Found, shown: Sequence[Panel]) -> list[Skipped]:
@@ -284,18 +284,18 @@ def _every_panel(found: Found, gates: Sequence[Gate]) -> list[Panel]:
     in_folders = {digest for model in found.models for digest in model.files}
     measured = {run.model_sha256 for run in found.runs}
     tasks = _in_order(_tasks(found.models), measured)
-    made = []
+    panels: list[Panel] = []
     for task, models in tasks:
-        bases = [one.base for one, _ in tasks if one.base is not None and one.images_key == task.images_key]
-        base = "" if task.base is None else task.base.beside(bases)
+        bases = [t.base for t, _ in tasks if t.base is not None and t.images_key == task.images_key]
+        base = "" if task.base is None else task.base.difference(bases)
         for place in _places_of(models, at) or (None,):
             entries = tuple(_judged(entry, place, gates) for entry in _entries(models, place))
-            made.append(Panel(task, place, entries, is_of_bases=all(map(_is_base, models)), base=base))
-    made = [replace(panel, other_base=_more_accurate_base(panel, made)) for panel in made]
+            panels.append(Panel(task, place, entries, is_of_bases=all(map(_is_base, models)), base=base))
+    panels = [replace(panel, other_base=_more_accurate_base(panel, panels)) for panel in panels]
     for place in at:
         if gone := tuple(_judged(entry, place, gates) for entry in _gone(place, in_folders)):
-            made.append(Panel(None, place, gone))
-    return made
+            panels.append(Panel(None, place, gone))
+    return panels
 
 
 def _in_order(
@@ -312,23 +312,23 @@ def _in_order(
         top1 = _judged_baseline(_derivations(models), "restricted").get("top1", 0.0)
         return -of_images[task.images_key], not counts[number], -top1
 
-    return [one for _, one in sorted(enumerate(tasks), key=rank)]
+    return [pair for _, pair in sorted(enumerate(tasks), key=rank)]
 
 
 def _places_of(models: Sequence[FoundModel], at: Sequence[LatencyPlace]) -> list[LatencyPlace]:
     """Where the models were measured; where none was, those of their bases."""
     for some in ([model for model in models if not _is_base(model)], models):
         files = {digest for model in some for digest in model.files}
-        if here := [place for place in at if place.runs_of(files)]:
-            return here
+        if measured := [place for place in at if place.runs_of(files)]:
+            return measured
     return []
 
 
 def _more_accurate_base(panel: Panel, panels: Sequence[Panel]) -> str:
     """Another base that is right on more of the same images, with its accuracy; empty: there is none."""
     key, goal = panel.task and panel.task.images_key, panel.goal
-    others = [one for one in panels if one.base and one.task and one.task.images_key == key and one.goal is not None]
-    best = max(others, key=lambda one: one.goal or 0, default=None)
+    bases = [p for p in panels if p.base and p.task and p.task.images_key == key and p.goal is not None]
+    best = max(bases, key=lambda p: p.goal or 0, default=None)
     if best is None or not panel.base or goal is None or best.goal is None or best.goal <= goal:
         return ""
     return f"{best.base}: {100 * best.goal:.2f} %"
@@ -346,18 +346,18 @@ def _tasks(models: Sequence[FoundModel]) -> list[tuple[AccuracyTask, list[FoundM
             task = task_of(model)
             by_task.setdefault(task.key, (task, []))[1].append(model)
     for key, (task, baseless) in list(by_task.items()):
-        beside = [mine for one, mine in by_task.values() if one.base and one.images_key == task.images_key]
-        if task.base is None and beside:
+        of_images = [models for t, models in by_task.values() if t.base and t.images_key == task.images_key]
+        if task.base is None and of_images:
             del by_task[key]
-            for mine in beside:
-                mine += baseless
+            for group in of_images:
+                group += baseless
     used: set[int] = set()
-    for task, mine in by_task.values():
+    for task, group in by_task.values():
         for base in bases:
             assert base.document is not None
             of_classes = base.document.head == "full" or set(base.class_names) == set(task.classes)
             if task.base is not None and of_classes and BaseIdentity.of(base.document).is_of(task.base):
-                mine.append(base)
+                group.append(base)
                 used.add(id(base))
     for base in bases:
         if id(base) not in used:

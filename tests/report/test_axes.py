@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from model_folders import some_spec
 from some_report import DATA
 from some_runs import DENSE, SLIM
 
 from edgevit.agent.records import Run
 from edgevit.folder.model import ClassLabel
-from edgevit.report.axes import AccuracyTask, apart, apart_tasks, places
+from edgevit.report.axes import AccuracyTask, BaseIdentity, apart, apart_tasks, places
 
 
 def at(run: Run, **environment: str) -> Run:
@@ -59,3 +60,17 @@ def test_tasks_differ_in_classes_images_and_seed() -> None:
     assert apart_tasks([one, seed]) == ["seed (42, 7), which splits the images"]
     assert apart_tasks([one, images, AccuracyTask(("cat",), None)]) == ["classes", "images"]
     assert AccuracyTask(tuple("abcdefgh"), None).title == "8 classes: a, b, c, d, e, f, and 2 more"
+
+
+def test_bases_are_told_apart_by_name_and_settings_and_by_their_weights_where_these_do_not_do() -> None:
+    small, spec = BaseIdentity.of(some_spec()), some_spec()
+    cropped = BaseIdentity.of(some_spec(preprocessing={**spec.preprocessing, "crop_pct": 1.0}))
+    trained = BaseIdentity.of(some_spec(base=replace(spec.base, weights_sha256="c" * 64)))
+    assert [base.difference([small, cropped]) for base in (small, cropped)] == ["crop pct 0.9", "crop pct 1.0"]
+    assert [base.difference([small, trained]) for base in (small, trained)] == ["weights bbbbbb", "weights cccccc"]
+    assert [base.difference([small, cropped, trained]) for base in (small, cropped, trained)] == [
+        "crop pct 0.9, weights bbbbbb", "crop pct 1.0", "crop pct 0.9, weights cccccc",
+    ]  # fmt: skip
+    assert small.difference([small]) == ""
+    unnamed = BaseIdentity.of(some_spec(classes=()))
+    assert unnamed.is_of(small) and not unnamed.is_of(trained) and not cropped.is_of(small)
