@@ -259,7 +259,7 @@ def _check_memory(trt: Any, log: Any) -> None:
     sizes = [int(found.group(1)) for line in said if (found := SKIPPED.search(line))]
     if sizes:
         short = (
-            f"{len(sizes)} kernels were skipped for want of memory, the smallest needs {min(sizes) / 1e6:.0f} MB "
+            f"it skipped kernels for want of memory, of which the smallest needs {min(sizes) / 1e6:.0f} MB "
             f"({first_error(log)})"
         )
     hint = f"{FREE_MEMORY}; a --workspace that was given may be too small"
