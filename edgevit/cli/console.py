@@ -71,7 +71,7 @@ def write(text: str) -> None:
     _print(printable(text, keep="\n\t"), sys.stdout)
 
 
-def columns() -> int:
+def console_width() -> int:
     """How wide a table may be: as the terminal, or as COLUMNS says; a pipe has no width of its own."""
     return shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns
 
@@ -111,7 +111,9 @@ def _drawn(renderable: RenderableType, to: TextIO) -> str:
 
     encoding = to.encoding or "utf-8"
     paper = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace", newline="")
-    console = Plain(file=paper, width=columns(), force_terminal=to.isatty(), markup=False, emoji=False, highlight=False)
+    console = Plain(
+        file=paper, width=console_width(), force_terminal=to.isatty(), markup=False, emoji=False, highlight=False
+    )
     if isinstance(renderable, Table):
         renderable = _fitting(renderable, console)
     # A text is one line however long, so that a command in it can be copied; the terminal itself folds it.

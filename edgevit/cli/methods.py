@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgevit.cli import arguments
-from edgevit.cli.console import NARROW, Console, JsonFlag, columns
+from edgevit.cli.console import NARROW, Console, JsonFlag, console_width
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +59,7 @@ def methods_table(methods: Sequence[MethodDescription]) -> Table:
 def options_table(method: MethodDescription) -> Table:
     from rich.table import Table
 
-    narrow = columns() < NARROW  # then the meaning has what room there is
+    narrow = console_width() < NARROW  # then the meaning has what room there is
     table = Table("option", "meaning") if narrow else Table("option", "default", "takes", "meaning")
     for column in table.columns[:-1]:
         column.no_wrap = True

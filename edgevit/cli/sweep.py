@@ -9,7 +9,7 @@ import typer
 
 from edgevit.cli import arguments
 from edgevit.cli.command import asks
-from edgevit.cli.console import NARROW, Console, JsonFlag, QuietFlag, VerboseFlag, columns
+from edgevit.cli.console import NARROW, Console, JsonFlag, QuietFlag, VerboseFlag, console_width
 from edgevit.errors import EdgeVitError
 from edgevit.imports import importing
 
@@ -129,7 +129,7 @@ def sweep_table(folder: Path, found: Sweep) -> Table:
 
     def add(*cells: str) -> None:
         # Where the width is that of an old terminal, an interval has a line of its own.
-        table.add_row(*(cell.replace(" (", "\n(") if columns() < NARROW else cell for cell in cells))
+        table.add_row(*(cell.replace(" (", "\n(") if console_width() < NARROW else cell for cell in cells))
 
     for point in found.points:
         cost = (readable(point.macs), readable(point.params))

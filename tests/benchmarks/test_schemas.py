@@ -59,6 +59,7 @@ NO_RECORDS = {  # what no later run of edgevit reads by a schema
     "edgevit/export/source.py": "metadata of an ONNX file, whose record is export.json",
     "edgevit/folder/documents.py": "what pydantic is to check",
     "edgevit/folder/engine.py": "what is hashed, and TensorRT's own list of an engine's layers",
+    "edgevit/report/page.py": "what a page packs for its own script",
     "edgevit/request.py": "a request, read again at once",
     "edgevit/sweep/request.py": "a request, read again at once",
 }
