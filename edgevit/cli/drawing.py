@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 60, 9
+LEVEL = 3  # rows of a plot whose dots are all as accurate: a row for them, and one above and below for labels
 MODEL, BASE = "●", "○"
 _ASCII = str.maketrans({MODEL: "*", BASE: "o", "┤": "|", "└": "+", "─": "-"})
 
@@ -29,30 +30,35 @@ def scatter(dots: Sequence[Dot], ends: tuple[str, str]) -> str:
     """
     low, high = min(d.y for d in dots), max(d.y for d in dots)
     least, most = min(d.x for d in dots), max(d.x for d in dots)
-    rows = [[" "] * WIDTH for _ in range(HEIGHT)]
+    height = HEIGHT if high > low else LEVEL
+    rows = [[" "] * WIDTH for _ in range(height)]
     places = []
     for dot in dots:
         across = round((WIDTH - 1) * (dot.x - least) / ((most - least) or 1))
-        row = rows[HEIGHT - 1 - round((HEIGHT - 1) * (dot.y - low) / ((high - low) or 1))]
-        row[across] = dot.mark
-        places.append((row, across))
-    for dot, (row, across) in zip(dots, places, strict=True):
-        _write_beside(row, across, dot.label)
+        down = height - 1 - round((height - 1) * (dot.y - low) / (high - low)) if high > low else height // 2
+        rows[down][across] = dot.mark
+        places.append((down, across))
+    for dot, (down, across) in zip(dots, places, strict=True):
+        _write_near(rows, down, across, dot.label)
     top, bottom, none = f"{high:7.1%}", f"{low:7.1%}", " " * 7
-    labels = [top if top != bottom else none, *[none] * (HEIGHT - 2), bottom]
+    labels = [top if top != bottom else none, *[none] * (height - 2), bottom]
+    if high == low:
+        labels = [top if row == height // 2 else none for row in range(height)]
     drawn = [f"{label} ┤{''.join(row).rstrip()}" for label, row in zip(labels, rows, strict=True)]
     first, last = ends
     axis = [" " * 8 + "└" + "─" * WIDTH, " " * 9 + f"{first}{last:>{max(WIDTH - len(first), len(last) + 2)}}"]
     return _readable("\n".join([*drawn, *axis]))
 
 
-def _write_beside(row: list[str], across: int, label: str) -> None:
-    """Write a label to the right of its dot, or to the left; not at all where both are taken."""
-    for start in (across + 2, across - 1 - len(label)):
+def _write_near(rows: Sequence[list[str]], down: int, across: int, label: str) -> None:
+    """Write a label to the right of its dot, to the left, above or below; not at all where all of these are taken."""
+    over = max(0, min(across, WIDTH - len(label)))
+    for row, start in ((down, across + 2), (down, across - 1 - len(label)), (down - 1, over), (down + 1, over)):
         span = slice(start, start + len(label))
-        around = row[max(start - 1, 0) : span.stop + 1]
-        if start >= 0 and span.stop <= len(row) and not "".join(around).strip():
-            row[span] = label
+        if start < 0 or span.stop > WIDTH or not 0 <= row < len(rows):
+            continue
+        if not "".join(rows[row][max(start - 1, 0) : span.stop + 1]).strip():
+            rows[row][span] = label
             return
 
 

@@ -39,3 +39,11 @@ def test_labels_keep_apart_from_other_dots() -> None:
     line = scatter([*dots, Dot(69.0, 0.1)], ("10", "69 ms")).splitlines()[0]
     assert line.endswith("69 ●") and "● 30 " in line
     assert [word for word in line.split() if word not in "●┤"] == ["50.0%", "┤●", "14", "30", "69"], "no room for 10"
+    assert scatter([*dots, Dot(69.0, 0.1)], ("10", "69 ms")).splitlines()[1].strip() == "┤10", "but below"
+
+
+def test_dots_that_are_all_as_accurate_are_one_row() -> None:
+    dots = [Dot(x, 0.5, f"{x:g}") for x in (10.0, 11.0, 12.0, 30.0)]
+    above, line, below, axis, _ = scatter(dots, ("10", "30 ms")).splitlines()
+    assert line.startswith("  50.0% ┤●") and line.count("●") == 4 and "└" in axis
+    assert all(any(f"{dot.x:g}" in row for row in (above, line, below)) for dot in dots)
