@@ -77,7 +77,7 @@ def _below(root: Path) -> Iterator[tuple[Path, Sweep | None]]:
 def _sweep(folder: Path) -> ListedFolder:
     sweep = read_sweep(folder)
     chosen = sweep.chosen()
-    picked = f", {chosen.folder} is the smallest whose loss may be chance" if chosen else ""
+    picked = f", chosen: {chosen.folder}" if chosen else ""
     return ListedFolder("", "sweep", note=f"{len(sweep.derived)} model{'s' * (len(sweep.derived) != 1)}{picked}")
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,16 @@ def test_what_is_written_is_read_again(folder: ModelFolder) -> None:
     assert folder.history_file.read_text() == '{"step": 1}\n{"step": 2}\n'
     assert folder.is_model and not folder.is_supernet
     assert {file.name for file in folder.path.iterdir()} < MODEL_FOLDER
+
+
+def test_an_older_schema_number_does_not_remove_the_need_of_a_seal(folder: ModelFolder) -> None:
+    reads = {folder.spec_file: ("spec_sha256", folder.document)}
+    for file, (key, read) in {**reads, folder.derivation_file: ("content_sha256", folder.derivation)}.items():
+        content = json.loads(file.read_text())
+        del content[key]
+        file.write_text(json.dumps({**content, "schema": 1}))
+        with pytest.raises(CheckpointError, match=rf"was altered: it says schema 1 and no {key}, and has"):
+            read()
 
 
 def test_a_record_of_another_model_is_refused_and_both_are_named(folder: ModelFolder, tmp_path: Path) -> None:

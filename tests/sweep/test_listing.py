@@ -49,7 +49,7 @@ def test_each_kind_of_folder_is_listed_with_its_figures(tmp_path: Path) -> None:
     write_sweep(tmp_path / "s", replace(sweep, points=(sweep.points[0], replaced)))
     assert {one.folder: one.latency_ms for one in list_folders(tmp_path)}["s/r0.5"] is None, "another model by now"
     assert not replaced.is_of(ModelFolder(tmp_path / "s/r0.5")) and sweep.points[1].is_of(ModelFolder(tmp_path / "s"))
-    assert listed["s"].note == "1 model, r0.5 is the smallest whose loss may be chance"
+    assert listed["s"].note == "1 model, chosen: r0.5"
 
 
 def test_a_folder_that_cannot_be_read_costs_no_other(tmp_path: Path) -> None:
