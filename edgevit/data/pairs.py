@@ -13,8 +13,8 @@ from edgevit.data.shares import wilson
 from edgevit.folder.answers import RightImages
 
 Z = 1.959964  # of 95 % intervals
-CHANCE = 0.025  # a loss that is less likely by chance is none; one-sided, as the upper end of a 95 % interval
-FEW = 0.05  # a share of the images: where a larger loss cannot be excluded, more images are advised
+CHANCE = 0.025  # a loss counts where chance gives as large a one less often; one-sided, as one end of a 95 % interval
+FEW = 0.05  # half of an interval, as a share of the images: above it more images are advised
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Loss:
     images: int
     share: float
     most: float  # upper end of the 95 % interval
-    may_be_chance: bool  # whether the base is better by no more than that
+    may_be_chance: bool  # whether the base is better by no more than chance
     lost: int | None = None  # images that the base alone classifies rightly; None: not compared by pairs
     gained: int | None = None  # images that the model alone classifies rightly
 
