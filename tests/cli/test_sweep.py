@@ -13,10 +13,12 @@ from small_base import ARGS
 from typer.main import get_command
 
 from edgevit.cli.app import app
+from edgevit.cli.console import Console
+from edgevit.cli.sweep import show_sweep
 from edgevit.derive.allocate.budget import readable
 from edgevit.folder.answers import RightImages
 from edgevit.folder.derivation import StartRecord
-from edgevit.sweep.record import FinetunedBase, Sweep, SweepPoint, read_sweep, write_sweep
+from edgevit.sweep.record import FinetunedBase, Latency, Sweep, SweepPoint, read_sweep, write_sweep
 
 NETWORK = ["vit_tiny_patch16_224", *(w for k, v in ARGS.items() for w in ("--model-arg", f"{k}={v}"))]
 TASK = ["--data", "digits", "--classes", "3,5,8"]
@@ -170,3 +172,22 @@ def test_derive_with_several_rates_names_sweep(given: list[str], edgevit_main: A
     assert "several rates: edgevit sweep --rates 0.5,0.7" in refused.error
     with_comma = edgevit_main("derive", *given, *TASK, "--rate", "0,7", "--out", tmp_path / "x")
     assert "--rate 0,7 is not a number; try 0.7" in with_comma.error
+
+
+def test_the_table_fits_80_columns_and_says_what_stands_for_the_p50(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = Latency("processor", 12.0, 1.0, None, None), Latency("processor", 1.41, 0.117, 0.1123, 0.1222)
+    points = (
+        SweepPoint("base", None, 270, 300, 1_250_000_000, 5_700_000, of[0]),
+        SweepPoint("r0.95", 0.95, 265, 300, 62_500_000, 300_000, of[1]),
+    )
+    found = Sweep({}, "validation", "2026-01-01T00:00:00+00:00", {"edgevit": "0.1.0"}, points, threads=1)
+    for columns, interval in (("80", "│ (0.11 to 0.12) │"), ("130", "0.12 (0.11 to 0.12) │")):
+        monkeypatch.setenv("COLUMNS", columns)
+        show_sweep(Console(), Path("runs/s"), found)
+        out = capsys.readouterr().out
+        table = [line for line in out.splitlines() if line.startswith(("┃", "│"))]
+        assert len([line for line in table if line.startswith("┃")]) == 1 and len(table[0]) <= int(columns)
+        assert any(interval in line for line in table) and not any("…" in line for line in table)
+        assert "processor ms: processor time of an inference" in out
