@@ -29,7 +29,7 @@ def contents(arguments: Mapping[str, Any]) -> dict[str, str]:
     there |= {key: weights for key, weights in models.items() if weights.is_file()}
     weights = {key: Path(path) for key in ("base", "checkpoint") if (path := arguments.get(key))}
     releases = {
-        key: path for key, path in weights.items() if is_release(path) or (key == "checkpoint" and path.exists())
+        key: path for key, path in weights.items() if is_release(path) or (key == "checkpoint" and os.path.exists(path))
     }
     try:
         hashes = {key: _hash(path) for key, path in there.items()}

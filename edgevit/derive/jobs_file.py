@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -51,6 +52,8 @@ ALWAYS = {
     "finetune_base", "validation_fraction", "skip_bad_images", "data", "classes", "rate", "macs", "params", "method",
     "options", "training",
 }  # fmt: skip
+# Options that let a job go on where it would have failed: one that was done without them is the same.
+LENIENT = ("skip_bad_images", "accept_weak_base", "accept_preprocessing")
 DEFAULTS = {one.name: default_of(one) for one in fields(DeriveRequest)}
 
 
@@ -140,6 +143,16 @@ class Job:
 
     def sha256(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    def hashes(self) -> set[str]:
+        """Its own hash, and those of the same job without lenient options: done without them, it is done."""
+        given = [name for name in LENIENT if self.arguments.get(name)]
+        less = (set(some) for count in range(len(given) + 1) for some in combinations(given, count))
+        return {replace(self, arguments=self._without(names)).sha256() for names in less}
+
+    def _without(self, options: Collection[str]) -> dict[str, Any]:
+        given = {name: value for name, value in self.arguments.items() if name not in options}
+        return {**given, **{name: DEFAULTS[name] for name in options if name in ALWAYS}}
 
     def request(self, *, resume: bool = False) -> DeriveRequest:
         """The derivation that this is."""

@@ -9,6 +9,7 @@ A model's derivation.json says of which job it is. So a model that is there is k
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -46,9 +47,14 @@ def run_job(job: Job) -> JobRow:
         made = run(_asked(job), OnlyOnce(heard))
         row = _done(row, made.model.spec, made.record)
     except EdgeVitError as error:
-        # The file has a key for what is an option of `edgevit derive`.
-        row = replace(row, state="failed", error=str(error).replace("another --out", "another out"))
+        row = replace(row, state="failed", error=with_keys(str(error)))
     return replace(row, seconds=round(time.monotonic() - began, 1), warnings=tuple(heard.texts))
+
+
+def with_keys(error: str) -> str:
+    """An error of `edgevit derive` with the keys that a jobs file has for the options to give."""
+    error = error.replace("another --out", "another out")
+    return re.sub("--(skip-bad-images|accept-[a-z-]+)", lambda option: f"{option[1].replace('-', '_')}: true", error)
 
 
 class _Warnings(Silent):
@@ -93,13 +99,14 @@ def _found(job: Job, told: Sequence[JobRow], progress: Progress) -> JobRow | Non
     folder = ModelFolder(Path(job.out))
     if not folder.path.is_dir():
         return None
-    states = {row.state: row for row in told if row.sha256 == job.sha256()}
+    hashes = job.hashes()
+    states = {row.state: row for row in told if row.sha256 in hashes}
     if "done" in states:
         return states["done"]
     try:
         record = folder.derivation()
         # An older edgevit's record does not say which job it was: then results.json must say that this job was started.
-        if record and (record.job == job.sha256() or (record.job is None and "started" in states)):
+        if record and (record.job in hashes or (record.job is None and "started" in states)):
             return _done(_started(job), folder.spec(), record)
     except CheckpointError as error:
         progress.warn(f"the model of job {job.name} cannot be read: {error}")

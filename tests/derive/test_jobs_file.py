@@ -19,6 +19,7 @@ from edgevit.derive.jobs_file import (
     OWN_KEYS,
     PLACE_KEYS,
     TASK_KEYS,
+    Job,
     JobsFile,
     read_jobs,
     tasks_side_by_side,
@@ -45,6 +46,17 @@ def test_jobs_say_what_is_asked_for(plan: Any) -> None:
     jobs, _ = read_jobs(plan(budgets=[{"name": "half", "rate": 0.5}, {"name": "tenth", "params": "300k"}], workers=2))
     assert len({job.sha256() for job in jobs}) == 4
     assert jobs[0].arguments["method"] == "nuwa" and jobs[2].arguments["params"] == "300k"
+
+
+def test_a_job_that_was_done_without_options_that_only_let_it_go_on_is_done(plan: Any) -> None:
+    def job(**given: Any) -> Job:
+        return read_jobs(plan(accept_weak_base=None, **given))[0][0]
+
+    strict, lenient = job(), job(skip_bad_images=True, accept_preprocessing=True)
+    assert strict.sha256() != lenient.sha256() and lenient.hashes() > {strict.sha256(), lenient.sha256()}
+    assert job(skip_bad_images=True).sha256() in lenient.hashes()
+    assert strict.hashes() == {strict.sha256()}, "done with them it may be of fewer images"
+    assert job(shape="free").sha256() not in lenient.hashes()
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,12 @@ def _a_model_of_an_older_edgevit_is_known_by_its_row(job: Job) -> None:
         assert (many._found(job, [told], Silent()) is not None) == known
 
 
+def test_the_error_of_a_job_names_keys_of_the_file() -> None:
+    error = "or go on as it is with --accept-weak-base --accept-preprocessing; choose another --out"
+    keys = "or go on as it is with accept_weak_base: true accept_preprocessing: true; choose another out"
+    assert many.with_keys(error) == keys
+
+
 class Noting(Silent):
     """A progress that remembers the warnings."""
 
