@@ -146,6 +146,10 @@ def test_a_line_that_does_not_fit_leaves_no_half_and_one_that_is_there_is_not_wr
     write(one)
     write(two)
     assert path.read_text() == one + two
+    odd = json.dumps({"label": "a\u2028b\u0085c", "latencies_ns": [1]}, ensure_ascii=False) + "\n"
+    append_to(path)(odd)
+    append_to(path)(odd)
+    assert path.read_text() == one + two + odd, "a line ends at a newline alone"
 
 
 @pytest.mark.parametrize("cut_off", [DENSE.to_json()[:40], DENSE.to_json()])
