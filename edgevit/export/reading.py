@@ -15,6 +15,7 @@ from edgevit.errors import CheckpointError, ExportError, OptionError, UnknownNam
 from edgevit.export.graph import PROTOBUF_LIMIT_BYTES
 from edgevit.export.request import OPSETS
 from edgevit.folder.export import Batch
+from edgevit.folder.release import refuse_lfs_pointer
 
 OWN_DOMAINS = ("", "ai.onnx")
 QUANTISED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")
@@ -137,6 +138,7 @@ def read_file(file: Path) -> onnx.ModelProto:
     """The whole model, with weights that lie beside it."""
     with _reading(file), file.open("rb") as opened:
         begin = opened.read(9)
+        refuse_lfs_pointer(file)
     if begin.startswith(b"PK\x03\x04") or begin[8:9] == b"{":
         raise CheckpointError(
             f"{file} holds weights alone and no graph, whatever it is called; try `edgevit base NAME --checkpoint FILE "

@@ -18,6 +18,7 @@ from edgevit.agent.runners import RunnerError
 from edgevit.errors import CheckpointError, ExportError, OptionError
 from edgevit.folder.documents import Reader
 from edgevit.folder.export import Batch
+from edgevit.folder.release import refuse_lfs_pointer
 from edgevit.models.device import find_device
 
 T = TypeVar("T")
@@ -102,6 +103,7 @@ class OnnxModel:
         """
         if not path.is_file():
             raise CheckpointError(f"no ONNX file at {path}; check the path")
+        refuse_lfs_pointer(path)
         onnxruntime = find_runtime()
         name, settings = _provider(find_device(device))
         if device == "auto" and name not in onnxruntime.get_available_providers():

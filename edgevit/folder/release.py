@@ -31,6 +31,7 @@ PARTS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers, as transformers has them
 USUAL_RESCALE = 1 / 255
 SQUASHING = ("ViT", "DeiT", "Beit")  # image processors that take a single number for both sides
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how one begins
 PLACEHOLDER = re.compile(r"LABEL_\d+")  # transformers' names of outputs that nobody named
 # A whole preprocessing, to check parts of one.
 EXAMPLE: dict[str, Any] = {
@@ -208,6 +209,13 @@ def weights_of(path: Path) -> Path:
         names = f"has several: {', '.join(file.name for file in files[:4])}" if files else f"has no {NAMES[0]}"
         raise CheckpointError(f"the folder {path} {names}; give the file of weights itself")
     return files[0]
+
+
+def refuse_lfs_pointer(file: Path) -> None:
+    """Raise CheckpointError for the text that Git has where `git lfs pull` was not run."""
+    with file.open("rb") as opened:
+        if opened.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise CheckpointError(f"{file} is a Git LFS pointer, and no model; run `git lfs pull` in {file.parent}")
 
 
 def shards_of(file: Path) -> dict[Path, list[str]]:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError
 from edgevit.folder.names import suffix_of
-from edgevit.folder.release import shards_of
+from edgevit.folder.release import refuse_lfs_pointer, shards_of
 
 State = dict[str, Tensor]
 
@@ -43,9 +43,6 @@ FOREIGN = (
 # what was trained last, as timm itself takes them.
 AVERAGED = ("state_dict_ema", "model_ema")
 WRAPPINGS = (*AVERAGED, "state_dict", "model", "model_state_dict", "teacher")
-
-
-LFS = b"version https://git-lfs.github.com/spec/"  # how a pointer begins
 
 
 def first_line(error: BaseException, length: int) -> str:
@@ -178,12 +175,7 @@ def _is_safetensors(path: Path) -> bool:
     # Safetensors begin with the length of their header, which may look like a pickle; no file is as long as one says.
     if begins[8:] == b"{" and int.from_bytes(begins[:8], "little") < path.stat().st_size:
         return True
-    if begins.startswith(LFS[:9]):
-        with path.open("rb") as file:
-            if file.read(len(LFS)) == LFS:
-                raise CheckpointError(
-                    f"{path} is a Git LFS pointer in place of the weights; run `git lfs pull` in {path.parent}"
-                )
+    refuse_lfs_pointer(path)
     if begins.startswith(b"PK"):
         _refuse_other_zip(path)
     if begins.startswith((b"PK", b"\x80")):  # a zip, or a pickle
