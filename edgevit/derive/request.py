@@ -419,7 +419,8 @@ class DeriveRequest(Deriving):
             raise UnknownNameError("method", self.method, method_names())
         base = self.supernet_folder() or self.base
         if base is None:
-            raise OptionError("nothing to derive from: give a BASE, a timm name or a model folder")
+            weights = "" if self.checkpoint is None else f", such as {self.checkpoint} itself, without --checkpoint"
+            raise OptionError(f"nothing to derive from: give a BASE, a timm name, a model folder or weights{weights}")
         self._check_start()
         if self.data is None and self.needs_images():
             raise OptionError("--data is missing; only a slice of a super-network that is not trained needs no images")

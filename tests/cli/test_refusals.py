@@ -69,6 +69,10 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*DERIVE, "--validation-fraction", "1"], "--validation-fraction 1"),
     # files and folders
     (["derive", "--rate", "0.5", "--out", "new", *TASK], "nothing to derive from"),
+    (
+        ["derive", "--checkpoint", "my weights.pt", "--out", "new", *TASK],
+        "such as my weights.pt itself, without --chec",
+    ),
     (["derive", *BASE, "--rate", "0.5", "--out", "new"], "--data is missing"),
     ([*DERIVE, "--data", "nowhere"], "data nowhere does not exist"),
     ([*DERIVE, "--data", "weights.safetensors"], "data weights.safetensors is not a folder"),
