@@ -133,9 +133,13 @@ class Board:
             agent.call("take", show.waits, owner=_owner(), what=what)
         try:
             yield
-        finally:
+        except BaseException:
             if agent.idle:
-                agent.call("release")
+                with suppress(BoardError):  # the reason why the copy failed is what counts
+                    agent.call("release")
+            raise
+        if agent.idle:
+            agent.call("release")
 
     def put(self, path: Path, sha256: str, progress: Progress) -> str:
         """Have a file there, named by its hash, and return its path there; it is sent unless it is there whole.

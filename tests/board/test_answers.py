@@ -168,8 +168,7 @@ def test_a_file_that_is_longer_than_it_was_announced_is_not_fetched_to_its_end(t
     program.write_text(
         f"""#!/bin/sh
 case "$1" in *greet*)
-    printf '%s\\n' '{MARK}start' '{MARK}{{"cache": "/c"}}' '{{"result": {{"bytes": 5}}}}' '{{"result": {{}}}}' \\
-        '{{"result": {{}}}}'
+    printf '%s\\n' '{MARK}start' '{MARK}{{"cache": "/c"}}' '{{"result": {{"bytes": 5}}}}' '{{"result": {{}}}}'
     exec cat >/dev/null
 esac
 echo '{MARK}'; exec yes
