@@ -47,6 +47,7 @@ TORCHVISION_NAMES = {
     "vit_b_16": "vit_base_patch16_224", "vit_b_32": "vit_base_patch32_224", "vit_l_16": "vit_large_patch16_224",
     "vit_l_32": "vit_large_patch32_224", "vit_h_14": "vit_huge_patch14_224",
 }  # fmt: skip
+QUICK_PIXELS, QUICK_PARAMS = 256**2, 30_000_000  # of one image and of a network that it takes no time to run
 HUB_S = 5  # within which the hub answers
 PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
@@ -201,14 +202,19 @@ def _refuse_too_large(network: nn.Module, name: str) -> None:
 
 
 def _try_once(network: Any, name: str) -> None:
-    """See that a network runs, by shapes alone.
+    """See that a network runs: on one image, or by shapes alone where that would take long.
 
     Raises:
         OptionError: it does not.
     """
     try:
+        size = family_like(network).input_size(network)
+        quick = size[1] * size[2] <= QUICK_PIXELS and sum(p.numel() for p in network.parameters()) <= QUICK_PARAMS
         with torch.inference_mode():
-            shape_copy(network)(torch.empty(1, *family_like(network).input_size(network), device="meta"))
+            if quick:
+                network(torch.zeros(1, *size))
+            else:  # slower for small networks, whose kernels on the meta device are Python
+                shape_copy(network)(torch.empty(1, *size, device="meta"))
     except FOREIGN as error:
         raise OptionError(
             f"{name} cannot run with its arguments: {first_line(error, 120)}; check --model-arg"
@@ -310,7 +316,7 @@ def open_network(
 
 def _opened(network: Any, name: str, args: Mapping[str, Any], preprocessing: Mapping[str, Any]) -> Model | Headless:
     family = family_of(network)  # which refuses what cannot be pruned, before a classifier is fitted
-    _try_once(network, name)
+    _try_once(network.eval(), name)
     if family.has_classifier(network):
         return describe(network, name, args, preprocessing)
     return Headless(network.eval(), name, args, _preprocessing(network, preprocessing))
@@ -342,7 +348,7 @@ def network_without_weights(
             family = family_of(network)
             if not family.has_classifier(network):
                 family.make_classifiers(network, SOME_CLASSES)
-        _try_once(network, str(base))
+        _try_once(network.eval(), str(base))
     return network.eval()
 
 
@@ -528,7 +534,7 @@ def load(folder: str | Path) -> Model:
     fill_network(network, state, files.weights_file, str(folder))
     _check_described(network, spec, files.spec_file)
     try:
-        _try_once(network, spec.timm_name)
+        _try_once(network.eval(), spec.timm_name)
     except OptionError as error:
         raise CheckpointError(f"{files.spec_file} cannot be this model's: {error}") from error
     return Model(network.eval(), spec)
