@@ -41,6 +41,7 @@ def test_foreign_images_that_are_counted_are_not_trained_on(digits_checkpoint: P
 def derived(checkpoint: Path, out: Path, **options: Any) -> Any:
     training = Training(**{**QUICK, **options.pop("training", {})})
     given: dict[str, Any] = {"rate": 0.3, "data": "digits", "classes": CLASSES, "model_args": ARGS, "reject": 0.1}
+    given["accept_preprocessing"] = True  # the base was trained without a crop
     return edgevit.derive(
         "vit_tiny_patch16_224", checkpoint=checkpoint, out=out, training=training, **{**given, **options}
     )

@@ -136,7 +136,7 @@ def write_cost_table(folder: Path, narrower: Sequence[int] = ()) -> Path:
 
 def derive(checkpoint: Path, out: Path, *, training: dict[str, Any] | None = None, **options: Any) -> Any:
     given: dict[str, Any] = {"classes": "3,7,9", "rate": 0.5, "data": "digits", "model_args": ARGS}
-    given |= {"method": "vulcan", "accept_weak_base": True}  # it is random
+    given |= {"method": "vulcan", "accept_weak_base": True, "accept_preprocessing": True}  # it is random
     if options.get("method") == "skd":
         return _slice(checkpoint, out, Training(**{**QUICK, "steps": 0, **(training or {})}), {**given, **options})
     return edgevit.derive(
