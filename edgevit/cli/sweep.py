@@ -82,16 +82,17 @@ def show_sweep(console: Console, folder: Path, found: Sweep) -> None:
     loss, may_be = found.loss(model), f"whose loss against the {base} may be chance"
     verdict = f"is the smallest model {may_be}" if chosen else f"is the most accurate, and there is no model {may_be}"
     console.show(f"{model.folder} {verdict}: {loss.text(found.part)}")
-    if (on_test := model.on("test")) and (of_base := reference.on("test")) and found.part == "validation":
+    if (tested := model.on("test")) and (of_base := reference.on("test")) and found.part == "validation":
         console.show(
-            f"On the {on_test.images} test images, which `edgevit report` shows, the {base} has {of_base.top1:.2%} and "
-            f"{model.folder} {on_test.top1:.2%}"
+            f"On the {tested.images} test images, which `edgevit report` shows, the {base} has {of_base.top1:.2%} and "
+            f"{model.folder} {tested.top1:.2%}"
         )
     if recalled := found.recalled():
         part = "the models are judged on the test images" if found.part == "test" else "judge on test: --split test"
         console.warn(f"{recalled}; {part}")
     elif loss.most - loss.share > FEW:
-        console.warn(f"{loss.images} {found.part} images tell little: give more, such as by --validation-fraction")
+        on_test = ", or judge on the test images with --split test" if found.part == "validation" else ""
+        console.warn(f"{loss.images} {found.part} images tell little: give more, as by --validation-fraction{on_test}")
     if (hint := accepted_hint(folder, found)) is not None:
         console.warn(hint)
 
