@@ -142,7 +142,7 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
         assert base is not None
         network = network_without_weights(base, shared.model_args, checkpoint=shared.checkpoint)
         _refuse_method(shared.on_its_base(), network, progress)
-        check_base(shared.on_its_base(), once)
+        _check_base(shared.on_its_base(), once)
         costs = tuple(Costs(network, shared, place, once) for place in shared.places)
         if len(each := shared.each()) > 1:
             _refuse_any([_One(one, costs, once, _base_folder(request, one)) for one in each if not one.is_there])
@@ -162,7 +162,7 @@ def _refuse_method(request: MeetRequest, network: nn.Module, progress: Progress)
     settle_row((), find_method(request.method), request.settings, network, policy, progress)
 
 
-def check_base(request: MeetRequest, progress: Progress) -> None:
+def _check_base(request: MeetRequest, progress: Progress) -> None:
     """Refuse images, or a base on them, that the first derivation would refuse, before a cost is measured for it.
 
     A search that is gone on with has been checked.
