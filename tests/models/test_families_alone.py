@@ -36,6 +36,7 @@ ELSEWHERE = {
     ("export/structure.py", "attn"): "likewise",
     ("export/structure.py", "mlp"): "likewise",
     ("folder/release.py", "num_heads"): ARGUMENT,
+    ("folder/release.py", "global_pool"): ARGUMENT,
     ("folder/release.py", "pretrained_cfg"): "what a publisher's config.json says beside the weights",
 }
 NETWORKS = {"model", "network", "net", "teacher", "student", "dense", "slim", "copied"}
