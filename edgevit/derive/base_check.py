@@ -77,12 +77,12 @@ class Answers:
         return Sureness("validation", len(self.split), full, self.right, outputs, len(columns))
 
     def exchanged(self, task: Task, *, order_assumed: bool, near_chance: bool) -> list[str]:
-        """Say, in one sentence or none, which classes another output than their own answers for.
+        """Say of each class that another output than its own answers for, which one that is.
 
         An exchange comes back to where it began: a's images are answered by b's output, and b's by a's. Where the task
-        lacks b, only a's half of it is seen, and a looks as if it were merely taken for another class. That is told of
-        where the order of the outputs was assumed, and so is a class that the base knows worse than chance; and so are
-        several where they are most, and no two of them are answered by one output.
+        lacks b, only a's half of it is seen, and a looks as if it were merely taken for another class. Such a class is
+        reported where the order of the outputs was assumed, and so is a class that the base knows worse than chance;
+        and so are several where they are most, and no two of them are answered by one output.
         """
         columns, names = task.base_columns, {c.base_index: c.name for c in task.classes}
         answers: dict[int, Counter[int]] = {}
@@ -108,7 +108,7 @@ class Answers:
             told[own] = f"output {top} answers {share} validation images of {names[own]!r}, taken to be output {own}"
         most_moved = order_assumed and len(set(majority.values())) == len(majority) > max(1, judged / 2)
         found = {**(majority if near_chance or most_moved else in_rings(majority)), **astray}
-        return [", and ".join(told[own] for own in [*found][:2])] if found else []
+        return [told[own] for own in found]
 
     def record(self, *, near_chance: bool) -> BaseCheckRecord:
         tried = tuple(NeighbourRecord(n.option, n.gained, n.lost) for n in self.neighbours)
@@ -188,28 +188,33 @@ def judge_base(
     answers: Answers, sureness: Sureness, task: Task, progress: Progress, request: Request | BaseRequest, *,
     order_assumed: bool,
 ) -> BaseCheckRecord:  # fmt: skip
-    """Stop where the base is near chance, or does better with other preprocessing, unless `request` accepts that.
+    """Stop where the base is near chance, where an assumed order of its outputs is contradicted by several classes, or
+    where it does better with other preprocessing; unless `request` accepts that.
 
     Raises:
-        DataError: either, with the option to give.
+        DataError: one of them, with the option to give.
     """
     near = sureness.near_chance
     record = answers.record(near_chance=near)
     hint = preprocessing_hint(record, len(task.classes))
     exchanged = answers.exchanged(task, order_assumed=order_assumed, near_chance=near)
+    order = ", and ".join(exchanged[:2])
+    # One class may be taken for another by a base that knows it badly; an order that was guessed and contradicts
+    # several is a wrong guess, and every name in the model would be.
+    is_misread = order_assumed and len(exchanged) > 1
     doubts = [hint] if hint else []
     if near:
-        doubts = [f"the base is {sureness.told()}", *doubts, *exchanged, CHECK]
+        doubts = [f"the base is {sureness.told()}", *doubts, *([order] if order else []), CHECK]
+    elif order:
+        doubts.append(f"{order}; check the order of the base's outputs, and give it with --base-classes FILE")
     due = {
-        ACCEPT_WEAK: near and not request.accept_weak_base,
+        ACCEPT_WEAK: (near or is_misread) and not request.accept_weak_base,
         ACCEPT_PREPROCESSING: hint is not None and not request.accept_preprocessing,
     }
     if refused := [option for option, is_due in due.items() if is_due]:
         raise DataError(f"{'; '.join(doubts)}, or go on as it is with {' '.join(refused)}")
     if doubts:
         progress.warn("; ".join(doubts))
-    for order in () if near else exchanged:
-        progress.warn(f"{order}; check the order of the base's outputs, and give it with --base-classes FILE")
     return record
 
 

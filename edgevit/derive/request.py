@@ -56,7 +56,12 @@ DeriveFrom = Annotated[
     ),
 ]
 AcceptWeakBase = Annotated[
-    bool, Option("Go on although the base is hardly better than chance on its own classes.", DATA)
+    bool,
+    Option(
+        "Go on although the base is hardly better than chance on its own classes, or answers several classes by other "
+        "outputs than was assumed.",
+        DATA,
+    ),
 ]
 AcceptPreprocessing = Annotated[
     bool,

@@ -103,11 +103,13 @@ def exchanged(digits_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
     return file
 
 
-def test_an_assumed_order_is_told_of_though_the_other_half_of_an_exchange_is_no_target(
+def test_an_assumed_order_that_several_classes_contradict_stops_the_work_though_their_other_halves_are_no_targets(
     exchanged: Path, tmp_path: Path
 ) -> None:
     told = Told()
-    made = derive(exchanged, tmp_path / "m", told, classes="0,3,5,8")
+    with pytest.raises(DataError, match=r"--base-classes FILE, or go on as it is with --accept-weak-base$"):
+        derive(exchanged, tmp_path / "m", classes="0,3,5,8")
+    made = derive(exchanged, tmp_path / "m", told, classes="0,3,5,8", accept_weak_base=True)
     right = made.record.accuracy.base_restricted.per_class
     assert max(right["0"], right["3"]) < 0.5 < min(right["5"], right["8"])
     (warning,) = [warning for warning in told.warnings if "order of the base's outputs" in warning]
