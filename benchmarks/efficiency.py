@@ -79,6 +79,7 @@ SHARE = 0.5  # of the weights, set to zero; Table 5 does not say its own
 JUDGED = 32  # training images on which blocks are judged; the paper takes 5000
 ROUNDS = 8
 IMAGES = {"calibration_images": 16}
+ACCEPTED = {"accept_weak_base": True, "accept_preprocessing": True}  # weights are random
 METHODS: dict[
     str, tuple[str, dict[str, Any]]
 ] = {  # shape and options; few images, as random weights have nothing to lose
@@ -235,7 +236,7 @@ def measured(start: Start, given: argparse.Namespace, folder: Path) -> Iterator[
     """Make the models of a part, then measure them and their base in one session."""
     base = Made("base", (), folder / "base")
     opened: dict[str, Any] = {"checkpoint": start.checkpoint, "model_args": start.model_args, **start.more}
-    edgevit.base(start.name, out=base.path, data=start.data, **opened)
+    edgevit.base(start.name, out=base.path, data=start.data, **ACCEPTED, **opened)
     _ready(base.path, given)
     if given.part == "compressed":
         made = make_compressed(base.path, given)
@@ -330,7 +331,7 @@ def _derive(row: Wanted, *, start: Start, given: argparse.Namespace, folder: Pat
     """Whether the budget could be met."""
     try:
         edgevit.derive(
-            start.name, out=folder / row.folder, data=start.data, method=row.name, accept_weak_base=True,
+            start.name, out=folder / row.folder, data=start.data, method=row.name, **ACCEPTED,
             cache=folder / "cache", training=Training(steps=0, device="auto", batch_size=16),
             checkpoint=start.checkpoint, model_args=start.model_args, **start.more, **row.given,
         )  # fmt: skip

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("few_digits")
 NAME, GATED = "vit_giant_patch14_dinov2", {**ARGS, "mlp_ratio": 4.0}
 OPTIONS = {
     # Whole FFNs may stay, or it takes one from this random base instead of narrowing any.
-    "forge": {"calibration_images": 48, "sensitivity_images": 16, "drop_sites": False},
+    "forge": {"calibration_images": 48, "sensitivity_images": 16, "drop_sites": False, "cut_embedding": False},
     "heart": {"calibration_images": 8, "probes": 1},
     "mdp": {"calibration_images": 32},
     "nuwa": {"purification_steps": 2, "purification": "always"},
