@@ -29,6 +29,7 @@ from some_report import accuracy, derived, history, write_folder  # noqa: E402
 from some_runs import MS, S  # noqa: E402
 
 from edgevit.agent.records import Run  # noqa: E402
+from edgevit.folder.names import HISTORY  # noqa: E402
 
 RESULTS = HERE / "results" / "load.json"
 LINES, MODELS, REPEATS, LONG = 100_000, 500, 100, 1_000_000
@@ -80,7 +81,7 @@ def write_models(root: Path, models: int, repeats: int, steps: int = 300, sample
         share = (i + 1) / (models + 1)
         made = derived(accuracy(0.5 + share / 2, 100 * share, 100))
         write_folder(root / f"m{i}", derivation=made, macs=round(2e6 * share), params=round(2e4 * share))
-        (root / f"m{i}" / "history.jsonl").write_text(history(steps))
+        (root / f"m{i}" / HISTORY).write_text(history(steps))
     with (root / "runs.jsonl").open("w") as opened:
         for i in range(models):
             for number in range(1, repeats + 1):

@@ -25,6 +25,8 @@ from rewriting import share_rewriting
 
 pytest_plugins = ("board_fixtures", "exports")
 
+os.environ.pop("COLUMNS", None)  # tables in pipes are as wide as it says
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # these models are too small for more, also in subprocesses
 
 # How long an example takes says how busy the machine is, and nothing of the code. The same examples each time, so that

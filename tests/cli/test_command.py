@@ -120,7 +120,8 @@ SPOKEN = {"json", "quiet", "verbose"}  # how the terminal is spoken to, whatever
 BY_HAND = {
     "derive-many": {"example"},  # prints a plan to begin with, and ends
     "methods": {"method"}, "profiles": {"profile"}, "show": {"folder"},  # what is printed; nothing is done
-    "cache": {"clear"},  # of this machine, and nothing that Python or a record would ask for
+    "ls": {"folder"},  # the same
+    "cache": {"all", "clear"},  # of this machine, and nothing that Python or a record would ask for
 }  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def test_what_a_table_or_a_rate_answers_is_derived(tmp_path: Path) -> None:
         ({"ms": (5, 5)}, "--ms has a number twice"),
         ({"ms": 5, "first": (("nuwa", 0.5),)}, "--first counts rates in MACs"),
         ({"ms": 5, "method": "skd"}, "--method skd slices a super-network"),
-        ({"ms": 5, "place": Place(threads=0)}, "--threads is 0"),
+        ({"ms": 5, "place": Place(threads=0)}, "--threads 0 is not in"),
         ({"rate": 0.5, "place": Place(board="orin")}, "--board is for a budget that is measured, and nothing is"),
         ({"ms": (5, 6), "cost_table": "t.yaml"}, "--ms has 2 numbers"),
         ({}, "a budget is one of --rate"),
