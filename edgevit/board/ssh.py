@@ -70,6 +70,10 @@ REASONS = (
     ),
 )
 
+# What a login shell says of its own files, which is all there is where the connection breaks before the command begins:
+# bash "FILE: line 5: ", zsh "FILE:5: ", dash "FILE: 5: ", fish "FILE (line 5): ".
+OF_A_SHELL = r"^\S+(?:: line [0-9]+|: ?[0-9]+| \(line [0-9]+\)):"
+
 
 class Ssh:
     """One connection to a host, opened by the first use of `argv` and closed with the block.
@@ -114,8 +118,9 @@ class Ssh:
                     forget = self._how_to_forget(stderr)
                     reason, remedy = what.format(line=line), hint.format(ssh=ssh, ssh_batch=ssh_batch, forget=forget)
                     return UnreachableError(f"cannot reach {self.host}: {reason}; try {remedy}")
+        of_ssh = [line for line in lines if not re.search(OF_A_SHELL, line)]
         return UnreachableError(
-            f"cannot reach {self.host}: {lines[-1] if lines else 'the connection broke'}; try `{ssh} true`"
+            f"cannot reach {self.host}: {of_ssh[-1] if of_ssh else 'the connection broke'}; try `{ssh} true`"
         )
 
     def _how_to_forget(self, stderr: str) -> str:
