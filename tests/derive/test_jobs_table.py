@@ -34,7 +34,7 @@ def test_a_table_of_an_older_edgevit_does_not_say_which() -> None:
     ("changed", "said"),
     [
         ({"versions": {}}, "does not say which edgevit wrote"),
-        ({"schema": 4}, "has schema 4"),
+        ({"schema": 5}, "has schema 5"),
         ({"rows": [{"job": "a"}]}, "lacks rows.0.task"),
         ({"rows": [{**TOLD, "top1": 90.0}]}, "has 90.0 as rows.0.top1"),
         ({"rows": [{**TOLD, "state": "gone"}]}, "has 'gone' as rows.0.state"),
