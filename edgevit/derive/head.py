@@ -52,6 +52,11 @@ def open_task_for(
         outputs, names = base.spec.outputs, request.base_classes or base.spec.output_names
         if names is None:
             names = label_names(base.release.labels, open_source(data).class_names, outputs, whole=classes is None)
+        elif classes is None and request.base_classes is None and base.spec.head == "subset":
+            found = open_source(data).class_names
+            if set(base.spec.class_names) < set(found):
+                classes = base.spec.class_names
+                progress.note(f"the base knows {len(classes)} of the data's {len(found)} classes, and those are used")
     elif request.base_classes is not None:
         raise OptionError(
             f"{base.timm_name} has no classifier whose outputs --base-classes could name; leave it out: "
