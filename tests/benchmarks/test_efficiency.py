@@ -110,7 +110,7 @@ def test_a_block_that_does_nothing_goes_first(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, depth=4)
     given = {"checkpoint": checkpoint, "model_args": {**ARGS, "depth": 4}, "preprocessing": PREPROCESSING}
     folder = tmp_path / "base"
-    edgevit.base(NAME, out=folder, data="digits", **given)
+    edgevit.base(NAME, out=folder, data="digits", **efficiency.ACCEPTED, **given)
     model = edgevit.load(folder)
     with torch.no_grad():
         for layer in (model.network.blocks[2].attn.proj, model.network.blocks[2].mlp.fc2):
