@@ -289,7 +289,9 @@ def here(model: str, shares: list[float], place: Place, repeats: int, done: list
         began = time.monotonic()
         table = edgevit.cost(start.name, model_args=start.model_args, **of)
         measuring = time.monotonic() - began
-        edgevit.base(start.name, out=folder / "base", data=start.data, **opened)
+        edgevit.base(
+            start.name, out=folder / "base", data=start.data, accept_weak_base=True, accept_preprocessing=True, **opened
+        )
         edgevit.export(folder / "base", fp16=fp16, accuracy=False)
         for repeat, share in due:
             out, began = folder / f"{share}-{repeat}", time.monotonic()
