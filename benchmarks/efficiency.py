@@ -79,7 +79,7 @@ SHARE = 0.5  # of the weights, set to zero; Table 5 does not say its own
 JUDGED = 32  # training images on which blocks are judged; the paper takes 5000
 ROUNDS = 8
 IMAGES = {"calibration_images": 16}
-ACCEPTED = {"accept_weak_base": True, "accept_preprocessing": True}  # weights are random
+ACCEPTED: dict[str, Any] = {"accept_weak_base": True, "accept_preprocessing": True}  # weights are random
 METHODS: dict[
     str, tuple[str, dict[str, Any]]
 ] = {  # shape and options; few images, as random weights have nothing to lose
