@@ -98,7 +98,7 @@ def test_what_a_login_shell_complains_of_is_not_taken_for_the_reason_of_what_fai
         model.write_bytes(bytes(20 << 20))
         with pytest.raises(ConnectionLostError, match=r"is lost \(cannot reach board: the connection broke; try `ssh"):
             board.put(model, "0" * 64, Cutting(server))
-    for said in (complaint, "/root/.zshrc:5: command not found: conda", "sh: 5: conda: not found"):
+    for said in (complaint, "/home/jetson/.zshrc:5: command not found: conda", "sh: 5: conda: not found"):
         with Ssh(server.host, config=server.config) as way:  # that broke before the command began
             assert "cannot reach board: the connection broke; try" in str(way.explain(said, FAILED))
     assert ".bashrc" not in refusal(server.host, server.config, python="python3.99")
