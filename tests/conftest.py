@@ -25,6 +25,8 @@ from rewriting import share_rewriting
 
 pytest_plugins = ("board_fixtures", "exports")
 
+for name in ("COLUMNS", "LINES"):  # readline exports them to the workers; tables are as wide as in a pipe
+    os.environ.pop(name, None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # these models are too small for more, also in subprocesses
 
 # How long an example takes says how busy the machine is, and nothing of the code. The same examples each time, so that
@@ -74,12 +76,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}
-
-
-@pytest.fixture(autouse=True)
-def width_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let tables be as wide as in a pipe, whatever terminal the tests were started from."""
-    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture(scope="session", autouse=True)
