@@ -54,8 +54,8 @@ pytest: .venv/ready
 # With an NVIDIA GPU: the tests that need one, and those that derive by every method, computed there.
 gpu: .venv/ready
 	$(BIN)/python -m pytest -m gpu
-	EDGEVIT_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 4 --dist worksteal tests/derive/test_in_a_row.py \
-		tests/derive/test_methods.py tests/derive/test_session.py tests/derive/test_supernet.py
+	EDGEVIT_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 4 --dist worksteal tests/derivation/test_in_a_row.py \
+		tests/derivation/test_methods.py tests/derivation/test_session.py tests/derivation/test_supernet.py
 
 # The page of `edgevit report` is tried in a browser where there is one; this installs one, which takes minutes.
 browser: .venv/ready
@@ -63,7 +63,7 @@ browser: .venv/ready
 		{ test "$$(id -u)" = 0 && apt-get -qq update && apt-get -qq install -y chromium; } || \
 		{ echo "no Chromium here, and none could be installed; try: sudo apt install chromium" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e '.[browser]'
-	$(BIN)/python -m pytest -q tests/report/test_page_in_a_browser.py
+	$(BIN)/python -m pytest -q tests/reporting/test_page_in_a_browser.py
 
 demo: .venv/ready
 	$(BIN)/python benchmarks/demo.py

@@ -318,8 +318,8 @@ def open_places(kinds: Iterable[str], progress: Any, device: str = "cpu") -> dic
     from fashion import ensure_fashion_base
     from fine import ensure_fine_base
 
-    from edgevit.models.checkpoint import tensors_sha256
-    from edgevit.models.weights import read_weights
+    from edgevit.network.checkpoint import tensors_sha256
+    from edgevit.network.weights import read_weights
 
     places = {}
     for kind in kinds:
@@ -383,7 +383,7 @@ def _training(case: Case, steps: int, device: str) -> Any:
 
 def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
     """Return the super-network of this sub-task; train it if it is not there yet."""
-    from edgevit.derive.supernet import supernet
+    from edgevit.derivation.supernet import supernet
 
     steps = case.supernet_steps
     assert steps is not None
@@ -405,8 +405,8 @@ def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
 def _derive(case: Case, place: Place, folder: Path) -> dict[str, Any]:
     from training_memory import Watched
 
-    from edgevit.derive.session import derive
-    from edgevit.folder.model_folder import ModelFolder
+    from edgevit.derivation.session import derive
+    from edgevit.records.model_folder import ModelFolder
 
     watched = Watched(place.device)
     classes = list(case.classes or task_classes(place.classes, case.task))
@@ -459,7 +459,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def _row(case: Case, derivation: Any, last: dict[str, Any]) -> dict[str, Any]:
-    from edgevit.folder.records import plain
+    from edgevit.records.kinds import plain
 
     record, spec = derivation.record, derivation.model.spec
     derived, parts = record.accuracy.derived, vars(record.accuracy)

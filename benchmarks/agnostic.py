@@ -39,9 +39,9 @@ from torch import nn
 
 import edgevit
 from edgevit.data.accuracy import Accuracy, measure_accuracy
-from edgevit.derive.session import versions
+from edgevit.derivation.session import versions
 from edgevit.errors import BudgetError
-from edgevit.models.classifier import with_classes
+from edgevit.network.classifier import with_classes
 from edgevit.train.history import History
 from edgevit.train.loop import train
 from edgevit.train.passes import open_passes

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgevit.derive.allocate.knapsack import Allocation, BlockMenu, allocate
-from edgevit.derive.allocate.menus import attention_menu, ffn_menu
-from edgevit.derive.allocate.policy import make_policy
-from edgevit.derive.measure.sensitivity import Sensitivity
-from edgevit.models.anatomy import BlockDims
+from edgevit.derivation.allocate.knapsack import Allocation, BlockMenu, allocate
+from edgevit.derivation.allocate.menus import attention_menu, ffn_menu
+from edgevit.derivation.allocate.policy import make_policy
+from edgevit.derivation.measure.sensitivity import Sensitivity
+from edgevit.network.anatomy import BlockDims
 
 RESULTS = Path(__file__).parent / "results" / "allocation.json"
 DEPTH, TOKENS, EMBED, HEADS, WIDTH, FFN = 24, 197, 1024, 16, 64, 4096

@@ -68,14 +68,14 @@ from torch import Tensor, nn
 
 from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.task import Split, Task
-from edgevit.derive.algebra.attention import attention_spectra, narrow
-from edgevit.derive.measure.importance import group_sums, squared_changes, valued, weights_times_gradients
-from edgevit.derive.measure.statistics import calibrate
+from edgevit.derivation.algebra.attention import attention_spectra, narrow
+from edgevit.derivation.measure.importance import group_sums, squared_changes, valued, weights_times_gradients
+from edgevit.derivation.measure.statistics import calibrate
 from edgevit.errors import OptionError
-from edgevit.folder.writing import write_whole
-from edgevit.models.anatomy import Attention, Block, attentions
-from edgevit.models.classifier import with_classes
-from edgevit.models.families import family_of, vit
+from edgevit.network.anatomy import Attention, Block, attentions
+from edgevit.network.classifier import with_classes
+from edgevit.network.families import family_of, vit
+from edgevit.records.writing import write_whole
 from edgevit.train.passes import Passes, open_passes
 from edgevit.train.settings import Training
 

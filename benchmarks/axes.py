@@ -40,18 +40,18 @@ from torch import nn
 
 import edgevit
 from edgevit.agent.runners.onnxruntime import PROVIDERS
-from edgevit.cost.place import PRECISIONS, Place
-from edgevit.cost.stacks import network_of
-from edgevit.derive.allocate.policy import POLICIES
+from edgevit.board.comparison import compare_within, decisive
+from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.engines.unjudged import OPSET
 from edgevit.errors import BudgetError
-from edgevit.export.graph import write_onnx
-from edgevit.folder.writing import write_whole
-from edgevit.models.anatomy import BlockDims
-from edgevit.models.cost import Geometry
-from edgevit.models.families import family_of
-from edgevit.prove.suite import shape_dims
-from edgevit.report.runs import compare_within, decisive
+from edgevit.exporting.graph import write_onnx
+from edgevit.jobs.suite.suite import shape_dims
+from edgevit.latency.tables.place import PRECISIONS, Place
+from edgevit.latency.tables.stacks import network_of
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.cost import Geometry
+from edgevit.network.families import family_of
+from edgevit.records.writing import write_whole
 from edgevit.train.settings import Training
 
 RESULTS = Path(__file__).parent / "results" / "axes.json"

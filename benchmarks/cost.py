@@ -25,16 +25,16 @@ from typing import Any
 import timm
 import torch
 
-from edgevit.derive.algebra.attention import head_singular_values
-from edgevit.derive.allocate.budget import make_budget
-from edgevit.derive.allocate.policy import POLICIES, fit, uniform
-from edgevit.derive.measure.statistics import token_sum
-from edgevit.derive.methods.vulcan.collapse import cluster_neurons, make_clusters
-from edgevit.derive.methods.vulcan.method import Config, Redundancy
-from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
-from edgevit.derive.realise import realise
-from edgevit.models.anatomy import attentions, ffns
-from edgevit.models.families import vit
+from edgevit.derivation.algebra.attention import head_singular_values
+from edgevit.derivation.allocate.budget import make_budget
+from edgevit.derivation.allocate.policy import POLICIES, fit, uniform
+from edgevit.derivation.measure.statistics import token_sum
+from edgevit.derivation.methods.vulcan.collapse import cluster_neurons, make_clusters
+from edgevit.derivation.methods.vulcan.method import Config, Redundancy
+from edgevit.derivation.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.derivation.realise import realise
+from edgevit.network.anatomy import attentions, ffns
+from edgevit.network.families import vit
 from edgevit.train.compute import open_compute
 from edgevit.train.passes import observed
 from edgevit.train.settings import Training
@@ -193,7 +193,7 @@ def print_memory(name: str) -> None:
 def print_export(name: str) -> None:
     """In a process of its own: seconds and peak memory of exporting the dense model, all checks but the accuracy."""
     import edgevit
-    from edgevit.models.checkpoint import describe, save
+    from edgevit.network.checkpoint import describe, save
 
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:

@@ -23,9 +23,9 @@ from typing import Any
 import dataset
 from base import CACHE, TIMM_NAME, Recipe, ensure_base, read_folder
 
-from edgevit.folder.derivation import AccuracyRecord, DerivationRecord
-from edgevit.folder.model_folder import ModelFolder
 from edgevit.progress import Progress
+from edgevit.records.derivation import AccuracyRecord, DerivationRecord
+from edgevit.records.model_folder import ModelFolder
 
 CLASSES = tuple(f"{texture}_{shape}" for texture in ("plain", "striped") for shape in ("square", "star", "triangle"))
 TARGETS = ("plain_square", "plain_star", "striped_square", "striped_star")
@@ -59,8 +59,8 @@ def _derivation(folder: Path) -> DerivationRecord:
 
 def table_rows(sweep: Path, distilled: Path, runs: Path) -> list[dict[str, Any]]:
     """Read what the models' own files, and the runs, say of each; accuracy is on the test part."""
-    from edgevit.report.runs import compare_within, decisive, load_runs
-    from edgevit.sweep.record import read_sweep
+    from edgevit.board.comparison import compare_within, decisive, load_runs
+    from edgevit.jobs.sweep.record import read_sweep
 
     folders = [sweep / point.folder for point in read_sweep(sweep).derived]
     ratios = {c.after.split()[0]: c for c in decisive(compare_within(load_runs(runs)))}
@@ -94,7 +94,7 @@ def table_rows(sweep: Path, distilled: Path, runs: Path) -> list[dict[str, Any]]
 def cells(row: dict[str, Any]) -> list[str]:
     """A row as README and terminal show it."""
     from edgevit.data.shares import share_text
-    from edgevit.derive.allocate.budget import readable
+    from edgevit.derivation.allocate.budget import readable
 
     ratio = ""
     if row["ratio"] is not None:
@@ -139,7 +139,7 @@ def main() -> None:
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     from edgevit.cli.console import Console
-    from edgevit.sweep.record import read_sweep
+    from edgevit.jobs.sweep.record import read_sweep
 
     data, trained = ensure_data(Console().progress)
     base, sweep, runs = root / "base", root / "sweep", root / "runs.jsonl"

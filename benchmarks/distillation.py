@@ -33,17 +33,17 @@ from torch import Tensor, nn
 
 from edgevit.data.accuracy import count_correct
 from edgevit.data.task import UNLABELLED, Split, Task, open_task
-from edgevit.derive.allocate.budget import make_budget
-from edgevit.derive.allocate.policy import make_policy
-from edgevit.derive.cache import Cache
-from edgevit.derive.methods.forge import method as forge
-from edgevit.derive.methods.forge.config import Config
-from edgevit.derive.plan import Plan
-from edgevit.derive.problem import Problem, Stopwatch, distillation_for
-from edgevit.derive.session import versions
-from edgevit.models.checkpoint import open_base
-from edgevit.models.classifier import with_classes
-from edgevit.models.copies import bare_copy
+from edgevit.derivation.allocate.budget import make_budget
+from edgevit.derivation.allocate.policy import make_policy
+from edgevit.derivation.cache import Cache
+from edgevit.derivation.methods.forge import method as forge
+from edgevit.derivation.methods.forge.config import Config
+from edgevit.derivation.plan import Plan
+from edgevit.derivation.problem import Problem, Stopwatch, distillation_for
+from edgevit.derivation.session import versions
+from edgevit.network.checkpoint import open_base
+from edgevit.network.classifier import with_classes
+from edgevit.network.copies import bare_copy
 from edgevit.progress import Silent
 from edgevit.train.distil import teacher_loss
 from edgevit.train.history import History

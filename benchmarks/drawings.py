@@ -31,13 +31,13 @@ from source import refusals
 from torch import nn
 
 import edgevit
-from edgevit.derive.algebra.attention import head_singular_values
-from edgevit.derive.algebra.factorise import effective_rank
+from edgevit.derivation.algebra.attention import head_singular_values
+from edgevit.derivation.algebra.factorise import effective_rank
 from edgevit.errors import OptionError
-from edgevit.folder.model_folder import ModelFolder
-from edgevit.models.anatomy import BlockDims
-from edgevit.models.families import family_of
-from edgevit.report.axes import AccuracyTask, apart_tasks
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.families import family_of
+from edgevit.records.model_folder import ModelFolder
+from edgevit.reporting.axes import AccuracyTask, apart_tasks
 
 Lines = dict[str, list[Point]]
 BASELINE = "finetune base"  # the stage of history.jsonl that is not the method's own

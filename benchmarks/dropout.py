@@ -8,7 +8,7 @@
 
 The form of Table 7 of the SKD paper: a network is trained with no dropout, channel dropout, weighted channel dropout,
 LayerDrop or PIAD, and slices of 4, 6, 8 and 10 twelfths of its MACs are judged as they are, without any training. What
-each of them drops is in edgevit/derive/methods/skd/dropout.py. The paper gives no rates; the part `rates` has each
+each of them drops is in edgevit/derivation/methods/skd/dropout.py. The paper gives no rates; the part `rates` has each
 rival at another one. A network that is only brought into WPAC's order, and not trained, stands beside them.
 
 Super-networks, sub-tasks, steps and images are those of accuracy.py. All slices are cut by the list of units that

@@ -57,18 +57,18 @@ from uneven import attention_counts, drawn, even, one_by_one
 import edgevit
 from edgevit.agent.records import Run
 from edgevit.agent.runners.onnxruntime import PROVIDERS
+from edgevit.board.comparison import compare_within, decisive, make_row
 from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.task import Split, open_task
 from edgevit.engines.options import EngineOptions
 from edgevit.engines.unjudged import OPSET
 from edgevit.errors import BoardError
-from edgevit.export.graph import write_onnx
-from edgevit.folder.model import ModelSpec
-from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.writing import write_whole
-from edgevit.models.checkpoint import Model, derived_spec, save
-from edgevit.models.families import family_of
-from edgevit.report.runs import compare_within, decisive, make_row
+from edgevit.exporting.graph import write_onnx
+from edgevit.network.checkpoint import Model, derived_spec, save
+from edgevit.network.families import family_of
+from edgevit.records.model import ModelSpec
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.writing import write_whole
 from edgevit.train.settings import Training
 
 RESULTS = Path(__file__).parent / "results" / "efficiency.json"

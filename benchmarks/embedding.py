@@ -23,8 +23,8 @@ from dimensions import EMBED
 from older import commits_told
 from tables import Row, derived, grouped, percent, picked, points, table
 
-from edgevit.derive.allocate.policy import POLICIES
-from edgevit.derive.embedding import ladder
+from edgevit.derivation.allocate.policy import POLICIES
+from edgevit.derivation.embedding import ladder
 
 RATES = (0.9, 0.95, 0.8)
 CHOSEN = "chosen"

@@ -15,19 +15,19 @@ from random import Random
 from statistics import median
 from typing import Any, Literal, TypeVar
 
-from edgevit.cost.fit import FittedCosts, StackFigure
-from edgevit.cost.grid import Grid
-from edgevit.cost.narrower import fit_narrower
-from edgevit.cost.stacks import Stack
-from edgevit.derive.allocate.cost_table import CostTable
-from edgevit.derive.allocate.knapsack import BlockMenu, Choice, allocate
-from edgevit.derive.allocate.policy import POLICIES
-from edgevit.derive.allocate.prices import Prices
-from edgevit.derive.embedding import ladder
+from edgevit.derivation.allocate.cost_table import CostTable
+from edgevit.derivation.allocate.knapsack import BlockMenu, Choice, allocate
+from edgevit.derivation.allocate.policy import POLICIES
+from edgevit.derivation.allocate.prices import Prices
+from edgevit.derivation.embedding import ladder
 from edgevit.errors import BudgetError
-from edgevit.meet.in_turns import ROUNDS, SURE
-from edgevit.meet.rounds import CONFIDENT, Candidate, MeasuredFigure, Search, Shape
-from edgevit.models.anatomy import BlockDims
+from edgevit.latency.in_turns import ROUNDS, SURE
+from edgevit.latency.rounds import CONFIDENT, Candidate, MeasuredFigure, Search, Shape
+from edgevit.latency.tables.fit import FittedCosts, StackFigure
+from edgevit.latency.tables.grid import Grid
+from edgevit.latency.tables.narrower import fit_narrower
+from edgevit.latency.tables.stacks import Stack
+from edgevit.network.anatomy import BlockDims
 
 Sizes = TypeVar("Sizes", bound=tuple[int, ...])
 SHRINKS = 0.5  # of what lies outside the blocks, how much is of the embedding: the rest is transfers

@@ -25,9 +25,9 @@ from edgevit.agent import power
 from edgevit.agent.meters import ina3221
 from edgevit.agent.records import Power
 from edgevit.board.profiles import load_profile
-from edgevit.meet.in_turns import ROUNDS, SURE
-from edgevit.meet.rounds import CONFIDENT, MeasuredFigure
-from edgevit.models.anatomy import BlockDims
+from edgevit.latency.in_turns import ROUNDS, SURE
+from edgevit.latency.rounds import CONFIDENT, MeasuredFigure
+from edgevit.network.anatomy import BlockDims
 
 CAPTURED = Path(__file__).parents[1] / "tests" / "boards"
 # Each captured tree by its profile, which says whose rails make up the module.

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from emulated import EmulatedBench, draw
 
-from edgevit.derive.allocate.cost_table import CostTable
-from edgevit.derive.allocate.mixed_table import mixed
+from edgevit.derivation.allocate.cost_table import CostTable
+from edgevit.derivation.allocate.mixed_table import mixed
 from edgevit.errors import BudgetError
-from edgevit.meet.boards import Searches
-from edgevit.meet.mixing import CLOSE, fitting
-from edgevit.meet.rounds import Candidate, MeasuredFigure, Shape
+from edgevit.latency.boards import Searches
+from edgevit.latency.mixing import CLOSE, fitting
+from edgevit.latency.rounds import Candidate, MeasuredFigure, Shape
 
 RATE = 0.3  # of attentions and of FFNs: up to 10 ** 0.3 = 2 times as long or as short on one board as on another
 HALVINGS = 12

@@ -30,9 +30,9 @@ from accuracy import BATCH, OTHER_SIZES, SEEDS, TASK_SIZES, Place, open_places, 
 from tables import Row, percent, picked, points, table
 
 import edgevit
-from edgevit.cost.place import Place as Where
-from edgevit.folder.writing import write_whole
-from edgevit.report.runs import compare_within, decisive
+from edgevit.board.comparison import compare_within, decisive
+from edgevit.latency.tables.place import Place as Where
+from edgevit.records.writing import write_whole
 from edgevit.train.settings import Training
 
 RESULTS = Path(__file__).parent / "results" / "equal_latency.json"

@@ -70,9 +70,9 @@ def derive(model: str, folder: Path, data: Path, rate: float, options: dict[str,
     """One derivation without training, in this process."""
     import torch
 
-    from edgevit.derive.algebra.least_squares import Regression
-    from edgevit.derive.measure import embedding, sensitivity, statistics
-    from edgevit.derive.session import derive as derive_model
+    from edgevit.derivation.algebra.least_squares import Regression
+    from edgevit.derivation.measure import embedding, sensitivity, statistics
+    from edgevit.derivation.session import derive as derive_model
     from edgevit.train.settings import Training
 
     beside: dict[str, float] = {}
@@ -162,8 +162,8 @@ def main() -> None:
     from base import CACHE
     from safetensors.torch import save_file
 
-    from edgevit.derive.methods.forge.config import Config
-    from edgevit.folder.writing import write_whole
+    from edgevit.derivation.methods.forge.config import Config
+    from edgevit.records.writing import write_whole
 
     load = os.getloadavg()[0]
     data = dataset.ensure(CACHE)

@@ -73,9 +73,9 @@ class Place:
 
 def attention_scores(network: Any, images: Any, columns: Any, passes: Any, **_: Any) -> Any:
     """Scores of what attention looks at, the mean over the images, and of heads by the size of their weights."""
-    from edgevit.derive.methods.heart.scores import HessianScores
-    from edgevit.models.anatomy import attentions
-    from edgevit.models.families import family_of
+    from edgevit.derivation.methods.heart.scores import HessianScores
+    from edgevit.network.anatomy import attentions
+    from edgevit.network.families import family_of
 
     family = family_of(network)
     geometry, blocks = family.geometry(network), family.read(network)
@@ -92,8 +92,8 @@ def attention_scores(network: Any, images: Any, columns: Any, passes: Any, **_: 
 
 
 def random_scores(network: Any, images: Any, columns: Any, passes: Any, *, seed: int, **_: Any) -> Any:
-    from edgevit.derive.methods.heart.scores import HessianScores
-    from edgevit.models.families import family_of
+    from edgevit.derivation.methods.heart.scores import HessianScores
+    from edgevit.network.families import family_of
 
     family, draw = family_of(network), torch.Generator().manual_seed(seed)
     geometry, blocks = family.geometry(network), family.read(network)
@@ -110,13 +110,13 @@ def random_order(attn: Any, seen: Tensor, **_: Any) -> Tensor:
 @contextmanager
 def scored(variant: str) -> Iterator[None]:
     """Let the method take its scores from where the variant says."""
-    method = "edgevit.derive.methods.heart.method.measure_scores"
+    method = "edgevit.derivation.methods.heart.method.measure_scores"
     with ExitStack() as stack:
         if variant == "attention":
             stack.enter_context(patch(method, attention_scores))
         elif variant == "random":
             stack.enter_context(patch(method, random_scores))
-            stack.enter_context(patch("edgevit.models.families.vit.tokens.token_scores", random_order))
+            stack.enter_context(patch("edgevit.network.families.vit.tokens.token_scores", random_order))
         yield
 
 
@@ -181,7 +181,7 @@ def before_and_after(
 
 def composed(rate: float) -> dict[str, dict[str, Any]]:
     """What each row asks of `edgevit.derive` beside the rate."""
-    from edgevit.derive.steps import Step
+    from edgevit.derivation.steps import Step
 
     heart = {"method": "heart", "options": {"teacher": TEACHER}}
     return {
@@ -209,8 +209,8 @@ def cost_of(what: str, images: int) -> dict[str, float]:
     import timm
     import torch.nn.functional as F
 
-    from edgevit.derive.methods.heart.method import Config
-    from edgevit.derive.methods.heart.scores import Gates, gate_losses, twice_differentiable
+    from edgevit.derivation.methods.heart.method import Config
+    from edgevit.derivation.methods.heart.scores import Gates, gate_losses, twice_differentiable
 
     torch.set_num_threads(1)
     network = timm.create_model("deit_small_patch16_224", num_classes=10).eval()
@@ -233,7 +233,7 @@ def _peak_bytes() -> int:
 
 def costs() -> dict[str, Any]:
     """Of DeiT-Small's shapes, one thread."""
-    from edgevit.derive.methods.heart.method import Config
+    from edgevit.derivation.methods.heart.method import Config
 
     found: dict[str, Any] = {"probes": Config().probes}
     for what, images in COSTS.items():

@@ -30,8 +30,8 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
-from edgevit.derive.jobs_table import TABLE_KIND
-from edgevit.folder.model_folder import ModelFolder
+from edgevit.jobs.jobs_table import TABLE_KIND
+from edgevit.records.model_folder import ModelFolder
 
 RESULTS = Path(__file__).parent / "results" / "hostile.json"
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 2}
@@ -225,7 +225,7 @@ def prepare(folder: Path) -> Setting:
     import torch
     from safetensors.torch import save_file
 
-    from edgevit.derive import many  # noqa: F401
+    from edgevit.derivation import many  # noqa: F401
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -49,8 +49,8 @@ def _file(name: str, out: Path = OUT) -> Path:
 
 def make(folder: Path, out: Path, steps: int, progress: Any) -> None:
     """Derive into `folder`, and draw into `out`."""
-    from edgevit.derive.base import base
-    from edgevit.derive.session import derive
+    from edgevit.derivation.base import base
+    from edgevit.derivation.session import derive
     from edgevit.train.settings import Training
 
     data, trained = demo.ensure_data(progress)

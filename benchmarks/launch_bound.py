@@ -27,12 +27,12 @@ from older import commits_told
 from tables import Row, grouped, percent, picked, points, table
 
 import edgevit
-from edgevit.derive.embedding import ladder
-from edgevit.folder.writing import write_whole
-from edgevit.models.anatomy import BlockDims
-from edgevit.models.checkpoint import open_base
-from edgevit.models.cost import Geometry
-from edgevit.models.families import family_of
+from edgevit.derivation.embedding import ladder
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.checkpoint import open_base
+from edgevit.network.cost import Geometry
+from edgevit.network.families import family_of
+from edgevit.records.writing import write_whole
 from edgevit.train.settings import Training
 
 RESULTS = Path(__file__).parent / "results" / "launch_bound.json"

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgevit.models.families import family_of
+from edgevit.network.families import family_of
 
 IMAGES = 256  # of the test part
 

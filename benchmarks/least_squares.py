@@ -30,8 +30,8 @@ import torch
 from cost import peak_bytes
 from torch import Tensor
 
-from edgevit.derive.algebra.least_squares import Regression, solve_ridge
-from edgevit.derive.measure.statistics import add_outer, symmetric
+from edgevit.derivation.algebra.least_squares import Regression, solve_ridge
+from edgevit.derivation.measure.statistics import add_outer, symmetric
 
 RESULTS = Path(__file__).parent / "results" / "closed_form.json"
 IMAGES, TOKENS, WIDTH, KEPT, EMBED, BATCH = 128, 197, 3072, 1229, 768, 8
@@ -152,7 +152,7 @@ def whole_model(images: int) -> dict[str, Any]:
     from PIL import Image
     from safetensors.torch import save_file
 
-    from edgevit.derive.session import derive
+    from edgevit.derivation.session import derive
     from edgevit.train.settings import Training
 
     torch.manual_seed(0)

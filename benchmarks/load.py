@@ -29,7 +29,7 @@ from some_report import accuracy, derived, history, write_folder  # noqa: E402
 from some_runs import MS, S  # noqa: E402
 
 from edgevit.agent.records import Run  # noqa: E402
-from edgevit.folder.names import HISTORY  # noqa: E402
+from edgevit.records.names import HISTORY  # noqa: E402
 
 RESULTS = HERE / "results" / "load.json"
 LINES, MODELS, REPEATS, LONG = 100_000, 500, 100, 1_000_000

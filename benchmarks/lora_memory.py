@@ -83,8 +83,8 @@ def measure(rank: int) -> dict[str, Any]:
     import timm
     import torch
 
-    from edgevit.derive.methods.vulcan.lora import low_rank_updates
-    from edgevit.derive.session import derive
+    from edgevit.derivation.methods.vulcan.lora import low_rank_updates
+    from edgevit.derivation.session import derive
     from edgevit.train.settings import Training
 
     watched = _Watched("cpu")

@@ -29,7 +29,7 @@ from typing import Any
 
 import yaml
 
-from edgevit.folder.model_folder import ModelFolder
+from edgevit.records.model_folder import ModelFolder
 
 RESULTS = Path(__file__).parent / "results" / "many.json"
 RATES = (0.4, 0.6, 0.8)

@@ -42,14 +42,14 @@ from tables import table
 
 import edgevit
 from edgevit.agent.runners.onnxruntime import PROVIDERS
-from edgevit.cost.place import Place
+from edgevit.board.comparison import compare_within, decisive
 from edgevit.errors import BudgetError
-from edgevit.folder.writing import write_whole
-from edgevit.meet.boards import Searches
-from edgevit.meet.in_turns import MOST_ROUNDS
-from edgevit.meet.loop import search_plans
-from edgevit.meet.rounds import WINDOW, Search
-from edgevit.report.runs import compare_within, decisive
+from edgevit.latency.boards import Searches
+from edgevit.latency.in_turns import MOST_ROUNDS
+from edgevit.latency.loop import search_plans
+from edgevit.latency.rounds import WINDOW, Search
+from edgevit.latency.tables.place import Place
+from edgevit.records.writing import write_whole
 from edgevit.train.settings import Training
 
 RESULTS = Path(__file__).parent / "results" / "meet.json"

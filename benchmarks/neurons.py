@@ -34,9 +34,9 @@ from torch import Tensor, nn
 
 import edgevit
 from edgevit.data.task import Split
-from edgevit.derive.session import versions
+from edgevit.derivation.session import versions
 from edgevit.errors import DataError
-from edgevit.models.families import family_of
+from edgevit.network.families import family_of
 from edgevit.train.passes import Passes, open_passes
 from edgevit.train.settings import Training
 

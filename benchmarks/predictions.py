@@ -35,22 +35,22 @@ from torch import nn
 
 from edgevit.agent.records import Run
 from edgevit.board.bench import bench_in_turns
-from edgevit.cost.measure import taken_ms
-from edgevit.cost.place import Place
-from edgevit.cost.stacks import network_of
-from edgevit.cost.table import measured_table
-from edgevit.derive.allocate.cost_table import load_cost_table
-from edgevit.derive.allocate.menus import widths
-from edgevit.derive.allocate.policy import POLICIES
-from edgevit.derive.allocate.prices import Prices
-from edgevit.derive.allocate.tokens import tile_counts
-from edgevit.derive.embedding import ladder
+from edgevit.derivation.allocate.cost_table import load_cost_table
+from edgevit.derivation.allocate.menus import widths
+from edgevit.derivation.allocate.policy import POLICIES
+from edgevit.derivation.allocate.prices import Prices
+from edgevit.derivation.allocate.tokens import tile_counts
+from edgevit.derivation.embedding import ladder
 from edgevit.engines.unjudged import OPSET
-from edgevit.export.graph import write_onnx
-from edgevit.meet.rounds import MOST, MeasuredFigure, Shape, correct
-from edgevit.models.anatomy import BlockDims
-from edgevit.models.checkpoint import network_without_weights
-from edgevit.models.families import family_of
+from edgevit.exporting.graph import write_onnx
+from edgevit.latency.rounds import MOST, MeasuredFigure, Shape, correct
+from edgevit.latency.tables.measure import taken_ms
+from edgevit.latency.tables.place import Place
+from edgevit.latency.tables.stacks import network_of
+from edgevit.latency.tables.table import measured_table
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.checkpoint import network_without_weights
+from edgevit.network.families import family_of
 
 RESULTS = Path(__file__).parent / "results" / "predictions.json"
 KNOWN_S = 30  # a table takes minutes, unless it is read from the store

@@ -14,10 +14,10 @@ from typing import Any
 
 from tables import table
 
-from edgevit.prove.record import PROOF_KIND
-from edgevit.prove.request import ProveRequest
-from edgevit.prove.run import run
-from edgevit.report.runs import three_digits
+from edgevit.board.comparison import three_digits
+from edgevit.jobs.suite.record import PROOF_KIND
+from edgevit.jobs.suite.request import ProveRequest
+from edgevit.jobs.suite.run import run
 
 RESULTS = Path(__file__).parent / "results" / "prove.json"
 TOLD = """## `edgevit prove`, here

@@ -131,7 +131,7 @@ WAYS: dict[str, Way] = {
 
 def length(rate: float, images: int) -> int:
     """Optimiser steps of BATCH images that Vulcan's rule gives to a task of so many training images."""
-    from edgevit.derive.methods.vulcan.method import Config, default_steps
+    from edgevit.derivation.methods.vulcan.method import Config, default_steps
 
     return default_steps(Config(steps_rule="data"), rate, images, BATCH)
 

@@ -222,7 +222,7 @@ def beyond_told(rows: Iterable[Row]) -> str:
 
 def gentle_told(rows: Iterable[Row]) -> str:
     """The methods of these rows whose training starts from weights that are nearly right."""
-    from edgevit.derive.methods import load_method
+    from edgevit.derivation.methods import load_method
 
     methods = sorted({row["method"] for row in rows})
     gentle = [name for name in methods if load_method(name).METHOD.gentle]

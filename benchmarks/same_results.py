@@ -31,8 +31,8 @@ import torch
 from safetensors.torch import save_file
 
 import edgevit
-from edgevit.models.checkpoint import tensors_sha256
-from edgevit.models.families import family_of
+from edgevit.network.checkpoint import tensors_sha256
+from edgevit.network.families import family_of
 from edgevit.train.settings import Training
 from edgevit.version import processor
 

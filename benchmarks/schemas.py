@@ -15,25 +15,25 @@ from pydantic import TypeAdapter
 
 from edgevit.agent.records import SCHEMA, Run
 from edgevit.board.layers import LAYERS_KIND
-from edgevit.cost.store import ENGINES_KIND, KEY_KIND
-from edgevit.derive.allocate.cost_table import SCHEMA as COST_TABLE_SCHEMA
-from edgevit.derive.allocate.cost_table import CostTable
-from edgevit.derive.jobs_table import TABLE_KIND
-from edgevit.folder.derivation import DERIVATION_KIND
-from edgevit.folder.engine import ENGINE_KIND
-from edgevit.folder.export import EXPORT_KIND
-from edgevit.folder.history import HISTORY_KIND
-from edgevit.folder.imported import IMPORTED_KIND
-from edgevit.folder.model import MODEL_KIND
-from edgevit.folder.plan import PLAN_KIND
-from edgevit.folder.records import RecordKind
-from edgevit.folder.state import BASELINES_KIND, DECIDED_KIND, DONE_KIND
-from edgevit.folder.supernet import SUPERNET_KIND
-from edgevit.folder.unfinished import REQUEST_KIND
-from edgevit.meet.run import SEARCH_KIND
-from edgevit.prove.record import PROOF_KIND
-from edgevit.report.record import REPORT_KIND
-from edgevit.sweep.record import SWEEP_KIND
+from edgevit.derivation.allocate.cost_table import SCHEMA as COST_TABLE_SCHEMA
+from edgevit.derivation.allocate.cost_table import CostTable
+from edgevit.jobs.jobs_table import TABLE_KIND
+from edgevit.jobs.suite.record import PROOF_KIND
+from edgevit.jobs.sweep.record import SWEEP_KIND
+from edgevit.latency.run import SEARCH_KIND
+from edgevit.latency.tables.store import ENGINES_KIND, KEY_KIND
+from edgevit.records.derivation import DERIVATION_KIND
+from edgevit.records.engine import ENGINE_KIND
+from edgevit.records.export import EXPORT_KIND
+from edgevit.records.history import HISTORY_KIND
+from edgevit.records.imported import IMPORTED_KIND
+from edgevit.records.kinds import RecordKind
+from edgevit.records.model import MODEL_KIND
+from edgevit.records.plan import PLAN_KIND
+from edgevit.records.state import BASELINES_KIND, DECIDED_KIND, DONE_KIND
+from edgevit.records.supernet import SUPERNET_KIND
+from edgevit.records.unfinished import REQUEST_KIND
+from edgevit.reporting.record import REPORT_KIND
 from edgevit.train.saved import SAVED_KIND
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"

@@ -38,11 +38,11 @@ import torch
 from torch import Tensor, nn
 
 import edgevit
-from edgevit.export.fusion import compiler_installed, count_fused
-from edgevit.export.graph import write_onnx
-from edgevit.models.anatomy import BlockDims
-from edgevit.models.families import vit
-from edgevit.prove.suite import random_network, shape_dims
+from edgevit.exporting.fusion import compiler_installed, count_fused
+from edgevit.exporting.graph import write_onnx
+from edgevit.jobs.suite.suite import random_network, shape_dims
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.families import vit
 
 NAMES = {size: f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")}
 RATES = (0.2, 0.4, 0.6, 0.8)

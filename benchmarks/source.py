@@ -32,9 +32,9 @@ from edgevit.data.classes import listed
 from edgevit.data.sources import class_names
 from edgevit.data.task import Task, open_task
 from edgevit.errors import DataError, EdgeVitError, OptionError, UnknownNameError
-from edgevit.folder.writing import write_whole
-from edgevit.models.checkpoint import Model, open_base, tensors_sha256
+from edgevit.network.checkpoint import Model, open_base, tensors_sha256
 from edgevit.progress import Progress
+from edgevit.records.writing import write_whole
 
 RESULTS = Path(__file__).parent / "results"
 OURS = ("rendered", "demo", "fine", "fashion")

@@ -28,17 +28,17 @@ import torch
 from cost import peak_bytes, summary
 
 from edgevit import __version__
-from edgevit.derive.allocate.budget import make_budget
-from edgevit.derive.allocate.policy import POLICIES
-from edgevit.derive.methods.skd.piad import make_units
-from edgevit.derive.methods.skd.slices import read_supernet
-from edgevit.derive.session import derive
-from edgevit.folder.derivation import DataRecord, ImageCounts, ShapeRecord, TrainingRecord
-from edgevit.folder.model import ClassLabel
-from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.supernet import SettingsRecord, SlicePoint, SupernetRecord
-from edgevit.models.checkpoint import describe, load, save
-from edgevit.models.families import vit
+from edgevit.derivation.allocate.budget import make_budget
+from edgevit.derivation.allocate.policy import POLICIES
+from edgevit.derivation.methods.skd.piad import make_units
+from edgevit.derivation.methods.skd.slices import read_supernet
+from edgevit.derivation.session import derive
+from edgevit.network.checkpoint import describe, load, save
+from edgevit.network.families import vit
+from edgevit.records.derivation import DataRecord, ImageCounts, ShapeRecord, TrainingRecord
+from edgevit.records.model import ClassLabel
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.supernet import SettingsRecord, SlicePoint, SupernetRecord
 
 RESULTS = Path(__file__).parent / "results" / "supernet.json"
 MODELS = ("deit_tiny_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224")

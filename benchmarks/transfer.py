@@ -61,8 +61,8 @@ def open_headless(cache: Path = CACHE) -> Place:
     """The kept base of the photographs without its classifier, and the digits."""
     from safetensors.torch import save_file
 
-    from edgevit.models.checkpoint import tensors_sha256
-    from edgevit.models.weights import read_weights
+    from edgevit.network.checkpoint import tensors_sha256
+    from edgevit.network.weights import read_weights
 
     told = {folder: json.loads((folder / "base.json").read_text()) for folder in KEPT.glob("base-*")}
     (folder, facts), *_ = (pair for pair in told.items() if pair[1]["model_args"] == FASHION_ARGS)

@@ -34,8 +34,8 @@ from onnx import TensorProto, helper
 from tables import table
 
 from edgevit.board.bench import bench, bench_in_turns
+from edgevit.board.comparison import compare_within, decisive
 from edgevit.board.request import Conditions
-from edgevit.report.runs import compare_within, decisive
 
 RESULTS = Path(__file__).parent / "results" / "turns.json"
 LAYERS, SIZE = 8, 256

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.agent.protobuf import graph_nodes
-from edgevit.models.anatomy import BlockDims
+from edgevit.network.anatomy import BlockDims
 
 
 class Widths(NamedTuple):

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import edgevit
+from edgevit.board.gates import FAILED, VOID
 from edgevit.board.profiles import load_profile, profile_names
 from edgevit.cli.app import COMMANDS, STOPPED
 from edgevit.cli.command import Command
 from edgevit.cli.console import CLOSED
-from edgevit.derive import methods
-from edgevit.derive.methods import method_module, method_names
-from edgevit.derive.options import SUPERNET, MethodOption, describe
-from edgevit.report.gates import FAILED, VOID
+from edgevit.derivation import methods
+from edgevit.derivation.methods import method_module, method_names
+from edgevit.derivation.options import SUPERNET, MethodOption, describe
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).parent / "made"
@@ -223,9 +223,9 @@ def method_example_page() -> str:
     )
     says = f"```text\n{head.strip()}\n```"
     return (
-        "# A method\n\nA file in `edgevit/derive/methods/`; its name is what `--method` takes.\n\n"
-        f"{says}\n\nA whole one, to be copied. The sweep tests of `tests/derive/` derive with it as with every other: "
-        "the base is not changed, and the slim network equals the base with those units masked.\n\n"
+        "# A method\n\nA file in `edgevit/derivation/methods/`; its name is what `--method` takes.\n\n"
+        f"{says}\n\nA whole one, to be copied. The sweep tests of `tests/derivation/` derive with it as with every "
+        "other: the base is not changed, and the slim network equals the base with those units masked.\n\n"
         f"```python\n{code}\n```\n"
     )
 

@@ -51,135 +51,82 @@ The words, one for each idea:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 # Here, as the agent is a part of this package, under Python 3.8, too, and imports nothing else of it.
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when it is first used
-    import inspect
+    from edgevit.board.bench import bench as bench
+    from edgevit.board.bench import bench_in_turns as bench_in_turns
+    from edgevit.board.request import BenchRequest as BenchRequest
+    from edgevit.board.request import Conditions as Conditions
+    from edgevit.derivation.base import base as base
+    from edgevit.derivation.request import BaseRequest as BaseRequest
+    from edgevit.derivation.request import DeriveRequest as DeriveRequest
+    from edgevit.derivation.request import SupernetRequest as SupernetRequest
+    from edgevit.derivation.session import derive as derive
+    from edgevit.derivation.supernet import supernet as supernet
+    from edgevit.engines.options import EngineOptions as EngineOptions
+    from edgevit.engines.request import EvaluateRequest as EvaluateRequest
+    from edgevit.engines.request import ExportRequest as ExportRequest
+    from edgevit.engines.run import evaluate as evaluate
+    from edgevit.engines.run import export as export
+    from edgevit.jobs.jobs_file import DeriveManyRequest as DeriveManyRequest
+    from edgevit.jobs.many import derive_many as derive_many
+    from edgevit.jobs.suite.request import ProveRequest as ProveRequest
+    from edgevit.jobs.suite.run import prove as prove
+    from edgevit.jobs.sweep.request import SweepRequest as SweepRequest
+    from edgevit.jobs.sweep.run import sweep as sweep
+    from edgevit.latency.request import MeetRequest as MeetRequest
+    from edgevit.latency.run import meet as meet
+    from edgevit.latency.tables.place import Place as Place
+    from edgevit.latency.tables.request import CostRequest as CostRequest
+    from edgevit.latency.tables.run import cost as cost
+    from edgevit.network.checkpoint import load as load
+    from edgevit.reporting.compare import compare as compare
+    from edgevit.reporting.request import CompareRequest as CompareRequest
+    from edgevit.reporting.request import ReportRequest as ReportRequest
+    from edgevit.reporting.run import report as report
+    from edgevit.train.settings import Training as Training
 
-    from edgevit.board.bench import bench, bench_in_turns
-    from edgevit.board.request import BenchRequest, Conditions
-    from edgevit.cost.place import Place
-    from edgevit.cost.request import CostRequest
-    from edgevit.cost.run import cost
-    from edgevit.derive.base import base
-    from edgevit.derive.jobs_file import DeriveManyRequest
-    from edgevit.derive.many import derive_many
-    from edgevit.derive.request import BaseRequest, DeriveRequest, SupernetRequest
-    from edgevit.derive.session import derive
-    from edgevit.derive.supernet import supernet
-    from edgevit.engines.options import EngineOptions
-    from edgevit.engines.request import EvaluateRequest, ExportRequest
-    from edgevit.engines.run import evaluate, export
-    from edgevit.meet.request import MeetRequest
-    from edgevit.meet.run import meet
-    from edgevit.models.checkpoint import load
-    from edgevit.prove.request import ProveRequest
-    from edgevit.prove.run import prove
-    from edgevit.report.compare import compare
-    from edgevit.report.request import CompareRequest, ReportRequest
-    from edgevit.report.run import report
-    from edgevit.sweep.request import SweepRequest
-    from edgevit.sweep.run import sweep
-    from edgevit.train.settings import Training
-
-__all__ = [
-    "BaseRequest",
-    "BenchRequest",
-    "CompareRequest",
-    "Conditions",
-    "CostRequest",
-    "DeriveManyRequest",
-    "DeriveRequest",
-    "EngineOptions",
-    "EvaluateRequest",
-    "ExportRequest",
-    "MeetRequest",
-    "Place",
-    "ProveRequest",
-    "ReportRequest",
-    "SupernetRequest",
-    "SweepRequest",
-    "Training",
-    "__version__",
-    "base",
-    "bench",
-    "bench_in_turns",
-    "compare",
-    "cost",
-    "derive",
-    "derive_many",
-    "evaluate",
-    "export",
-    "load",
-    "meet",
-    "prove",
-    "report",
-    "supernet",
-    "sweep",
-]
-
-_WHERE = {
-    "BaseRequest": "edgevit.derive.request",
+_MODULES = {  # of what the package gives at its top
+    "BaseRequest": "edgevit.derivation.request",
     "BenchRequest": "edgevit.board.request",
-    "CompareRequest": "edgevit.report.request",
+    "CompareRequest": "edgevit.reporting.request",
     "Conditions": "edgevit.board.request",
-    "CostRequest": "edgevit.cost.request",
-    "DeriveRequest": "edgevit.derive.request",
+    "CostRequest": "edgevit.latency.tables.request",
+    "DeriveRequest": "edgevit.derivation.request",
     "EngineOptions": "edgevit.engines.options",
     "EvaluateRequest": "edgevit.engines.request",
     "ExportRequest": "edgevit.engines.request",
-    "DeriveManyRequest": "edgevit.derive.jobs_file",
-    "MeetRequest": "edgevit.meet.request",
-    "Place": "edgevit.cost.place",
-    "ProveRequest": "edgevit.prove.request",
-    "ReportRequest": "edgevit.report.request",
-    "SupernetRequest": "edgevit.derive.request",
-    "SweepRequest": "edgevit.sweep.request",
+    "DeriveManyRequest": "edgevit.jobs.jobs_file",
+    "MeetRequest": "edgevit.latency.request",
+    "Place": "edgevit.latency.tables.place",
+    "ProveRequest": "edgevit.jobs.suite.request",
+    "ReportRequest": "edgevit.reporting.request",
+    "SupernetRequest": "edgevit.derivation.request",
+    "SweepRequest": "edgevit.jobs.sweep.request",
     "Training": "edgevit.train.settings",
-    "base": "edgevit.derive.base",
+    "base": "edgevit.derivation.base",
     "bench": "edgevit.board.bench",
     "bench_in_turns": "edgevit.board.bench",
-    "compare": "edgevit.report.compare",
-    "cost": "edgevit.cost.run",
-    "derive": "edgevit.derive.session",
-    "derive_many": "edgevit.derive.many",
+    "compare": "edgevit.reporting.compare",
+    "cost": "edgevit.latency.tables.run",
+    "derive": "edgevit.derivation.session",
+    "derive_many": "edgevit.jobs.many",
     "evaluate": "edgevit.engines.run",
     "export": "edgevit.engines.run",
-    "load": "edgevit.models.checkpoint",
-    "meet": "edgevit.meet.run",
-    "prove": "edgevit.prove.run",
-    "report": "edgevit.report.run",
-    "supernet": "edgevit.derive.supernet",
-    "sweep": "edgevit.sweep.run",
+    "load": "edgevit.network.checkpoint",
+    "meet": "edgevit.latency.run",
+    "prove": "edgevit.jobs.suite.run",
+    "report": "edgevit.reporting.run",
+    "supernet": "edgevit.derivation.supernet",
+    "sweep": "edgevit.jobs.sweep.run",
 }
-_PACKAGES = ("cost", "derive", "export", "meet", "prove", "report", "sweep")  # that have the name of a function, too
 
-
-class CallablePackage(ModuleType):
-    """A package that is also the public function of its name: see docs/decisions/002-callable-packages.md."""
-
-    @property
-    def _function(self) -> Callable[..., Any]:
-        return _found(self.__name__.rpartition(".")[2])  # type: ignore[no-any-return]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(*args, **kwargs)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        from inspect import signature  # slow to import, for every program that begins
-
-        return signature(self._function)
-
-
-def _found(name: str) -> Any:
-    return getattr(import_module(_WHERE[name]), name)
+__all__ = ["__version__", *_MODULES]
 
 
 def __dir__() -> list[str]:
@@ -187,8 +134,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"edgevit.{name}")
-    if name in _WHERE:
-        return _found(name)
-    raise AttributeError(f"module 'edgevit' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'edgevit' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -98,7 +98,7 @@ def small_vit() -> Callable[..., Any]:
     import timm
     import torch
 
-    from edgevit.models.families import family_like
+    from edgevit.network.families import family_like
 
     def make(name: str = "vit_tiny_patch16_224", **args: Any) -> torch.nn.Module:
         torch.manual_seed(0)
@@ -138,7 +138,7 @@ def learn_digits(network: Any, file: Path) -> None:
     from safetensors.torch import save_file
 
     from edgevit.data.task import open_task
-    from edgevit.models.checkpoint import describe
+    from edgevit.network.checkpoint import describe
 
     model = describe(network, "vit_tiny_patch16_224", TINY)
     task = open_task("digits", None, preprocessing=model.preprocessing, base_outputs=10)

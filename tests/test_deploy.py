@@ -263,8 +263,8 @@ def test_a_mistyped_setup_does_nothing(tmp_path: Path, arguments: list[str]) -> 
 )
 def test_the_example_sees_what_timm_sees(size: tuple[int, int], changed: dict[str, Any]) -> None:
     from edgevit.data.task import evaluation_transform
-    from edgevit.folder.pictures import to_rgb
-    from edgevit.folder.reading import Reading
+    from edgevit.records.pictures import to_rgb
+    from edgevit.records.reading import Reading
 
     settings = {"input_size": [3, 32, 32], "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center",
                 "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], **changed}  # fmt: skip
@@ -288,10 +288,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., 
 
     from edgevit.data.task import open_task
     from edgevit.engines.run import export
-    from edgevit.export.graph import write_onnx
-    from edgevit.folder.model import ClassLabel
-    from edgevit.models.checkpoint import derived_spec, describe, save
-    from edgevit.models.families import vit
+    from edgevit.exporting.graph import write_onnx
+    from edgevit.network.checkpoint import derived_spec, describe, save
+    from edgevit.network.families import vit
+    from edgevit.records.model import ClassLabel
 
     network = small_vit()
     network.load_state_dict(load_file(digits_checkpoint))
@@ -482,8 +482,8 @@ def test_a_camera_frame_is_classified_like_the_file_it_shows(
 
 
 def test_the_example_calls_other_what_the_model_would(exported: Path, by_onnx: dict[str, str], tmp_path: Path) -> None:
-    from edgevit.export.session import OnnxModel
-    from edgevit.models.rejection import Rejection
+    from edgevit.exporting.session import OnnxModel
+    from edgevit.network.rejection import Rejection
 
     record = json.loads((exported / "export" / "export.json").read_text())
     model = OnnxModel(exported / "export" / "model.fp32.onnx")

@@ -21,12 +21,12 @@ from torch import nn
 from edgevit.agent import meters, power, runners
 from edgevit.agent.measure import MeasurementRequest, measure
 from edgevit.board.profiles import load_profile, profile_names
-from edgevit.derive.algebra.embedding import encoder
-from edgevit.derive.methods import method_names
-from edgevit.derive.options import describe
-from edgevit.models import families
-from edgevit.models.anatomy import BlockDims
-from edgevit.models.families import family_of, load_family
+from edgevit.derivation.algebra.embedding import encoder
+from edgevit.derivation.methods import method_names
+from edgevit.derivation.options import describe
+from edgevit.network import families
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.families import family_of, load_family
 
 DOCS = ROOT / "docs"
 EXAMPLES = DOCS / "examples"

@@ -28,7 +28,8 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from edgevit.errors import EdgeVitError, PlanError
-from edgevit.folder.derivation import (
+from edgevit.progress import Silent
+from edgevit.records.derivation import (
     DERIVATION_KIND,
     Accuracies,
     AccuracyRecord,
@@ -36,11 +37,10 @@ from edgevit.folder.derivation import (
     ShapeRecord,
     TrainingRecord,
 )
-from edgevit.folder.engine import EngineAccuracy, EngineClassAccuracy
-from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.records import content_sha256
-from edgevit.folder.supernet import SettingsRecord, SlicePoint, SupernetRecord, Unit
-from edgevit.progress import Silent
+from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
+from edgevit.records.kinds import content_sha256
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.supernet import SettingsRecord, SlicePoint, SupernetRecord, Unit
 
 EXAMPLES = int(os.environ.get("EDGEVIT_MUTATIONS", "10"))
 LIMIT_S = 60  # for one command, however busy the machine is
@@ -79,16 +79,16 @@ def _work(root: Path) -> object:
 
 @lru_cache
 def _sizes(folder: Path) -> Any:
-    from edgevit.models.checkpoint import load
-    from edgevit.models.families import vit
+    from edgevit.network.checkpoint import load
+    from edgevit.network.families import vit
 
     model = load(folder)
     return model.spec.blocks, vit.geometry(model.network)
 
 
 def _costs(root: Path) -> object:
-    from edgevit.derive.allocate.cost_table import load_cost_table
-    from edgevit.derive.allocate.policy import POLICIES
+    from edgevit.derivation.allocate.cost_table import load_cost_table
+    from edgevit.derivation.allocate.policy import POLICIES
 
     table = load_cost_table(root / "costs.yaml")
     table.check("vit", *_sizes(root / "net"), POLICIES["fused"])
@@ -96,21 +96,21 @@ def _costs(root: Path) -> object:
 
 
 def _plan(root: Path) -> object:
-    from edgevit.derive.jobs_file import read_jobs
+    from edgevit.jobs.jobs_file import read_jobs
 
     return read_jobs(root / "jobs.yaml")
 
 
 def _stated(root: Path) -> object:
-    from edgevit.export.stated import stated_preprocessing
-    from edgevit.folder.release import read_release
+    from edgevit.exporting.stated import stated_preprocessing
+    from edgevit.records.release import read_release
 
     return stated_preprocessing(root / "o" / "model.onnx", {}, {}, read_release(root / "o"))
 
 
 def _results(root: Path) -> object:
     """Damaged results are told of and read as none: the rows come from the models' own folders."""
-    from edgevit.derive.many import _Results
+    from edgevit.jobs.many import _Results
 
     class Told(Silent):
         def warn(self, text: str) -> None:
@@ -184,8 +184,8 @@ def _make_engine(root: Path) -> None:
 def _make_supernet(root: Path) -> None:
     from small_models import ARGS, random_base
 
-    from edgevit.folder.model import ClassLabel
-    from edgevit.models.checkpoint import describe, save
+    from edgevit.network.checkpoint import describe, save
+    from edgevit.records.model import ClassLabel
 
     base = describe(random_base(), "vit_tiny_patch16_224", ARGS)
     order = tuple(
@@ -212,8 +212,8 @@ def _make_imported(root: Path) -> None:
     """The folder of an ONNX file that edgevit did not make; beside it lies what transformers would have put there."""
     from foreign_onnx import PREPARED, write_vit
 
-    from edgevit.export.importing import imported
-    from edgevit.export.request import FilesRequest
+    from edgevit.exporting.importing import imported
+    from edgevit.exporting.request import FilesRequest
 
     imported(FilesRequest(model=write_vit(root / "other.onnx", depth=1), out=root / "o", preprocessing=PREPARED))
     said = {"size": {"height": 256, "width": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True,
@@ -227,11 +227,11 @@ def _make_small_files(root: Path) -> None:
     from some_runs import DENSE, SLIM
 
     from edgevit.board.layers import line_of
-    from edgevit.derive import jobs_file
-    from edgevit.derive.jobs_table import TABLE_KIND, JobRow, JobsTable
-    from edgevit.folder.derivation import StartRecord
-    from edgevit.prove.record import write_proof
-    from edgevit.sweep.record import FinetunedBase, Sweep, SweepPoint, write_sweep
+    from edgevit.derivation import jobs_file
+    from edgevit.jobs.jobs_table import TABLE_KIND, JobRow, JobsTable
+    from edgevit.jobs.suite.record import write_proof
+    from edgevit.jobs.sweep.record import FinetunedBase, Sweep, SweepPoint, write_sweep
+    from edgevit.records.derivation import StartRecord
 
     (root / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in (DENSE, SLIM)))
     (root / "runs.layers.jsonl").write_text(line_of(PROFILE))
@@ -553,10 +553,10 @@ def test_files_that_are_damaged_are_one_line(spoiling: Spoiling, name: str, spoi
 
 # Where JSON or YAML is parsed that no file holds, or on the board, where the standard library must do.
 ELSEWHERE = {
-    "edgevit/folder/documents.py": "the reader itself",
+    "edgevit/records/documents.py": "the reader itself",
     "edgevit/board/client.py": "what the agent says",
-    "edgevit/derive/steps.py": "a list of steps, as the command line has it",
-    "edgevit/derive/card.py": "code in a model's README, which needs no edgevit",
+    "edgevit/derivation/steps.py": "a list of steps, as the command line has it",
+    "edgevit/derivation/card.py": "code in a model's README, which needs no edgevit",
     "edgevit/data/sources/__init__.py": "a command that an error gives, which needs no edgevit",
 }
 
@@ -571,5 +571,5 @@ def test_files_are_read_in_one_place() -> None:
             if re.search(r"json_?\.loads?\(|yaml\.\w*load", line) and "json.loads(json.dumps(" not in line:
                 found.add(name)
     assert found <= ELSEWHERE.keys(), (
-        f"read it with edgevit.folder.documents.Reader: {sorted(found - ELSEWHERE.keys())}"
+        f"read it with edgevit.records.documents.Reader: {sorted(found - ELSEWHERE.keys())}"
     )

@@ -32,7 +32,9 @@ BY_PROTOCOL = {"Config", "Meter"}  # names of classes that every file of a folde
 FUNCTIONS_BY_PROTOCOL = {
     "every command, and the agent's program": {"main"},
     "every request": {"run"},
-    "every method (edgevit/derive/method.py)": {"derive", "default_steps", "cuts", "check_options", "check_training"},
+    "every method (edgevit/derivation/method.py)": {
+        "derive", "default_steps", "cuts", "check_options", "check_training"
+    },
     "every source of images": {"class_names", "matches", "open_source"},
     "every runner of the agent": {"open_runner", "open_profiler"},
     "every meter of the agent": {"why_not"},
@@ -54,7 +56,7 @@ FUNCTIONS_BY_PROTOCOL = {
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Every module by its place, "derive/methods/forge/method"; a package with code in it by that of its folder."""
+    """Every module by its place, "derivation/methods/forge/method"; a package with code in it by that of its folder."""
     for file in sorted((ROOT / "edgevit").rglob("*.py")):
         place = file.relative_to(ROOT / "edgevit").with_suffix("")
         name = str(place.parent if place.name == "__init__" else place).replace("__", "")

@@ -12,10 +12,10 @@ from places import ROOT
 
 import edgevit
 from edgevit.board.request import Conditions
-from edgevit.cost.place import Place
 from edgevit.engines.options import EngineOptions
 from edgevit.errors import EdgeVitError, OptionError
-from edgevit.export.request import Tolerances
+from edgevit.exporting.request import Tolerances
+from edgevit.latency.tables.place import Place
 from edgevit.request import (
     SHAPE,
     Nested,

@@ -15,8 +15,8 @@ from edgevit.agent.layers import Layer
 from edgevit.agent.methods import MODULES
 from edgevit.agent.records import RecordError
 from edgevit.errors import AgentError, RunsError
-from edgevit.folder.documents import Reader
-from edgevit.folder.engine import EngineTensor, TimingCacheUse
+from edgevit.records.documents import Reader
+from edgevit.records.engine import EngineTensor, TimingCacheUse
 
 READER = Reader(AgentError, mend="try again, and report it where it comes back")
 

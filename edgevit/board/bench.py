@@ -28,8 +28,8 @@ from edgevit.board.profiles import Profile, load_profile, match
 from edgevit.board.request import BenchRequest, Conditions
 from edgevit.board.roofline import Ceiling, ceiling_found, least_bytes, roofline
 from edgevit.errors import AgentError, UnfitBoardError
-from edgevit.folder.writing import file_sha256
 from edgevit.progress import Progress, Silent
+from edgevit.records.writing import file_sha256
 from edgevit.request import as_request, takes_options
 from edgevit.text import printable, shortened
 from edgevit.version import written_by
@@ -142,7 +142,7 @@ def run(
 
     In each round, every model is measured once at each batch size and number of streams, each time in a process of its
     own, or all in one where they alternate; each run says its round and turn. What the ratios to the first model are,
-    and how sure that is, `edgevit.report.runs.compare_within` says of the runs.
+    and how sure that is, `edgevit.board.comparison.compare_within` says of the runs.
 
     Without labels each model has the name of its folder or file, or its path where two names are alike. `before` gets
     the setting and the runner's name before anything is measured, and may refuse by raising; `on_run` gets each run,

@@ -11,10 +11,10 @@ from edgevit.agent.runners import RunnerError
 from edgevit.board.request import MOST_IMAGES
 from edgevit.data.sources.folder import is_litter
 from edgevit.errors import DataError, OptionError
-from edgevit.folder.documents import Reader
-from edgevit.folder.model import Preprocessing
-from edgevit.folder.model_folder import model_of
-from edgevit.folder.names import suffix_of
+from edgevit.records.documents import Reader
+from edgevit.records.model import Preprocessing
+from edgevit.records.model_folder import model_of
+from edgevit.records.names import suffix_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 READER = Reader(DataError, mend="export the model again")

@@ -19,8 +19,8 @@ from edgevit.agent.layers import Layer
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
 from edgevit.errors import RunsError
-from edgevit.folder.documents import Reader
-from edgevit.folder.records import RecordKind
+from edgevit.records.documents import Reader
+from edgevit.records.kinds import RecordKind
 from edgevit.version import written_by
 
 READER = Reader(RunsError, mend="remove the line if it was cut off, or measure again with --layers")

@@ -11,11 +11,11 @@ from pathlib import Path
 from edgevit.board.facts import BoardFacts
 from edgevit.board.store import find_engine, recorded_engine
 from edgevit.errors import CheckpointError
-from edgevit.folder.belonging import file_fault
-from edgevit.folder.export import ExportRecord
-from edgevit.folder.model_folder import ModelFolder, export_of, model_of
-from edgevit.folder.names import WEIGHTS_ALONE, suffix_of
-from edgevit.folder.writing import file_sha256
+from edgevit.records.belonging import file_fault
+from edgevit.records.export import ExportRecord
+from edgevit.records.model_folder import ModelFolder, export_of, model_of
+from edgevit.records.names import WEIGHTS_ALONE, suffix_of
+from edgevit.records.writing import file_sha256
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from edgevit.board.facts import BoardFacts
 from edgevit.errors import ProfileError, UnknownNameError
-from edgevit.folder.documents import Reader
-from edgevit.folder.model import Size
+from edgevit.records.documents import Reader
+from edgevit.records.model import Size
 
 SHIPPED = Path(__file__).parent / "shipped"  # profiles/ of the repository
 SUFFIXES = (".yaml", ".yml", ".json")  # JSON is YAML, so what `edgevit profiles NAME --json` prints is a profile

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from edgevit.agent.runners import has_profiler, option_types, runner_names
 from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.errors import OptionError, UnknownNameError
-from edgevit.folder.names import suffix_of
 from edgevit.numbers import check_number
+from edgevit.records.names import suffix_of
 from edgevit.request import BOARD, JOBS, LOAD, MEASURING, OUTPUT, RUNNER, Nested, Option, assignments
 
 PRECISIONS = ("fp32", "fp16", "mixed")

@@ -4,7 +4,7 @@ A model needs at least
 
     max( 2 MACs / (active tensor cores x FLOP per clock x GPU clock),   bytes beyond the caches / memory bandwidth )
 
-with the clocks, the active SMs and the memory clock of the power mode. MACs are those of `edgevit.models.cost`. Bytes
+with the clocks, the active SMs and the memory clock of the power mode. MACs are those of `edgevit.network.cost`. Bytes
 are every weight once, the images and the logits: activations between layers may stay on the chip, and so may as much of
 the rest as the caches hold, so that neither is counted. What is left out makes the bound lower and never wrong.
 

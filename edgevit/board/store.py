@@ -9,9 +9,9 @@ from pathlib import Path
 from edgevit.board.facts import BoardFacts
 from edgevit.board.fingerprint import fingerprint
 from edgevit.errors import EngineError
-from edgevit.folder.belonging import file_fault, weights_fault
-from edgevit.folder.engine import EngineRecord
-from edgevit.folder.model_folder import ModelFolder, model_of
+from edgevit.records.belonging import file_fault, weights_fault
+from edgevit.records.engine import EngineRecord
+from edgevit.records.model_folder import ModelFolder, model_of
 
 
 def _build_command(model: Path, facts: BoardFacts) -> str:

@@ -8,10 +8,10 @@ from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.imports import importing
 
 if TYPE_CHECKING:
-    from edgevit.derive.request import BaseRequest
+    from edgevit.derivation.request import BaseRequest
 
 
-@asks(request="edgevit.derive.request:BaseRequest")
+@asks(request="edgevit.derivation.request:BaseRequest")
 def main(
     request: BaseRequest, *, json: JsonFlag = False, quiet: QuietFlag = False, verbose: VerboseFlag = False
 ) -> None:
@@ -22,13 +22,13 @@ def main(
     """
     from dataclasses import asdict
 
-    from edgevit.derive.allocate.budget import readable
+    from edgevit.derivation.allocate.budget import readable
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request.check()  # before torch is imported
 
     with importing():
-        from edgevit.derive.base import run
+        from edgevit.derivation.base import run
 
     spec = run(request, console.progress).spec
     outputs = spec.timm_args["num_classes"]

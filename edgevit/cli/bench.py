@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from edgevit.agent.records import Run
     from edgevit.board.bench import Bench, Setting
+    from edgevit.board.comparison import Comparison, Row
+    from edgevit.board.gates import Gate, Verdict
     from edgevit.board.layers import LayerProfile
     from edgevit.board.request import BenchRequest
-    from edgevit.report.gates import Gate, Verdict
-    from edgevit.report.request import JudgingRequest
-    from edgevit.report.runs import Comparison, Row
+    from edgevit.reporting.request import JudgingRequest
 
 RUNS = "runs.jsonl"  # a file for runs, in what is told of commands that would have one
 Write = Callable[[str], None]
@@ -44,7 +44,7 @@ RUN_LINES = Lines("runs", "latencies_ns", b'{"batch"')  # keys of runs are sorte
 LAYER_LINES = Lines("profiled layers", "profiled", b'{"schema"')
 
 
-@asks(request="edgevit.board.request:BenchRequest", judging="edgevit.report.request:JudgingRequest")
+@asks(request="edgevit.board.request:BenchRequest", judging="edgevit.reporting.request:JudgingRequest")
 def main(
     context: typer.Context,
     request: BenchRequest,
@@ -61,9 +61,9 @@ def main(
     Exit code 3: a gate failed. 4: a run is void, because clocks moved or the board held itself back.
     """
     from edgevit.board.bench import run
+    from edgevit.board.comparison import compare_runs, compare_within, load_runs, make_row
+    from edgevit.board.gates import exit_code, parse_gate, verdicts_of
     from edgevit.board.layers import line_of
-    from edgevit.report.gates import exit_code, parse_gate, verdicts_of
-    from edgevit.report.runs import compare_runs, compare_within, load_runs, make_row
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
     gates = [parse_gate(text) for text in judging.gate]
@@ -110,7 +110,7 @@ def told_layers(
 ) -> list[dict[str, Any]]:
     """Show where the time goes, if that was asked for, beside the base of a derived model; return the same for JSON."""
     from edgevit.cli.layers import show_breakdowns
-    from edgevit.report.layers import break_down
+    from edgevit.reporting.layers import break_down
 
     of_base = profiles_of_base(console, request, keep)
     breakdowns = [break_down(profile) for profile in (*of_base, *done.profiles)]
@@ -146,7 +146,7 @@ def check_gates(gates: list[Gate], request: BenchRequest, setting: Setting, runn
 
     Raises: GateError.
     """
-    from edgevit.report.gates import check_measurable, check_paced, measurable, parse_gate
+    from edgevit.board.gates import check_measurable, check_paced, measurable, parse_gate
 
     how = request.how
     if how.period_ms is not None:
@@ -230,7 +230,7 @@ def against_base(context: typer.Context, model: Path) -> str | None:
 
 def base_of(model: Path) -> Path | None:
     """The model folder of what a model was derived from: the one beside it, or the one that it names."""
-    from edgevit.folder.model_folder import ModelFolder
+    from edgevit.records.model_folder import ModelFolder
 
     origin = derived_from(model)
     if origin is None:
@@ -245,7 +245,7 @@ def base_beside(model: Path) -> Path:
 
 def derived_from(model: Path) -> str | None:
     """The name of what a model was derived from; None: it was not derived."""
-    from edgevit.folder.model_folder import ModelFolder
+    from edgevit.records.model_folder import ModelFolder
 
     folder = ModelFolder(model)
     derived = folder.derivation() if folder.is_model else None
@@ -279,7 +279,7 @@ def append_to(path: Path, lines: Lines = RUN_LINES) -> Write:
         OutputError: it cannot be written, or is somebody else's: there is text in it, and no such line.
         RunsError: it cannot be read.
     """
-    from edgevit.report.runs import READER
+    from edgevit.board.comparison import READER
 
     def write(text: str) -> None:
         try:
@@ -318,7 +318,7 @@ def _is_cut_off(path: Path) -> bool:
 
 def _is_of(lines: Lines, line: bytes) -> bool:
     """Whether a line of a file, perhaps cut off or of another schema, is one of these."""
-    from edgevit.report.runs import READER
+    from edgevit.board.comparison import READER
 
     try:
         return lines.key in READER.parse(line, dict[str, Any], "a line")
@@ -348,8 +348,8 @@ def show_rows(console: Console, rows: Sequence[Row]) -> None:
 
 def show_in_turns(console: Console, runs: Sequence[Run], comparisons: Sequence[Comparison]) -> None:
     """Each model's ratio to the first, and what befell the machine, in one line for all runs."""
-    from edgevit.report.intervals import LEAST_ROUNDS
-    from edgevit.report.runs import decisive, group
+    from edgevit.board.comparison import decisive, group
+    from edgevit.board.intervals import LEAST_ROUNDS
 
     if not comparisons:
         return
@@ -381,7 +381,7 @@ def show_in_turns(console: Console, runs: Sequence[Run], comparisons: Sequence[C
 
 def show_use(console: Console, runs: Sequence[Run]) -> None:
     """Of each model in turns, the periods that were missed and the parts of an inference, over all rounds."""
-    from edgevit.report.runs import group, make_row
+    from edgevit.board.comparison import group, make_row
 
     by_label: dict[str, list[Row]] = {}
     for alike in group(runs):
@@ -409,7 +409,7 @@ def over_rounds(rows: Sequence[Row]) -> Row:
 
 
 def turns_table(comparisons: Sequence[Comparison]) -> Table:
-    from edgevit.report.runs import decisive, three_digits
+    from edgevit.board.comparison import decisive, three_digits
 
     judged = sorted(decisive(comparisons), key=lambda c: (c.batch, c.streams))
     times = {(c.after, c.batch, c.streams, c.figure): (c.before_value, c.after_value) for c in comparisons}
@@ -442,7 +442,7 @@ def used(title: str, use: str) -> str:
 def use_table(rows: Sequence[Row]) -> Table:
     """The periods, and the parts of an inference from the picture to the logits; `other` is what no part names."""
     from edgevit.agent.records import PARTS
-    from edgevit.report.runs import three_digits
+    from edgevit.board.comparison import three_digits
 
     names = [name for name in PARTS if any(name in (row.parts_ms or {}) for row in rows)]
     table = _table(f"{rows[0].label} as used: {rows[0].use}", "batch", "period ms", "missed", "of periods")
@@ -468,7 +468,7 @@ def shape(row: Row) -> str:
 
 
 def rows_table(rows: Sequence[Row]) -> Table:
-    from edgevit.report.runs import three_digits
+    from edgevit.board.comparison import three_digits
 
     first = rows[0]
     how = " ".join(word for word in (first.label, first.precision, "on", first.provider or first.runner) if word)
@@ -491,7 +491,7 @@ def rows_table(rows: Sequence[Row]) -> Table:
 
 def board_table(rows: Sequence[Row]) -> Table:
     """What only a board tells: the GPU's own times, power and energy, temperature, and how near it is to its limits."""
-    from edgevit.report.runs import three_digits
+    from edgevit.board.comparison import three_digits
 
     rails = " + ".join(rows[0].rails) or "module"
     window, ticks = rows[0].power_window_s, rows[0].ticks_share
@@ -516,7 +516,7 @@ def board_table(rows: Sequence[Row]) -> Table:
 
 
 def verdicts_table(verdicts: Sequence[Verdict]) -> Table:
-    from edgevit.report.runs import three_digits
+    from edgevit.board.comparison import three_digits
 
     several = len({verdict.label for verdict in verdicts}) > 1
     table = _table(
@@ -537,7 +537,7 @@ def verdicts_table(verdicts: Sequence[Verdict]) -> Table:
 
 def show_setting(console: Console, done: Bench) -> None:
     """What was set on the board for the bench, and what trtexec makes of the same engine."""
-    from edgevit.report.runs import three_digits
+    from edgevit.board.comparison import three_digits
 
     for text in done.remarks():
         console.show(text)

@@ -11,7 +11,7 @@ from edgevit.cli.console import Console, JsonFlag
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.derive.cache import CacheEntry
+    from edgevit.derivation.cache import CacheEntry
 
 
 def main(
@@ -24,8 +24,8 @@ def main(
     json: JsonFlag = False,
 ) -> None:
     """Show what derivations share on this machine and what was measured for cost tables, or clear it."""
-    from edgevit.cost import store
-    from edgevit.derive import cache
+    from edgevit.derivation import cache
+    from edgevit.latency.tables import store
 
     console = Console(json=json)
     folder, costs = cache.derivations_folder(), store.costs_folder()

@@ -1,6 +1,6 @@
 """A command of `edgevit`: its options are made from the fields of a request, and `--config FILE` may give any of them.
 
-    @asks(request="edgevit.derive.request:DeriveRequest")
+    @asks(request="edgevit.derivation.request:DeriveRequest")
     def main(request: DeriveRequest, *, json: JsonFlag = False) -> None:
 
 is a command with every option that DeriveRequest declares and, after them, those of `main` itself. A request is

@@ -10,8 +10,8 @@ from edgevit.cli.console import Console, JsonFlag, VerboseFlag
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.report.request import CompareRequest
-    from edgevit.report.runs import Comparison
+    from edgevit.board.comparison import Comparison
+    from edgevit.reporting.request import CompareRequest
 
 # What the columns are that stand in for the p50 where other programs were busy.
 NOTES = {
@@ -22,7 +22,7 @@ NOTES = {
 }
 
 
-@asks(request="edgevit.report.request:CompareRequest")
+@asks(request="edgevit.reporting.request:CompareRequest")
 def main(request: CompareRequest, *, json: JsonFlag = False, verbose: VerboseFlag = False) -> int:
     """Set the runs of two files side by side, and say what of the difference is more than chance.
 
@@ -33,8 +33,8 @@ def main(request: CompareRequest, *, json: JsonFlag = False, verbose: VerboseFla
     """
     from dataclasses import asdict
 
-    from edgevit.report.compare import run
-    from edgevit.report.gates import VOID
+    from edgevit.board.gates import VOID
+    from edgevit.reporting.compare import run
 
     console = Console(json=json, verbose=verbose)
     comparisons = run(request)
@@ -45,7 +45,7 @@ def main(request: CompareRequest, *, json: JsonFlag = False, verbose: VerboseFla
 
 def show_comparisons(console: Console, comparisons: Sequence[Comparison]) -> None:
     from edgevit.agent.records import CLOSED_LOOP
-    from edgevit.report.runs import BUSY
+    from edgevit.board.comparison import BUSY
 
     if not comparisons:
         return
@@ -91,7 +91,7 @@ def _table(comparisons: Sequence[Comparison]) -> Table:
     """One pair of models; narrow, so that a terminal of 80 columns has room for it."""
     from rich.table import Table
 
-    from edgevit.report.runs import BUSY, three_digits
+    from edgevit.board.comparison import BUSY, three_digits
 
     first = comparisons[0]
     streams = f", {first.streams} streams" if first.streams > 1 else ""

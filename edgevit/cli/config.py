@@ -37,7 +37,7 @@ def take_config(context: typer.Context, file: Path | None) -> Path | None:
     """
     if file is None or context.resilient_parsing:
         return file
-    from edgevit.folder.documents import Reader
+    from edgevit.records.documents import Reader
 
     known = _known(context.command)
     values: dict[str, Any] = {}

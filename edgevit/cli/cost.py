@@ -10,11 +10,11 @@ from edgevit.imports import importing
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.cost.request import CostRequest
-    from edgevit.derive.allocate.prices import Prices
+    from edgevit.derivation.allocate.prices import Prices
+    from edgevit.latency.tables.request import CostRequest
 
 
-@asks(request="edgevit.cost.request:CostRequest")
+@asks(request="edgevit.latency.tables.request:CostRequest")
 def main(
     request: CostRequest, *, json: JsonFlag = False, quiet: QuietFlag = False, verbose: VerboseFlag = False
 ) -> None:
@@ -27,7 +27,7 @@ def main(
     request.check()  # before torch is imported
 
     with importing():
-        from edgevit.cost.run import run
+        from edgevit.latency.tables.run import run
 
     table = run(request, console.progress)
     console.show(f"{table.measured_on}; standard error {table.noise:.1%} of a figure")
@@ -43,7 +43,7 @@ def prices_table(prices: Prices) -> Table:
     """What a block takes at a few sizes, and the rest."""
     from rich.table import Table
 
-    from edgevit.derive.allocate.prices import UNITS
+    from edgevit.derivation.allocate.prices import UNITS
 
     of, base, unit = prices.of(0), prices.base_blocks[0], UNITS[prices.quantity]
     table = Table(title=f"{unit}; the base takes {prices.base:.4g}, {prices.fixed:.3g} of it outside its blocks",

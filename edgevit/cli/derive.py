@@ -13,13 +13,13 @@ from edgevit.imports import importing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edgevit.derive.session import Derivation
-    from edgevit.meet.request import MeetRequest
+    from edgevit.derivation.session import Derivation
+    from edgevit.latency.request import MeetRequest
 
 OVER = 3  # exit code: the model is there, and takes more than the budget
 
 
-@asks(request="edgevit.meet.request:MeetRequest")
+@asks(request="edgevit.latency.request:MeetRequest")
 def main(
     context: typer.Context,
     request: MeetRequest,
@@ -52,11 +52,11 @@ def _carried_out(request: MeetRequest, console: Console) -> list[Derivation]:
     """Derive, and measure where the budget asks for it; of several processes one speaks."""
     if request.is_measured:
         with importing():
-            from edgevit.meet.run import run
+            from edgevit.latency.run import run
 
         return list(run(request, console.progress))
     with importing():
-        from edgevit.derive.session import run as derive
+        from edgevit.derivation.session import run as derive
 
     derivation = derive(request.derivation(), console.progress)
     return [derivation] if derivation.is_main else []
@@ -65,7 +65,7 @@ def _carried_out(request: MeetRequest, console: Console) -> list[Derivation]:
 def show_derived(console: Console, derivation: Derivation) -> None:
     """The blocks of a model, what it is worth, and where it lies."""
     from edgevit.cli.tables import blocks_table, outcome
-    from edgevit.folder.derivation import DERIVATION_KIND
+    from edgevit.records.derivation import DERIVATION_KIND
 
     spec, record, out = derivation.model.spec, derivation.record, derivation.folder
     console.show(blocks_table(derivation.model, record))
@@ -101,7 +101,7 @@ def _next(
 
 def _following(derivation: Derivation, request: MeetRequest) -> list[str]:
     """The command that comes next: of a slice, whose accuracy nobody measured, the one that measures it."""
-    from edgevit.folder.model_folder import ModelFolder
+    from edgevit.records.model_folder import ModelFolder
 
     out, record = str(derivation.folder), derivation.record
     if record.met:

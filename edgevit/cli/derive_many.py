@@ -13,18 +13,18 @@ from edgevit.imports import importing
 from edgevit.request import OUTPUT
 
 if TYPE_CHECKING:
-    from edgevit.derive.jobs_file import DeriveManyRequest
+    from edgevit.jobs.jobs_file import DeriveManyRequest
 
 
 def _example(asked: bool) -> None:
     if asked:
-        from edgevit.derive.jobs_file import EXAMPLE
+        from edgevit.jobs.jobs_file import EXAMPLE
 
         write(EXAMPLE.read_text(encoding="utf-8").rstrip("\n"))
         raise typer.Exit
 
 
-@asks(request="edgevit.derive.jobs_file:DeriveManyRequest")
+@asks(request="edgevit.jobs.jobs_file:DeriveManyRequest")
 def main(
     request: DeriveManyRequest,
     *,
@@ -40,7 +40,7 @@ def main(
 
     Begin with: edgevit derive-many --example > jobs.yaml
     """
-    from edgevit.derive.jobs_file import read_jobs
+    from edgevit.jobs.jobs_file import read_jobs
 
     _, layout = read_jobs(request.jobs)  # before torch is imported
 
@@ -49,7 +49,7 @@ def main(
     from rich.table import Table
 
     with importing():
-        from edgevit.derive.many import HEAD, cells, run_many
+        from edgevit.jobs.many import HEAD, cells, run_many
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
     rows = run_many(request, console.progress)

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from edgevit.engines.request import EvaluateRequest
-    from edgevit.export.evaluate import Evaluation
-    from edgevit.folder.derivation import RejectedRecord
+    from edgevit.exporting.evaluate import Evaluation
+    from edgevit.records.derivation import RejectedRecord
 
 
 @asks(request="edgevit.engines.request:EvaluateRequest")

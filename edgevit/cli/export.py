@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from edgevit.engines.request import ExportRequest
     from edgevit.engines.run import Export
-    from edgevit.folder.engine import EngineRecord
-    from edgevit.folder.export import ExportRecord
+    from edgevit.records.engine import EngineRecord
+    from edgevit.records.export import ExportRecord
 
 
 @asks(request="edgevit.engines.request:ExportRequest")
@@ -62,8 +62,8 @@ def show(console: Console, report: Export) -> None:
         console.show(engine_table(engine))
     for text in (*report.warnings, *(engine.warnings if engine else ())):
         console.warn(text)
-    from edgevit.folder.engine import ENGINE_KIND
-    from edgevit.folder.export import EXPORT_KIND
+    from edgevit.records.engine import ENGINE_KIND
+    from edgevit.records.export import EXPORT_KIND
 
     built = {"engine": {"path": str(engine.path), **ENGINE_KIND.content(engine)}} if engine else {}
     console.result({**EXPORT_KIND.content(report), **built})
@@ -73,7 +73,7 @@ def files_table(report: ExportRecord) -> Table:
     from rich.table import Table
 
     from edgevit.data.shares import share_text
-    from edgevit.folder.names import onnx_name
+    from edgevit.records.names import onnx_name
 
     itself = report.model.file or "torch"
     table = Table(title=str(report.folder), title_justify="left")

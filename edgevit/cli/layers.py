@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from edgevit.agent.layers import Layer
-    from edgevit.report.layers import Breakdown
+    from edgevit.reporting.layers import Breakdown
 
 NAMES = 5  # of layers that are listed
 
@@ -28,7 +28,7 @@ def show_breakdowns(console: Console, breakdowns: Sequence[Breakdown]) -> None:
 
 
 def remark(found: Breakdown) -> str:
-    from edgevit.report.runs import three_digits
+    from edgevit.board.comparison import three_digits
 
     slowest = ", ".join(f"{name} {three_digits(ms)} ms" for name, ms in found.slowest)
     told = (
@@ -44,7 +44,7 @@ def remark(found: Breakdown) -> str:
 
 def modules_table(found: Sequence[Breakdown]) -> Table:
     """Kind of module by kind of module."""
-    from edgevit.report.layers import PARTS
+    from edgevit.reporting.layers import PARTS
 
     table = _table(f"where the time goes, profiled, batch {found[0].batch}", "module", found, "ms", "share")
     if len(found) > 1:
@@ -63,7 +63,7 @@ def modules_table(found: Sequence[Breakdown]) -> Table:
 
 def block_times_table(found: Sequence[Breakdown]) -> Table:
     """Block by block."""
-    from edgevit.report.runs import three_digits
+    from edgevit.board.comparison import three_digits
 
     table = _table("block by block, ms", "block", found, "attention", "FFN", "other", "all", "share")
     for block in sorted({number for one in found for number in one.blocks}):
@@ -77,7 +77,7 @@ def block_times_table(found: Sequence[Breakdown]) -> Table:
 
 
 def _add(table: Table, name: str, values: Sequence[float], found: Sequence[Breakdown]) -> None:
-    from edgevit.report.runs import three_digits
+    from edgevit.board.comparison import three_digits
 
     cells = [cell for ms, one in zip(values, found, strict=True) for cell in (three_digits(ms), f"{one.share(ms):.1%}")]
     ratio = [f"{values[1] / values[0]:.2f}" if values[0] > 0 else "-"] if len(found) > 1 else []
@@ -105,8 +105,8 @@ def show_engine(console: Console, path: Path) -> None:
     from typing import Any
 
     from edgevit.agent.layers import describe_layer
-    from edgevit.folder.engine import ENGINE_KIND, READER
-    from edgevit.folder.model_folder import model_of
+    from edgevit.records.engine import ENGINE_KIND, READER
+    from edgevit.records.model_folder import model_of
 
     record = model_of(path.absolute()).engine_record(path)
     layers = [describe_layer(layer) for layer in READER.json(record.layers_path, list[Any])]

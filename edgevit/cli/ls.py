@@ -11,7 +11,7 @@ from edgevit.cli.console import Console, JsonFlag
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.sweep.listing import ListedFolder
+    from edgevit.jobs.sweep.listing import ListedFolder
 
 
 def main(
@@ -32,7 +32,7 @@ def show_models(console: Console, folder: Path) -> bool:
     """The table of a folder of models; False: it holds none, and nothing is printed."""
     from dataclasses import asdict
 
-    from edgevit.sweep.listing import list_folders
+    from edgevit.jobs.sweep.listing import list_folders
 
     listed = list_folders(folder)
     if listed:

@@ -11,7 +11,7 @@ from edgevit.cli.console import NARROW, Console, JsonFlag, console_width
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.derive.options import MethodDescription
+    from edgevit.derivation.options import MethodDescription
 
 LINEAR = ("macs", "params")  # what every method's budget may be counted in
 
@@ -25,8 +25,8 @@ def main(
     """List the methods of `edgevit derive`, or all options of one: what `--set METHOD.OPTION=VALUE` takes."""
     from dataclasses import asdict
 
-    from edgevit.derive.methods import method_names
-    from edgevit.derive.options import describe
+    from edgevit.derivation.methods import method_names
+    from edgevit.derivation.options import describe
 
     console = Console(json=json)
     if method is None:

@@ -9,11 +9,11 @@ from edgevit.imports import importing
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.prove.record import Figure, MeasuredNetwork, Proof
-    from edgevit.prove.request import ProveRequest
+    from edgevit.jobs.suite.record import Figure, MeasuredNetwork, Proof
+    from edgevit.jobs.suite.request import ProveRequest
 
 
-@asks(request="edgevit.prove.request:ProveRequest")
+@asks(request="edgevit.jobs.suite.request:ProveRequest")
 def main(
     request: ProveRequest, *, json: JsonFlag = False, quiet: QuietFlag = False, verbose: VerboseFlag = False
 ) -> None:
@@ -24,10 +24,10 @@ def main(
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request.check()  # before torch is imported
 
-    from edgevit.prove.record import PROOF_KIND
+    from edgevit.jobs.suite.record import PROOF_KIND
 
     with importing():
-        from edgevit.prove.run import run
+        from edgevit.jobs.suite.run import run
 
     proof = run(request, console.progress)
     show_proof(console, proof)
@@ -55,8 +55,8 @@ def show_proof(console: Console, proof: Proof) -> None:
 def figures_table(proof: Proof) -> Table:
     from rich.table import Table
 
-    from edgevit.derive.allocate.budget import readable
-    from edgevit.report.runs import three_digits
+    from edgevit.board.comparison import three_digits
+    from edgevit.derivation.allocate.budget import readable
 
     table = Table(title=f"{proof.host} ({proof.profile or 'no board that edgevit knows'})", title_justify="left")
     table.add_column("network")
@@ -98,7 +98,7 @@ def published_table(proof: Proof) -> Table:
     """What others found, with their conditions, beside what was found here at batch 1."""
     from rich.table import Table
 
-    from edgevit.report.runs import three_digits
+    from edgevit.board.comparison import three_digits
 
     table = Table(title="published, beside what was measured here at batch 1", title_justify="left")
     for heading in ("network", "published ms", "here ms", "source", "conditions"):

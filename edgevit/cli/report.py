@@ -7,24 +7,24 @@ from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, write
 
 if TYPE_CHECKING:
-    from edgevit.report.choice import Panel
-    from edgevit.report.gather import Found
-    from edgevit.report.request import ReportRequest
+    from edgevit.reporting.choice import Panel
+    from edgevit.reporting.gather import Found
+    from edgevit.reporting.request import ReportRequest
 
 SHOWN = 3  # of what was left out
 ANSWERS = 5  # of panels
 
 
-@asks(request="edgevit.report.request:ReportRequest")
+@asks(request="edgevit.reporting.request:ReportRequest")
 def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
     """Make one page of models and runs that says which model to take: accuracy against latency, energy, size.
 
     The page is one file that needs no network. What must not be compared is kept apart: other tasks, seeds, boards,
     power modes. Files that cannot be read are left out, and named.
     """
-    from edgevit.report.page import LIMIT_BYTES
-    from edgevit.report.run import run
-    from edgevit.report.tables import content, heading, kept_apart
+    from edgevit.reporting.page import LIMIT_BYTES
+    from edgevit.reporting.run import run
+    from edgevit.reporting.tables import content, heading, kept_apart
 
     console = Console(json=json)
     made = run(request, console.progress)
@@ -49,8 +49,8 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
 
 def show_choices(console: Console, panels: Sequence[Panel]) -> None:
     """The answer of each panel, with what it is of."""
-    from edgevit.report.tables import heading
-    from edgevit.report.views import tabs
+    from edgevit.reporting.tables import heading
+    from edgevit.reporting.views import tabs
 
     for panel, told in list(zip(panels, tabs(panels), strict=True))[:ANSWERS]:
         console.show(f"{told}: {heading(panel)}")

@@ -14,10 +14,10 @@ from edgevit.imports import importing
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.folder.derivation import DerivationRecord
-    from edgevit.folder.imported import ImportedDocument
-    from edgevit.folder.model import ModelSpec
-    from edgevit.folder.supernet import SlicePoint, SupernetRecord
+    from edgevit.records.derivation import DerivationRecord
+    from edgevit.records.imported import ImportedDocument
+    from edgevit.records.model import ModelSpec
+    from edgevit.records.supernet import SlicePoint, SupernetRecord
 
 
 def main(
@@ -32,9 +32,9 @@ def main(
 ) -> None:
     """Show a model block by block, its classes, its accuracy (of a super-network, its slices'), and how it was made."""
     from edgevit.cli.ls import show_models
-    from edgevit.folder.model_folder import ModelFolder
-    from edgevit.folder.names import suffix_of
-    from edgevit.sweep.record import RECORD
+    from edgevit.jobs.sweep.record import RECORD
+    from edgevit.records.model_folder import ModelFolder
+    from edgevit.records.names import suffix_of
 
     console = Console(json=json)
     suffix = suffix_of(folder)
@@ -53,7 +53,7 @@ def main(
 def show_sent(console: Console, file: Path) -> None:
     """The proof that a board's owner sent."""
     from edgevit.cli.prove import show_proof
-    from edgevit.prove.record import PROOF_KIND, read_proof
+    from edgevit.jobs.suite.record import PROOF_KIND, read_proof
 
     proof = read_proof(file)
     show_proof(console, proof)
@@ -63,7 +63,7 @@ def show_sent(console: Console, file: Path) -> None:
 def show_rates(console: Console, folder: Path) -> None:
     """A sweep."""
     from edgevit.cli.sweep import show_sweep
-    from edgevit.sweep.record import read_sweep
+    from edgevit.jobs.sweep.record import read_sweep
 
     found = read_sweep(folder)
     show_sweep(console, folder, found)
@@ -76,20 +76,20 @@ def show_model(console: Console, folder: Path) -> None:
     Raises:
         CheckpointError: there is none, or its derivation is not of this model.
     """
-    from edgevit.models.request import check_model_folder
+    from edgevit.network.request import check_model_folder
 
     check_model_folder(folder)  # before torch is imported
 
     from edgevit.cli.tables import blocks_table
     from edgevit.data.neighbours import hint_in
     from edgevit.errors import CheckpointError
-    from edgevit.folder.derivation import DERIVATION_KIND
-    from edgevit.folder.model import MEND
-    from edgevit.folder.model_folder import ModelFolder
-    from edgevit.folder.supernet import SUPERNET_KIND
+    from edgevit.records.derivation import DERIVATION_KIND
+    from edgevit.records.model import MEND
+    from edgevit.records.model_folder import ModelFolder
+    from edgevit.records.supernet import SUPERNET_KIND
 
     with importing():
-        from edgevit.models.checkpoint import load
+        from edgevit.network.checkpoint import load
 
     model, files = load(folder), ModelFolder(folder)
     record, spec = files.derivation(), model.spec
@@ -148,13 +148,13 @@ def show_derivation(console: Console, record: DerivationRecord, spec: ModelSpec)
 def show_file(console: Console, path: Path) -> None:
     """The layers of an engine, or of profiles that a bench has kept."""
     from edgevit.cli.layers import show_breakdowns, show_engine
-    from edgevit.folder.names import suffix_of
+    from edgevit.records.names import suffix_of
 
     if suffix_of(path) == ".engine":
         show_engine(console, path)
         return
     from edgevit.board.layers import load_profiles
-    from edgevit.report.layers import break_down
+    from edgevit.reporting.layers import break_down
 
     found = [break_down(profile) for profile in load_profiles(path)]
     show_breakdowns(console, found)
@@ -163,7 +163,7 @@ def show_file(console: Console, path: Path) -> None:
 
 def show_imported(console: Console, document: ImportedDocument) -> None:
     """An ONNX file that edgevit did not make."""
-    from edgevit.folder.imported import IMPORTED_KIND
+    from edgevit.records.imported import IMPORTED_KIND
 
     console.result(IMPORTED_KIND.content(document))
     classes = ", ".join(f"{c.name} is output {c.base_index}" for c in document.classes) or "not known which is which"
@@ -182,7 +182,7 @@ def curve_table(supernet: SupernetRecord) -> Table:
     from rich.table import Table
 
     from edgevit.data.shares import share_text
-    from edgevit.derive.allocate.budget import readable
+    from edgevit.derivation.allocate.budget import readable
 
     images = supernet.data.images.validation
     table = Table("slice", "MACs", "parameters", f"top-1 on {images} validation images")
@@ -199,7 +199,7 @@ def curve_table(supernet: SupernetRecord) -> Table:
 def curve_drawing(curve: Sequence[SlicePoint]) -> str:
     """Accuracy against MACs, each measured slice a dot at its place."""
     from edgevit.cli.drawing import Dot, scatter
-    from edgevit.derive.allocate.budget import readable
+    from edgevit.derivation.allocate.budget import readable
 
     least, most = min(p.macs for p in curve), max(p.macs for p in curve)
     return scatter([Dot(p.macs, p.top1) for p in curve], (readable(least), f"{readable(most)} MACs"))

@@ -8,10 +8,10 @@ from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.imports import importing
 
 if TYPE_CHECKING:
-    from edgevit.derive.request import SupernetRequest
+    from edgevit.derivation.request import SupernetRequest
 
 
-@asks(request="edgevit.derive.request:SupernetRequest")
+@asks(request="edgevit.derivation.request:SupernetRequest")
 def main(
     request: SupernetRequest, *, json: JsonFlag = False, quiet: QuietFlag = False, verbose: VerboseFlag = False
 ) -> None:
@@ -20,7 +20,7 @@ def main(
     request.check()  # before torch is imported
 
     with importing():
-        from edgevit.derive.supernet import run
+        from edgevit.derivation.supernet import run
 
     made = run(request, console.progress)
     if not made.is_main:
@@ -34,6 +34,6 @@ def main(
     if (hint := hint_in(made.record)) is not None:
         console.warn(hint)
     console.show(f"wrote {out}. Next: {derive}")
-    from edgevit.folder.supernet import SUPERNET_KIND
+    from edgevit.records.supernet import SUPERNET_KIND
 
     console.result({"folder": str(out), **SUPERNET_KIND.content(made.record)})

@@ -16,11 +16,11 @@ from edgevit.imports import importing
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgevit.sweep.record import Sweep, SweepPoint
-    from edgevit.sweep.request import SweepRequest
+    from edgevit.jobs.sweep.record import Sweep, SweepPoint
+    from edgevit.jobs.sweep.request import SweepRequest
 
 
-@asks(request="edgevit.sweep.request:SweepRequest")
+@asks(request="edgevit.jobs.sweep.request:SweepRequest")
 def main(
     context: typer.Context,
     request: SweepRequest,
@@ -37,7 +37,7 @@ def main(
     request.check()  # before torch is imported
 
     with importing():
-        from edgevit.sweep.run import run
+        from edgevit.jobs.sweep.run import run
 
     found, out = run(request, console.progress), request.out
     show_sweep(console, out, found)
@@ -58,7 +58,7 @@ def show_sweep(console: Console, folder: Path, found: Sweep) -> None:
     """The table, the plot, and which model the sweep makes one choose."""
     from edgevit.cli.compare import NOTES
     from edgevit.data.pairs import FEW
-    from edgevit.folder.model_folder import ModelFolder
+    from edgevit.records.model_folder import ModelFolder
 
     console.show(sweep_table(folder, found))
     for figure in sorted({point.latency.figure for point in found.points if point.latency} & NOTES.keys()):
@@ -100,7 +100,7 @@ def show_sweep(console: Console, folder: Path, found: Sweep) -> None:
 def accepted_hint(folder: Path, found: Sweep) -> str | None:
     """The hint at other preprocessing of the base, as the first model that can be read has it."""
     from edgevit.data.neighbours import hint_in
-    from edgevit.folder.model_folder import ModelFolder
+    from edgevit.records.model_folder import ModelFolder
 
     for point in found.derived:
         with suppress(EdgeVitError):
@@ -113,7 +113,7 @@ def sweep_table(folder: Path, found: Sweep) -> Table:
     from rich.table import Table
 
     from edgevit.data.shares import share_text
-    from edgevit.derive.allocate.budget import readable
+    from edgevit.derivation.allocate.budget import readable
 
     images = found.points[0].images if found.points else 0
     figure = next((point.latency.figure for point in found.points if point.latency), "p50")
@@ -143,7 +143,7 @@ def sweep_table(folder: Path, found: Sweep) -> Table:
 
 
 def latency_cells(point: SweepPoint) -> tuple[str, str]:
-    from edgevit.report.runs import three_digits
+    from edgevit.board.comparison import three_digits
 
     if (measured := point.latency) is None:
         return "-", "-"
@@ -154,9 +154,9 @@ def latency_cells(point: SweepPoint) -> tuple[str, str]:
 
 def sweep_drawing(found: Sweep) -> str:
     """Accuracy against latency, or against MACs where that is not measured."""
+    from edgevit.board.comparison import three_digits
     from edgevit.cli.drawing import BASE, MODEL, Dot, scatter
-    from edgevit.derive.allocate.budget import readable
-    from edgevit.report.runs import three_digits
+    from edgevit.derivation.allocate.budget import readable
 
     costs = [point.latency.ms if point.latency else None for point in found.points]
     measured = [cost for cost in costs if cost is not None]

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from edgevit.folder.derivation import (
+    from edgevit.network.checkpoint import Model
+    from edgevit.records.derivation import (
         Accuracies,
         AccuracyRecord,
         DerivationRecord,
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
         MetRecord,
         RejectedRecord,
     )
-    from edgevit.folder.model import ModelSpec, Rejection
-    from edgevit.models.checkpoint import Model
+    from edgevit.records.model import ModelSpec, Rejection
 
 WORST = 5  # classes that are named
 # Of budgets that were met while other programs were busy: the figure whose ratio to the base's was judged.
@@ -30,8 +30,8 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
     """Dimensions and MACs of each block beside those of the base's block that it was."""
     from rich.table import Table
 
-    from edgevit.derive.allocate.budget import readable
-    from edgevit.models.families import load_family
+    from edgevit.derivation.allocate.budget import readable
+    from edgevit.network.families import load_family
 
     spec = model.spec
     geometry = load_family(spec.family).geometry(model.network)
@@ -77,7 +77,7 @@ def accuracy_table(spec: ModelSpec, accuracy: Accuracies) -> Table:
     from rich.table import Table
 
     from edgevit.data.shares import share_text
-    from edgevit.derive.allocate.budget import readable
+    from edgevit.derivation.allocate.budget import readable
 
     assert accuracy.derived is not None
     images = accuracy.derived.images

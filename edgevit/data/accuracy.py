@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgevit.folder.answers import RightImages
-from edgevit.folder.derivation import AccuracyRecord
+from edgevit.records.answers import RightImages
+from edgevit.records.derivation import AccuracyRecord
 
 
 @dataclass(frozen=True)

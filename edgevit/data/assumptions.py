@@ -13,8 +13,8 @@ from typing import Any, Literal
 from edgevit.data.classes import folders_are_imagenet
 from edgevit.data.neighbours import near_chance
 from edgevit.data.task import Task
-from edgevit.folder.derivation import AssumptionsRecord, BaseCheckRecord
-from edgevit.folder.release import ReleaseFacts, is_release
+from edgevit.records.derivation import AssumptionsRecord, BaseCheckRecord
+from edgevit.records.release import ReleaseFacts, is_release
 
 ClassesFrom = Literal["option", "model folder", "fitted head", "imagenet", "folders", "data", "config.json"]
 ORDER: dict[ClassesFrom, str] = {

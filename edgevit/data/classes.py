@@ -14,7 +14,7 @@ from pathlib import Path
 
 from edgevit.agent.files import open_regular
 from edgevit.errors import DataError, UnknownNameError
-from edgevit.folder.class_names import class_name
+from edgevit.records.class_names import class_name
 
 
 @dataclass(frozen=True)

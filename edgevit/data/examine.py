@@ -14,7 +14,8 @@ from pathlib import Path
 
 from edgevit.data.sources import Reference
 from edgevit.errors import DataError
-from edgevit.folder.pictures import (
+from edgevit.progress import Progress
+from edgevit.records.pictures import (
     DEEP_WHITE,
     UNREADABLE,
     eight_bit,
@@ -23,8 +24,7 @@ from edgevit.folder.pictures import (
     orientation,
     why_unreadable,
 )
-from edgevit.folder.reading import Reading
-from edgevit.progress import Progress
+from edgevit.records.reading import Reading
 
 FEW = 3  # files that are named in one line
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from edgevit.data.pairs import better_by_chance
 from edgevit.data.shares import wilson
-from edgevit.folder.derivation import BaseCheckRecord, DerivationRecord, NeighbourRecord
-from edgevit.folder.supernet import SupernetRecord
+from edgevit.records.derivation import BaseCheckRecord, DerivationRecord, NeighbourRecord
+from edgevit.records.supernet import SupernetRecord
 
 SIGNIFICANT = 0.05  # of all neighbours together
 ODDS = 1.25  # a base is near chance if its odds of being right may be this many times those of chance, or less

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from edgevit.data.shares import wilson
-from edgevit.folder.answers import RightImages
+from edgevit.records.answers import RightImages
 
 Z = 1.959964  # of 95 % intervals
 CHANCE = 0.025  # a loss counts where chance gives as large a one less often; one-sided, as one end of a 95 % interval

@@ -13,9 +13,9 @@ from edgevit.data.examine import find_unreadable
 from edgevit.data.splitting import Splitting
 from edgevit.data.task import UNLABELLED, Split, Task
 from edgevit.errors import DataError
-from edgevit.folder.derivation import RejectedRecord
-from edgevit.folder.reading import Reading
 from edgevit.progress import Progress, Silent
+from edgevit.records.derivation import RejectedRecord
+from edgevit.records.reading import Reading
 
 FOREIGN_IMAGES = 2000  # of one part at most: a standard error of 1.1 points, however large the data
 

@@ -18,8 +18,8 @@ from PIL import Image
 
 from edgevit.data.pairs import better_by_chance
 from edgevit.data.sources import Part, Reference
-from edgevit.folder.pictures import UNREADABLE, eight_bit, open_picture
 from edgevit.progress import Progress
+from edgevit.records.pictures import UNREADABLE, eight_bit, open_picture
 
 SIDE = 8
 NEAR = 6  # bits of 64 that may differ

@@ -29,10 +29,10 @@ from edgevit.data.sources import ImageSource, Part, Reference, open_source, open
 from edgevit.data.sources.folder import Folder, Images
 from edgevit.data.splitting import PARTS, Splitting
 from edgevit.errors import DataError, OptionError
-from edgevit.folder.derivation import DataRecord, ImageCounts, UnlabelledRecord
-from edgevit.folder.model import ClassLabel
-from edgevit.folder.reading import Reading, transform_settings
 from edgevit.progress import Progress, Silent
+from edgevit.records.derivation import DataRecord, ImageCounts, UnlabelledRecord
+from edgevit.records.model import ClassLabel
+from edgevit.records.reading import Reading, transform_settings
 
 
 def evaluation_transform(preprocessing: Mapping[str, Any]) -> Any:

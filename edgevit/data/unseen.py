@@ -10,7 +10,7 @@ from PIL.Image import Image
 from edgevit.data.classes import TargetClass
 from edgevit.data.sources import Part, Reference
 from edgevit.data.task import Split, Task
-from edgevit.folder.reading import AS_STORED, Reading
+from edgevit.records.reading import AS_STORED, Reading
 
 
 class _Nothing:

@@ -7,6 +7,6 @@ writes ONNX files and finds images, with `board`, which carries them over and ru
 
 One file per idea: `build` is the public function and `options` what it takes; `ladder` the order in which precisions
 are tried, and the search for the blocks that need fp32; `workshop` has one rung built and judged on the board; `gate`
-is the judgement. `edgevit.folder.engine` keeps engines, and `edgevit.board.store` finds one for a board. To add a rung,
-give `PrecisionRung` what it keeps in fp32 and `descend` its place.
+is the judgement. `edgevit.records.engine` keeps engines, and `edgevit.board.store` finds one for a board. To add a
+rung, give `PrecisionRung` what it keeps in fp32 and `descend` its place.
 """

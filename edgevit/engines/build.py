@@ -16,17 +16,17 @@ from edgevit.engines.ladder import descend, least_rung
 from edgevit.engines.request import ExportRequest
 from edgevit.engines.workshop import Workshop, batches_of, mode_name, tidied
 from edgevit.errors import EngineError, UnfitBoardError
-from edgevit.export.current import current_export
-from edgevit.export.images import Judging
-from edgevit.export.importing import imported
-from edgevit.export.onnx import judging_images, open_model_source, tell_order
-from edgevit.export.source import Source
-from edgevit.export.variants import Exported
-from edgevit.folder.engine import ENGINE_KIND, EngineRecord, key_of, store_engine, stored_engine
-from edgevit.folder.export import ExportRecord
-from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.names import onnx_name
+from edgevit.exporting.current import current_export
+from edgevit.exporting.images import Judging
+from edgevit.exporting.importing import imported
+from edgevit.exporting.onnx import judging_images, open_model_source, tell_order
+from edgevit.exporting.source import Source
+from edgevit.exporting.variants import Exported
 from edgevit.progress import Progress, Silent
+from edgevit.records.engine import ENGINE_KIND, EngineRecord, key_of, store_engine, stored_engine
+from edgevit.records.export import ExportRecord
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.names import onnx_name
 
 
 def check_board(host: str, facts: BoardFacts, profile: str | None) -> None:

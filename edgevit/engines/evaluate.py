@@ -20,13 +20,13 @@ from edgevit.engines.build import check_board
 from edgevit.engines.gate import images_file, unlabelled_sample
 from edgevit.engines.options import MIB
 from edgevit.engines.workshop import classification, tidied
-from edgevit.export.evaluate import Evaluation, ModelUnderTest, evaluate_opened
-from edgevit.export.images import Subject
-from edgevit.export.onnx import folder_subject
-from edgevit.export.request import JudgeRequest
-from edgevit.folder.engine import EngineRecord
-from edgevit.folder.model_folder import model_of
+from edgevit.exporting.evaluate import Evaluation, ModelUnderTest, evaluate_opened
+from edgevit.exporting.images import Subject
+from edgevit.exporting.onnx import folder_subject
+from edgevit.exporting.request import JudgeRequest
 from edgevit.progress import Progress, Silent
+from edgevit.records.engine import EngineRecord
+from edgevit.records.model_folder import model_of
 
 # Of what one job on the board classifies. Images are files there, and logits come back as text.
 MOST_BYTES, MOST_IMAGES, MOST_LOGITS = 128 * MIB, 1000, 2_000_000

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from edgevit.engines.options import GateTolerances
 from edgevit.errors import EngineError
-from edgevit.export.images import Judging
-from edgevit.export.session import OnnxModel
-from edgevit.folder.engine import EngineAccuracy, EngineClassAccuracy
-from edgevit.folder.writing import file_sha256, writing
+from edgevit.exporting.images import Judging
+from edgevit.exporting.session import OnnxModel
 from edgevit.progress import Progress
+from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
+from edgevit.records.writing import file_sha256, writing
 
 LEAST_IMAGES = 10
 ALWAYS_ALLOWED = 2  # images

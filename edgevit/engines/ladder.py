@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
 from edgevit.errors import EngineError
-from edgevit.export.precision import kept_in_fp32
+from edgevit.exporting.precision import kept_in_fp32
 
 # The search for single blocks takes no more builds than fit into this time, by that of the build before it; but some.
 SEARCH_S = 3600.0

@@ -1,6 +1,6 @@
 """What is asked of `export` and `evaluate`: of files here, and of engines on a board.
 
-`edgevit/export/request.py` has the part that needs no board.
+`edgevit/exporting/request.py` has the part that needs no board.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from edgevit.board.profiles import load_profile
 from edgevit.board.request import AskedBoard, SshConfig
 from edgevit.engines.options import EngineOptions
 from edgevit.errors import OptionError
-from edgevit.export.request import ENGINE as SUFFIX
-from edgevit.export.request import FilesRequest, JudgeRequest
-from edgevit.folder.names import suffix_of
+from edgevit.exporting.request import ENGINE as SUFFIX
+from edgevit.exporting.request import FilesRequest, JudgeRequest
+from edgevit.records.names import suffix_of
 from edgevit.request import BOARD, ENGINE, Nested, Option
 
 IMAGES = 500  # to judge an engine on, spread evenly over the classes: a drop of one point is 5 of them

@@ -1,4 +1,4 @@
-"""`edgevit.export` and `edgevit.evaluate`: what needs no board is done by `edgevit/export/`, and engines here."""
+"""`edgevit.export` and `edgevit.evaluate`: what needs no board is done by `edgevit/exporting/`, and engines here."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from edgevit.board.connection import open_board
 from edgevit.engines.build import build_engine
 from edgevit.engines.evaluate import evaluate_engine
 from edgevit.engines.request import EvaluateRequest, ExportRequest
-from edgevit.export.evaluate import Evaluation
-from edgevit.export.evaluate import run as judge
-from edgevit.export.onnx import run as export_files
-from edgevit.folder.engine import EngineRecord
-from edgevit.folder.export import ExportRecord
-from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.records import PLACE
+from edgevit.exporting.evaluate import Evaluation
+from edgevit.exporting.evaluate import run as judge
+from edgevit.exporting.onnx import run as export_files
 from edgevit.progress import Progress
+from edgevit.records.engine import EngineRecord
+from edgevit.records.export import ExportRecord
+from edgevit.records.kinds import PLACE
+from edgevit.records.model_folder import ModelFolder
 from edgevit.request import as_request, takes_options
 
 

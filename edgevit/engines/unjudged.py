@@ -9,8 +9,8 @@ from typing import Any
 from edgevit.board.connection import Board
 from edgevit.board.facts import TensorRT
 from edgevit.engines.workshop import NATIVE_OPSET, OLDEST_OPSET
-from edgevit.folder.writing import file_sha256
 from edgevit.progress import Progress
+from edgevit.records.writing import file_sha256
 
 OPSET = 20  # as models are exported, unless asked otherwise
 

@@ -18,8 +18,9 @@ from edgevit.engines.gate import EngineVerdict, Sample, judge, remarks
 from edgevit.engines.ladder import Descent, PrecisionRung, node_patterns
 from edgevit.engines.options import EngineOptions
 from edgevit.errors import BoardError, ConnectionLostError, EdgeVitError, Interrupted, OptionError
-from edgevit.export.variants import Exported, Variant, WrittenVariant
-from edgevit.folder.engine import (
+from edgevit.exporting.variants import Exported, Variant, WrittenVariant
+from edgevit.progress import Progress
+from edgevit.records.engine import (
     EngineBoard,
     EngineRecord,
     EngineTensor,
@@ -27,10 +28,9 @@ from edgevit.folder.engine import (
     OnnxSource,
     TimingCacheUse,
 )
-from edgevit.folder.export import ExportRecord
-from edgevit.folder.names import onnx_name
-from edgevit.folder.writing import file_sha256, writing
-from edgevit.progress import Progress
+from edgevit.records.export import ExportRecord
+from edgevit.records.names import onnx_name
+from edgevit.records.writing import file_sha256, writing
 from edgevit.version import written_by
 
 LEFT_S = 3600.0  # that a file which is being fetched is written to at least once in

@@ -12,7 +12,7 @@ from torch import Tensor
 from edgevit.data.loading import workers_for
 from edgevit.data.task import Split
 from edgevit.errors import OptionError
-from edgevit.models.device import find_device
+from edgevit.network.device import find_device
 from edgevit.train.settings import Training
 
 

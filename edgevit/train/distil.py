@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.errors import OptionError
-from edgevit.models.anatomy import Decoder, decoder
-from edgevit.models.copies import bare_copy
-from edgevit.models.families import family_of
+from edgevit.network.anatomy import Decoder, decoder
+from edgevit.network.copies import bare_copy
+from edgevit.network.families import family_of
 from edgevit.train.passes import Observe, observed
 from edgevit.train.products import rounded_products
 

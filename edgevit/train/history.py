@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgevit.folder.history import HISTORY_KIND, HistoryLine
-from edgevit.folder.unfinished import STATE
-from edgevit.folder.writing import write_whole, writing
+from edgevit.records.history import HISTORY_KIND, HistoryLine
+from edgevit.records.unfinished import STATE
+from edgevit.records.writing import write_whole, writing
 from edgevit.version import written_by
 
 UNFINISHED = replace(HISTORY_KIND, reader=STATE)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edgevit.errors import OptionError
-from edgevit.models.families import family_of
+from edgevit.network.families import family_of
 from edgevit.train.compute import Compute
 from edgevit.train.settings import Training
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgevit.models.families import family_of
+from edgevit.network.families import family_of
 from edgevit.train.settings import Training
 
 

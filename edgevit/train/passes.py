@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from edgevit.data.accuracy import Accuracy, count_answers, count_correct, from_counts, is_right
 from edgevit.data.decoded import SHARE, Decoded, available_bytes
 from edgevit.data.task import Split
-from edgevit.models.families import family_of
+from edgevit.network.families import family_of
 from edgevit.progress import Progress, Silent
 from edgevit.train.compute import Compute, open_compute
 from edgevit.train.memory import memory_bytes

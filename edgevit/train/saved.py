@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from edgevit.errors import UnfinishedError
-from edgevit.folder.belonging import file_fault
-from edgevit.folder.records import UNMARKED, RecordKind, Seal
-from edgevit.folder.unfinished import MEND, STATE
-from edgevit.folder.writing import file_sha256, sync, writing
+from edgevit.records.belonging import file_fault
+from edgevit.records.kinds import UNMARKED, RecordKind, Seal
+from edgevit.records.unfinished import MEND, STATE
+from edgevit.records.writing import file_sha256, sync, writing
 from edgevit.train.compute import Compute
 from edgevit.train.state import reading_state
 from edgevit.train.stopping import Best, Meeting

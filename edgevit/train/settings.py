@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from edgevit.data.augment import AUGMENTS, Augment
 from edgevit.errors import UnknownNameError
-from edgevit.models.device import check_device_name
+from edgevit.network.device import check_device_name
 from edgevit.numbers import COUNT, SEED, check_number
 from edgevit.request import COMPUTING, TRAINING, Option
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from edgevit.errors import EdgeVitError, UnfinishedError
-from edgevit.folder.unfinished import MEND
-from edgevit.folder.writing import sync, writing
-from edgevit.models.weights import FOREIGN
+from edgevit.network.weights import FOREIGN
+from edgevit.records.unfinished import MEND
+from edgevit.records.writing import sync, writing
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:

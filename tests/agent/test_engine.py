@@ -281,8 +281,8 @@ def test_nvidias_own_compiler_builds_what_the_builder_asks_for(
     batches: list[int] | None, small_vit: Callable[..., Any], tmp_path: Path
 ) -> None:
     rtx = pytest.importorskip("tensorrt_rtx")
-    from edgevit.export.fusion import FUSED_KERNEL
-    from edgevit.export.graph import write_onnx
+    from edgevit.exporting.fusion import FUSED_KERNEL
+    from edgevit.exporting.graph import write_onnx
 
     path = tmp_path / "model.onnx"
     options = {"input_size": (3, 32, 32), "opset": 20, "metadata": {}, "precision": "fp16"}

@@ -9,8 +9,8 @@ import ablations
 import accuracy
 import lora_memory
 
-from edgevit.derive.methods import load_method
-from edgevit.derive.options import make_config
+from edgevit.derivation.methods import load_method
+from edgevit.derivation.options import make_config
 
 CASES = list(ablations.cases())
 

@@ -22,12 +22,12 @@ import torch
 from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
 from torch import nn
 
-from edgevit.derive.allocate.budget import Budget, make_budget
-from edgevit.derive.allocate.policy import check_policy_reaches, make_policy
-from edgevit.derive.methods import load_method
-from edgevit.derive.options import make_config
+from edgevit.derivation.allocate.budget import Budget, make_budget
+from edgevit.derivation.allocate.policy import check_policy_reaches, make_policy
+from edgevit.derivation.methods import load_method
+from edgevit.derivation.options import make_config
 from edgevit.errors import BudgetError
-from edgevit.models.families import family_of
+from edgevit.network.families import family_of
 
 ALL = list(accuracy.cases())
 ON_OTHERS = [case for name in accuracy.OTHER_SIZES for case in accuracy.cases_on(name)]  # type: ignore[arg-type]

@@ -16,9 +16,9 @@ from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
 from source import Source, add_source
 
 from edgevit.data.task import open_task
-from edgevit.models.anatomy import attentions
-from edgevit.models.checkpoint import describe
-from edgevit.models.families import vit
+from edgevit.network.anatomy import attentions
+from edgevit.network.checkpoint import describe
+from edgevit.network.families import vit
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 

@@ -8,7 +8,7 @@ import axes
 import pytest
 
 from edgevit.errors import BudgetError
-from edgevit.prove.suite import shape_of
+from edgevit.jobs.suite.suite import shape_of
 
 BASE, GEOMETRY = shape_of("tiny")
 

@@ -13,8 +13,8 @@ from onnx import TensorProto
 from small_base import ARGS, NAME, images, outputs
 from torch import nn
 
-from edgevit.export.graph import write_onnx
-from edgevit.export.session import OnnxModel
+from edgevit.exporting.graph import write_onnx
+from edgevit.exporting.session import OnnxModel
 
 
 def test_the_weights_of_least_magnitude_of_each_layer_are_zero() -> None:

@@ -14,9 +14,9 @@ import pytest
 from model_folders import derivation_of, some_spec
 from some_runs import DENSE, MS
 
-from edgevit.folder.derivation import Accuracies, AccuracyRecord, BudgetRecord
-from edgevit.folder.model_folder import ModelFolder
-from edgevit.sweep.record import Sweep, SweepPoint, write_sweep
+from edgevit.jobs.sweep.record import Sweep, SweepPoint, write_sweep
+from edgevit.records.derivation import Accuracies, AccuracyRecord, BudgetRecord
+from edgevit.records.model_folder import ModelFolder
 
 
 def write_model(folder: Path, macs: int, asked: str | None, top1: float) -> None:

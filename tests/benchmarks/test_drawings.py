@@ -13,10 +13,10 @@ import torch
 from drawings import Drawn
 from small_models import write_derived
 
-from edgevit.derive.algebra.factorise import effective_rank
-from edgevit.models.anatomy import Block
-from edgevit.models.families import vit
-from edgevit.report.axes import AccuracyTask
+from edgevit.derivation.algebra.factorise import effective_rank
+from edgevit.network.anatomy import Block
+from edgevit.network.families import vit
+from edgevit.reporting.axes import AccuracyTask
 
 TASK = AccuracyTask(("cat", "dog"), None)
 

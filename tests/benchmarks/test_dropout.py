@@ -13,12 +13,12 @@ import fine
 import pytest
 import timm
 
-from edgevit.derive.allocate.budget import make_budget
-from edgevit.derive.allocate.policy import check_policy_reaches, make_policy
-from edgevit.derive.methods.skd.dropout import RATES
-from edgevit.derive.options import SUPERNET, make_config
-from edgevit.derive.supernet import Config
-from edgevit.models.families import family_of
+from edgevit.derivation.allocate.budget import make_budget
+from edgevit.derivation.allocate.policy import check_policy_reaches, make_policy
+from edgevit.derivation.methods.skd.dropout import RATES
+from edgevit.derivation.options import SUPERNET, make_config
+from edgevit.derivation.supernet import Config
+from edgevit.network.families import family_of
 
 MODELS: dict[str, dict[str, Any]] = {
     "rendered": base.RENDERED_ARGS, "fine": fine.FINE_ARGS, "fashion": fashion.FASHION_ARGS,

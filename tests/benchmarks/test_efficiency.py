@@ -20,13 +20,13 @@ from places import STANDINS
 from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
 
 import edgevit
-import edgevit.export.onnx as onnx_export
+import edgevit.exporting.onnx as onnx_export
 from edgevit.data.task import open_task
-from edgevit.derive.allocate.budget import make_budget
-from edgevit.derive.allocate.policy import check_policy_reaches, make_policy
-from edgevit.derive.methods import load_method
-from edgevit.derive.options import make_config
-from edgevit.models.families import family_of
+from edgevit.derivation.allocate.budget import make_budget
+from edgevit.derivation.allocate.policy import check_policy_reaches, make_policy
+from edgevit.derivation.methods import load_method
+from edgevit.derivation.options import make_config
+from edgevit.network.families import family_of
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 

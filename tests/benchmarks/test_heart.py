@@ -16,9 +16,9 @@ from problems import untrained
 from source import add_source, source_from
 
 from edgevit.data.task import open_task
-from edgevit.derive.methods.heart.method import Config, derive
+from edgevit.derivation.methods.heart.method import Config, derive
 from edgevit.errors import OptionError
-from edgevit.models.checkpoint import describe
+from edgevit.network.checkpoint import describe
 from edgevit.progress import Silent
 
 

@@ -9,9 +9,9 @@ import launch_bound
 import pytest
 import timm
 
-from edgevit.derive.allocate.cost_table import load_cost_table
-from edgevit.derive.allocate.prices import BlockDims
-from edgevit.models.families import vit
+from edgevit.derivation.allocate.cost_table import load_cost_table
+from edgevit.derivation.allocate.prices import BlockDims
+from edgevit.network.families import vit
 
 
 def test_the_base_takes_a_millisecond_by_the_table_and_narrow_blocks_nearly_as_much(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from edgevit.data.task import open_task
-from edgevit.models.anatomy import Block
-from edgevit.models.checkpoint import describe
-from edgevit.models.families import vit
+from edgevit.network.anatomy import Block
+from edgevit.network.checkpoint import describe
+from edgevit.network.families import vit
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 

@@ -7,7 +7,7 @@ from random import Random
 from emulated import draw
 from predictions import corrected, plan
 
-from edgevit.meet.rounds import Shape, Terms
+from edgevit.latency.rounds import Shape, Terms
 
 
 def test_plans_nearby_correct_a_table_that_is_wrong_about_attentions() -> None:

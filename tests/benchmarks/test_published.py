@@ -16,13 +16,13 @@ import published
 import pytest
 import timm
 
-from edgevit.derive.allocate.budget import make_budget
-from edgevit.derive.allocate.policy import check_policy_reaches, make_policy
-from edgevit.derive.methods import load_method
-from edgevit.derive.options import make_config
-from edgevit.derive.reach import Asked
+from edgevit.derivation.allocate.budget import make_budget
+from edgevit.derivation.allocate.policy import check_policy_reaches, make_policy
+from edgevit.derivation.methods import load_method
+from edgevit.derivation.options import make_config
+from edgevit.derivation.reach import Asked
 from edgevit.errors import BudgetError
-from edgevit.models.families import family_of
+from edgevit.network.families import family_of
 
 IMAGES = {
     "demo": {4: 1800, 3: 1350, 2: 900},

@@ -14,13 +14,13 @@ import pytest
 import rivals
 import timm
 
-from edgevit.derive.allocate.budget import make_budget
-from edgevit.derive.allocate.policy import make_policy
-from edgevit.derive.methods import load_method
-from edgevit.derive.options import make_config
-from edgevit.derive.reach import Asked
+from edgevit.derivation.allocate.budget import make_budget
+from edgevit.derivation.allocate.policy import make_policy
+from edgevit.derivation.methods import load_method
+from edgevit.derivation.options import make_config
+from edgevit.derivation.reach import Asked
 from edgevit.errors import BudgetError
-from edgevit.models.families import family_of
+from edgevit.network.families import family_of
 
 MODELS: dict[str, dict[str, Any]] = {
     "rendered": base.RENDERED_ARGS, "fine": fine.FINE_ARGS, "fashion": fashion.FASHION_ARGS,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from same_results import ANYWHERE, BASES, HEADS, METHODS, RECORD, SHAPES, cases, differences, written
 
-from edgevit.derive.methods import method_names
+from edgevit.derivation.methods import method_names
 
 KEPT = json.loads(RECORD.read_text())["cases"]
 

@@ -16,10 +16,10 @@ from small_base import write_cost_table
 from some_runs import DENSE
 
 from edgevit.agent.records import Run
-from edgevit.derive.allocate.cost_table import CostTable, Where
-from edgevit.folder.derivation import DERIVATION_KIND
-from edgevit.folder.export import EXPORT_KIND
-from edgevit.folder.records import Versions
+from edgevit.derivation.allocate.cost_table import CostTable, Where
+from edgevit.records.derivation import DERIVATION_KIND
+from edgevit.records.export import EXPORT_KIND
+from edgevit.records.kinds import Versions
 
 
 def test_docs_schemas_is_made_from_the_records() -> None:
@@ -29,14 +29,14 @@ def test_docs_schemas_is_made_from_the_records() -> None:
 
 # Files of the package that dump JSON or YAML, and what they dump. All else goes through `RecordKind.text`.
 RECORDS = {  # what the schema of a record is of, in another form than `RecordKind.text` gives it
-    "edgevit/folder/records.py": "RecordKind itself",
-    "edgevit/folder/model_folder.py": "lines of history",
+    "edgevit/records/kinds.py": "RecordKind itself",
+    "edgevit/records/model_folder.py": "lines of history",
     "edgevit/train/history.py": "lines of history",
     "edgevit/agent/records.py": "a line of a run",
     "edgevit/board/layers.py": "a line of profiled layers",
-    "edgevit/report/tables.py": "the report, without numbers that are none",
-    "edgevit/cost/run.py": "a cost table",
-    "edgevit/meet/workshop.py": "a cost table",
+    "edgevit/reporting/tables.py": "the report, without numbers that are none",
+    "edgevit/latency/tables/run.py": "a cost table",
+    "edgevit/latency/workshop.py": "a cost table",
 }
 NO_RECORDS = {  # what no later run of edgevit reads by a schema
     "edgevit/agent/__main__.py": "answers, to a pipe",
@@ -50,18 +50,18 @@ NO_RECORDS = {  # what no later run of edgevit reads by a schema
     "edgevit/board/connection.py": "what is hashed to name a job",
     "edgevit/cli/config.py": "mappings of a file of options, as they would be typed",
     "edgevit/cli/console.py": "the result of a command on standard output",
-    "edgevit/cost/store.py": "what is hashed to name a folder",
-    "edgevit/derive/allocate/cost_table.py": "what is hashed to name a table",
-    "edgevit/derive/cache.py": "what is hashed to name an entry",
-    "edgevit/derive/jobs_file.py": "what is hashed to name a job",
-    "edgevit/derive/session.py": "a request, read again at once",
-    "edgevit/derive/supernet.py": "a request, read again at once",
-    "edgevit/export/source.py": "metadata of an ONNX file, whose record is export.json",
-    "edgevit/folder/documents.py": "what pydantic is to check",
-    "edgevit/folder/engine.py": "what is hashed, and TensorRT's own list of an engine's layers",
-    "edgevit/report/page.py": "what a page packs for its own script",
+    "edgevit/latency/tables/store.py": "what is hashed to name a folder",
+    "edgevit/derivation/allocate/cost_table.py": "what is hashed to name a table",
+    "edgevit/derivation/cache.py": "what is hashed to name an entry",
+    "edgevit/jobs/jobs_file.py": "what is hashed to name a job",
+    "edgevit/derivation/session.py": "a request, read again at once",
+    "edgevit/derivation/supernet.py": "a request, read again at once",
+    "edgevit/exporting/source.py": "metadata of an ONNX file, whose record is export.json",
+    "edgevit/records/documents.py": "what pydantic is to check",
+    "edgevit/records/engine.py": "what is hashed, and TensorRT's own list of an engine's layers",
+    "edgevit/reporting/page.py": "what a page packs for its own script",
     "edgevit/request.py": "a request, read again at once",
-    "edgevit/sweep/request.py": "a request, read again at once",
+    "edgevit/jobs/sweep/request.py": "a request, read again at once",
 }
 
 

@@ -10,8 +10,8 @@ import transfer
 from accuracy import Case, run
 from small_base import fewer_digits
 
-from edgevit.derive.methods import load_method
-from edgevit.derive.options import make_config
+from edgevit.derivation.methods import load_method
+from edgevit.derivation.options import make_config
 
 
 def row(case: Case, top1: float) -> dict[str, Any]:

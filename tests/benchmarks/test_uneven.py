@@ -7,7 +7,7 @@ import torch
 from small_base import ARGS, NAME, images
 from uneven import OneByOne, Widths, drawn, even, one_by_one
 
-from edgevit.models.anatomy import BlockDims
+from edgevit.network.anatomy import BlockDims
 
 DIMS = BlockDims(heads=6, qk=64, vo=64, ffn=1536)
 

@@ -14,8 +14,8 @@ import edgevit.agent.runners.onnxruntime as runner
 from edgevit.agent.runners import RunnerError
 from edgevit.board.bench import bench, dated
 from edgevit.errors import AgentError, CheckpointError, ExportError, OptionError, UnknownNameError
-from edgevit.folder.export import ExportedFile
-from edgevit.folder.model_folder import ModelFolder
+from edgevit.records.export import ExportedFile
+from edgevit.records.model_folder import ModelFolder
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 FAST = dict(samples=20, duration_s=0, warmup=2, warmup_seconds=0)

@@ -14,10 +14,10 @@ from onnx import TensorProto, helper
 
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.board.bench import bench, bench_in_turns, in_turns
+from edgevit.board.comparison import compare_within, decisive
 from edgevit.board.request import Conditions
 from edgevit.errors import AgentError, CheckpointError, OptionError
 from edgevit.progress import Silent
-from edgevit.report.runs import compare_within, decisive
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 FAKE = Conditions(runner="fake", samples=20, duration_s=0, warmup=2, warmup_seconds=0)

@@ -16,7 +16,7 @@ from standin_board import write_model
 from edgevit.board.bench import bench
 from edgevit.board.images import find_images, preprocessing_of
 from edgevit.errors import DataError, OptionError
-from edgevit.folder.model_folder import ModelFolder
+from edgevit.records.model_folder import ModelFolder
 
 SETTINGS = {
     "input_size": [3, 8, 8], "interpolation": "bilinear", "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5],

@@ -7,7 +7,7 @@ from small_models import write_halves
 import edgevit
 from edgevit.board.models import check_sendable, find_file
 from edgevit.errors import CheckpointError
-from edgevit.folder.writing import file_sha256
+from edgevit.records.writing import file_sha256
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from some_engines import ORIN, WEIGHTS, add, facts
 
 from edgevit.board.store import find_engine
 from edgevit.errors import CheckpointError, EngineError, OutputError
-from edgevit.folder.engine import store_engine, stored_engine
-from edgevit.folder.model_folder import ModelFolder
+from edgevit.records.engine import store_engine, stored_engine
+from edgevit.records.model_folder import ModelFolder
 
 
 @pytest.fixture

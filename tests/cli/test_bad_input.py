@@ -306,7 +306,7 @@ def test_a_full_disk_is_one_line_and_no_model_folder(
 
 @pytest.fixture
 def folder(small_vit: Any, tmp_path: Path) -> Path:
-    from edgevit.models.checkpoint import describe, save
+    from edgevit.network.checkpoint import describe, save
 
     args = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
     save(describe(small_vit(), NAME, args), tmp_path / "m")

@@ -12,14 +12,14 @@ from some_layers import PROFILE
 from some_runs import DENSE
 
 from edgevit.agent.records import Run
+from edgevit.board.comparison import load_runs
 from edgevit.board.layers import line_of
 from edgevit.board.request import BenchRequest, Conditions
 from edgevit.cli.app import app
 from edgevit.cli.bench import LAYER_LINES, RUN_LINES, append_to, next_command, page_command
 from edgevit.errors import OutputError
-from edgevit.folder.derivation import DERIVATION_KIND
-from edgevit.report.request import JudgingRequest
-from edgevit.report.runs import load_runs
+from edgevit.records.derivation import DERIVATION_KIND
+from edgevit.reporting.request import JudgingRequest
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 FAST = ["--runner", "fake", "--samples", "20", "--duration", "0", "--warmup-seconds", "0"]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from some_runs import DENSE
 
-from edgevit.cost.store import Store
-from edgevit.derive.cache import Cache, derivations_folder
+from edgevit.derivation.cache import Cache, derivations_folder
+from edgevit.latency.tables.store import Store
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_help_of_all_commands_imports_no_request() -> None:
         "import sys; from typer.main import get_command; from edgevit.cli.app import app\n"
         "names = {c.name: c.get_short_help_str(200) for c in get_command(app).commands.values()}\n"
         "assert names['derive'].startswith('Derive a small') and len(names) > 10\n"
-        "sys.exit(bool({'pydantic', 'edgevit.derive.request', 'edgevit.board.bench'} & set(sys.modules)))"
+        "sys.exit(bool({'pydantic', 'edgevit.derivation.request', 'edgevit.board.bench'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 

@@ -31,9 +31,9 @@ def write(tmp_path: Path) -> Any:
 
 def built(command: str, *arguments: object) -> Any:
     """The request that a command line makes."""
-    from edgevit.derive.request import BaseRequest, DeriveRequest
+    from edgevit.derivation.request import BaseRequest, DeriveRequest
     from edgevit.engines.request import EvaluateRequest
-    from edgevit.sweep.request import SweepRequest
+    from edgevit.jobs.sweep.request import SweepRequest
 
     kinds = {"derive": DeriveRequest, "sweep": SweepRequest, "base": BaseRequest, "evaluate": EvaluateRequest}
     kind: Any = kinds[command]
@@ -143,8 +143,8 @@ IN_A_ROW = {"base": "v", "data": "d", "rate": 0.9, "out": "o"}
     ],
 )
 def test_options_of_a_step_are_the_same_typed_in_a_file_and_from_python(write: Any, first: dict[str, Any]) -> None:
-    from edgevit.derive.request import DeriveRequest
-    from edgevit.derive.steps import Step
+    from edgevit.derivation.request import DeriveRequest
+    from edgevit.derivation.steps import Step
 
     typed = ["v", "--data", "d", "--rate", "0.9", "--out", "o", "--first", "nuwa:0.5,dcvit:0.7"]
     asked = built("derive", *typed, "--set", "nuwa.purification=none", "--set", "forge.ridge=0.001")

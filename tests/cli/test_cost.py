@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 from some_costs import ARGS, fill, here
 
-from edgevit.derive.allocate.prices import BlockPrices, Prices
-from edgevit.models.anatomy import BlockDims
+from edgevit.derivation.allocate.prices import BlockPrices, Prices
+from edgevit.network.anatomy import BlockDims
 
 
 def test_what_cannot_be_is_one_line(edgevit_main, tmp_path):

@@ -19,12 +19,12 @@ from small_models import write_narrower
 
 from edgevit.cli.console import Console
 from edgevit.cli.derive import show_derived
-from edgevit.derive.card import model_card
-from edgevit.derive.session import Derivation
-from edgevit.folder.answers import RightImages
-from edgevit.folder.derivation import DERIVATION_KIND
-from edgevit.folder.model_folder import ModelFolder
-from edgevit.models.checkpoint import load, tensors_sha256
+from edgevit.derivation.card import model_card
+from edgevit.derivation.session import Derivation
+from edgevit.network.checkpoint import load, tensors_sha256
+from edgevit.records.answers import RightImages
+from edgevit.records.derivation import DERIVATION_KIND
+from edgevit.records.model_folder import ModelFolder
 
 TASK = ["--data", "digits", "--classes", "3,5,8"]
 SHORT = ["--steps", "6", "--batch-size", "16", "--lr", "1e-3", "--evaluations", "2", "--device", "cpu"]

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from small_base import ARGS, NAME
 
-from edgevit.derive import workers
-from edgevit.derive.jobs_file import read_jobs
-from edgevit.derive.many import run_job
+from edgevit.derivation import workers
+from edgevit.jobs.jobs_file import read_jobs
+from edgevit.jobs.many import run_job
 
 
 def test_a_plan_may_accept_a_weak_base(

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from edgevit.cli.app import app
-from edgevit.derive.methods import method_names
+from edgevit.derivation.methods import method_names
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OPTIONS = [

@@ -15,11 +15,11 @@ from some_layers import PROFILE
 from standin_board import write_model
 
 import edgevit
+from edgevit.board.comparison import load_runs
 from edgevit.board.layers import line_of, load_profiles
-from edgevit.folder.derivation import DERIVATION_KIND
-from edgevit.folder.engine import ENGINE_KIND
-from edgevit.folder.model_folder import ModelFolder
-from edgevit.report.runs import load_runs
+from edgevit.records.derivation import DERIVATION_KIND
+from edgevit.records.engine import ENGINE_KIND
+from edgevit.records.model_folder import ModelFolder
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 FAST = ("--samples", 12, "--duration", 0, "--warmup", 1, "--warmup-seconds", 0, "--threads", 1)

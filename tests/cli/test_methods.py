@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from edgevit.derive.methods import method_names
-from edgevit.derive.options import describe
+from edgevit.derivation.methods import method_names
+from edgevit.derivation.options import describe
 
 
 def test_methods_are_listed_with_a_line_each(edgevit_main: Any) -> None:

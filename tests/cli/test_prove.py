@@ -7,7 +7,7 @@ from some_proof import PROOF
 
 from edgevit.cli.console import Console
 from edgevit.cli.prove import figures_table, show_proof
-from edgevit.prove.record import write_proof
+from edgevit.jobs.suite.record import write_proof
 
 
 def test_every_figure_is_in_the_table(capsys) -> None:

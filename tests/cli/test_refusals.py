@@ -184,7 +184,7 @@ def test_it_is_refused_in_one_line_before_torch_is_imported(answers: list[Any], 
 
 def test_a_partial_folder_that_holds_no_training_is_no_obstacle(tmp_path: Path) -> None:
     from edgevit.errors import OutputError
-    from edgevit.folder.unfinished import refuse_unfinished
+    from edgevit.records.unfinished import refuse_unfinished
 
     for name in ("request.json", "baselines.json", "history.jsonl"):
         (tmp_path / name).touch()

@@ -9,8 +9,8 @@ from typing import Any
 
 from small_models import write_derived, write_fewer_tokens, write_narrower
 
-from edgevit.folder.derivation import DERIVATION_KIND, FittedHead
-from edgevit.folder.model_folder import ModelFolder
+from edgevit.records.derivation import DERIVATION_KIND, FittedHead
+from edgevit.records.model_folder import ModelFolder
 
 
 def test_a_model_is_shown_block_by_block_with_what_can_be_fused(edgevit_main: Any, tmp_path: Path) -> None:

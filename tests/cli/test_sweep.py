@@ -15,10 +15,10 @@ from typer.main import get_command
 from edgevit.cli.app import app
 from edgevit.cli.console import Console
 from edgevit.cli.sweep import show_sweep
-from edgevit.derive.allocate.budget import readable
-from edgevit.folder.answers import RightImages
-from edgevit.folder.derivation import StartRecord
-from edgevit.sweep.record import FinetunedBase, Latency, Sweep, SweepPoint, read_sweep, write_sweep
+from edgevit.derivation.allocate.budget import readable
+from edgevit.jobs.sweep.record import FinetunedBase, Latency, Sweep, SweepPoint, read_sweep, write_sweep
+from edgevit.records.answers import RightImages
+from edgevit.records.derivation import StartRecord
 
 NETWORK = ["vit_tiny_patch16_224", *(w for k, v in ARGS.items() for w in ("--model-arg", f"{k}={v}"))]
 TASK = ["--data", "digits", "--classes", "3,5,8"]
@@ -40,7 +40,7 @@ def test_a_sweep_ends_with_the_table_the_plot_and_the_command_that_distils(
     given: list[str], edgevit_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edgevit.board.request import Conditions
-    from edgevit.sweep import run
+    from edgevit.jobs.sweep import run
 
     monkeypatch.setattr(run, "ROUNDS", 2)
     monkeypatch.setattr(run, "CONDITIONS", Conditions(samples=20, duration_s=0, warmup=1, warmup_seconds=0))
@@ -72,7 +72,7 @@ def test_what_the_base_was_trained_with_is_in_the_command_that_is_named_and_its_
     given: list[str], edgevit_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edgevit.board.request import Conditions
-    from edgevit.sweep import run
+    from edgevit.jobs.sweep import run
 
     monkeypatch.setattr(run, "ROUNDS", 2)
     monkeypatch.setattr(run, "CONDITIONS", Conditions(samples=20, duration_s=0, warmup=1, warmup_seconds=0))

@@ -8,8 +8,8 @@ from model_folders import derivation_of
 
 from edgevit.cli.tables import classes_line, comparison_lines, met_lines, met_table
 from edgevit.data.shares import share_text
-from edgevit.folder.answers import PartAnswers, RightImages
-from edgevit.folder.derivation import (
+from edgevit.records.answers import PartAnswers, RightImages
+from edgevit.records.derivation import (
     Accuracies,
     AccuracyRecord,
     DerivationRecord,

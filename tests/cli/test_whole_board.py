@@ -12,9 +12,9 @@ from foreign_onnx import HOW, write_vit
 from places import STANDINS
 
 from edgevit.agent.records import PARTS
+from edgevit.board.comparison import load_runs
 from edgevit.board.layers import load_profiles
-from edgevit.folder.model_folder import ModelFolder
-from edgevit.report.runs import load_runs
+from edgevit.records.model_folder import ModelFolder
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 SUMMARY = """\

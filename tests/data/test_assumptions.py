@@ -10,7 +10,7 @@ import pytest
 
 from edgevit.data.assumptions import Assumptions, assumptions, shown
 from edgevit.data.task import open_task
-from edgevit.folder.derivation import AssumptionsRecord
+from edgevit.records.derivation import AssumptionsRecord
 
 PREPROCESSING: dict[str, Any] = {
     "input_size": (3, 32, 32),

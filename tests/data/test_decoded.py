@@ -12,7 +12,7 @@ from PIL import Image
 
 from edgevit.data.decoded import Decoded, available_bytes
 from edgevit.data.task import Split, open_task
-from edgevit.folder.reading import AS_STORED, Reading
+from edgevit.records.reading import AS_STORED, Reading
 
 PREPROCESSING: dict[str, Any] = {
     "input_size": (3, 32, 32), "interpolation": "bicubic", "crop_pct": 1.0, "crop_mode": "center",

@@ -13,9 +13,9 @@ from PIL import Image
 
 from edgevit.data.examine import FileFacts, copies, examine, find_unreadable, image_sha256
 from edgevit.errors import DataError
-from edgevit.folder.pictures import read_picture
-from edgevit.folder.reading import AS_STORED, Reading
 from edgevit.progress import Silent
+from edgevit.records.pictures import read_picture
+from edgevit.records.reading import AS_STORED, Reading
 
 
 class Heard(Silent):

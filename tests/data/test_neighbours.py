@@ -6,7 +6,7 @@ import pytest
 
 from edgevit.data.assumptions import Sureness
 from edgevit.data.neighbours import better_neighbours, preprocessing_hint
-from edgevit.folder.derivation import BaseCheckRecord, NeighbourRecord
+from edgevit.records.derivation import BaseCheckRecord, NeighbourRecord
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import binomtest
 
 from edgevit.data.pairs import RightCount, better_by_chance, loss_of, recalled_text
-from edgevit.folder.answers import RightImages
+from edgevit.records.answers import RightImages
 
 
 def pair(images: int, both: int, lost: int, gained: int) -> tuple[RightCount, RightCount]:

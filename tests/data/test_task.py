@@ -19,8 +19,8 @@ from timm.data import create_transform
 from edgevit.data.sources import open_source
 from edgevit.data.task import Split, Task, open_task, reopen
 from edgevit.errors import DataError, OptionError
-from edgevit.folder.derivation import DataRecord
 from edgevit.progress import Silent
+from edgevit.records.derivation import DataRecord
 
 PREPROCESSING: dict[str, Any] = {
     "input_size": (3, 32, 32),

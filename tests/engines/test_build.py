@@ -29,11 +29,11 @@ from edgevit.engines.build import build_engine
 from edgevit.engines.request import ExportRequest
 from edgevit.engines.run import export
 from edgevit.errors import AgentError, EngineError, ExportError, OptionError, ProfileError, UnfitBoardError
-from edgevit.folder.derivation import DERIVATION_KIND
-from edgevit.folder.engine import ENGINE_KIND, EngineRecord, OnnxSource, read_engine
-from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.writing import file_sha256
 from edgevit.progress import Silent
+from edgevit.records.derivation import DERIVATION_KIND
+from edgevit.records.engine import ENGINE_KIND, EngineRecord, OnnxSource, read_engine
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.writing import file_sha256
 from edgevit.request import request_of
 
 QUICK: dict[str, Any] = {"accuracy": False}  # of the export; the gate asks nobody
@@ -386,7 +386,7 @@ def test_options_reach_the_board(folder: Path, play: Callable[..., None]) -> Non
 def test_a_model_too_large_for_one_file_is_refused(
     folder: Path, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgevit.export.graph.PROTOBUF_LIMIT_BYTES", 1000)
+    monkeypatch.setattr("edgevit.exporting.graph.PROTOBUF_LIMIT_BYTES", 1000)
     export(folder, accuracy=False, fp16=False)
     with pytest.raises(EngineError, match=r"model\.fp32\.onnx\.data holds .*, as an ONNX file ends at 2 GB"):
         build(folder, fp16=False)

@@ -24,13 +24,13 @@ from edgevit.engines.evaluate import evaluate_engine
 from edgevit.engines.request import EvaluateRequest, ExportRequest
 from edgevit.engines.run import evaluate, export
 from edgevit.errors import EngineError, ExportError
-from edgevit.export.imported import open_imported
-from edgevit.export.source import Form
-from edgevit.folder.engine import EngineRecord
-from edgevit.folder.export import ExportedFile
-from edgevit.folder.model_folder import ModelFolder
-from edgevit.folder.writing import file_sha256
+from edgevit.exporting.imported import open_imported
+from edgevit.exporting.source import Form
 from edgevit.progress import Silent
+from edgevit.records.engine import EngineRecord
+from edgevit.records.export import ExportedFile
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.writing import file_sha256
 from edgevit.request import request_of
 
 pytestmark = pytest.mark.usefixtures("examined_once")

@@ -22,12 +22,12 @@ from edgevit.engines.evaluate import evaluate_engine
 from edgevit.engines.request import EvaluateRequest, ExportRequest
 from edgevit.engines.run import evaluate
 from edgevit.errors import AgentError, DataError, EngineError, OptionError, UnfitBoardError
-from edgevit.export.evaluate import Evaluation
-from edgevit.folder.engine import ENGINE_KIND, read_engine
-from edgevit.folder.model import Rejection
-from edgevit.folder.model_folder import ModelFolder
-from edgevit.models.checkpoint import load
+from edgevit.exporting.evaluate import Evaluation
+from edgevit.network.checkpoint import load
 from edgevit.progress import Silent
+from edgevit.records.engine import ENGINE_KIND, read_engine
+from edgevit.records.model import Rejection
+from edgevit.records.model_folder import ModelFolder
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 Play = Callable[..., None]

@@ -26,11 +26,11 @@ from edgevit.engines.gate import (
 )
 from edgevit.engines.run import export
 from edgevit.errors import EngineError, OptionError
-from edgevit.export.images import data_record, open_judging, subject_of
-from edgevit.export.session import OnnxModel
-from edgevit.folder.engine import EngineClassAccuracy
-from edgevit.models.checkpoint import load
+from edgevit.exporting.images import data_record, open_judging, subject_of
+from edgevit.exporting.session import OnnxModel
+from edgevit.network.checkpoint import load
 from edgevit.progress import Silent
+from edgevit.records.engine import EngineClassAccuracy
 
 NAMES = ("egret", "heron", "stork", "ibis")
 STRICT = GateTolerances()

@@ -42,7 +42,7 @@ def typed(*arguments: object) -> ExportRequest:
 def test_command_line_file_and_keywords_make_the_same_request_of_an_engine(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(yaml.safe_dump(WRITTEN))
-    request = request_of(ExportRequest, KEYWORDS, "edgevit.export")
+    request = request_of(ExportRequest, KEYWORDS, "edgevit.exporting")
     assert typed(*TYPED) == typed("--config", file) == request
     assert (request.engine.batches, request.engine.tolerances.drop, request.board) == ((1, 2, 4), 0.02, "jetson@orin")
 

@@ -9,8 +9,8 @@ import pytest
 from small_models import write_derived
 
 import edgevit
-from edgevit.folder.export import EXPORT_KIND
-from edgevit.folder.model_folder import ModelFolder
+from edgevit.records.export import EXPORT_KIND
+from edgevit.records.model_folder import ModelFolder
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 

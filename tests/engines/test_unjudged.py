@@ -6,8 +6,8 @@ from small_models import write_derived
 from edgevit.board.connection import open_board
 from edgevit.board.facts import TensorRT
 from edgevit.engines.unjudged import build_unjudged, built_from
-from edgevit.export.graph import write_onnx
-from edgevit.models.checkpoint import load
+from edgevit.exporting.graph import write_onnx
+from edgevit.network.checkpoint import load
 from edgevit.progress import Silent
 
 

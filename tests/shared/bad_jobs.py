@@ -7,15 +7,15 @@ import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgevit.derive.jobs_file import Job
-    from edgevit.derive.jobs_table import JobRow
+    from edgevit.jobs.jobs_file import Job
+    from edgevit.jobs.jobs_table import JobRow
 
 
 def die(job: Job) -> JobRow:
     """End as by the system's hand, where the task is "odd"."""
     if job.task == "odd":
         os.kill(os.getpid(), signal.SIGKILL)
-    from edgevit.derive.jobs_table import JobRow
+    from edgevit.jobs.jobs_table import JobRow
 
     return JobRow(job.name, job.task, job.budget, job.method, job.out, job.sha256(), "done", top1=1.0)
 

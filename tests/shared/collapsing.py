@@ -9,8 +9,8 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from edgevit.derive.methods.vulcan.method import Config, Redundancy
-from edgevit.derive.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.derivation.methods.vulcan.method import Config, Redundancy
+from edgevit.derivation.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.train.compute import close_compute, open_compute
 from edgevit.train.settings import Training
 

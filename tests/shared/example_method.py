@@ -1,4 +1,4 @@
-"""The method that the docstring of edgevit/derive/methods has, as a file beside the others."""
+"""The method that the docstring of edgevit/derivation/methods has, as a file beside the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgevit.derive import methods
+from edgevit.derivation import methods
 
 EXAMPLE = "example"
 

@@ -35,7 +35,7 @@ def keep_operators() -> None:
     if hasattr(utilities, "_materialize_cpp_cia_ops"):
         utilities._materialize_cpp_cia_ops = cache(utilities._materialize_cpp_cia_ops)
     registration = None
-    if "edgevit.export.graph" in sys.modules:  # torch imports it with the first export
+    if "edgevit.exporting.graph" in sys.modules:  # torch imports it with the first export
         with suppress(ImportError):
             registration = importlib.import_module("torch.onnx._internal.exporter._registration")
     registry = getattr(registration, "ONNXRegistry", None)
@@ -87,7 +87,7 @@ def _users(trace: Any) -> list[Any]:
 @pytest.fixture(scope="session", autouse=True)
 def traced_once(of_all_workers: Path) -> Iterator[Any]:
     """Trace each different network once for all tests of all workers; give what traces anew."""
-    if (graph := sys.modules.get("edgevit.export.graph")) is None:
+    if (graph := sys.modules.get("edgevit.exporting.graph")) is None:
         yield None
         return
     import onnx_ir as ir
@@ -117,5 +117,5 @@ def traced_once(of_all_workers: Path) -> Iterator[Any]:
 @pytest.fixture
 def traced_anew(traced_once: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have torch's exporter make every graph, for tests of what it makes."""
-    for module in _users(sys.modules["edgevit.export.graph"].trace):
+    for module in _users(sys.modules["edgevit.exporting.graph"].trace):
         monkeypatch.setattr(module, "trace", traced_once)

@@ -12,8 +12,8 @@ import torch
 from foreign_names import hugging_face, torchvision
 from torch import Tensor, nn
 
-from edgevit.models.anatomy import Block, BlockDims
-from edgevit.models.families import family_of
+from edgevit.network.anatomy import Block, BlockDims
+from edgevit.network.families import family_of
 
 # Every family file must have a model here: timm name and arguments beside the small ones of conftest.py.
 EXAMPLES: dict[str, list[tuple[str, dict[str, Any]]]] = {

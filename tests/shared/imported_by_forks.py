@@ -9,4 +9,4 @@ with importing():
     import sklearn.datasets  # noqa: F401
 
     import edgevit.cli.app
-    import edgevit.derive.many  # noqa: F401
+    import edgevit.jobs.many  # noqa: F401

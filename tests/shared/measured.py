@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from edgevit.data.task import open_task
-from edgevit.derive.measure.importance import squared_changes
-from edgevit.derive.measure.sensitivity import measure_sensitivity
-from edgevit.derive.measure.statistics import calibrate
-from edgevit.derive.methods.heart.scores import measure_scores
-from edgevit.derive.methods.skd.piad import measure_importance
-from edgevit.models.checkpoint import describe
+from edgevit.derivation.measure.importance import squared_changes
+from edgevit.derivation.measure.sensitivity import measure_sensitivity
+from edgevit.derivation.measure.statistics import calibrate
+from edgevit.derivation.methods.heart.scores import measure_scores
+from edgevit.derivation.methods.skd.piad import measure_importance
+from edgevit.network.checkpoint import describe
 from edgevit.train.compute import close_compute
 from edgevit.train.passes import accuracy_of, open_passes
 from edgevit.train.settings import Training

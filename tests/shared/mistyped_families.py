@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import mistyped_family
 
-from edgevit.models.families import Family, vit
-from edgevit.models.families.vit import parts
+from edgevit.network.families import Family, vit
+from edgevit.network.families.vit import parts
 
 RIGHT: Family = vit
 ANOTHER_RESULT: Family = mistyped_family  # type: ignore[assignment]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from edgevit.derive.allocate.policy import Policy
-from edgevit.derive.method import Method
-from edgevit.derive.plan import Plan
-from edgevit.derive.problem import Derived, Problem
-from edgevit.derive.reach import Asked, Cuts
+from edgevit.derivation.allocate.policy import Policy
+from edgevit.derivation.method import Method
+from edgevit.derivation.plan import Plan
+from edgevit.derivation.problem import Derived, Problem
+from edgevit.derivation.reach import Asked, Cuts
 
 
 @dataclass(frozen=True)

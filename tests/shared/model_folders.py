@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgevit.folder.derivation import Accuracies, BudgetRecord, DataRecord, DerivationRecord, Facts, ShapeRecord
-from edgevit.folder.export import ExportedFile, ExportedModel, ExportRecord
-from edgevit.folder.model import MODEL_KIND, BaseFacts, BlockDims, ClassLabel, ModelDocument, ModelSpec
-from edgevit.folder.records import content_sha256
+from edgevit.records.derivation import Accuracies, BudgetRecord, DataRecord, DerivationRecord, Facts, ShapeRecord
+from edgevit.records.export import ExportedFile, ExportedModel, ExportRecord
+from edgevit.records.kinds import content_sha256
+from edgevit.records.model import MODEL_KIND, BaseFacts, BlockDims, ClassLabel, ModelDocument, ModelSpec
 
 
 def rewrite_spec(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

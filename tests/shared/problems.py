@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgevit.data.task import Task
-from edgevit.derive.allocate.budget import make_budget
-from edgevit.derive.allocate.policy import make_policy
-from edgevit.derive.cache import Cache
-from edgevit.derive.problem import Problem, Stopwatch
-from edgevit.models.checkpoint import Model
-from edgevit.models.classifier import with_classes
+from edgevit.derivation.allocate.budget import make_budget
+from edgevit.derivation.allocate.policy import make_policy
+from edgevit.derivation.cache import Cache
+from edgevit.derivation.problem import Problem, Stopwatch
+from edgevit.network.checkpoint import Model
+from edgevit.network.classifier import with_classes
 from edgevit.train.history import History
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgevit.folder.records import RecordKind
+from edgevit.records.kinds import RecordKind
 
 
 def unsealed(kind: RecordKind[Any], content: Mapping[str, Any], schema: int) -> dict[str, Any]:

@@ -11,12 +11,12 @@ import torch
 from model_folders import derivation_of
 
 from edgevit.data.task import open_task
-from edgevit.derive.algebra.embedding import encoder, flat_basis
-from edgevit.derive.plan import Plan
-from edgevit.derive.realise import realise
-from edgevit.folder.model import ClassLabel
-from edgevit.models.checkpoint import derived_spec, describe, save
-from edgevit.models.families import vit
+from edgevit.derivation.algebra.embedding import encoder, flat_basis
+from edgevit.derivation.plan import Plan
+from edgevit.derivation.realise import realise
+from edgevit.network.checkpoint import derived_spec, describe, save
+from edgevit.network.families import vit
+from edgevit.records.model import ClassLabel
 
 ARGS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 64, "num_heads": 2, "num_classes": 10}
 CLASSES = ("3", "5", "8")

@@ -13,15 +13,15 @@ from some_runs import ON_A_BOARD, watts
 
 from edgevit.board.bench import Setting, look
 from edgevit.board.connection import open_board
-from edgevit.cost.grid import Grid
-from edgevit.cost.place import Place
-from edgevit.cost.stacks import Stack
-from edgevit.cost.store import Store
-from edgevit.cost.table import _key
-from edgevit.derive.allocate.cost_table import Where
-from edgevit.derive.allocate.policy import POLICIES
-from edgevit.models.anatomy import BlockDims
-from edgevit.models.families import vit
+from edgevit.derivation.allocate.cost_table import Where
+from edgevit.derivation.allocate.policy import POLICIES
+from edgevit.latency.tables.grid import Grid
+from edgevit.latency.tables.place import Place
+from edgevit.latency.tables.stacks import Stack
+from edgevit.latency.tables.store import Store
+from edgevit.latency.tables.table import _key
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.families import vit
 from edgevit.progress import Silent
 
 PLACE = Place(threads=1)

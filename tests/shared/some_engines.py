@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from edgevit.board.facts import BoardFacts, read_facts
-from edgevit.folder.engine import EngineBoard, EngineRecord, EngineTried, OnnxSource, key_of, store_engine
-from edgevit.folder.model_folder import ModelFolder
+from edgevit.records.engine import EngineBoard, EngineRecord, EngineTried, OnnxSource, key_of, store_engine
+from edgevit.records.model_folder import ModelFolder
 
 WEIGHTS = "a" * 64
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from edgevit.prove.record import Figure, MeasuredNetwork, Proof, Published
+from edgevit.jobs.suite.record import Figure, MeasuredNetwork, Proof, Published
 
 FIGURE = Figure(1, 5.1, 5.2, 196.0, 61.0, None, None, None, 0.31, 5.0, ())
 CUT = replace(FIGURE, p50_ms=1.7, ratio=0.33, low=0.32, high=0.34, trtexec_ms=None, void=("it throttled",))

@@ -14,7 +14,7 @@ from some_runs import DENSE, MS, ON_A_BOARD, watts
 
 from edgevit.agent.records import Run
 from edgevit.board.layers import line_of
-from edgevit.folder.derivation import (
+from edgevit.records.derivation import (
     DERIVATION_KIND,
     Accuracies,
     AccuracyRecord,
@@ -23,9 +23,9 @@ from edgevit.folder.derivation import (
     ImageCounts,
     TrainingRecord,
 )
-from edgevit.folder.engine import EngineAccuracy, EngineClassAccuracy
-from edgevit.folder.export import EXPORT_KIND, AccuracyCheck, ExportedFile, FileAccuracy, Parity
-from edgevit.folder.model import BlockDims, ClassLabel
+from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
+from edgevit.records.export import EXPORT_KIND, AccuracyCheck, ExportedFile, FileAccuracy, Parity
+from edgevit.records.model import BlockDims, ClassLabel
 
 CLASSES = (ClassLabel("cat", 3), ClassLabel("dog", 5))
 DATA = DataRecord(

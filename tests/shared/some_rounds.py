@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edgevit.derive.allocate.cost_table import CostTable
-from edgevit.folder.model import BlockDims
-from edgevit.meet.rounds import AIM, MeasuredFigure, Round, Shape
+from edgevit.derivation.allocate.cost_table import CostTable
+from edgevit.latency.rounds import AIM, MeasuredFigure, Round, Shape
+from edgevit.records.model import BlockDims
 
 BASE = BlockDims(2, 32, 32, 64)
 SHAPES = [

@@ -11,11 +11,11 @@ import torch
 from small_models import with_fewer_tokens
 from teaching import CLASSES, Bench, divergence
 
-from edgevit.derive.algebra.embedding import encoder, flat_basis
-from edgevit.derive.methods import load_method
+from edgevit.derivation.algebra.embedding import encoder, flat_basis
+from edgevit.derivation.methods import load_method
 from edgevit.errors import OptionError
-from edgevit.models.anatomy import Decoder
-from edgevit.models.families import family_of
+from edgevit.network.anatomy import Decoder
+from edgevit.network.families import family_of
 from edgevit.train import products
 from edgevit.train.distil import (
     Depth,

@@ -7,7 +7,7 @@ import torch
 from teaching import CLASSES, QUICK, Bench, divergence
 from torch import nn
 
-from edgevit.models.copies import bare_copy
+from edgevit.network.copies import bare_copy
 from edgevit.train.order import sample_order
 from edgevit.train.settings import Training
 

@@ -12,8 +12,8 @@ from teaching import Bench
 from torch import Tensor, nn
 
 from edgevit.errors import OptionError
-from edgevit.models.anatomy import Block
-from edgevit.models.families import family_of
+from edgevit.network.anatomy import Block
+from edgevit.network.families import family_of
 from edgevit.train import memory
 from edgevit.train.memory import least_image_bytes, memory_bytes
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from teaching import Bench, divergence, kept_step
 
-from edgevit.models.copies import bare_copy
+from edgevit.network.copies import bare_copy
 
 
 def test_keeping_the_best_never_ends_below_the_start(bench: Bench) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from edgevit.models.anatomy import Block, Decoder
-from edgevit.models.families import vit
-from edgevit.models.weights import Weights
+from edgevit.network.anatomy import Block, Decoder
+from edgevit.network.families import vit
+from edgevit.network.weights import Weights
 
 
 class FromPixels(nn.Module):

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from edgevit.errors import DataError
-from edgevit.folder.reading import AS_STORED, Reading
+from edgevit.records.reading import AS_STORED, Reading
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,7 +13,7 @@ from PIL import Image
 
 from edgevit.data.sources import Part, Reference
 from edgevit.errors import DataError
-from edgevit.folder.reading import AS_STORED, Reading
+from edgevit.records.reading import AS_STORED, Reading
 
 # folder: (files of the training part, files of the test part, key of the labels, meta file, key of the names)
 LAYOUTS = {

@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from edgevit.data.sources import Part, Reference
-from edgevit.folder.reading import AS_STORED, Reading
+from edgevit.records.reading import AS_STORED, Reading
 
 
 @lru_cache  # a third of a second of reading text

@@ -12,9 +12,9 @@ from PIL import Image
 
 from edgevit.data.sources import Part, Reference
 from edgevit.errors import DataError
-from edgevit.folder.class_names import class_name as composed
-from edgevit.folder.pictures import read_picture
-from edgevit.folder.reading import AS_STORED, Reading
+from edgevit.records.class_names import class_name as composed
+from edgevit.records.pictures import read_picture
+from edgevit.records.reading import AS_STORED, Reading
 
 NAMES: dict[Part, tuple[str, ...]] = {  # that the folders of parts go by
     "train": ("train",),

@@ -16,7 +16,7 @@ from PIL import Image
 
 from edgevit.data.sources import Part, Reference
 from edgevit.errors import DataError
-from edgevit.folder.reading import AS_STORED, Reading
+from edgevit.records.reading import AS_STORED, Reading
 
 NAME = re.compile(r"(?P<before>.*?)(?P<what>images|labels)[-.]idx[13]-ubyte(\.gz)?")
 PARTS: dict[str, Part] = {"train": "train", "t10k": "test", "test": "test"}

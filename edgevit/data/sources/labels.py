@@ -15,7 +15,7 @@ from pathlib import Path
 from edgevit.data.sources import Part, Reference
 from edgevit.data.sources.folder import NAMES, Images
 from edgevit.errors import DataError
-from edgevit.folder.class_names import class_name as composed
+from edgevit.records.class_names import class_name as composed
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 COLUMNS = {  # usual names of each column, in small letters

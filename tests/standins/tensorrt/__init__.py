@@ -615,7 +615,7 @@ class ICudaEngine:
         options.intra_op_num_threads, options.log_severity_level = 1, 4
         how = {
             "disabled_optimizers": ["SimplifiedLayerNormFusion"]
-        }  # fails in older releases, see edgevit.export.session
+        }  # fails in older releases, see edgevit.exporting.session
         self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], **how)
         self._tensors = {name: (dtype, tuple(shape)) for name, dtype, shape in header["inputs"] + header["outputs"]}
         self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -1,0 +1,524 @@
+"""What a person reads of runs: a row each, and how two groups of them compare."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from edgevit.agent.records import CLOSED_LOOP, RecordError, Run, comparable
+from edgevit.board.intervals import Ratio, Side, ratios
+from edgevit.errors import RunsError
+from edgevit.records.documents import Reader
+
+READER = Reader(RunsError, mend="remove the line if it was cut off, or measure again")
+UNITS = {"p50": "ms", "p99": "ms", "mean": "ms", "processor": "ms", "throughput": "images/s", "energy": "mJ/image"}
+MORE_IS_BETTER = ("throughput",)
+# Fields of runs that many have in common, and those that are many readings.
+SHARED = (
+    *("label", "model", "model_sha256", "precision", "runner", "provider", "session", "environment", "edgevit"),
+    *("clocks_before_khz", "clocks_after_khz", "temperatures_before_c", "temperatures_after_c"),
+    *("power_mode_before", "power_mode_after"),
+)
+DURING = ("clocks_during_khz", "temperatures_during_c")
+
+BUSY: Final = "not judged: the machine was busy"
+Outcome = Literal[
+    "better",
+    "worse",
+    "cannot be told apart",
+    "too few samples",
+    "too few rounds",
+    "not judged: the machine was busy",
+    "void",
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of one run, in the units of a table; None was not measured."""
+
+    label: str
+    precision: str | None
+    runner: str
+    provider: str | None
+    batch: int
+    streams: int
+    use: str  # how inferences followed each other, and where they began
+    p50_ms: float
+    p90_ms: float
+    p95_ms: float
+    p99_ms: float
+    gpu_p50_ms: float | None
+    gpu_p99_ms: float | None
+    spread: float  # standard deviation over mean
+    samples: int
+    images_per_s: float
+    memory_peak_mib: float | None  # resident set of the process
+    memory_taken_mib: float | None  # fall of the machine's available memory
+    memory_engine_mib: float | None
+    load_ms: float
+    first_inference_ms: float
+    power_w: float | None  # of the module: the sum of `rails`
+    idle_power_w: float | None
+    energy_mj: float | None  # per image, gross
+    energy_net_mj: float | None  # less what the module draws when idle
+    rails: tuple[str, ...]  # empty: not known which make up the module
+    power_window_s: float | None
+    ticks_share: float | None  # of that window: meters are read, and no inference runs; not in `power_w`
+    gpu_load: float | None  # 0 to 1
+    temperature_max_c: float | None
+    power_mode: str | None
+    roofline_share: float | None  # of what the board can do at most
+    period_ms: float | None  # None: no pauses
+    missed: int | None  # periods
+    parts_ms: dict[str, float] | None  # medians; None: it begins with input that is there
+    void: tuple[str, ...]  # why these numbers are not this board's
+    warnings: tuple[str, ...]
+
+    @property
+    def memory_mib(self) -> float | None:
+        """What the model takes: on a CPU its process, elsewhere the machine's free memory, which a Jetson's GPU shares.
+
+        How far that falls is of all programs there: on a CPU they move it by more than two models differ.
+        """
+        return self.memory_peak_mib if self.provider == "CPUExecutionProvider" else self.memory_taken_mib
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure of `after` over that of `before`, at one batch size and number of streams, with its 95 % interval."""
+
+    before: str
+    after: str
+    batch: int
+    streams: int
+    use: str  # of both
+    figure: str  # of UNITS
+    unit: str
+    before_value: float
+    after_value: float
+    ratio: float
+    low: float | None  # None: not judged, because it is void, the machine was busy, or there are too few samples
+    high: float | None
+    outcome: Outcome
+    runs: tuple[int, int]  # before and after; of one each, the interval leaves out how processes differ
+    blocks: tuple[int, int] | None  # inferences in a row that were resampled together; None: whole runs were
+    rounds: int | None  # of one session, in which both were measured in turns; None: they were not
+    widened: float  # factor by which each end of the interval was moved, as a machine's speed moved within a run
+    void: tuple[str, ...]  # why the runs are
+    warnings: tuple[str, ...]  # of the runs, with the model's name
+    differing: tuple[str, ...]  # what differs in their environments; not empty only if the comparison was forced
+
+
+class RunReader:
+    """Reads many lines of runs; what runs have in common, such as their environment, is in memory once."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._values: dict[int, Any] = {}  # by their hash
+
+    def content(self, line: bytes, where: str) -> dict[str, Any]:
+        """The plain values of a line, of a run or of something else; those of a run are checked by `run`.
+
+        Raises: the error of the reader.
+        """
+        values = self._reader.values(line, where)
+        # Without an escape no string can have a zero byte or half a character, which `run` does not look for.
+        if isinstance(values, dict) and "latencies_ns" in values and b"\\u" not in line:
+            return values
+        return self._reader.checked(values, dict[str, Any], where)
+
+    def run(self, content: dict[str, Any]) -> Run:
+        """Raises: RecordError."""
+        once = {name: self._once(content[name]) for name in SHARED if name in content}
+        for name in DURING:
+            if isinstance(rows := content.get(name), list):
+                once[name] = list(map(self._once, rows))
+        return Run.from_dict({**content, **once})
+
+    def _once(self, value: Any) -> Any:
+        try:
+            key = hash(tuple(value.items()) if isinstance(value, dict) else value)
+        except TypeError:  # a list, of which a run has none in these places
+            return value
+        if (held := self._values.setdefault(key, value)) != value:  # two values of one hash
+            return value
+        return held
+
+
+def load_runs(path: str | Path) -> list[Run]:
+    """Read a JSON-lines file of runs, of any size: one line at a time.
+
+    Raises:
+        RunsError: it is missing, empty, or a line of it is not a run.
+    """
+    if Path(path).is_dir():
+        raise RunsError(
+            f"{path} is a folder, and runs are lines of a file; "
+            f"`edgevit bench {shlex.quote(str(path))} OTHER --output runs.jsonl` writes one"
+        )
+    reader, runs = RunReader(READER), []
+    for where, line in READER.lines(Path(path)):
+        content = reader.content(line, where)
+        if "profiled" in content:
+            show = f"edgevit show {shlex.quote(str(path))}"
+            raise RunsError(f"{where} holds profiled layers, which are no latencies; see `{show}`")
+        try:
+            runs.append(reader.run(content))
+        except RecordError as error:
+            raise RunsError(f"{where}: {error}; {READER.mend}") from error
+    if not runs:
+        raise RunsError(f"no runs in {path}; write some with `edgevit bench MODEL --output {shlex.quote(str(path))}`")
+    return runs
+
+
+def make_row(run: Run, least_s: float | None = None) -> Row:
+    """`least_s` is the time of one inference that the board cannot go below, where that is known."""
+    share = None if least_s is None or run.use() != CLOSED_LOOP else least_s / _inference_s(run)
+    power = run.power
+    return Row(
+        label=run.label,
+        precision=run.precision,
+        runner=run.runner,
+        provider=run.provider,
+        batch=run.batch,
+        streams=run.streams,
+        use=run.use(),
+        p50_ms=run.p50_ns() / 1e6,
+        p90_ms=run.p90_ns() / 1e6,
+        p95_ms=run.p95_ns() / 1e6,
+        p99_ms=run.p99_ns() / 1e6,
+        gpu_p50_ms=_over(run.gpu_percentile_ns(50), 1e6),
+        gpu_p99_ms=_over(run.gpu_percentile_ns(99), 1e6),
+        spread=run.stddev_ns() / run.mean_ns(),
+        samples=len(run.latencies_ns),
+        images_per_s=run.images_per_second(),
+        memory_peak_mib=_over(run.memory_peak_rss_bytes, 2**20),
+        memory_taken_mib=_over(run.memory_taken_bytes(), 2**20),
+        memory_engine_mib=_over(run.memory_engine_bytes, 2**20),
+        load_ms=run.load_ns / 1e6,
+        first_inference_ms=run.first_inference_ns / 1e6,
+        power_w=_over(run.power_mw(), 1e3),
+        idle_power_w=_over(run.idle_power_mw(), 1e3),
+        energy_mj=run.energy_per_image_mj(),
+        energy_net_mj=run.net_energy_per_image_mj(),
+        rails=power.total if power else (),
+        power_window_s=power.window_s() if power else None,
+        ticks_share=run.ticks_ns() / (run.ticks_ns() + run.wall_ns) if power else None,
+        gpu_load=run.gpu_load(),
+        temperature_max_c=run.temperature_max_c(),
+        power_mode=run.power_mode_before,
+        roofline_share=share,
+        period_ms=_over(run.period_ns, 1e6),
+        missed=run.missed,
+        parts_ms={name: statistics.median(times) / 1e6 for name, times in (run.parts_ns or {}).items()} or None,
+        void=tuple(run.void()),
+        warnings=(*run.warnings(), *_too_fast(share)),
+    )
+
+
+def compare_runs(before: Iterable[Run], after: Iterable[Run], *, force: bool = False) -> list[Comparison]:
+    """Set each model of `after` against itself in `before`, at every batch size and number of streams of both.
+
+    A model is itself by label and precision; one that `before` lacks is set against each model there. Void runs, and
+    those of a busy machine but for the means of models in turns, are shown and not judged, unless `force`.
+
+    Raises:
+        RunsError: they have no batch size in common, or were made in different environments and not `force`.
+    """
+    old, new = _groups(before), _groups(after)
+    partners = _Partners(old)
+    pairs = [(a, b) for b in new for a in partners.of_name(b)]
+    return _compare_pairs(pairs, old, new, force=force)
+
+
+def compare_within(runs: Iterable[Run], *, force: bool = False) -> list[Comparison]:
+    """Set each model against the first one, at every batch size and number of streams of both; see `compare_runs`.
+
+    Of models that were measured in turns, the ratios are those of the rounds, and `decisive` picks what to tell.
+
+    Raises:
+        RunsError: there is one model only, or no two have a batch size in common, or they were made in different
+            environments and not `force`.
+    """
+    groups = _groups(runs)
+    first = [alike for alike in groups if _model(alike.runs[0]) == _model(groups[0].runs[0])]
+    others = [alike for alike in groups if _model(alike.runs[0]) != _model(groups[0].runs[0])]
+    if not others:
+        raise RunsError(f"all runs are of {groups[0].name}: there is nothing to set against each other")
+    partners = _Partners(first)
+    pairs = [(a, b) for b in others for a in partners.of_use(b)]
+    return _compare_pairs(pairs, first, others, force=force)
+
+
+def decisive(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Of models in turns, the one figure by which each is judged.
+
+    It is the p50; where other programs were busy, the processor time of an inference, or the mean where there is none.
+    """
+    busy = any(c.outcome == BUSY for c in comparisons)
+    known = {c.figure for c in comparisons}
+    figure = ("processor" if "processor" in known else "mean") if busy else "p50"
+    return [c for c in comparisons if c.figure == figure]
+
+
+def group(runs: Iterable[Run]) -> list[list[Run]]:
+    """Put repeats together: runs of the same model, run in the same way."""
+    groups: dict[tuple[object, ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[_model(run), run.runner, run.provider, run.batch, run.streams, run.use()].append(run)
+    return list(groups.values())
+
+
+def three_digits(value: float | None) -> str:
+    """Write three significant digits, without an exponent and without claiming more; a dash is not measured."""
+    if value is None:
+        return "-"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = 2 - math.floor(math.log10(abs(float(f"{value:.2e}"))))
+    return f"{round(value, decimals):,.{max(decimals, 0)}f}"
+
+
+@dataclass(frozen=True)
+class _Group(Side):
+    """Repeats: runs of one model, run in one way."""
+
+    @cached_property
+    def name(self) -> str:
+        return _name(self.runs[0])
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        return self.runs[0].batch, self.runs[0].streams
+
+    @cached_property
+    def use(self) -> str:
+        return self.runs[0].use()
+
+    @cached_property
+    def sessions(self) -> set[str]:
+        return {run.session for run in self.runs if run.session is not None}
+
+    @cached_property
+    def environments(self) -> list[Run]:
+        """The first run of each environment."""
+        return _first_of_each_environment(self.runs)
+
+    @cached_property
+    def environments_of_sessions(self) -> list[Run]:
+        """The same of the first run of each session, and of all that were measured by themselves.
+
+        Of one session, environments differ by the models alone.
+        """
+        first = {run.session or number: run for number, run in reversed([*enumerate(self.runs)])}
+        return _first_of_each_environment([*first.values()][::-1])
+
+    @cached_property
+    def void(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(reason for run in self.runs for reason in run.void()))
+
+    @cached_property
+    def is_busy(self) -> bool:
+        return any(run.is_busy() for run in self.runs)
+
+    @cached_property
+    def unsteadiness(self) -> float:
+        return math.prod(run.unsteadiness() for run in self.runs)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(gather_warnings(self.runs))
+
+
+def _groups(runs: Iterable[Run]) -> list[_Group]:
+    return [_Group(alike) for alike in group(runs)]
+
+
+class _Partners:
+    """The groups that others are set against, by what has to be the same."""
+
+    def __init__(self, groups: Iterable[_Group]) -> None:
+        self._groups: dict[tuple[object, ...], list[_Group]] = defaultdict(list)
+        for alike in groups:
+            for use in (alike.use, None):
+                self._groups[alike.shape, use].append(alike)
+                self._groups[alike.shape, use, alike.name].append(alike)
+
+    def of_use(self, other: _Group) -> list[_Group]:
+        """Those of its batch size, streams and use. Where none has its use, all: comparing them says what differs."""
+        return self._groups.get((other.shape, self._use(other)), [])
+
+    def of_name(self, other: _Group) -> list[_Group]:
+        """The same of its model; where there is none, of every model."""
+        return self._groups.get((other.shape, self._use(other), other.name)) or self.of_use(other)
+
+    def _use(self, other: _Group) -> str | None:
+        return other.use if (other.shape, other.use) in self._groups else None
+
+
+def _model(run: Run) -> tuple[str, str, str | None]:
+    return run.label, run.model_sha256, run.precision
+
+
+def _first_of_each_environment(runs: Iterable[Run]) -> list[Run]:
+    first: dict[object, Run] = {}
+    for run in runs:
+        first.setdefault(tuple(sorted(run.environment.items())), run)
+    return list(first.values())
+
+
+def _of_one_environment(before: _Group, after: _Group) -> list[list[Run]]:
+    """Of each group the runs that must have met the same machine in the same state.
+
+    Where models share a session, each is set against itself in the others.
+    """
+    if not before.sessions & after.sessions:
+        return [[*before.environments, *after.environments]]
+    return [before.environments_of_sessions, after.environments_of_sessions]
+
+
+def _refuse_different_environments(runs: Sequence[Run]) -> None:
+    for run in runs:
+        if names := comparable(runs[0], run):
+            here, there = run.environment, runs[0].environment
+            seen = "; ".join(
+                f"{name} was {there.get(name, 'unknown')!r}, now {here.get(name, 'unknown')!r}" for name in names
+            )
+            raise RunsError(f"not comparable: {seen}. Measure both in one place, or compare anyway with --force")
+
+
+def _refuse_different_use(pairs: Sequence[tuple[_Group, _Group]]) -> None:
+    """Refuse runs of models that were used differently, by force, too: the ratio would say nothing of the models."""
+    for a, b in pairs:
+        if a.use != b.use:
+            raise RunsError(
+                f"not comparable: inferences of {a.name} were {a.use}, and of {b.name} {b.use}; "
+                "measure both with the same --period-ms, --end-to-end and --alternate"
+            )
+
+
+def _compare_pairs(
+    pairs: Sequence[tuple[_Group, _Group]], before: Iterable[_Group], after: Iterable[_Group], *, force: bool
+) -> list[Comparison]:
+    if not pairs:
+        raise RunsError(f"no batch size in common: {_batches(before)} before, {_batches(after)} after")
+    _refuse_different_use(pairs)
+    for a, b in () if force else pairs:
+        for alike in _of_one_environment(a, b):
+            _refuse_different_environments(alike)
+    return [comparison for a, b in pairs for comparison in _compare(a, b, force=force)]
+
+
+def _compare(before: _Group, after: _Group, *, force: bool) -> list[Comparison]:
+    first = before.runs[0]
+    differing = {name for run in (*before.environments, *after.environments) for name in comparable(first, run)}
+    comparisons = []
+    for ratio in ratios(before, after):
+        # Of several runs, the spread between them holds what moved within them.
+        widened = before.unsteadiness * after.unsteadiness if ratio.blocks else 1.0
+        found = _widen(ratio, widened)
+        withheld = None if force else _withheld(before, after, found)
+        comparisons.append(
+            Comparison(
+                before=before.name,
+                after=after.name,
+                batch=after.runs[0].batch,
+                streams=after.runs[0].streams,
+                use=after.use,
+                figure=found.figure,
+                unit=UNITS[found.figure],
+                before_value=found.before,
+                after_value=found.after,
+                ratio=found.ratio,
+                low=None if withheld else found.low,
+                high=None if withheld else found.high,
+                outcome=withheld or _outcome(found),
+                runs=(len(before.runs), len(after.runs)),
+                blocks=None if withheld else found.blocks,
+                rounds=found.rounds,
+                widened=widened,
+                void=tuple(dict.fromkeys((*before.void, *after.void))),
+                warnings=(*before.warnings, *after.warnings),
+                differing=tuple(sorted(differing)),
+            )
+        )
+    return comparisons
+
+
+def gather_warnings(runs: Sequence[Run], who: str | None = None) -> list[str]:
+    """The warnings of one model's runs, each kind once, with its name, or `who`, and how many of the runs have it."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for run in runs:
+        for kind, text in run.doubts().items():
+            kinds[kind].append(text)
+    who = who or f"{_name(runs[0])}, batch {runs[0].batch}"
+    several = len(runs) > 1
+    return [
+        f"{who}: {f'{len(texts)} of {len(runs)} runs, such as: ' if several else ''}{texts[0]}"
+        for texts in kinds.values()
+    ]
+
+
+def _widen(found: Ratio, factor: float) -> Ratio:
+    if found.low is None or found.high is None:
+        return found
+    return replace(found, low=found.low / factor, high=found.high * factor)
+
+
+def _withheld(before: _Group, after: _Group, found: Ratio) -> Outcome | None:
+    """Why a ratio is not judged.
+
+    Other programs that are busy throughout a round meet all of its models, and each gets the same share of the time: so
+    means hold. Medians do not: a short inference mostly ends before it is interrupted, and a long one does not.
+    """
+    if before.void or after.void:
+        return "void"
+    holds = found.rounds is not None and found.figure in ("mean", "throughput", "processor")
+    return BUSY if not holds and (before.is_busy or after.is_busy) else None
+
+
+def _outcome(found: Ratio) -> Outcome:
+    if found.low is None or found.high is None:
+        return "too few samples" if found.rounds is None else "too few rounds"
+    if found.low <= 1 <= found.high:
+        return "cannot be told apart"
+    return "better" if (found.low > 1) == (found.figure in MORE_IS_BETTER) else "worse"
+
+
+def _inference_s(run: Run) -> float:
+    """Seconds of the board per inference; where several run at once, wall time over their number."""
+    if run.streams > 1:
+        return run.wall_ns / len(run.latencies_ns) / 1e9
+    return (run.gpu_percentile_ns(50) or run.p50_ns()) / 1e9
+
+
+def _too_fast(share: float | None) -> list[str]:
+    if share is None or share <= 1:
+        return []
+    return [
+        f"an inference took less than the board needs at its peak (share {share:.2f}), and cannot be believed; "
+        "check the batch size, the power mode, and that inference is waited for"
+    ]
+
+
+def _name(run: Run) -> str:
+    return f"{run.label} {run.precision}" if run.precision else run.label
+
+
+def _batches(groups: Iterable[_Group]) -> str:
+    return ", ".join(
+        f"{batch} with {streams} streams" if streams > 1 else str(batch)
+        for batch, streams in sorted({alike.shape for alike in groups})
+    )
+
+
+def _over(value: float | None, size: float) -> float | None:
+    return None if value is None else value / size

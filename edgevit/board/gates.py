@@ -1,0 +1,284 @@
+"""Gates: what a measurement has to keep to, such as `p99<8ms`, and the exit code that says whether it did.
+
+A gate holds at every batch size and number of streams that was measured, or with `@` at one batch size: `p99@8<20ms`.
+Of several repeats the worst counts. A gate is a promise about the board, and a process that broke it, broke it there;
+pooled with the others it would disappear among their samples. So more repeats make a gate stricter, never looser.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from edgevit.agent.records import Run
+from edgevit.board.comparison import group
+from edgevit.board.facts import BoardFacts
+from edgevit.errors import GateError, UnknownNameError
+
+FAILED = 3
+VOID = 4
+
+# Units of each quantity in its smallest one, the one to suggest first.
+UNITS: dict[str, dict[str, int]] = {
+    "time": {"ms": 10**6, "us": 10**3, "ns": 1, "s": 10**9},
+    "rate": {"/s": 1, "images/s": 1, "fps": 1},
+    "bytes": {"MiB": 2**20, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "GiB": 2**30},
+    "power": {"W": 10**3, "mW": 1},
+    "energy": {"mJ": 10**3, "uJ": 1, "J": 10**6, "mJ/image": 10**3, "uJ/image": 1, "J/image": 10**6},
+    "temperature": {"C": 1},
+    "share": {"%": 1},
+}
+
+# What a figure takes to be measured, and what to try where that is missing.
+ADVICE = {
+    "a run": "",
+    "gpu": "the GPU's own times come from --runner tensorrt with one stream",
+    "engine": "only --runner tensorrt knows what its engine takes",
+    "meminfo": "it is read from /proc, which that machine does not offer",
+    "nvmap": "it is read from /sys/kernel/debug, which takes a Jetson and the user root",
+    "power": "it takes power sensors and the rails that make up the module; `edgevit board` says what is missing",
+    "idle": "it takes power sensors, the module's rails and --idle above 0; `edgevit board` says what is missing",
+    "thermal": "it is read from /sys/class/thermal, which that machine does not offer",
+}
+
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+GATE = re.compile(
+    r"\s*(?P<metric>\w+)\s*(?:@\s*(?P<batch>[0-9]{1,9}))?\s*(?P<comparison>[<>]=?)"
+    r"\s*(?P<value>[-+]?(?i:nan|inf(?:inity)?|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?))\s*(?P<unit>.*?)\s*",
+    re.ASCII | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure that a gate can be about."""
+
+    quantity: str  # of UNITS
+    needs: str  # of ADVICE
+    read: Callable[[Run], float | None]  # in the quantity's smallest unit
+
+
+def _gpu_percentile(percentile: float) -> Metric:
+    return Metric("time", "gpu", lambda run: run.gpu_percentile_ns(percentile))
+
+
+def _thousand(value: float | None) -> float | None:
+    return None if value is None else 1000 * value
+
+
+METRICS: dict[str, Metric] = {
+    "p50": Metric("time", "a run", Run.p50_ns),
+    "p90": Metric("time", "a run", Run.p90_ns),
+    "p95": Metric("time", "a run", Run.p95_ns),
+    "p99": Metric("time", "a run", Run.p99_ns),
+    "mean": Metric("time", "a run", Run.mean_ns),
+    "max": Metric("time", "a run", lambda run: max(run.latencies_ns)),
+    "gpu_p50": _gpu_percentile(50),
+    "gpu_p90": _gpu_percentile(90),
+    "gpu_p99": _gpu_percentile(99),
+    "first": Metric("time", "a run", lambda run: run.first_inference_ns),
+    "load": Metric("time", "a run", lambda run: run.load_ns),
+    "throughput": Metric("rate", "a run", Run.images_per_second),
+    "spread": Metric("share", "a run", lambda run: 100 * run.stddev_ns() / run.mean_ns()),
+    "memory": Metric("bytes", "meminfo", Run.memory_taken_bytes),
+    "rss": Metric("bytes", "meminfo", lambda run: run.memory_peak_rss_bytes),
+    "engine": Metric("bytes", "engine", lambda run: run.memory_engine_bytes),
+    "nvmap": Metric("bytes", "nvmap", lambda run: run.memory_nvmap_bytes),
+    "power": Metric("power", "power", Run.power_mw),
+    "idle": Metric("power", "idle", Run.idle_power_mw),
+    "energy": Metric("energy", "power", lambda run: _thousand(run.energy_per_image_mj())),
+    "net_energy": Metric("energy", "idle", lambda run: _thousand(run.net_energy_per_image_mj())),
+    "temperature": Metric("temperature", "thermal", Run.temperature_max_c),
+}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A bound on one figure."""
+
+    metric: str  # of METRICS
+    comparison: str  # of COMPARISONS
+    value: float
+    unit: str
+    text: str  # as it was asked for
+    batch: int | None = None  # that it is about; None: all
+    source: str | None = None  # who asked for it, such as "profile orin-nx-16gb"; None: the command line
+
+    @property
+    def units(self) -> int:
+        return UNITS[METRICS[self.metric].quantity][self.unit]
+
+    @property
+    def limit(self) -> float:
+        """In the quantity's smallest unit, as exact as it was written: 4.35 ms are 4350000 ns."""
+        return float(Fraction(repr(self.value)) * self.units)
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.source})" if self.source else self.text
+
+
+State = Literal["pass", "fail", "void", "not measured"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one gate for one model at one batch size and number of streams."""
+
+    gate: Gate
+    label: str
+    precision: str | None
+    batch: int
+    streams: int
+    use: str
+    repeats: int
+    value: float | None  # in the gate's unit, the worst of the repeats
+    margin: float | None  # share of the limit that is to spare; below 0: missed by it. None: not measured, or limit 0
+    state: State
+    why: tuple[str, ...]  # it is void, or was not measured and what to try
+
+
+def parse_gate(text: str, source: str | None = None) -> Gate:
+    """Read METRIC<VALUE or METRIC@BATCH<VALUE; the comparison may be <, <=, > or >=, and the value has a unit.
+
+    Raises:
+        GateError: it is none, or would never mean anything.
+    """
+    said = f"gate {text!r}" + (f" of {source}" if source else "")
+    match = GATE.fullmatch(text)
+    if match is None:
+        raise GateError(f"{said} is not of the form METRIC<VALUE or METRIC@BATCH<VALUE; try 'p99<8ms'")
+    name, number, unit = match["metric"], match["value"], match["unit"]
+    if name not in METRICS:
+        raise GateError(f"{said}: {UnknownNameError('metric', name, METRICS)}")
+    units = UNITS[METRICS[name].quantity]
+    asked = f"{name}{match['comparison']}{number}"
+    if unit not in units:
+        what = f"{unit!r} is no unit of {name}" if unit else "the unit is missing"
+        raise GateError(f"{said}: {what}; try '{asked}{next(iter(units))}', or one of {', '.join(units)}")
+    value = float(number)
+    if not math.isfinite(value) or value < 0:
+        raise GateError(f"{said}: {number} is not a bound of anything measured; try a number from 0 on")
+    batch = int(match["batch"]) if match["batch"] else None
+    if batch == 0:
+        raise GateError(f"{said}: no batch has 0 images; try '{name}@1{match['comparison']}{number}{unit}'")
+    return Gate(name, match["comparison"], value, unit, text.strip(), batch, source)
+
+
+def measurable(
+    facts: BoardFacts, runner: str, *, streams: int = 1, total_rails: bool = True, idle: bool = True
+) -> set[str]:
+    """Return the metrics that a board with these facts can give with that runner.
+
+    `total_rails`: whether it is known which rails make up the module; `idle`: whether its idle power will be read.
+    """
+    power = total_rails and facts.has_power
+    given = {
+        "a run": True,
+        "gpu": runner == "tensorrt" and streams == 1,
+        "engine": runner == "tensorrt",
+        "meminfo": facts.memory.available_bytes is not None,
+        "nvmap": facts.root and facts.module.part is not None,
+        "power": power,
+        "idle": power and idle,
+        "thermal": bool(facts.temperatures_c),
+    }
+    return {name for name, metric in METRICS.items() if given[metric.needs]}
+
+
+def check_measurable(gates: Iterable[Gate], available: Collection[str], batches: Collection[int] = ()) -> None:
+    """Refuse, before anything is measured, gates that nothing of it could answer.
+
+    Raises:
+        GateError: a metric is not `available`, or a gate is about none of `batches`.
+    """
+    for gate in gates:
+        if gate.metric not in available:
+            advice = ADVICE[METRICS[gate.metric].needs]
+            raise GateError(f"gate {gate}: {gate.metric} cannot be measured there: {advice}")
+        if batches and gate.batch is not None and gate.batch not in batches:
+            seen = ", ".join(map(str, sorted(batches)))
+            raise GateError(
+                f"gate {gate} is about batch {gate.batch}, and {seen} are measured; add --batch {gate.batch}"
+            )
+
+
+def check_paced(gates: Iterable[Gate]) -> None:
+    """Refuse gates that mean nothing where a camera says when an inference begins.
+
+    Raises:
+        GateError: one is about images per second, of which there are as many as the period allows.
+    """
+    for gate in gates:
+        if gate.metric == "throughput":
+            raise GateError(f"gate {gate}: with --period-ms images per second are given; try p99 below the period")
+
+
+def verdicts_of(gates: Iterable[Gate], runs: Iterable[Run]) -> tuple[Verdict, ...]:
+    """Hold each model, at each batch size and number of streams, against each gate that is about it.
+
+    Raises:
+        GateError: a gate is about none of the runs, so that it would pass in silence.
+    """
+    groups = group(runs)
+    uses = list(dict.fromkeys(alike[0].use() for alike in groups))
+    verdicts = []
+    for gate in gates:
+        if len(uses) > 1:
+            raise GateError(f"gate {gate} is about one use of a model, and these inferences were {' and '.join(uses)}")
+        meant = [repeats for repeats in groups if gate.batch in (None, repeats[0].batch)]
+        if not meant:
+            raise GateError(f"gate {gate} is about none of the runs; measure what it is about, or leave it out")
+        verdicts += [_judge(gate, repeats) for repeats in meant]
+    return tuple(verdicts)
+
+
+def exit_code(verdicts: Iterable[Verdict], runs: Iterable[Run]) -> int:
+    """4: a run is void, and says nothing. 3: a gate failed. 1: one could not be judged. 0: all is well."""
+    states = {verdict.state for verdict in verdicts}
+    if any(run.void() for run in runs):
+        return VOID
+    return FAILED if "fail" in states else int("not measured" in states)
+
+
+def _judge(gate: Gate, repeats: Sequence[Run]) -> Verdict:
+    metric, below = METRICS[gate.metric], gate.comparison.startswith("<")
+    values = [value for run in repeats if (value := metric.read(run)) is not None]
+    void = tuple(dict.fromkeys(reason for run in repeats for reason in run.void()))
+    worst = (max if below else min)(values, default=None)
+    margin = None
+    if worst is not None and gate.limit:
+        margin = (gate.limit - worst if below else worst - gate.limit) / gate.limit
+    state, why = _state(gate, worst if len(values) == len(repeats) else None, void)
+    first = repeats[0]
+    return Verdict(
+        gate=gate,
+        label=first.label,
+        precision=first.precision,
+        batch=first.batch,
+        streams=first.streams,
+        use=first.use(),
+        repeats=len(repeats),
+        value=None if worst is None else worst / gate.units,
+        margin=margin,
+        state=state,
+        why=why,
+    )
+
+
+def _state(gate: Gate, worst: float | None, void: tuple[str, ...]) -> tuple[State, tuple[str, ...]]:
+    if void:
+        return "void", void
+    if worst is None:
+        return "not measured", (ADVICE[METRICS[gate.metric].needs],)
+    return ("pass" if COMPARISONS[gate.comparison](worst, gate.limit) else "fail"), ()

@@ -1,0 +1,208 @@
+"""How large or how slow the derived model may be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import inf
+from typing import TYPE_CHECKING, Literal
+
+from edgevit.errors import OptionError
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.cost import Geometry, Quantity
+from edgevit.records.derivation import BudgetRecord
+
+if TYPE_CHECKING:
+    from edgevit.derivation.allocate.cost_table import CostTable
+    from edgevit.derivation.allocate.prices import Measured, Prices
+
+_SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_NAMES = {"macs": "MACs", "params": "parameters", "ms": "ms", "mj": "mJ"}
+MEASURED = ("ms", "mj")  # quantities that a cost table counts
+MeasuredBudget = Literal["ms", "mj", "fps"]
+MEASURED_BUDGETS: tuple[MeasuredBudget, ...] = ("ms", "mj", "fps")  # as they are given: fps is ms in other words
+USE_BASE = "use `edgevit base`"
+ROUNDING = 1e-9  # of sums of what was measured; MACs and parameters are whole numbers
+
+
+@dataclass(frozen=True)
+class Budget:
+    """At most `limit` MACs, parameters, milliseconds of one inference or millijoules of one image."""
+
+    quantity: Quantity | Measured
+    limit: float
+    base: float  # the base's own, in the same quantity
+    asked: str  # in the user's words, for messages and records
+    table: CostTable | None = None  # what milliseconds and millijoules are counted by
+    # Of each of the base's blocks that is to stay, by its number, sizes that it may not fall below; all others go.
+    # None: any may go, and be as small as the method and the shape allow.
+    at_least: Mapping[int, BlockDims] | None = None
+    at_least_embed: int = 0  # the same of the embedding; 0: any width
+
+    @property
+    def rate(self) -> float:
+        """Share of the base that must go: the papers' R."""
+        return 1 - self.limit / self.base
+
+    @property
+    def linear(self) -> Quantity:
+        """MACs or parameters, whose cost is linear in every width: for methods that count on it."""
+        assert self.quantity == "macs" or self.quantity == "params", "the method has no other among its QUANTITIES"
+        return self.quantity
+
+    @cached_property
+    def prices(self) -> Prices | None:
+        """The table in this quantity; None: MACs or parameters, which need none."""
+        if self.table is None or self.quantity == "macs" or self.quantity == "params":
+            return None
+        return self.table.in_quantity(self.quantity)
+
+    @property
+    def least_embed(self) -> int:
+        """The narrowest embedding that is asked for and can be counted; 0: any."""
+        return max(self.at_least_embed, 0 if self.prices is None else self.prices.embeds[0])
+
+    def prices_at(self, geometry: Geometry) -> Prices | None:
+        """The table in this quantity, of the embedding that a network has, and of the tokens that its blocks are given.
+
+        Raises:
+            CostTableError: the table lists no embedding as narrow, or nothing of fewer tokens.
+        """
+        return None if self.prices is None else self.prices.at(geometry.embed, geometry.tokens)
+
+    def cost(self, blocks: Sequence[BlockDims], geometry: Geometry, kept: Sequence[int] | None = None) -> float:
+        """What a model costs in this quantity; `kept` says which of the base's blocks these are, if not all."""
+        if (prices := self.prices_at(geometry)) is not None:
+            return prices.cost(blocks, kept)
+        return geometry.cost(blocks, self.linear)
+
+    def holds(self, cost: float) -> bool:
+        """Whether a model of this cost is within the limit."""
+        return cost <= self.limit * (1 + ROUNDING if self.quantity in MEASURED else 1)
+
+    def told(self, cost: float) -> str:
+        """A cost as a person reads it: 1.25 G MACs, 4.2 ms."""
+        number = f"{cost:.4g}" if self.quantity in MEASURED else readable(cost)
+        return f"{number} {_NAMES[self.quantity]}"
+
+    def made_of(self, blocks: Sequence[BlockDims], geometry: Geometry, kept: Sequence[int] | None = None) -> str:
+        """What a model's cost by the table is made of, the largest part first; empty for MACs and parameters."""
+        prices = self.prices_at(geometry)
+        return "" if prices is None else prices.made_of(blocks, kept)
+
+    def record(self, reached: float | None = None) -> BudgetRecord:
+        """What derivation.json says of it, and of how much of it the model takes."""
+        table = None if self.table is None else self.table.record()
+        grown = None if self.at_least is None else {str(i): dims for i, dims in self.at_least.items()}
+        embed = self.at_least_embed or None
+        return BudgetRecord(self.quantity, self.limit, self.base, self.asked, reached, table, grown, embed)
+
+
+def readable(count: float) -> str:
+    """1.25 G, 86.6 M, 512."""
+    for suffix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.4g} {suffix}"
+    return f"{count:.0f}"
+
+
+def parse_count(text: str | float, name: str) -> int:
+    """Read 6.8G, 34M, 3.4e7.
+
+    Raises:
+        OptionError: it is not a positive number.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([kmgt]?)\s*", str(text).lower())
+    try:
+        value = float(match[1]) * _SUFFIX[match[2]] if match else 0.0
+    except ValueError:
+        value = 0.0
+    if not 0 < value < inf:
+        raise OptionError(f"--{name} {text} is not a positive count; try 6.8G or 34M")
+    return round(value)
+
+
+def remainder(base: int, rate: float) -> int:
+    """The whole number that is left of `base` without this share, as exact as the share was written.
+
+    1000 * (1 - 0.9) is 99.99999999999997, and a model of 100 is within the budget.
+    """
+    return int(base * (1 - Fraction(repr(float(rate)))))
+
+
+def make_budget(
+    base_macs: int,
+    base_params: int,
+    *,
+    rate: float | None = None,
+    macs: str | float | None = None,
+    params: str | float | None = None,
+    ms: float | None = None,
+    mj: float | None = None,
+    fps: float | None = None,
+    table: CostTable | None = None,
+) -> Budget:
+    """Turn exactly one of these into a budget; milliseconds, millijoules and images per second need a table.
+
+    Raises:
+        OptionError: none or several are given, or it asks for nothing to be pruned.
+        CostTableError: the table has no millijoules.
+    """
+    asked_for = {"rate": rate, "macs": macs, "params": params, "ms": ms, "mj": mj, "fps": fps}
+    given = [name for name, value in asked_for.items() if value is not None]
+    if len(given) != 1:
+        seen = " and ".join(f"--{name}" for name in given) or "none"
+        raise OptionError(
+            f"a budget is one of --rate, --macs, --params, --ms, --mj and --fps, not {seen}; try --rate 0.6"
+        )
+    (name,) = given
+    if name in MEASURED_BUDGETS:
+        number = ms if ms is not None else mj if mj is not None else fps
+        assert number is not None
+        return _measured(name, number, table)
+    if table is not None:
+        raise OptionError(f"--cost-table is for --ms, --mj and --fps, not --{name}; leave it out, or give --ms instead")
+    if rate is not None:
+        if not 0 < rate < 1:
+            mend = f"to leave the base as it is, {USE_BASE}" if rate == 0 else "0.6 leaves 40 % of the base's MACs"
+            raise OptionError(f"--rate {rate:g} is not between 0 and 1; {mend}")
+        return Budget("macs", remainder(base_macs, rate), base_macs, f"rate {rate:g}")
+    quantity: Quantity = "macs" if macs is not None else "params"
+    asked = macs if macs is not None else params
+    assert asked is not None
+    limit, base = parse_count(asked, quantity), base_macs if quantity == "macs" else base_params
+    if limit >= base:
+        name = _NAMES[quantity]
+        raise OptionError(
+            f"--{quantity} {asked} is not below the base's {readable(base)} {name}; give less, or {USE_BASE}"
+        )
+    return Budget(quantity, limit, base, f"{quantity} {asked}")
+
+
+def _measured(name: str, number: float, table: CostTable | None) -> Budget:
+    """A budget of milliseconds, millijoules, or images per second."""
+    if table is None:
+        raise OptionError(
+            f"--{name} {number:g} needs --cost-table FILE: what each size takes; edgevit.meet and `edgevit derive` "
+            "measure it themselves"
+        )
+    if not 0 < number < inf:
+        units = {"ms": "milliseconds; try 5.0", "mj": "millijoules; try 40", "fps": "images per second; try 30"}
+        raise OptionError(f"--{name} {number:g} is not a positive number of {units[name]}")
+    quantity: Measured = "mj" if name == "mj" else "ms"
+    limit, base = 1000 * table.batch / number if name == "fps" else number, table.in_quantity(quantity).base
+    if limit >= base:
+        unit = _NAMES[quantity]
+        seen = f"--{name} {number:g}" if name != "fps" else f"--fps {number:g}, {limit:.4g} ms for {table.batch},"
+        less = "more" if name == "fps" else "less"
+        raise OptionError(
+            f"{seen} is not below the base's {base:.4g} {unit} by the cost table; give {less}, or {USE_BASE}"
+        )
+    return Budget(quantity, limit, base, f"{name} {number:g}", table)
+
+
+def quantity_name(quantity: Quantity) -> str:
+    return _NAMES[quantity]

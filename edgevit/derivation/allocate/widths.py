@@ -1,0 +1,178 @@
+"""Widths of blocks: Vulcan's adaptive FFN widths (Eq. 3, 29) and QK/VO rates (Eq. 5, 6, 30), NuWa's, and by error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, log
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from edgevit.derivation.algebra.attention import head_singular_values
+from edgevit.derivation.algebra.factorise import effective_rank
+from edgevit.derivation.allocate.policy import Policy, Widths
+from edgevit.network.anatomy import Block
+
+Normalisation = Literal["zscore", "minmax", "l2", "uniform"]
+HeadAllocation = Literal["effective_rank", "uniform"]
+SizeWeight = Literal["parameters", "log_parameters", "both"]
+
+
+def normalise(activation: Tensor, how: Normalisation) -> Tensor:
+    """Make the activations [e] of one block comparable with other blocks' (Vulcan, section H)."""
+    tiny = torch.finfo(activation.dtype).tiny
+    shift, scale = torch.zeros(()), torch.linalg.vector_norm(activation)
+    if how == "minmax":
+        shift, scale = activation.min(), activation.max() - activation.min()
+    elif how == "zscore":
+        shift = activation.mean()
+        scale = torch.linalg.vector_norm(activation - shift)
+    normalised: Tensor = (activation - shift) / scale.clamp_min(tiny)
+    return normalised
+
+
+def adaptive_widths(scores: Sequence[Tensor], minimum: int = 1) -> Callable[[float], list[int]]:
+    """K(l) of Eq. 3 by rate: how many neurons of each block are above one global order statistic of the scores.
+
+    Exactly ceil(rate * sum e) neurons go, whatever the ties, as far as `minimum` per block allows.
+    """
+    kept = [len(s) for s in scores]
+    spare = [max(len(s) - minimum, 0) for s in scores]
+    # The `minimum` largest of each block are out of reach of the global threshold.
+    losable = [torch.sort(s, stable=True).values[:n] for s, n in zip(scores, spare, strict=True)]
+    owner = torch.repeat_interleave(torch.arange(len(scores)), torch.tensor(spare))
+    owner = owner[torch.argsort(torch.cat(losable), stable=True)]  # of every neuron, the first to go first
+    total = sum(kept)
+
+    def widths_at(rate: float) -> list[int]:
+        # The small correction undoes rounding such as ceil(0.6 * 5) = 4.
+        gone = min(ceil(rate * total - 1e-9 * total), sum(spare))
+        lost = torch.bincount(owner[:gone], minlength=len(scores))
+        return [k - n for k, n in zip(kept, lost.tolist(), strict=True)]
+
+    return widths_at
+
+
+def capped_rates(weights: Sequence[float], sizes: Sequence[float], caps: Sequence[float], mean: float) -> list[float]:
+    """Rates proportional to `weights` whose size-weighted mean is `mean`, none above its cap.
+
+    Section H: a rate that would exceed its cap is fixed there, and the rest are solved again, until all fit.
+    """
+    fixed = [False] * len(weights)
+    rates = list(caps)
+    while not all(fixed):
+        open_ = [i for i, f in enumerate(fixed) if not f]
+        due = mean * sum(sizes) - sum(rates[i] * sizes[i] for i, f in enumerate(fixed) if f)
+        scale = max(due, 0.0) / sum(weights[i] * sizes[i] for i in open_)
+        over = [i for i in open_ if scale * weights[i] > caps[i]]
+        if not over:
+            for i in open_:
+                rates[i] = scale * weights[i]
+            break
+        for i in over:
+            fixed[i] = True
+    return rates
+
+
+def head_rates(
+    values: Sequence[tuple[Tensor, Tensor]],
+    attention_params: Sequence[int],
+    widths: Sequence[tuple[int, int]],
+    minimum: int,
+    size_weight: SizeWeight,
+) -> Callable[[float], list[tuple[float, float]]]:
+    """Pruning rates of QK and VO width in each block by their mean (Eq. 5, 6; Eq. 30 where blocks differ in size).
+
+    Args:
+        values: singular values of W_Q^T W_K and W_V^T W_O^T, ([H, q], [H, v]) per block.
+        widths: (q, v) per block; no rate cuts below `minimum` of them.
+    """
+    ranks = [tuple(float(effective_rank(s).sum()) for s in pair) for pair in values]
+    size = [log(p) if size_weight == "log_parameters" else float(p) for p in attention_params]
+    weights, sizes, caps = [], [], []
+    for (qk, vo), p, params, block_widths in zip(ranks, size, attention_params, widths, strict=True):
+        whole = max(qk + vo, 1e-12)
+        for other, width in zip((vo, qk), block_widths, strict=True):  # much rank elsewhere: more to prune here
+            weights.append(max(2 * other / whole * p / whole, 1e-12))
+            sizes.append(float(params))
+            caps.append(max(1 - minimum / width, 0.0))
+
+    def rates_at(mean: float) -> list[tuple[float, float]]:
+        rates = capped_rates(weights, sizes, caps, mean)
+        return list(zip(rates[::2], rates[1::2], strict=True))
+
+    return rates_at
+
+
+def adaptive(
+    blocks: Sequence[Block],
+    activations: Sequence[Tensor],
+    policy: Policy,
+    *,
+    normalisation: Normalisation = "zscore",
+    heads: HeadAllocation = "effective_rank",
+    size_weight: SizeWeight = "parameters",
+) -> Callable[[float], list[Widths]]:
+    """Vulcan's allocation: the widths that each block is to have where a share of everything prunable goes.
+
+    FFN widths follow the neurons' activations [e] per block (Eq. 3), QK and VO the effective ranks (Eq. 5, 6).
+    """
+    dims = [b.dims for b in blocks]
+    neurons = {i: b.ffn for i, b in enumerate(blocks) if b.ffn is not None}
+    scores = [normalise(activations[i], normalisation) for i in neurons]
+    if size_weight != "parameters":  # Eq. 29
+        ffn_params = [sum(w.numel() for w in (f.w1, f.w2, f.wg) if w is not None) for f in neurons.values()]
+        scores = [s / log(p) for s, p in zip(scores, ffn_params, strict=True)]
+    parts = {i: b.attention for i, b in enumerate(blocks) if b.attention is not None}
+    values = head_singular_values(list(parts.values()))
+    attention_params = [sum(w.numel() for w in (a.wq, a.wk, a.wv, a.wo)) for a in parts.values()]
+    widths = [(dims[i].qk, dims[i].vo) for i in parts]
+    neurons_at = adaptive_widths(scores, policy.ffn_minimum) if scores else lambda _: []
+    rates_at = head_rates(values, attention_params, widths, policy.head_minimum, size_weight)
+
+    def wishes_at(rate: float) -> list[Widths]:
+        if normalisation == "uniform":
+            ffn: list[float] = [dims[i].ffn * (1 - rate) for i in neurons]
+        else:
+            ffn = [float(k) for k in neurons_at(rate)]
+        rates = [(rate, rate)] * len(parts) if heads == "uniform" else rates_at(rate)
+        going, kept = dict(zip(parts, rates, strict=True)), dict(zip(neurons, ffn, strict=True))
+        found = []
+        for i, d in enumerate(dims):
+            r_qk, r_vo = going.get(i, (0.0, 0.0))
+            found.append(Widths(d.qk * (1 - r_qk), d.vo * (1 - r_vo), kept.get(i, 0.0)))
+        return found
+
+    return wishes_at
+
+
+def energy_width(values: Tensor, share: float) -> int:
+    """The fewest dimensions that hold a share of the squared singular values [H, q], averaged over heads (NuWa)."""
+    energy = values.square()
+    held = (energy.cumsum(-1) / energy.sum(-1, keepdim=True).clamp_min(torch.finfo(energy.dtype).tiny)).mean(0)
+    return int((held < share - 1e-12).sum()) + 1 if held[-1] > 0 else 1
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one width of one block costs and buys."""
+
+    error: Tensor  # [w] share of the module's output that is lost with the i-th unit, the most important first
+    unit_cost: int  # MACs or parameters of one unit
+
+
+def widths_by_error(curves: Sequence[Curve]) -> Callable[[float], list[int]]:
+    """A width for each curve, by the share of their cost that goes: where least output is lost per cost."""
+    # A unit is worth no less than those behind it, which go first.
+    worth = [torch.cummax(c.error.flip(0), 0).values.flip(0) / c.unit_cost for c in curves]
+    owner = torch.repeat_interleave(torch.arange(len(curves)), torch.tensor([len(w) for w in worth]))
+    owner = owner[torch.argsort(torch.cat(worth), stable=True)]  # of every unit, the first to go first
+    spent = torch.tensor([float(c.unit_cost) for c in curves], dtype=torch.float64)[owner].cumsum(0)
+
+    def widths_at(rate: float) -> list[int]:
+        lost = torch.bincount(owner[: int((spent <= rate * spent[-1]).sum())], minlength=len(curves))
+        return [len(w) - n for w, n in zip(worth, lost.tolist(), strict=True)]
+
+    return widths_at

@@ -1,0 +1,79 @@
+"""About how long a derivation will take, said before it begins.
+
+A few images are timed through the base, and everything else is counted in passes of one image: forwards, and backwards
+at twice their cost. That leaves out what does not grow with the images, such as decompositions, and what the cache has:
+an estimate to decide by whether to wait or to come back, good to a factor of two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgevit.data.task import Split
+from edgevit.derivation.problem import Problem, has_finetuned_base
+from edgevit.network.families import family_of
+from edgevit.progress import rounded_duration
+from edgevit.train.compute import Compute
+
+TIMED = 8  # images; the first batch of them only warms up
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of each part."""
+
+    baselines: float
+    measuring: float
+    training: float
+
+    def told(self) -> str:
+        """The parts, rounded as an estimate should be."""
+        parts = {name: seconds for name, seconds in vars(self).items() if seconds > 0}
+        shown = ", ".join(f"{rounded_duration(seconds)} for {name}" for name, seconds in parts.items())
+        return f"about {rounded_duration(sum(parts.values()))}: {shown}; less where the cache has it"
+
+
+def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
+    """Time a few images through the base, and count what each part does with how many."""
+    read, forward = image_seconds(problem.network, problem.task.train, problem.compute)
+    task, training, depth = problem.task, problem.training, len(family_of(problem.network).layers(problem.network))
+    seen = (training.steps or 0) * training.batch_size
+    slim, teacher = 1 - problem.budget.rate, getattr(config, "teacher", "none")
+    trains_base = (finetune_base or (teacher == "finetuned" and seen > 0)) and not has_finetuned_base(problem)
+    looks = min(training.evaluations, training.steps or 0) * len(task.validation)
+    learning = seen * (read + forward * (3 * slim + (teacher != "none"))) + looks * (read + forward * slim)
+    # Of the methods' own options: images that moments are taken from and solved for, those that gradients are taken of,
+    # and those whose loss is measured with each block changed; and purification's masks, which train the base.
+    names = ("calibration_images", "sensitivity_images", "measured_images")
+    solved, felt, measured = (getattr(config, name, 0) for name in names)
+    masked = getattr(config, "purification_steps", 0) * getattr(config, "purification_batch", 0)
+    measuring = solved * (read + 4 * forward) + felt * (read + 6 * forward) + measured * 2 * depth * forward
+    measuring += masked * (read + 3 * forward)
+    of_base = (problem.base_training.steps or 0) * problem.base_training.batch_size
+    whole = 2 * len(task.test) * (read + forward) + trains_base * of_base * (read + 3 * forward)
+    processes = problem.compute.accelerator.num_processes
+    return Estimate(*(seconds / processes for seconds in (whole, measuring, learning)))
+
+
+def image_seconds(network: nn.Module, images: Split, compute: Compute) -> tuple[float, float]:
+    """Time a few images: seconds to read one, and to pass one through a network, which is moved to the device."""
+    network = network.to(compute.device).eval()
+
+    def pass_through(batch: torch.Tensor) -> float:
+        began = monotonic()
+        network(batch).sum().item()  # which waits for the device
+        return monotonic() - began
+
+    began = monotonic()
+    batch, _ = next(iter(images.subset(TIMED).batches(TIMED)))
+    read = monotonic() - began
+    with torch.inference_mode(), compute.accelerator.autocast():
+        batch = batch.to(compute.device)
+        pass_through(batch)
+        forward = pass_through(batch)
+    return read / len(batch) / max(compute.workers, 1), forward / len(batch)

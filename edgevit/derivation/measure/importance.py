@@ -1,0 +1,200 @@
+"""What every unit of a network is worth by its own weights: the sum over all that would go with it.
+
+With a value in place of every weight, such as its square, or its product with the loss's gradient in it, a unit is
+worth the sum of the values of its group: of a QK dimension its rows of W_Q and W_K and their biases; of a VO dimension
+its row of W_V and its column of W_O; of a head all of its dimensions; of a neuron its rows of W_1 (and W_g) and its
+column of W_2; of a channel of the embedding its column of all that reads tokens and its row of all that writes them, in
+the blocks and in the classifier. (Patches and positions, which write tokens as well, are not counted.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgevit.data.task import Split
+from edgevit.errors import DataError
+from edgevit.network.anatomy import Block
+from edgevit.network.copies import bare_copy
+from edgevit.network.families import family_of
+from edgevit.train.passes import IMAGES, Passes
+
+GROUP = 8  # images whose gradients are summed before they are squared
+
+
+@dataclass(frozen=True)
+class UnitScores:
+    """What the units of one block are worth: the higher, the later it goes. fp64, on the CPU.
+
+    Shapes: H heads, q and v widths, e neurons; 0 of each where the site is gone.
+    """
+
+    qk: Tensor  # [H, q]
+    vo: Tensor  # [H, v]
+    heads: Tensor  # [H]
+    ffn: Tensor  # [e]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> UnitScores:
+        return UnitScores(*(change(t) for t in (self.qk, self.vo, self.heads, self.ffn)))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What every unit of a network is worth."""
+
+    blocks: Sequence[UnitScores]
+    embed: Tensor  # [d] of the embedding's channels
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Scores:
+        return Scores([block.map(change) for block in self.blocks], change(self.embed))
+
+
+@torch.no_grad()
+def group_sums(values: nn.Module) -> Scores:
+    """Sum over each group of a network that holds a value in place of each weight."""
+    family = family_of(values)
+    blocks = family.read(values)
+    heads = [head.weight.double().sum(0) for head in family.classifiers(values)]
+    embed = torch.stack([*map(_channels, blocks), *heads])
+    return Scores([_of_block(block) for block in blocks], embed.sum(0).cpu())
+
+
+def _of_block(block: Block) -> UnitScores:
+    def rows(weight: Tensor, bias: Tensor | None) -> Tensor:
+        total: Tensor = weight.double().sum(-1)
+        return total if bias is None else total + bias.double()
+
+    a, f = block.attention, block.ffn
+    qk = vo = torch.empty(0, 0, dtype=torch.float64)
+    ffn = torch.empty(0, dtype=torch.float64)
+    if a is not None:
+        qk = rows(a.wq, a.bq) + rows(a.wk, a.bk)
+        vo = rows(a.wv, a.bv) + a.wo.double().sum(1)
+    if f is not None:
+        ffn = rows(f.w1, f.b1) + f.w2.double().sum(0)
+        if f.wg is not None:
+            ffn = ffn + rows(f.wg, f.bg)
+    return UnitScores(qk, vo, qk.sum(1) + vo.sum(1), ffn).map(Tensor.cpu)
+
+
+def _channels(block: Block) -> Tensor:
+    """[d] over all that reads or writes tokens in a block."""
+    read, written, biases = list[Tensor | None](), list[Tensor](), list[Tensor | None]()
+    if (a := block.attention) is not None:
+        read, written, biases = [a.wq, a.wk, a.wv], [a.wo.double().sum((0, 2))], [a.bo]
+    if (f := block.ffn) is not None:
+        read, written, biases = [*read, f.w1, f.wg], [*written, f.w2.double().sum(1)], [*biases, f.b2]
+    summed = [w.double().flatten(0, -2).sum(0) for w in read if w is not None]
+    return torch.stack([*summed, *written, *(b.double() for b in biases if b is not None)]).sum(0)
+
+
+def valued(network: nn.Module, values: Callable[[str, nn.Parameter], Tensor]) -> nn.Module:
+    """A copy of a network with a value, by name and parameter, in place of every weight."""
+    return _fill(bare_copy(network), values)
+
+
+@torch.no_grad()
+def _fill(network: nn.Module, values: Callable[[str, nn.Parameter], Tensor]) -> nn.Module:
+    for name, parameter in network.named_parameters():
+        parameter.copy_(values(name, parameter))
+    return network
+
+
+def weights_times_gradients(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> nn.Module:
+    """A copy of a network that holds w dL/dw in place of each weight w, L the mean cross-entropy over the images.
+
+    Args:
+        columns: for each target class, its column in the logits.
+
+    Raises:
+        DataError: a gradient is not finite.
+    """
+    sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in network.named_parameters()}
+
+    def add(products: Mapping[str, Tensor], _: int) -> None:
+        for name, product in products.items():
+            sums[name] += product
+
+    _by_batch(network, images, columns, passes, add)
+    means = {name: _finite(name, passes.compute.sum(total) / len(images)) for name, total in sums.items()}
+    return valued(network, lambda name, p: means[name].to(p))
+
+
+def squared_changes(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> Scores:
+    """The first-order change of the loss without each unit, squared: the mean of (sum of w dL/dw)^2 over groups.
+
+    Groups are of GROUP images in their order, whatever the memory, and of several processes each sees all of them: a
+    square of sums depends on which images are summed.
+
+    Args:
+        columns: for each target class, its column in the logits.
+
+    Raises:
+        DataError: a gradient is not finite.
+    """
+    fit = min(passes.batch_size(network, gradients=True), GROUP)
+    most = next(count for count in range(fit, 0, -1) if GROUP % count == 0)  # so that a batch ends where a group does
+    held = bare_copy(network)  # of every batch the products, in place of the weights
+    seen = 0  # images
+    group: Scores | None = None  # sums over the images of the group that is being seen
+    total: Scores | None = None  # of the groups before
+
+    def add(products: Mapping[str, Tensor], count: int) -> None:
+        nonlocal seen, group, total
+        seen, group = seen + count, _added(group, group_sums(_fill(held, lambda name, p: products[name].to(p))))
+        if seen % GROUP == 0 or seen == len(images):
+            of_group = (seen - 1) % GROUP + 1
+            squares = group.map(lambda change: change.square() / of_group)  # the square of the mean, times the images
+            total, group = _added(total, squares), None
+
+    _by_batch(network, images, columns, replace(passes, shared=False), add, most=most)
+    assert total is not None
+    mean = total.map(lambda squares: squares / len(images))
+    for i, block in enumerate(mean.blocks):
+        block.map(lambda scores, i=i: _finite(f"block {i}", scores))  # type: ignore[misc]
+    return mean
+
+
+def _by_batch(
+    network: nn.Module,
+    images: Split,
+    columns: Sequence[int],
+    passes: Passes,
+    see: Callable[[Mapping[str, Tensor], int], None],
+    *,
+    most: int = IMAGES,
+) -> None:
+    """Hand w dL/dw of every weight, by name and in fp64, to `see`, L the sum over a batch; and its number of images."""
+    named = dict(network.named_parameters())
+    target = torch.as_tensor(columns, device=passes.compute.device)
+
+    def see_answers(logits: Tensor, labels: Tensor) -> None:
+        loss = F.cross_entropy(logits.float(), target[labels], reduction="sum")
+        gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        pairs = zip(named.items(), gradients, strict=True)
+        products = {
+            name: p.detach().double() * (torch.zeros_like(p) if g is None else g).double() for (name, p), g in pairs
+        }
+        see(products, len(labels))
+
+    passes.run(network, images, see_answers, gradients=True, stage="gradients of the weights", most=most)
+
+
+def _added(one: Scores | None, other: Scores) -> Scores:
+    if one is None:
+        return other
+    blocks = [
+        UnitScores(*(a + b for a, b in zip(vars(mine).values(), vars(theirs).values(), strict=True)))
+        for mine, theirs in zip(one.blocks, other.blocks, strict=True)
+    ]
+    return Scores(blocks, one.embed + other.embed)
+
+
+def _finite(name: str, values: Tensor) -> Tensor:
+    if not torch.isfinite(values).all():
+        raise DataError(f"the gradient of {name} is not finite; check the base's weights, --mean and --std")
+    return values

@@ -1,0 +1,287 @@
+"""How much a network's answers change with what its modules put out, from one backward pass per calibration batch.
+
+A small change delta of a module's output changes the answers by KL(base || changed) = 1/2 E[delta^T G delta], G the
+Gauss-Newton matrix of the cross-entropy in that output. With p the network's answers to an image, random signs s and
+zeta = sqrt(p) s - p (sqrt(p) . s), E[zeta zeta^T] = diag(p) - p p^T is the curvature of the loss in the logits; so the
+gradient g of zeta . logits has E[g g^T] = G, and takes no labels. What is left out, a direction of a head for instance,
+is scaled from 1 to 0: 1/2 E[(sum over tokens of g . output)^2] nats per image, whatever the tokens have in common.
+Where the output bias makes up for the mean of what is left out, only what differs from that mean counts as output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from edgevit.data.task import Split
+from edgevit.errors import DataError
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.families import Family, family_of
+from edgevit.train.passes import Observe, Observer, Passes
+from edgevit.train.products import exact_sums
+
+# Least weight of a token, as a share of the mean: one without any gradient on these images must not count as free.
+FLOOR = 0.1
+MOST = 32  # images of one batch: four gradients of every block are held at once
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """How one block is felt. fp64, on the CPU; losses in nats per image.
+
+    Shapes: H heads, q and v widths, N tokens, d embed.
+    Of a site that is gone H or d is 0, and its tokens are felt as those of the other site are.
+    """
+
+    qk: Tensor  # [H, q] loss without each dimension of queries and keys
+    vo: Tensor  # [H, v] loss without each dimension of values and outputs
+    heads: Tensor  # [H] loss without each head's output
+    attention: Tensor  # [N] squared gradient of the attention's output, by token
+    ffn: Tensor  # [N] the same of the FFN's output
+    metric: Tensor  # [d, d] E[g g^T] of the FFN's output, summed over tokens
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Sensitivity:
+        return Sensitivity(**{f.name: change(getattr(self, f.name)) for f in fields(self)})
+
+    @property
+    def by_token(self) -> tuple[Tensor, Tensor]:
+        """How much attention's and FFN's output matter at each token, mean one: two of [N]."""
+        return _shares(self.attention), _shares(self.ffn)
+
+
+def _shares(squares: Tensor) -> Tensor:
+    mean = squares.mean().clamp_min(torch.finfo(squares.dtype).tiny)
+    return (1 - FLOOR) * squares / mean + FLOOR
+
+
+def curvature_sample(logits: Tensor, signs: Tensor) -> Tensor:
+    """Zeta [B, C] with E[zeta zeta^T] = diag(p) - p p^T for the softmax p of each row, given random signs [B, C]."""
+    root = logits.detach().double().softmax(-1).sqrt()
+    signs = signs.to(root)
+    zeta: Tensor = root * signs - root.square() * (root * signs).sum(-1, keepdim=True)
+    return zeta.to(logits.dtype)
+
+
+def random_signs(images: int, classes: int, seed: int) -> Tensor:
+    """Ones and minus ones [images, classes]."""
+    return torch.randint(2, (images, classes), generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+
+@dataclass
+class _Seen:
+    """What one block put out for one batch: queries, keys and values; head outputs; attention and FFN output.
+
+    None of a site that is gone, and before the block has seen its batch.
+    """
+
+    projected: Tensor | None = None
+    heads: Tensor | None = None
+    attention: Tensor | None = None
+    ffn: Tensor | None = None
+
+    def noted(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+
+
+class Feeler(Protocol):
+    """Accumulates gradients of the logits with respect to the outputs of modules, during one pass."""
+
+    @property
+    def observers(self) -> Sequence[Observer]:
+        """Hooks that record the outputs of a batch."""
+
+    def noted(self) -> list[Tensor]:
+        """The recorded outputs, whose gradients `take` expects."""
+
+    def take(self, gradients: list[Tensor]) -> None:
+        """Use the gradients of a batch, and let go of them and of what was noted: the next batch needs the room."""
+
+
+def feel(
+    network: nn.Module,
+    images: Split,
+    columns: Sequence[int],
+    passes: Passes,
+    feelers: Sequence[Feeler],
+    *,
+    seed: int,
+    stage: str,
+    quick: bool = False,
+) -> None:
+    """Backpropagate zeta . logits once per batch, and give each feeler the gradients of the outputs it recorded.
+
+    Args:
+        columns: for each target class, its column in the logits: answers are among these.
+        stage: what progress calls it.
+        quick: as for `Passes.show`; feelers are given what the network computes in, bf16 or fp32.
+    """
+    index = torch.as_tensor(columns, device=passes.compute.device)
+    signs = iter(passes.compute.share_rows(random_signs(len(images), len(columns), seed)))
+
+    def see_answers(logits: Tensor, _: Tensor) -> None:
+        logits = logits[:, index]
+        drawn = torch.stack(list(islice(signs, len(logits))))
+        target = (logits * curvature_sample(logits, drawn)).sum()
+        counts = [len(feeler.noted()) for feeler in feelers]
+        gradients = list(torch.autograd.grad(target, [tensor for feeler in feelers for tensor in feeler.noted()]))
+        for feeler, count in zip(feelers, counts, strict=True):
+            mine, gradients = gradients[:count], gradients[count:]
+            feeler.take(mine)
+
+    observers = [observer for feeler in feelers for observer in feeler.observers]
+    passes.run(network, images, see_answers, observers, gradients=True, stage=stage, most=MOST, quick=quick)
+
+
+def measure_sensitivity(
+    network: nn.Module,
+    images: Split,
+    columns: Sequence[int],
+    passes: Passes,
+    *,
+    restored: Sequence[Tensor | None] | None = None,
+    beside: Sequence[Feeler] = (),
+    seed: int = 0,
+    stage: str,
+    quick: bool = False,
+) -> list[Sensitivity]:
+    """Take the sensitivities of every block in the network's own basis: rotate heads first to learn of directions.
+
+    Args:
+        columns: for each target class, its column in the logits: answers are among these.
+        restored: per block, the mean values [H, v] that the output bias will make up for; None where it cannot.
+        beside: who else learns from the same gradients.
+        stage: what progress calls it.
+        quick: as for `Passes.show`; by it only which tokens matter is known, as a direction's part of an output may be
+            smaller than what is rounded off.
+
+    Raises:
+        DataError: one is not finite.
+    """
+    sites = _Sites(network, restored)
+    feel(network, images, columns, passes, [sites, *beside], seed=seed, stage=stage, quick=quick)
+    add_up = passes.compute.sum
+    found = [total.map(lambda t: (add_up(t) / len(images)).cpu()) for total in sites.sums if total is not None]
+    for i, mean in enumerate(found):
+        if not all(torch.isfinite(t).all() for t in vars(mean).values()):
+            raise DataError(f"the gradients of block {i} are not finite; check the base's weights, --mean and --std")
+    return found
+
+
+class _Sites:
+    """Takes the sensitivities of every block."""
+
+    def __init__(self, network: nn.Module, restored: Sequence[Tensor | None] | None) -> None:
+        self.family = family_of(network)
+        self.dims = [b.dims for b in self.family.read(network)]
+        self.seen = [_Seen() for _ in self.dims]
+        self.means = [None if m is None else m.flatten() for m in restored or [None] * len(self.dims)]
+        self.sums: list[Sensitivity | None] = [None] * len(self.dims)
+        outputs = self.family.attention_outputs(network)
+        self.observers: list[Observer] = [
+            (self.family.projections(network), self._keep("projected")),
+            (outputs, self._keep("heads", given=True)),
+            (outputs, self._keep("attention")),
+            (self.family.ffn_outputs(network), self._keep("ffn")),
+        ]
+
+    def _keep(self, name: str, *, given: bool = False) -> Observe:
+        return lambda i, inputs, output: setattr(self.seen[i], name, inputs[0] if given else output)
+
+    def noted(self) -> list[Tensor]:
+        return [tensor for s in self.seen for tensor in s.noted().values()]
+
+    def take(self, gradients: list[Tensor]) -> None:
+        for i, d in enumerate(self.dims):
+            names = list(self.seen[i].noted())
+            of_block = _Seen(**dict(zip(names, gradients, strict=False)))
+            now = _of_batch(self.family, d, self.seen[i], of_block, self.means[i])
+            before = self.sums[i]
+            self.sums[i] = now if before is None else _add(before, now)
+            del gradients[: len(names)], of_block  # the next batch's activations come where these were
+            self.seen[i] = _Seen()
+
+
+class TokenSquares:
+    """Takes how much the answers feel each token of what modules put out: the mean square of the gradient in it."""
+
+    def __init__(self, modules: Sequence[nn.Module], scales: Sequence[Tensor | None] | None = None) -> None:
+        """`scales`: by which a gradient is multiplied first, [d] each."""
+        self.scales = scales or [None] * len(modules)
+        self.outputs = [torch.empty(0)] * len(modules)
+        self.squares: list[Tensor | None] = [None] * len(modules)
+        self.observers: list[Observer] = [(modules, self._keep)]
+
+    def _keep(self, i: int, _: object, output: Tensor) -> None:
+        self.outputs[i] = output
+
+    def noted(self) -> list[Tensor]:
+        return self.outputs
+
+    def take(self, gradients: list[Tensor]) -> None:
+        for i, scale in enumerate(self.scales):
+            g = gradients[i] if scale is None else gradients[i] * scale
+            felt = g.double().square().sum(-1)  # [B, N], or [B] of pooled tokens
+            total = (felt.unsqueeze(1) if felt.ndim == 1 else felt).sum(0)
+            before = self.squares[i]
+            self.squares[i] = total if before is None else before + total
+            self.outputs[i] = gradients[i] = torch.empty(0)
+
+    def means(self, images: int, passes: Passes) -> list[Tensor]:
+        """Over the images of all processes: [N] per module, fp64, on the CPU."""
+        return [(passes.compute.sum(total) / images).cpu() for total in self.squares if total is not None]
+
+
+def felt_behind(
+    network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, seed: int = 0
+) -> list[Tensor]:
+    """How much the answers feel the tokens behind each block: [N] each, mean one, fp64, on the CPU.
+
+    The mean square of the gradient in a token, with the floor that `Sensitivity.by_token` has.
+
+    Args:
+        columns: for each target class, its column in the logits: answers are among these.
+    """
+    behind = TokenSquares(family_of(network).layers(network))
+    feel(network, images, columns, passes, [behind], seed=seed, stage="worth of tokens")
+    return [_shares(squares) for squares in behind.means(len(images), passes)]
+
+
+def _of_batch(family: Family, dims: BlockDims, seen: _Seen, gradient: _Seen, mean_values: Tensor | None) -> Sensitivity:
+    """Sums over the images of one batch. Shape: mean_values [H * v]."""
+
+    def half_squares(product: Tensor) -> Tensor:
+        """[B, ...] first-order changes to half their squares, summed over the images."""
+        return product.double().square().sum(0) / 2
+
+    def by_token(output: Tensor) -> Tensor:
+        return output.double().square().sum((0, 2))
+
+    found: dict[str, Tensor] = {}
+    if seen.projected is not None and seen.heads is not None:
+        assert gradient.projected is not None and gradient.heads is not None and gradient.attention is not None
+        queries = family.unpack((seen.projected * gradient.projected).detach(), dims)[0].sum(1)
+        heads = seen.heads if mean_values is None else seen.heads - mean_values
+        summed = (heads * gradient.heads).detach().sum(1)
+        values = summed.reshape(len(summed), dims.heads, -1)
+        found |= {"qk": half_squares(queries), "vo": half_squares(values), "heads": half_squares(values.sum(-1))}
+        found["attention"] = by_token(gradient.attention)
+    if gradient.ffn is not None:
+        g = gradient.ffn.flatten(0, 1)
+        with exact_sums(g.device):
+            found |= {"ffn": by_token(gradient.ffn), "metric": (g.mT @ g).double()}
+    if "attention" not in found:
+        nothing = found["ffn"].new_empty
+        found |= {"qk": nothing(0, 0), "vo": nothing(0, 0), "heads": nothing(0), "attention": found["ffn"]}
+    elif "ffn" not in found:
+        # The attention's output is all that the block adds: its tokens are felt as those behind the block.
+        found |= {"ffn": found["attention"], "metric": found["attention"].new_empty(0, 0)}
+    return Sensitivity(**found)
+
+
+def _add(one: Sensitivity, other: Sensitivity) -> Sensitivity:
+    return Sensitivity(*(a + b for a, b in zip(vars(one).values(), vars(other).values(), strict=True)))

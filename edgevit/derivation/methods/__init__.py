@@ -1,0 +1,116 @@
+'''One file per derivation method. Each ends with what it says of itself (`Method` in edgevit/derivation/method.py):
+
+    METHOD = Method(Config, default_steps, derive)   with these of its own, which mypy holds against the types there:
+
+    class Config                 frozen dataclass: the method's options, in the CLI (`--set method.option=value`), in
+                                 derivation.json and in reports; every field has a default, is a bool, int, float,
+                                 str or Literal, and has a comment: the sentence that `edgevit methods NAME` shows.
+                                 One that has the option `supernet` cuts a super-network, which is its base then
+    def default_steps(config, rate, images, batch_size) -> int   optimiser steps where the user gives none; 0 if it
+                                 does not train
+    def derive(problem, config) -> Derived
+
+and, where they are not as most are:
+
+    gentle=True                  if its training starts from weights that are nearly right: the learning rate warms
+                                 up and is no higher than what is wrong with them needs (`train.settings.fill`)
+    needs_all_tokens=True        if it cannot cut a model that tokens leave: such an order of steps is refused at once
+    cuts_half_blocks=True        if it can cut a model whose blocks have lost their attention or their FFN
+                                 (`Block.attention`, `Block.ffn` are None there); else such a base is refused at once
+    check_training=              check_training(config, training), if it cannot train in every way: refuses one before
+                                 the base is opened, wherever the method stands in a row
+    check_base=                  check_base(base, config, request), if it cannot cut every base that can be opened:
+                                 refuses one before an image is read
+    cuts=                        cuts(network, config, policy) -> Cuts, if it may take away more than widths: heads,
+                                 blocks, the embedding, tokens (edgevit/derivation/reach.py); a budget
+                                 that nothing of it meets is refused at once
+    check_options=               check_options(asked, config), if options may not fit a network or its images
+                                 (reach.Asked): refuses them with an OptionError, before anything is measured
+
+Read from the source, so that a list of methods imports none of them: the docstring, the Config, NEEDS_IMAGES = False if
+it needs none unless it is asked to train (its task may have none then), and QUANTITIES = ("macs", "params", "ms", "mj")
+if it can spend by a cost table, too, as all of edgevit's own can.
+
+A method decides what to keep: a `Plan` (edgevit/derivation/plan.py), with new weights where it works them out. It may
+train `problem.network` in place before that, or what comes of the plan after it. The derived network is made by
+`realise`, or by `leave_tokens` where tokens leave after its weights were solved (edgevit/derivation/realise.py);
+`family.build` is for networks that a method only measures. What a method is given and gives back is in
+`edgevit.derivation.problem`.
+
+`Derived.facts` goes into derivation.json as it is. Others read no more of it than the fields of
+`edgevit.records.derivation.Facts`: `steps` (done; 0 without training), `kept_blocks` where blocks are left out,
+`reused` where the cache is used, and so on.
+
+A whole method, to be copied to methods/<name>.py:
+
+    """Keep the FFN neurons with the largest weights, narrow attention by SVD, alike in every block; then train."""
+
+    from __future__ import annotations
+
+    from dataclasses import dataclass
+
+    from edgevit.derivation.allocate.policy import fit, uniform
+    from edgevit.derivation.method import Method
+    from edgevit.derivation.plan import Plan
+    from edgevit.derivation.problem import Derived, Problem, train_for
+    from edgevit.derivation.realise import realise
+    from edgevit.network.anatomy import ffns
+    from edgevit.network.families import family_of
+
+
+    @dataclass(frozen=True)
+    class Config:
+        order: float = 2.0  # The order of the norm by which neurons are ranked.
+
+
+    def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
+        return images // batch_size
+
+
+    def derive(problem: Problem, config: Config) -> Derived:
+        base = problem.network.to(problem.compute.device)
+        family = family_of(base)
+        blocks = family.read(base)
+        dims = [block.dims for block in blocks]
+        chosen = fit(uniform(dims), dims, family.geometry(base), problem.budget, problem.policy)
+        scores = [f.w1.norm(config.order, dim=1) * f.w2.norm(config.order, dim=0) for f in ffns(blocks)]
+        kept = [score.topk(new.ffn).indices for score, new in zip(scores, chosen, strict=True)]
+        plan = Plan.narrowed(chosen, kept)
+        network = realise(base, plan)
+        steps = train_for(problem, network)
+        return Derived(network, plan, {"steps": steps, "steps_planned": problem.training.steps})
+
+
+    METHOD = Method(Config, default_steps, derive)
+
+tests/derivation/test_methods.py and test_methods_masked.py sweep this folder, and this example with it.
+'''
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from types import ModuleType
+
+from edgevit.errors import UnknownNameError
+
+
+def method_names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def method_module(name: str) -> str:
+    """Where a method is: `methods/<name>.py`, or `methods/<name>/method.py` where it has files of its own."""
+    is_folder = {module.name: module.ispkg for module in pkgutil.iter_modules(__path__)}
+    return f"{__name__}.{name}{'.method' if is_folder[name] else ''}"
+
+
+def load_method(name: str) -> ModuleType:
+    """Import a method.
+
+    Raises:
+        UnknownNameError: there is no such file.
+    """
+    if name not in method_names():
+        raise UnknownNameError("method", name, method_names())
+    return import_module(method_module(name))

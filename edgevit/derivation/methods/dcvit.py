@@ -1,0 +1,139 @@
+"""DC-ViT (CVPR 2024): few blocks are cut, and those much: their attention goes whole, of their FFNs neurons at random.
+
+Blocks are ranked by what the answers lose without their attention. The first k of them lose it, and of their FFNs the
+same number of neurons each, drawn at random; k is the least for which the budget is met, and the FFNs are then as wide
+as it allows. The rest is trained after the cut.
+
+Where the source is not followed: its measure of a block is not in the description that this is made by (Vulcan,
+Appendix I), and is here the divergence KL(p || p without the block's attention) of the answers to calibration images,
+one pass per block; its training, of features by few images, is the one that all methods here share.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from edgevit.data.task import Split
+from edgevit.derivation import ranked
+from edgevit.derivation.allocate.budget import Budget
+from edgevit.derivation.allocate.policy import Policy, limits
+from edgevit.derivation.measure.divergence import answers, divergence
+from edgevit.derivation.method import Method
+from edgevit.derivation.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.derivation.problem import Derived, Problem
+from edgevit.derivation.reach import Cuts
+from edgevit.errors import BudgetError
+from edgevit.network.anatomy import Block, BlockDims, check_all_pass
+from edgevit.network.cost import Geometry
+from edgevit.network.families import family_of
+from edgevit.train.distil import TeacherOptions
+from edgevit.train.passes import Passes
+
+QUANTITIES = ("macs", "params", "ms", "mj")
+
+
+@dataclass(frozen=True)
+class Config(TeacherOptions):
+    calibration_images: int = 128  # The number of training images by which blocks are ranked.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse_below_one("calibration_images")
+
+
+def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+    """What it may take away."""
+    return Cuts(head_widths=False, sites=True)
+
+
+def losses(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> list[float]:
+    """What the answers lose without the attention of each block, in nats per image: one pass for each."""
+    whole, found = answers(network, images, columns, passes), []
+    for attention, _ in family_of(network).branches(network):
+        if attention is None:
+            found.append(0.0)  # it is gone already, so the block is among the first that are cut
+            continue
+        # What is added to the tokens: a norm that comes after the attention goes with it, and its bias, too.
+        *_, last = attention.output, *attention.after
+        hook = last.register_forward_hook(lambda _, __, out: torch.zeros_like(out))
+        try:
+            found.append(divergence(whole, answers(network, images, columns, passes)))
+        finally:
+            hook.remove()
+    return found
+
+
+def choose_blocks(
+    dims: Sequence[BlockDims], order: Sequence[int], geometry: Geometry, budget: Budget, policy: Policy
+) -> list[BlockDims]:
+    """Cut as few blocks as the budget allows, the first of the order first, and their FFNs alike.
+
+    Raises:
+        BudgetError: it is not met with all of them cut.
+    """
+    stay = budget.at_least or {}
+    may_go = [
+        i
+        for i in order
+        if "site" not in geometry.frozen(i) and dims[i].has_ffn and not (i in stay and stay[i].has_attention)
+    ]
+    ends = {i: limits(dims[i], policy, geometry.frozen(i), stay.get(i))["ffn"] for i in may_go}
+    widths = range(0, max((high for _, high in ends.values()), default=0) + 1, policy.ffn_step)
+
+    def cut(count: int, width: int) -> list[BlockDims]:
+        """The first so many blocks without attention, and with FFNs of this width as far as they can have it."""
+        chosen = list(dims)
+        for i in may_go[:count]:
+            low, high = ends[i]
+            chosen[i] = replace(dims[i], heads=0, qk=0, vo=0, ffn=min(max(width, low), high))
+        return chosen
+
+    def holds(count: int, width: int) -> bool:
+        return budget.holds(budget.cost(cut(count, width), geometry))
+
+    for count in range(1, len(may_go) + 1):
+        if holds(count, 0):
+            too_wide = bisect(widths, False, key=lambda width: not holds(count, width))  # called at once
+            return cut(count, widths[too_wide - 1])
+    least = budget.cost(cut(len(may_go), 0), geometry)
+    raise BudgetError(
+        f"{budget.asked} leaves {budget.told(budget.limit)}, but dcvit in shape {policy.name!r} reaches no less than "
+        f"{budget.told(least)}, with the attention of {len(may_go)} of {len(dims)} blocks gone; raise the budget, or "
+        "try another method",
+        least=least,
+    )
+
+
+def plan_of(blocks: Sequence[Block], chosen: Sequence[BlockDims], seed: int) -> Plan:
+    """The plan of these sizes, with neurons drawn at random; an attention that stays keeps the weights that it has."""
+    generator, plans = torch.Generator().manual_seed(seed), []
+    for i, (block, new) in enumerate(zip(blocks, chosen, strict=True)):
+        heads = tuple(range(new.heads))
+        attention = AttentionPlan(heads, new.qk, new.vo, weights=block.attention) if new.has_attention else None
+        neurons: Tensor = torch.randperm(block.dims.ffn, generator=generator)[: new.ffn].sort().values
+        plans.append(BlockPlan(i, attention, FfnPlan(neurons) if new.has_ffn else None))
+    return Plan(tuple(plans))
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    network, family = problem.network, family_of(problem.network)
+    blocks = family.read(network)
+    check_all_pass(blocks, "dcvit")
+    images = problem.task.train.subset(config.calibration_images)
+    with problem.stopwatch.stage("ranking"):
+        lost = losses(network, images, problem.columns, problem.passes)
+    order = sorted(range(len(lost)), key=lambda i: lost[i])
+    dims = [block.dims for block in blocks]
+    with problem.stopwatch.stage("allocation"):
+        chosen = choose_blocks(dims, order, family.geometry(network), problem.budget, problem.policy)
+    plan = plan_of(blocks, chosen, problem.training.seed)
+    cut = [i for i, (old, new) in enumerate(zip(dims, chosen, strict=True)) if new != old]
+    return ranked.finish(problem, config, plan, lost_without_attention_nats=lost, blocks_cut=cut)
+
+
+METHOD = Method(Config, ranked.default_steps, derive, cuts=cuts, needs_all_tokens=True, cuts_half_blocks=True)

@@ -1,0 +1,109 @@
+"""What no gradient says: the loss with a part of one block changed or left out, each measured by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgevit.data.task import Split
+from edgevit.derivation.measure.stand_ins import OfBlock, past
+from edgevit.derivation.problem import Problem
+from edgevit.network.families import Branch, family_of
+
+
+@dataclass(frozen=True)
+class MeasuredLosses:
+    """KL(base || changed) in nats per image, for every block: [L] each, fp64 on the CPU."""
+
+    narrowed: Tensor  # with the narrow block in its place
+    without: Tensor  # without it
+    # [L, 2] without its attention, without its FFN; infinite where that was not asked for, or one of them is gone
+    sites: Tensor
+
+
+def _past(branch: Branch | None, tokens: Tensor) -> Tensor:
+    """The tokens after a site."""
+    return tokens if branch is None else tokens + branch.added(branch.module(branch.before(tokens)))
+
+
+def measure_losses(
+    problem: Problem, narrowed: nn.Module, images: Split, *, sites: bool, quick: bool = False
+) -> MeasuredLosses:
+    """Replace the blocks one at a time, the rest being the base's.
+
+    Args:
+        narrowed: the base with the blocks that are put in.
+        sites: whether either site is left out as well, which takes as long again.
+        quick: as for `Passes.show`.
+    """
+    family = family_of(problem.network)
+    others, branches = family.layers(narrowed.to(problem.compute.device).eval()), family.branches(problem.network)
+
+    def changed(i: int, x: Tensor) -> list[Tensor]:
+        attention, ffn = branches[i]
+        both = attention is not None and ffn is not None
+        return [others[i](x), x, *([_past(ffn, x), _past(attention, x)] if sites and both else [])]
+
+    means = _measured(problem, images, changed, 4 if sites else 2, quick)
+    return MeasuredLosses(means[0], means[1], _of_sites(means[2:], branches))
+
+
+def measure_stood_in(
+    problem: Problem, stand_ins: Sequence[OfBlock], images: Split, *, sites: bool, quick: bool = False
+) -> tuple[Tensor, Tensor]:
+    """`without` and `sites` of `MeasuredLosses`, with what stands in for the sites of each block where they are gone.
+
+    sites, quick: as for `measure_losses`.
+    """
+    branches = family_of(problem.network).branches(problem.network)
+
+    def changed(i: int, x: Tensor) -> list[Tensor]:
+        (attention, ffn), (for_attention, for_ffn) = branches[i], stand_ins[i]
+        without = [past([for_attention, for_ffn], x)]
+        if sites and attention is not None and ffn is not None:
+            without += [_past(ffn, past([for_attention], x)), past([for_ffn], _past(attention, x))]
+        return without
+
+    means = _measured(problem, images, changed, 3 if sites else 1, quick)
+    return means[0], _of_sites(means[1:], branches)
+
+
+def _measured(
+    problem: Problem, images: Split, changed: Callable[[int, Tensor], list[Tensor]], rows: int, quick: bool
+) -> Tensor:
+    """KL(base || changed) in nats per image: [rows, L], fp64 on the CPU.
+
+    changed: the tokens behind a block in each of the ways, from those before it.
+    """
+    network, device = problem.network, problem.compute.device
+    family = family_of(network)
+    columns, layers = torch.as_tensor(problem.columns, device=device), family.layers(network)
+    losses = torch.zeros(rows, len(layers), dtype=torch.float64, device=device)
+
+    def answers(x: Tensor, start: int) -> Tensor:
+        for layer in layers[start:]:
+            x = layer(x)
+        return F.log_softmax(family.answers(network, x)[:, columns].float(), dim=1)
+
+    def see(batch: Tensor, _: Tensor) -> None:
+        tokens = [family.first_tokens(network, batch)]
+        for layer in layers:
+            tokens.append(layer(tokens[-1]))
+        whole = answers(tokens[-1], len(layers))
+        for i, x in enumerate(tokens[:-1]):
+            for row, y in enumerate(changed(i, x)):
+                losses[row, i] += F.kl_div(answers(y, i + 1), whole, log_target=True, reduction="sum")
+
+    problem.passes.show(network, images, see, stage="loss without each block", quick=quick)
+    return (problem.compute.sum(losses) / len(images)).cpu().clamp_min(0)
+
+
+def _of_sites(means: Tensor, branches: Sequence[tuple[Branch | None, Branch | None]]) -> Tensor:
+    """[L, 2] of [2, L], or of none; infinite where a site is gone already or none was measured."""
+    alone = means.mT if len(means) else torch.full((len(branches), 2), torch.inf, dtype=torch.float64)
+    alone[[attention is None or ffn is None for attention, ffn in branches]] = torch.inf
+    return alone.contiguous()

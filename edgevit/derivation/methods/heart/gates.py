@@ -1,0 +1,160 @@
+"""Gates that close while a network trains, so that it learns to do without what goes (HEART-ViT, Eq. 10).
+
+G = sigmoid(gamma (S - tau)), with gamma rising from step to step. Of a head S is the Hessian's standardised score, and
+G multiplies its output. Of a token S is what ranks it at inference, standardised image by image, and tau lies between
+the last that goes on and the first that leaves. What goes on behind a token's gate is its weight in all later
+attention, exp(logit) times G, and in the mean that the head may take; the token itself is not multiplied, as the paper
+has it: LayerNorm gives a token that was made small its full size back, so that no block sees a gate before it is shut.
+So gates that are shut are exactly tokens that have left, unless the head pools patches otherwise than by their mean,
+which the method refuses. No gradient passes through S. What is merged at inference is not merged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edgevit.derivation.plan import Plan
+from edgevit.derivation.realise import realise
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.families import HalfThere, family_of
+
+SHUT = 1e-6  # the smallest gate: its logarithm is added to logits
+
+
+@dataclass(frozen=True)
+class Closing:
+    """What is to go, and how fast gates close."""
+
+    plan: Callable[[nn.Module], Plan]  # what becomes of the network, with its weights as they are
+    dims: Sequence[BlockDims]  # that it comes to
+    head_gates: Sequence[Tensor]  # [H_l] per block: S - tau, above 0 of those that stay; infinite where none goes
+    first: float  # gamma at the first step
+    last: float  # gamma at the last
+    steps: int
+
+
+class ClosingGates:
+    """The constraint of a training in which gates close; see `train.constraint`."""
+
+    def __init__(self, network: nn.Module, closing: Closing) -> None:
+        self.network, self.closing, self.family = network, closing, family_of(network)
+        self.step = 0
+        self.log_gates = torch.zeros(0)  # [B, N], of the tokens as the next block is to see them
+        geometry = self.family.geometry(network)
+        self.prefix = geometry.tokens - geometry.patches
+        self._scores = torch.zeros(0)
+
+    @property
+    def gamma(self) -> float:
+        c = self.closing
+        return float(c.first * (c.last / c.first) ** (self.step / max(c.steps - 1, 1)))
+
+    # -- while it trains
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        family, network = self.family, self.network
+        with ExitStack() as stack:
+            layers = family.layers(network)
+            stack.callback(layers[0].register_forward_pre_hook(self._begin()).remove)
+            stack.enter_context(family.weighing(network, lambda _: self._log_weights()))
+            for i, layer in enumerate(layers):
+                stack.callback(layer.register_forward_hook(self._leave(i)).remove)
+            for i, inputs in enumerate(family.attention_inputs(network)):
+                if inputs is not None and self.closing.dims[i].tokens:
+                    stack.callback(inputs.register_forward_pre_hook(self._rank(i)).remove)
+            for i, output in enumerate(family.attention_outputs(network)):
+                if output is not None and self.closing.head_gates[i].isfinite().all():
+                    stack.callback(output.register_forward_pre_hook(self._gate_heads(i)).remove)
+            stack.callback(family.final_tokens(network).register_forward_hook(self._pool()).remove)
+            yield
+
+    def _heads(self, block: int) -> Tensor:
+        return (self.gamma * self.closing.head_gates[block]).sigmoid()
+
+    def _begin(self) -> Any:
+        def see(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+            self.log_gates = given[0].new_zeros(given[0].shape[:2])
+
+        return see
+
+    def _log_weights(self) -> Tensor | None:
+        # A copy without gates yet needs no weights: attention stays fused.
+        return self.log_gates if bool((self.log_gates < 0).any()) else None
+
+    def _rank(self, block: int) -> Any:
+        @torch.no_grad()
+        def see(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+            there = HalfThere(self.log_gates, self._heads(block).to(given[0]))
+            self._scores = self.family.token_scores(self.network, block, given[0], there)
+
+        return see
+
+    def _leave(self, block: int) -> Any:
+        count = self.closing.dims[block].tokens
+
+        @torch.no_grad()
+        def see(_: nn.Module, __: Any, ___: Tensor) -> None:
+            if count:
+                gates = closing_gates(self._scores[:, self.prefix :].float(), count - self.prefix, self.gamma)
+                shut = gates.clamp_min(SHUT).log().to(self.log_gates)
+                self.log_gates = self.log_gates + torch.nn.functional.pad(shut, (self.prefix, 0))
+
+        return see
+
+    def _gate_heads(self, block: int) -> Any:
+        def see(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor]:
+            gates = self._heads(block).to(given[0])
+            return (given[0] * gates.repeat_interleave(given[0].shape[-1] // len(gates)),)
+
+        return see
+
+    def _pool(self) -> Any:
+        """Weigh patches by their gates, for a head that takes their mean."""
+
+        def see(_: nn.Module, __: Any, tokens: Tensor) -> Tensor:
+            gates = self.log_gates[:, self.prefix :].exp()
+            weight = (gates / gates.mean(1, keepdim=True)).to(tokens).unsqueeze(-1)
+            return torch.cat([tokens[:, : self.prefix], tokens[:, self.prefix :] * weight], dim=1)
+
+        return see  # no bound method: a copy of the network would copy this object, too
+
+    # -- what the training loop asks
+
+    def penalty(self) -> tuple[Tensor, dict[str, float]]:
+        return next(self.network.parameters()).new_zeros(()), {"gamma": self.gamma}
+
+    def after_step(self) -> None:
+        self.step += 1
+
+    def pruned(self) -> nn.Module:
+        return realise(self.network, self.closing.plan(self.network)).eval()
+
+    def state(self) -> dict[str, Tensor]:
+        return {"step": torch.tensor(self.step)}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.step = int(state["step"])
+
+
+def closing_gates(scores: Tensor, stay: int, gamma: float) -> Tensor:
+    """G of each token: above 1/2 of the `stay` that are looked at most. Shapes: scores [B, M], to [B, M]."""
+    standard = (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True).clamp_min(1e-12)  # Eq. 8
+    ordered = standard.sort(1, descending=True).values
+    tau = (ordered[:, stay - 1] + ordered[:, stay]) / 2
+    return (gamma * (standard - tau.unsqueeze(1))).sigmoid()
+
+
+def head_gates(scores: Tensor, gone: Sequence[int]) -> Tensor:
+    """S - tau of each head [H], with tau between those that go and those that stay; infinite where none goes."""
+    if not gone:
+        return torch.full_like(scores, torch.inf)
+    stays = torch.ones(len(scores), dtype=torch.bool)
+    stays[list(gone)] = False
+    return scores - (scores[stays].min() + scores[~stays].max()) / 2

@@ -1,0 +1,39 @@
+"""Units with small weights go: the sum of |w|^p over all weights that go with a unit, ranked within each kind.
+
+No image is looked at before the training. With p = 2 it is the group-wise L2 norm of DepGraph (Fang et al., CVPR 2023),
+which compares in groups of the same shape when it prunes isomorphically; sums, not means, over a group. NuWa compares
+itself with a rival that trains nothing and is called Numerical, of which we know no more: by its name it is this one,
+with --steps 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from edgevit.derivation import ranked
+from edgevit.derivation.measure.importance import group_sums, valued
+from edgevit.derivation.method import Method
+from edgevit.derivation.problem import Derived, Problem
+from edgevit.derivation.ranked import RankOptions
+from edgevit.errors import OptionError
+
+QUANTITIES = ("macs", "params", "ms", "mj")
+
+
+@dataclass(frozen=True)
+class Config(RankOptions):
+    order: float = 2.0  # The power of the weights' absolute values that is summed up.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.order < inf:
+            raise OptionError(f"magnitude.order={self.order:g} is not a number above 0; try 2")
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    scores = group_sums(valued(problem.network, lambda _, w: w.abs() ** config.order))
+    return ranked.derive_by_rank(problem, config, scores)
+
+
+METHOD = Method(Config, ranked.default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)

@@ -1,0 +1,60 @@
+"""SKD super-network (Li et al.): cut a slice out of a network that was trained for every size (`edgevit supernet`).
+
+No training and no data are needed; `--steps N` trains the slice afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from edgevit.derivation.algebra.factorise import one_thread
+from edgevit.derivation.allocate.policy import Policy
+from edgevit.derivation.method import Method, no_steps
+from edgevit.derivation.methods.skd.piad import embed_left
+from edgevit.derivation.methods.skd.slices import plan_of_slice, read_supernet
+from edgevit.derivation.problem import Derived, Problem, distillation_for, train_for
+from edgevit.derivation.reach import Cuts
+from edgevit.derivation.realise import realise
+from edgevit.derivation.request import DeriveRequest
+from edgevit.network.checkpoint import Model
+from edgevit.network.families import family_of
+from edgevit.train.distil import TeacherOptions
+
+QUANTITIES = ("macs", "params", "ms", "mj")
+NEEDS_IMAGES = False
+
+
+@dataclass(frozen=True)
+class Config(TeacherOptions):  # the teacher of --steps is the whole super-network
+    supernet: str = ""  # The folder of the super-network, which is the base, too; --supernet gives it.
+
+
+def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+    """What it may take away: the embedding, where the super-network was made for that."""
+    if not config.supernet:
+        return Cuts()
+    whole: int = family_of(network).geometry(network).embed
+    narrowest = embed_left(whole, read_supernet(config.supernet).order)
+    return Cuts(embed=narrowest if narrowest < whole else 0)
+
+
+def check_base(base: Model, config: Config, request: DeriveRequest) -> None:
+    """Refuse a size or classes that the super-network cannot give."""
+    size = {"rate": request.rate, "macs": request.macs, "params": request.params}
+    read_supernet(config.supernet).check(base.spec, base.network, request.classes, **size)
+
+
+def derive(problem: Problem, config: Config) -> Derived:
+    with problem.stopwatch.stage("slice"), one_thread():  # copies are too short to share on a busy machine
+        plan = plan_of_slice(problem.network, read_supernet(config.supernet).order, problem.budget, problem.policy)
+        slim = realise(problem.network, plan)
+    done = 0
+    if problem.training.steps:
+        distillation = distillation_for(problem, config, plan.embed)
+        done = train_for(problem, slim, stage="finetune", distillation=distillation)
+    return Derived(slim, plan, {"steps": done, "steps_planned": problem.training.steps})
+
+
+METHOD = Method(Config, no_steps, derive, cuts=cuts, check_base=check_base)

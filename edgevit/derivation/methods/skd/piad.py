@@ -1,0 +1,371 @@
+"""Progressive importance-aware dropout (SKD super-network): in which order a network's units are best done without.
+
+A unit is a group of neighbouring dimensions of one module: of the query, key and value widths of all heads alike, or of
+the FFN's neurons. Units of a module go from the last to the first, so that whatever is left is a prefix. While the
+network trains, the list of units that may be dropped grows to the target, and every step drops a random number of them,
+the least important first.
+
+A dropped unit is masked (masks.py). Channels of the embedding may be units, too, where the network has its largest
+directions in the first ones (`algebra.embedding.nested_basis`). What a step drops may be drawn otherwise, as rivals of
+PIAD do it (dropout.py); the list grows alike.
+
+Differences from the paper: a module counts as skipped when all its units are masked, its output bias staying, as it
+does in every slice; and the random cut may also drop the whole list, because that slice is offered, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import ceil
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from sklearn.isotonic import isotonic_regression
+from torch import Tensor, nn
+
+from edgevit.data.task import Split
+from edgevit.derivation.algebra.embedding import prefix
+from edgevit.derivation.algebra.factorise import one_thread
+from edgevit.derivation.allocate.policy import Policy, smallest
+from edgevit.derivation.methods.skd.dropout import Rival
+from edgevit.derivation.methods.skd.masks import Dropping, make_masks, masking
+from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
+from edgevit.derivation.realise import realise
+from edgevit.network.anatomy import Block, BlockDims, attentions, ffns
+from edgevit.network.cost import Geometry
+from edgevit.network.families import Family, family_of
+from edgevit.records.supernet import Module, ModuleKind, Unit
+from edgevit.train.passes import Passes, observed
+
+# -- units -------------------------------------------------------------------------------------------------------------
+
+
+def narrowed(dims: BlockDims, kind: ModuleKind, width: int) -> BlockDims:
+    """The block with one of its modules at most so wide."""
+    if kind == "ffn":
+        return replace(dims, ffn=min(dims.ffn, width))
+    return replace(dims, qk=min(dims.qk, width), vo=min(dims.vo, width))
+
+
+def embed_left(embed: int, dropped: Sequence[Unit]) -> int:
+    """How wide the embedding is that is left of one so wide."""
+    return min([embed, *(unit.first for unit in dropped if unit.kind == "embed")])
+
+
+def _cuts(width: int, minimum: int, step: int, groups: int) -> list[int]:
+    """Widths from the whole down to the minimum, about `groups` of them, all but the whole multiples of `step`."""
+    size = step * ceil(width / groups / step)
+    return [width, *(w for w in range(width // size * size, minimum, -size) if w < width), minimum]
+
+
+def make_units(
+    dims: Sequence[BlockDims],
+    geometry: Geometry,
+    policy: Policy,
+    attention_groups: int,
+    ffn_groups: int,
+    embeds: Sequence[int] = (),
+) -> list[Unit]:
+    """Divide every module into units that the policy allows to be dropped; those of a module from the last on.
+
+    Args:
+        embeds: the widths that the embedding may have, its own first; none if it stays.
+    """
+    units = []
+    for last, first in pairwise(embeds):
+        macs = geometry.with_embed(last).macs(dims) - geometry.with_embed(first).macs(dims)
+        units.append(Unit(0, "embed", first, last, macs))
+    for i, (block, least) in enumerate(zip(dims, smallest(dims, policy, geometry), strict=True)):
+        attention = _cuts(max(block.qk, block.vo), max(least.qk, least.vo), policy.head_step, attention_groups)
+        kinds: tuple[tuple[ModuleKind, list[int]], ...] = (
+            ("attention", attention),
+            ("ffn", _cuts(block.ffn, least.ffn, policy.ffn_step, ffn_groups)),
+        )
+        for kind, cuts in kinds:
+            for last, first in pairwise(cuts):
+                before, after = (geometry.block_cost(narrowed(block, kind, w), "macs") for w in (last, first))
+                if before > after:
+                    units.append(Unit(i, kind, first, last, before - after))
+    return units
+
+
+def dims_without(dims: Sequence[BlockDims], dropped: Sequence[Unit]) -> tuple[BlockDims, ...]:
+    """The dimensions of blocks that are left."""
+    left = list(dims)
+    for unit in dropped:
+        if unit.kind == "embed":
+            continue
+        left[unit.block] = narrowed(left[unit.block], unit.kind, unit.first)
+    return tuple(left)
+
+
+def slice_plan(blocks: Sequence[Block], kept: Sequence[BlockDims], embed: int | None = None) -> Plan:
+    """The plan of the slice of every module's first dimensions and of these first channels of the embedding."""
+    plans = []
+    for i, (attention, ffn, dims) in enumerate(zip(attentions(blocks), ffns(blocks), kept, strict=True)):
+        assert dims.heads == attention.heads
+        first = attention.first(dims.qk, dims.vo)
+        planned = AttentionPlan(tuple(range(dims.heads)), dims.qk, dims.vo, weights=first)
+        ffn_plan = FfnPlan(torch.arange(dims.ffn), weights=ffn.keep(slice(dims.ffn)))
+        plans.append(BlockPlan(i, planned, ffn_plan))
+    whole = attentions(blocks)[0].embed
+    if embed is None or embed == whole:
+        return Plan(tuple(plans))
+    return Plan(tuple(plans), EmbedPlan(embed, prefix(embed, whole)))
+
+
+@torch.no_grad()
+def cut(network: nn.Module, kept: Sequence[BlockDims], embed: int | None = None) -> nn.Module:
+    """Return a slim copy that has the first dimensions of every module, and these first channels of the embedding."""
+    with one_thread():  # copies are too short to share on a busy machine
+        return realise(network, slice_plan(family_of(network).read(network), kept, embed))
+
+
+# -- importance --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Importance:
+    """What the loss over some images would lose, to first order, with each dimension (Eq. 9), and with each module."""
+
+    loss: float  # mean over the images
+    taylor: dict[Module, Tensor]  # [w] per module: |gradient * activation|, summed over heads, tokens and images
+    skipped: dict[Module, float]  # the loss without the module
+    narrowed: dict[int, float] = field(default_factory=dict)  # the loss at other widths of the embedding
+
+
+def _by_width(family: Family, scores: Tensor, dims: BlockDims) -> Tensor:
+    """Scores [H * (2q + v)] of queries, keys and values to those of head widths [max(q, v)]: query plus value."""
+    query, _, value = family.unpack(scores, dims)
+    total = scores.new_zeros(max(dims.qk, dims.vo))
+    total[: dims.qk] += query.sum(0)
+    total[: dims.vo] += value.sum(0)
+    return total
+
+
+def measure_importance(
+    network: nn.Module,
+    images: Split,
+    columns: Sequence[int],
+    passes: Passes,
+    *,
+    kept: Sequence[BlockDims] | None = None,
+    embed: int | None = None,
+    skip: Sequence[Module] = (),
+    embeds: Sequence[int] = (),
+) -> Importance:
+    """Run the images through the network, or through its slice of `kept` and of `embed` channels, and back once.
+
+    Args:
+        columns: for each target class, its column in the logits.
+        skip: modules without which the loss is wanted: one more forward pass each.
+        embeds: widths of the embedding at which it is wanted, likewise.
+    """
+    family, compute = family_of(network), passes.compute
+    whole = [b.dims for b in family.read(network)]
+    kept = whole if kept is None else kept
+    variants = [make_masks(family, whole, kept, compute.device, embed)]
+    for block, kind in skip:
+        dims = [narrowed(d, kind, 0) if i == block else d for i, d in enumerate(kept)]
+        variants.append(make_masks(family, whole, dims, compute.device, embed))
+    variants += [replace(variants[0], embed=width) for width in embeds]
+    target = torch.as_tensor(columns, device=compute.device)
+    losses = torch.zeros(len(variants), dtype=torch.float64, device=compute.device)
+    sums: list[Tensor] = [torch.zeros((), dtype=torch.float64, device=compute.device)] * (2 * len(whole))
+    outputs: list[Tensor] = []  # of the pass with gradients: projection and neurons of each block in turn
+    now = variants[0]
+
+    def keep(i: int, given: Any, output: Tensor) -> None:
+        kept_here = output if i < len(whole) else given[0]  # queries, keys and values; or the neurons
+        if kept_here.requires_grad:
+            outputs.append(kept_here)
+
+    def loss_of(batch: Tensor, labels: Tensor) -> Tensor:
+        with compute.accelerator.autocast():
+            return F.cross_entropy(network(batch).float(), target[labels], reduction="sum")
+
+    def see(batch: Tensor, labels: Tensor) -> None:
+        nonlocal now
+        now = variants[0]
+        loss = loss_of(batch, labels)
+        losses[0] += loss.detach()
+        for i, (h, gradient) in enumerate(zip(outputs, torch.autograd.grad(loss, outputs), strict=True)):
+            sums[i] = sums[i] + (h.detach() * gradient).abs().sum((0, 1), dtype=torch.float64)
+        outputs.clear()
+        with torch.no_grad():
+            for i, now in enumerate(variants[1:], 1):  # noqa: B007  # what the masking asks for
+                losses[i] += loss_of(batch, labels)
+
+    watched = [*family.projections(network), *family.ffn_outputs(network)]
+    with masking(network, lambda: now), observed(watched, keep):
+        passes.show(network, images, see, gradients=True)
+    loss, *others = (compute.sum(losses) / max(len(images), 1)).tolist()
+    sums = [compute.sum(s).cpu() for s in sums]
+    taylor: dict[Module, Tensor] = {(i, "attention"): _by_width(family, sums[2 * i], d) for i, d in enumerate(whole)}
+    taylor |= {(i, "ffn"): sums[2 * i + 1] for i in range(len(whole))}
+    without_them, narrower = others[: len(skip)], others[len(skip) :]
+    skipped = dict(zip(skip, without_them, strict=True))
+    return Importance(loss, taylor, skipped, dict(zip(embeds, narrower, strict=True)))
+
+
+def score_units(units: Sequence[Unit], importance: Importance) -> list[float]:
+    """Importance per MAC (Eq. 13 to 15), made to fall from each module's first unit to its last.
+
+    A unit cannot stay when those before it go: where a later one scores higher than an earlier one, both count with
+    their mean. What channels of the embedding are worth is measured, width by width.
+    """
+    scores = [0.0] * len(units)
+    for module in {u.module for u in units}:
+        mine = sorted((i for i, u in enumerate(units) if u.module == module), key=lambda i: -units[i].first)
+        worth = _worth([units[i] for i in mine], importance)
+        raw = [of_one / units[i].macs for i, of_one in zip(mine, worth, strict=True)]
+        pooled = isotonic_regression(raw, sample_weight=[units[i].macs for i in mine])
+        for i, score in zip(mine, pooled, strict=True):
+            scores[i] = float(score)
+    return scores
+
+
+def _worth(units: Sequence[Unit], importance: Importance) -> list[float]:
+    """By how much of itself the loss rises with each unit of one module, those from the last on."""
+    tiny = torch.finfo(torch.float64).tiny
+    module, scale = units[0].module, max(importance.loss, tiny)
+    if module[1] == "embed":
+        losses = [importance.loss, *(importance.narrowed[u.first] for u in units)]
+        return [(after - before) / scale for before, after in pairwise(losses)]
+    taylor = importance.taylor[module]
+    sensitivity = (importance.skipped[module] - importance.loss) / scale
+    whole = float(taylor.sum().clamp_min(tiny))
+    return [sensitivity * (float(taylor[u.first : u.last].sum()) / whole) for u in units]
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DropoutSchedule:
+    """How the dropout list comes to be."""
+
+    macs: int  # to be dropped in the end
+    updates: int  # P_e: times that the list grows
+    steps: int  # over which it does
+
+
+class ProgressiveDropout:
+    """The dropout list, and the sub-network of each step: a `train.constraint.Constraint`."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        units: Sequence[Unit],
+        growth: DropoutSchedule,
+        proxy: Split,
+        columns: Sequence[int],
+        passes: Passes,
+        seed: int,
+        rival: Rival | None = None,
+    ) -> None:
+        """Begin with an empty list.
+
+        Args:
+            rival: what draws the sub-networks in place of the list.
+        """
+        self.network, self.units, self.growth, self.passes = network, units, growth, passes
+        self.proxy, self.columns, self.seed, self.rival = proxy, columns, seed, rival
+        self.family = family_of(network)
+        self.whole, self.geometry = [b.dims for b in self.family.read(network)], self.family.geometry(network)
+        self.order: list[int] = []  # units, the first to go first
+        self.updates, self.steps = 0, 0
+        self.masks: Dropping | None = None
+        self.kept_share = 1.0  # in the step under way, of the units' MACs; of the dimensions, if a rival draws
+
+    @property
+    def dropped(self) -> list[Unit]:
+        """The dropout list."""
+        return [self.units[i] for i in self.order]
+
+    # -- the list --------------------------------------------------------------------------------------------------
+
+    def _embed(self, dropped: Sequence[Unit]) -> int:
+        return embed_left(self.geometry.embed, dropped)
+
+    def saved_macs(self) -> int:
+        """What the whole list saves: channels cost less where widths are gone."""
+        left = self.geometry.with_embed(self._embed(self.dropped)).macs(dims_without(self.whole, self.dropped))
+        return self.geometry.macs(self.whole) - left
+
+    def grow(self) -> None:
+        """Add the units that the smallest sub-network so far can best do without, up to this update's share."""
+        self.updates += 1
+        left = sorted(set(range(len(self.units))) - set(self.order))
+        due = self.growth.macs * self.updates / self.growth.updates
+        if not left or self.saved_macs() >= due:
+            return
+        units = [self.units[i] for i in left]
+        importance = measure_importance(
+            self.network,
+            self.proxy,
+            self.columns,
+            self.passes,
+            kept=dims_without(self.whole, self.dropped),
+            embed=self._embed(self.dropped),
+            skip=sorted({u.module for u in units if u.kind != "embed"}),
+            embeds=[u.first for u in units if u.kind == "embed"],
+        )
+        scores = score_units(units, importance)
+        # Of equals in one module the last goes first: whatever is left is a prefix.
+        for i in sorted(range(len(units)), key=lambda i: (scores[i], units[i].module, -units[i].first)):
+            if self.saved_macs() >= due:
+                break
+            self.order.append(left[i])
+
+    def finish(self) -> None:
+        """Let the list grow to its target, if training ended before it had."""
+        while self.updates < self.growth.updates:
+            self.grow()
+
+    def _prepare(self) -> None:
+        """Grow the list if it is time, and draw the next step's sub-network: a function of seed and step alone."""
+        every = max(self.growth.steps // self.growth.updates, 1)
+        while self.updates < min(1 + self.steps // every, self.growth.updates):
+            self.grow()
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.steps)
+        device = self.passes.compute.device
+        if self.rival is not None:
+            self.masks, self.kept_share = self.rival.draw(self.family, self.whole, generator, device)
+            return
+        count = int(torch.randint(len(self.order) + 1, (), generator=generator))
+        dropped = self.dropped[:count]
+        kept = dims_without(self.whole, dropped)
+        self.masks = make_masks(self.family, self.whole, kept, device, self._embed(dropped))
+        self.kept_share = 1 - sum(u.macs for u in dropped) / sum(u.macs for u in self.units)
+
+    # -- train.constraint.Constraint -------------------------------------------------------------------------------
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        self._prepare()
+        with masking(self.network, lambda: self.masks if self.network.training else None):
+            yield
+
+    def penalty(self) -> tuple[Tensor, dict[str, float]]:
+        return torch.zeros((), device=self.passes.compute.device), {"units_kept": self.kept_share}
+
+    def after_step(self) -> None:
+        self.steps += 1
+        self._prepare()
+
+    def pruned(self) -> nn.Module:
+        """The smallest slice."""
+        return cut(self.network, dims_without(self.whole, self.dropped), self._embed(self.dropped))
+
+    def state(self) -> dict[str, Tensor]:
+        counts = torch.tensor([self.updates, self.steps])
+        return {"order": torch.tensor(self.order, dtype=torch.int64), "counts": counts}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self.order = [int(i) for i in state["order"]]
+        self.updates, self.steps = (int(n) for n in state["counts"])

@@ -1,0 +1,174 @@
+"""A super-network's slices: which there are, how good each was, and how one of any size is cut.
+
+A super-network is a model folder whose dimensions are in order of importance, with `supernet.json` beside the weights:
+the units in the order in which they are dropped, and the accuracy of some slices on the validation part. Any budget
+inside its range is met by following that order, so a slice costs no more than copying the weights it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgevit.derivation.algebra.factorise import one_thread
+from edgevit.derivation.allocate.budget import Budget, parse_count, quantity_name, readable, remainder
+from edgevit.derivation.allocate.policy import Policy, Widths, fit
+from edgevit.derivation.embedding import geometry_at
+from edgevit.derivation.methods.skd.piad import dims_without, embed_left, slice_plan
+from edgevit.derivation.opening import known_classes
+from edgevit.derivation.plan import Plan
+from edgevit.derivation.realise import realise
+from edgevit.errors import BudgetError
+from edgevit.network.cost import Quantity
+from edgevit.network.families import family_of
+from edgevit.numbers import check_number
+from edgevit.records.model import BlockDims, ModelSpec
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.supernet import SlicePoint, SupernetRecord, Unit
+
+Classes = str | Path | Sequence[str | int] | None
+
+
+@dataclass(frozen=True)
+class SuperNet:
+    """A super-network, of which slices are cut."""
+
+    folder: Path
+    record: SupernetRecord
+    is_main: bool = True  # False in all but the first of several processes: only that one wrote the folder
+
+    @property
+    def order(self) -> tuple[Unit, ...]:
+        """The units; the first to be dropped first."""
+        return self.record.order
+
+    @property
+    def curve(self) -> tuple[SlicePoint, ...]:
+        """The slices that were measured, from the whole network to the smallest."""
+        return self.record.curve
+
+    def slice(self, network: nn.Module, budget: Budget, policy: Policy) -> nn.Module:
+        """The slice of this budget, as a model of its own."""
+        return cut_slice(network, self.order, budget, policy)
+
+    # -- what may be asked for -------------------------------------------------------------------------------------
+
+    def check(self, spec: ModelSpec, network: nn.Module, classes: Classes, **size: Any) -> None:
+        """Refuse what the super-network cannot give. `size` is rate, macs and params, as `make_budget` takes them.
+
+        Raises:
+            BudgetError: no slice is of this size; the message has the range.
+            OptionError: it was made for other classes.
+        """
+        if spec.head == "subset":
+            known_classes(self.folder, spec, classes)
+        given = [name for name, value in size.items() if value is not None]
+        if len(given) != 1:
+            return  # make_budget says so
+        quantity: Quantity = "params" if given == ["params"] else "macs"
+        largest = spec.params if quantity == "params" else spec.macs
+        asked = size[given[0]]
+        if given == ["rate"]:
+            check_number("--rate", asked, "(0, 1)", "0.6 leaves 40 % of the network's MACs")
+        limit = remainder(largest, asked) if given == ["rate"] else parse_count(asked, quantity)
+        whole = family_of(network).geometry(network)
+        least = geometry_at(network, embed_left(whole.embed, self.order)).cost(
+            dims_without(spec.blocks, self.order), quantity
+        )
+        if not least <= limit < largest:
+            raise BudgetError(
+                f"{given[0]} {asked} asks for {readable(limit)} {quantity_name(quantity)}, and {self.folder} has "
+                f"slices of {readable(least)} (rate {1 - least / largest:.3f}) to just under {readable(largest)} "
+                f"(rate 0); ask for one of these, or make one for smaller slices: edgevit supernet --smallest-rate"
+            )
+
+
+def plan_of_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, policy: Policy) -> Plan:
+    """The slice of this budget.
+
+    Its embedding is that of the first sub-network in the order that is within the budget, or the next one that the
+    policy allows; its widths are those that fill the budget with it.
+
+    Raises:
+        BudgetError: the smallest slice costs more.
+    """
+    family = family_of(network)
+    blocks = family.read(network)
+    whole = [b.dims for b in blocks]
+
+    geometry_of = cache(partial(geometry_at, network))
+
+    def holds(count: int, embed: int) -> bool:
+        return budget.holds(budget.cost(dims_without(whole, order[:count]), geometry_of(embed)))
+
+    rungs = _embeds(order, family.geometry(network).embed, budget.least_embed, policy.embed_step)
+    within = [embed for last, embed in rungs if holds(last, embed)]
+    if not within:
+        smallest, geometry = dims_without(whole, order), geometry_of(rungs[-1][1])
+        least, made_of = budget.cost(smallest, geometry), budget.made_of(smallest, geometry)
+        raise BudgetError(
+            f"{budget.asked} leaves {budget.told(budget.limit)}, and the smallest slice of this super-network takes "
+            f"{budget.told(least)}{made_of and f' ({made_of})'}; raise the budget, or make one for smaller slices: "
+            "edgevit supernet --smallest-rate",
+            least=least,
+            made_of=made_of,
+        )
+    for embed in within:
+        try:
+            chosen = fit(lambda share: _wishes(order, whole, share), whole, geometry_of(embed), budget, policy)
+        except BudgetError:
+            if embed == within[-1]:
+                raise
+            continue
+        break
+    with torch.no_grad():
+        return slice_plan(blocks, chosen, embed)
+
+
+def _embeds(order: Sequence[Unit], embed: int, least: int, multiple: int) -> list[tuple[int, int]]:
+    """The widths of the embedding on the way, the widest first, each with how many units go before the next one.
+
+    `least`: the narrowest that the budget can count; `multiple`: what the shape asks of each but the widest.
+    """
+    narrower = ((i, unit.first) for i, unit in enumerate(order) if unit.kind == "embed")
+    places = [(i, width) for i, width in narrower if width >= least and width % multiple == 0]
+    ends = [*(i for i, _ in places), len(order)]
+    return list(zip(ends, [embed, *(width for _, width in places)], strict=True))
+
+
+def cut_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, policy: Policy) -> nn.Module:
+    """The slice of this budget, as a model of its own."""
+    with one_thread():  # copies are too short to share on a busy machine
+        return realise(network, plan_of_slice(network, order, budget, policy))
+
+
+def _wishes(order: Sequence[Unit], dims: Sequence[BlockDims], share: float) -> list[Widths]:
+    """The widths left after a share of the order's MACs; the last unit to go goes in part."""
+    due = share * sum(unit.macs for unit in order)
+    wishes = [Widths(float(d.qk), float(d.vo), float(d.ffn)) for d in dims]
+    for unit in order:
+        part = min(due / unit.macs, 1.0)
+        width, now = unit.last - part * (unit.last - unit.first), wishes[unit.block]
+        if unit.kind == "ffn":
+            wishes[unit.block] = replace(now, ffn=min(now.ffn, width))
+        elif unit.kind == "attention":
+            wishes[unit.block] = replace(now, qk=min(now.qk, width), vo=min(now.vo, width))
+        due -= part * unit.macs
+        if part < 1:
+            break
+    return wishes
+
+
+def read_supernet(folder: str | Path) -> SuperNet:
+    """Read what a super-network says of its slices.
+
+    Raises:
+        CheckpointError: the folder is no super-network, or the file is damaged or of another schema.
+    """
+    return SuperNet(Path(folder), ModelFolder(Path(folder)).supernet())

@@ -1,0 +1,311 @@
+"""What to keep of a network: decided by a method, checked here, carried out by `realise`, written beside the model.
+
+A plan says for each block that stays which of its heads, how wide they are, and which of its neurons. Where a method
+worked out weights, they go with the plan; else `realise` factorises attention, and merges or drops neurons. All of that
+is in terms of the network's own embedding; a plan that narrows it does so last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from edgevit.errors import PlanError
+from edgevit.network.anatomy import Attention, Block, BlockDims, Decoder, Ffn
+from edgevit.records.names import PLAN
+from edgevit.records.plan import (
+    AttentionRecord,
+    BlockRecord,
+    FfnRecord,
+    StepRecord,
+    from_ranges,
+    in_ranges,
+)
+from edgevit.records.state import DECIDED_KIND, DecidedStep
+from edgevit.records.writing import write_whole, writing
+from edgevit.train.state import reading_state, save_tensors
+from edgevit.version import written_by
+
+MOMENTS = "plan.safetensors"  # beside the plan of an unfinished run
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What becomes of an attention."""
+
+    heads: tuple[int, ...]  # those that stay
+    qk: int
+    vo: int
+    moment: Tensor | None = None  # [d + 1, d + 1] of its inputs, for which it is factorised; None: for its weights
+    weights: Attention | None = None  # what it becomes, where a method worked it out
+
+
+@dataclass(frozen=True)
+class FfnPlan:
+    """What becomes of an FFN: neurons stay, and the others are dropped, or merged into those."""
+
+    neurons: Tensor  # [r] int64: those that stay, in this order
+    labels: Tensor | None = None  # [e] int64: for each neuron, which of `neurons` it is merged into, by place
+    weights: Ffn | None = None  # what it becomes, where a method worked it out
+
+    @property
+    def width(self) -> int:
+        return len(self.neurons)
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What becomes of a block; a site that is None goes."""
+
+    block: int
+    attention: AttentionPlan | None
+    ffn: FfnPlan | None
+    tokens: int = 0  # that it passes on; 0: as many as before
+    merged: bool = False  # whether one of these is the mean of those that leave
+
+    @property
+    def dims(self) -> BlockDims:
+        a, f = self.attention, self.ffn
+        return BlockDims(
+            *((0, 0, 0) if a is None else (len(a.heads), a.qk, a.vo)),
+            0 if f is None else f.width,
+            self.tokens,
+            self.merged,
+        )
+
+
+@dataclass(frozen=True)
+class EmbedPlan:
+    """What becomes of the embedding: tokens become `encode` times what they were (`algebra.embedding`)."""
+
+    width: int
+    encode: Tensor | None = None  # [width, d] fp64; None: not known, as of a plan that was read
+    # Of each norm of the network by which tokens are read, as `Family.token_norms` has them; None: those of `encode`
+    decoders: tuple[Decoder, ...] | None = None
+
+    def check(self, embed: int) -> None:
+        """See that a network whose embedding is so wide can have it.
+
+        Raises:
+            PlanError: it cannot.
+        """
+        if not 2 <= self.width <= embed:
+            raise PlanError(f"the plan has an embedding of width {self.width}, expected 2 to {embed}")
+        if self.encode is None:
+            raise PlanError("the plan has an embedding's width and no matrix for it: a plan that was read has none")
+        if self.encode.shape != (self.width, embed) or self.encode.dtype != torch.float64:
+            raise PlanError(
+                f"the plan has a matrix {list(self.encode.shape)} {self.encode.dtype} for its embedding, expected "
+                f"[{self.width}, {embed}] torch.float64"
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The blocks that stay, in their order, and what becomes of the tokens between them."""
+
+    blocks: tuple[BlockPlan, ...]
+    embed: EmbedPlan | None = None  # None: it stays as it is
+
+    @classmethod
+    def narrowed(cls, dims: Sequence[BlockDims], neurons: Sequence[Tensor]) -> Plan:
+        """Every block stays, with all of its heads, at these dimensions and with these neurons, int64 [ffn] each."""
+        pairs = enumerate(zip(dims, neurons, strict=True))
+        heads = [tuple(range(d.heads)) for d in dims]
+        return cls(tuple(BlockPlan(i, AttentionPlan(heads[i], d.qk, d.vo), FfnPlan(n)) for i, (d, n) in pairs))
+
+    @property
+    def encode(self) -> Tensor | None:
+        """What tokens become, [d', d]; None: they stay as they are."""
+        return None if self.embed is None else self.embed.encode
+
+    @property
+    def dims(self) -> tuple[BlockDims, ...]:
+        return tuple(block.dims for block in self.blocks)
+
+    @property
+    def kept_blocks(self) -> list[int]:
+        return [block.block for block in self.blocks]
+
+    def check(self, blocks: Sequence[Block]) -> None:
+        """See that the plan can be realised on these blocks.
+
+        Raises:
+            PlanError: it cannot; the message names the block, and what was expected of it.
+        """
+        numbers = self.kept_blocks
+        if not numbers or numbers != sorted(set(numbers)) or numbers[0] < 0 or numbers[-1] >= len(blocks):
+            raise PlanError(
+                f"the plan keeps the blocks {in_ranges(numbers) or 'none'}, expected some of 0 to {len(blocks) - 1}, "
+                f"each once and in order"
+            )
+        for plan in self.blocks:
+            if (fault := next(_faults(blocks[plan.block], plan), None)) is not None:
+                raise PlanError(f"the plan of block {plan.block} has {fault}")
+        if self.embed is not None:
+            self.embed.check(blocks[0].embed)
+
+    def record(self, method: str) -> StepRecord:
+        """What plan.json says of it."""
+        blocks = tuple(_recorded(block) for block in self.blocks)
+        return StepRecord(method, blocks, None if self.embed is None else self.embed.width)
+
+
+def _faults(block: Block, plan: BlockPlan) -> Iterator[str]:
+    """Why a block cannot be realised; each check takes for granted that those before it found nothing."""
+    if plan.attention is None and plan.ffn is None:
+        yield "neither attention nor FFN; leave the block out"
+    for what, planned, there in (
+        ("an attention", plan.attention, block.attention),
+        ("an FFN", plan.ffn, block.ffn),
+    ):
+        if planned is not None and there is None:
+            yield f"{what}, and the network has none there"
+    if plan.attention is None and (plan.tokens or block.tokens):
+        yield f"{plan.tokens or block.tokens} tokens to pass on, and no attention to rank them by"
+    if plan.merged and not plan.tokens:
+        yield "merged tokens, and no number of tokens to pass on"
+    if plan.attention is not None and block.attention is not None:
+        yield from _attention_faults(block.attention, plan.attention)
+    if plan.ffn is not None and block.ffn is not None:
+        yield from _ffn_faults(block.ffn, plan.ffn)
+
+
+def _attention_faults(part: Attention, plan: AttentionPlan) -> Iterator[str]:
+    heads = list(plan.heads)
+    if not heads or len(set(heads)) < len(heads) or min(heads) < 0 or max(heads) >= part.heads:
+        yield f"heads {heads}, expected some of 0 to {part.heads - 1}, each once"
+    for name, width, most in (("qk", plan.qk, part.qk), ("vo", plan.vo, part.vo)):
+        least = most if name == "qk" and part.rotary is not None else 1  # rotated queries and keys stay as they are
+        if not least <= width <= most:
+            yield f"{name} width {width}, expected {least} to {most}"
+    side = part.embed + 1
+    if plan.moment is not None and plan.moment.shape != (side, side):
+        yield f"a moment {list(plan.moment.shape)}, expected [{side}, {side}]"
+    given = plan.weights
+    if given is not None and (given.heads, given.qk, given.vo) != (len(heads), plan.qk, plan.vo):
+        yield f"weights of {given.heads} heads, QK {given.qk} and VO {given.vo}, expected those that it plans"
+
+
+def _ffn_faults(part: Ffn, plan: FfnPlan) -> Iterator[str]:
+    count, neurons, labels = part.neurons, plan.neurons, plan.labels
+    if neurons.ndim != 1 or not len(neurons) or neurons.dtype != torch.int64:
+        yield (
+            f"neurons {list(neurons.shape)} {neurons.dtype}, expected at least one index, torch.int64; "
+            f"mask.nonzero().flatten() makes indices of a mask"
+        )
+    numbers = sorted(neurons.tolist())
+    if numbers[0] < 0 or numbers[-1] >= count:
+        yield f"neurons from {numbers[0]} to {numbers[-1]}, expected 0 to {count - 1}"
+    if twice := [a for a, b in pairwise(numbers) if a == b]:
+        yield f"neuron {twice[0]} more than once, expected every neuron at most once"
+    if labels is not None:
+        yield from _label_faults(count, neurons, labels)
+    if plan.weights is not None and plan.weights.neurons != plan.width:
+        yield f"weights of {plan.weights.neurons} neurons, expected {plan.width}"
+
+
+def _label_faults(count: int, neurons: Tensor, labels: Tensor) -> Iterator[str]:
+    if labels.shape != (count,) or labels.dtype != torch.int64:
+        yield f"labels {list(labels.shape)} {labels.dtype}, expected [{count}] torch.int64"
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= len(neurons):
+        yield f"cluster labels from {low} to {high}, expected 0 to {len(neurons) - 1}; leave labels out to drop neurons"
+    strange = (labels[neurons] != torch.arange(len(neurons), device=labels.device)).nonzero().flatten().tolist()
+    if strange:
+        first = strange[0]
+        yield f"neuron {int(neurons[first])} for cluster {first}, expected one of the cluster's members"
+
+
+# -- as a record -------------------------------------------------------------------------------------------------------
+
+
+def _recorded(plan: BlockPlan) -> BlockRecord:
+    a, f = plan.attention, plan.ffn
+    attention = None if a is None else AttentionRecord(in_ranges(a.heads), a.qk, a.vo)
+    return BlockRecord(plan.block, attention, None if f is None else _recorded_ffn(f), plan.tokens, plan.merged)
+
+
+def _recorded_ffn(plan: FfnPlan) -> FfnRecord:
+    neurons = plan.neurons.tolist()
+    if plan.labels is None:
+        return FfnRecord(plan.width, in_ranges(neurons))
+    members: dict[str, list[int]] = {}
+    for neuron, place in enumerate(plan.labels.tolist()):
+        if neuron != neurons[place]:
+            members.setdefault(str(neurons[place]), []).append(neuron)
+    return FfnRecord(plan.width, in_ranges(neurons), {anchor: in_ranges(others) for anchor, others in members.items()})
+
+
+def planned(record: StepRecord) -> Plan:
+    """The plan of a record: sizes and what stays, without weights and moments.
+
+    Raises:
+        PlanError: it names a neuron to be merged into one that does not stay.
+    """
+    embed = None if record.embed is None else EmbedPlan(record.embed)
+    return Plan(tuple(_planned_block(block) for block in record.blocks), embed)
+
+
+def _planned_block(record: BlockRecord) -> BlockPlan:
+    a, f = record.attention, record.ffn
+    attention = None if a is None else AttentionPlan(tuple(from_ranges(a.heads)), a.qk, a.vo)
+    ffn = None if f is None else _planned_ffn(record.block, f)
+    return BlockPlan(record.block, attention, ffn, record.tokens, record.merged)
+
+
+def _planned_ffn(block: int, record: FfnRecord) -> FfnPlan:
+    neurons = from_ranges(record.neurons)
+    if record.merged is None:
+        return FfnPlan(torch.tensor(neurons))
+    place = {neuron: i for i, neuron in enumerate(neurons)}
+    into = dict(place)
+    for anchor, others in record.merged.items():
+        if int(anchor) not in place:
+            raise PlanError(f"the plan of block {block} merges neurons into {anchor}, which does not stay")
+        into |= dict.fromkeys(from_ranges(others), place[int(anchor)])
+    if sorted(into) != list(range(len(into))):
+        raise PlanError(f"the plan of block {block} neither keeps nor merges some neuron below {max(into)}")
+    labels = torch.tensor([into[neuron] for neuron in range(len(into))])
+    return FfnPlan(torch.tensor(neurons), labels)
+
+
+# -- beside an unfinished run ------------------------------------------------------------------------------------------
+
+
+def save_plan(plan: Plan, method: str, folder: Path) -> None:
+    """Keep a plan without weights for a run that may be interrupted."""
+    tensors = {str(b.block): b.attention.moment for b in plan.blocks if b.attention is not None}
+    if plan.embed is not None:
+        tensors["embed"] = plan.embed.encode
+        for i, decode in enumerate(plan.embed.decoders or ()):
+            tensors |= {f"embed.{i}.weight": decode.weight, f"embed.{i}.bias": decode.bias}
+    decided = DecidedStep(**vars(plan.record(method)), edgevit=written_by())
+    with writing(folder):
+        save_tensors(folder / MOMENTS, {name: t for name, t in tensors.items() if t is not None})
+        write_whole(folder / PLAN, DECIDED_KIND.text(decided))  # last: one that exists is complete
+
+
+def load_plan(folder: Path) -> Plan | None:
+    """Read the plan of an unfinished run, or None if it had not got that far."""
+    if not (folder / PLAN).is_file():
+        return None
+    plan = planned(DECIDED_KIND.read(folder / PLAN))
+    with reading_state(folder / MOMENTS):
+        moments = load_file(folder / MOMENTS)
+    blocks = []
+    for block in plan.blocks:
+        a = block.attention
+        blocks.append(
+            block if a is None else replace(block, attention=replace(a, moment=moments.get(str(block.block))))
+        )
+    count = sum(name.startswith("embed.") and name.endswith(".weight") for name in moments)
+    decoders = tuple(Decoder(moments[f"embed.{i}.weight"], moments.get(f"embed.{i}.bias")) for i in range(count))
+    embed = plan.embed and replace(plan.embed, encode=moments.get("embed"), decoders=decoders or None)
+    return Plan(tuple(blocks), embed)

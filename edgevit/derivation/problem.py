@@ -1,0 +1,218 @@
+"""What a method is given, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from edgevit.data.accuracy import Accuracy
+from edgevit.data.task import Task
+from edgevit.derivation.allocate.budget import Budget
+from edgevit.derivation.allocate.policy import Policy
+from edgevit.derivation.cache import Cache
+from edgevit.derivation.measure.sensitivity import felt_behind
+from edgevit.derivation.plan import EmbedPlan, Plan
+from edgevit.network.checkpoint import tensors_sha256
+from edgevit.network.copies import bare_copy
+from edgevit.progress import Progress
+from edgevit.train.compute import Compute
+from edgevit.train.constraint import Constraint
+from edgevit.train.distil import Distillation, TeacherOptions, make_distillation
+from edgevit.train.history import History
+from edgevit.train.loop import train
+from edgevit.train.passes import Passes, accuracy_of
+from edgevit.train.settings import Training
+from edgevit.train.state import load_tensors, reading_state, save_tensors
+from edgevit.train.validation import Keep
+
+FELT_IMAGES = 128  # on which it is measured how much the answers feel each token
+FINETUNED = "finetuned"
+
+
+@dataclass
+class Stopwatch:
+    """Seconds per stage of a derivation; those of a stage that runs within another count for the inner one alone."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    within_s: float = 0.0  # of the stages that have ended within the one that is running
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start, before_s, self.within_s = monotonic(), self.within_s, 0.0
+        try:
+            yield
+        finally:
+            took_s = monotonic() - start
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + took_s - self.within_s, 3)
+            self.within_s = before_s + took_s
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One derivation to do."""
+
+    network: nn.Module  # the base, its classifier already as asked; the method may train it
+    task: Task
+    columns: Sequence[int]  # for each target class, its column in the network's logits
+    budget: Budget
+    policy: Policy
+    training: Training
+    base_training: Training  # of a copy of the whole base, where one is fine-tuned
+    passes: Passes
+    folder: Path  # for what must outlive an interruption
+    origin: Path  # OUT.partial/base, or the folder of the step that made the network: its trained copy lies beside it
+    history: History
+    stopwatch: Stopwatch
+    cache: Cache
+    identity: Mapping[str, Any]  # what the network's outputs depend on, for keys of the cache
+    # What `accuracy_on_validation` has found: of each network by the hash of its weights.
+    judged: WeakKeyDictionary[nn.Module, tuple[str, Accuracy]] = field(default_factory=WeakKeyDictionary, repr=False)
+
+    @property
+    def compute(self) -> Compute:
+        return self.passes.compute
+
+    @property
+    def progress(self) -> Progress:
+        return self.passes.progress
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What a method made: the slim network, the plan that it follows, and figures worth keeping."""
+
+    network: nn.Module
+    plan: Plan  # by which it came of the network that the method was given
+    facts: dict[str, object]
+
+
+def accuracy_on_validation(problem: Problem, network: nn.Module) -> Accuracy:
+    """Of a network with the problem's columns; the images are shown to it once for as long as its weights stay."""
+    task, weights = problem.task, tensors_sha256(network.state_dict())
+    known = problem.judged.get(network)
+    if known is not None and known[0] == weights:
+        return known[1]
+    found = accuracy_of(network, task.validation, problem.columns, task.class_names, problem.passes)
+    problem.judged[network] = weights, found
+    return found
+
+
+def finetuned_base(problem: Problem) -> nn.Module:
+    """A copy of the problem's whole network, trained on the classes: a baseline, a teacher, and what may be cut.
+
+    Of a base that was trained already, to be cut, it is that one. Derivations share it, for any budget.
+    """
+    network, file = bare_copy(problem.network), _finetuned_file(problem)
+    if not file.is_file():  # else it was trained before: as the baseline, or before an interruption
+        tensors = problem.cache.tensors(FINETUNED, _finetuned_key(problem), lambda: _finetune(network, problem))
+        if problem.compute.is_main:
+            save_tensors(file, tensors)
+        problem.compute.wait()
+        torch.manual_seed(problem.base_training.seed)  # what follows draws the same whether this was trained or read
+    with reading_state(file):
+        network.load_state_dict(load_tensors(file))
+    return network.to(problem.compute.device).eval()
+
+
+def has_finetuned_base(problem: Problem) -> bool:
+    """Whether `finetuned_base` need only be read."""
+    return _finetuned_file(problem).is_file() or problem.cache.holds(FINETUNED, _finetuned_key(problem))
+
+
+def _finetuned_file(problem: Problem) -> Path:
+    return problem.origin.with_name(f"{FINETUNED}-{problem.origin.name}.safetensors")
+
+
+def _finetuned_key(problem: Problem) -> dict[str, Any]:
+    task, training = problem.task, asdict(problem.base_training)
+    how = {name: value for name, value in training.items() if name not in ("device", "workers")}
+    images = {"train": task.train.content_sha256(), "validation": task.validation.content_sha256()}
+    return {**problem.identity, **images, "training": how}
+
+
+def _finetune(network: nn.Module, problem: Problem) -> dict[str, Tensor]:
+    torch.manual_seed(problem.base_training.seed)
+    with problem.stopwatch.stage("finetune_base"):
+        train(
+            network,
+            problem.task,
+            problem.columns,
+            problem.base_training,
+            problem.passes,
+            problem.history,
+            stage=f"finetune {problem.origin.name}",
+            folder=problem.origin.with_name(f"finetune-{problem.origin.name}"),
+        )
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+
+
+def distillation_for(
+    problem: Problem,
+    options: TeacherOptions,
+    embed: EmbedPlan | None = None,
+    kept: Sequence[int] | None = None,
+    by_token: Sequence[Tensor] | None = None,
+) -> Distillation | None:
+    """The teacher that was asked for, if anything is to be trained; call it before training the problem's network.
+
+    Args:
+        embed: what became of the base's embedding in the network that is to learn; None: it has the same.
+        kept: where it has not all of the base's blocks: those that it has.
+        by_token: [N] per block of the base, how much the answers feel the tokens behind it, where that is known; else
+            it is measured if the options ask for it.
+    """
+    if options.teacher == "none" or problem.training.steps == 0:
+        return None
+    teacher = finetuned_base(problem) if options.teacher == "finetuned" else problem.network
+    if options.token_weighting == "alike" or options.token_weight == 0:
+        by_token = None
+    elif by_token is None:
+        images, seed = problem.task.train.subset(FELT_IMAGES), problem.training.seed
+        with problem.stopwatch.stage("sensitivity"):
+            by_token = felt_behind(problem.network, images, problem.columns, problem.passes, seed=seed)
+    encode = None if embed is None else embed.encode
+    decode = None if embed is None or embed.decoders is None else embed.decoders[-1]
+    return make_distillation(teacher, options, encode, kept, by_token, decode)
+
+
+def train_for(
+    problem: Problem,
+    network: nn.Module,
+    *,
+    stage: str = "train",
+    constraint: Constraint | None = None,
+    distillation: Distillation | None = None,
+    keep: Keep = "last",
+) -> int:
+    """Train `network` in place for the steps that the problem asks for; return how many were done."""
+    if problem.training.steps == 0:
+        return 0
+    with problem.stopwatch.stage("training"):
+        return train(
+            network,
+            problem.task,
+            problem.columns,
+            problem.training,
+            problem.passes,
+            problem.history,
+            stage=stage,
+            constraint=constraint,
+            distillation=distillation,
+            keep=keep,
+            folder=problem.folder / "train",
+        )
+
+
+def facts_of_training(problem: Problem, stage: str, done: int) -> dict[str, object]:
+    """What a record says of a training in which `train_for` kept the best state: its steps, and how it came out."""
+    outcome = problem.history.outcome(stage)
+    steps = {"reused": problem.cache.reused, "steps": done, "steps_planned": problem.training.steps}
+    return {**steps, **(asdict(outcome) if outcome else {})}

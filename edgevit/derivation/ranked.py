@@ -1,0 +1,125 @@
+"""What methods that rank units have in common: from scores to a plan within the budget, and on to the trained model.
+
+Such a method says what every unit is worth; the units that go are left out, and every weight that stays is the base's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import nn
+
+from edgevit.derivation.algebra.embedding import channel_encoder
+from edgevit.derivation.allocate import ranking
+from edgevit.derivation.allocate.budget import Budget
+from edgevit.derivation.allocate.policy import Policy
+from edgevit.derivation.allocate.ranking import AttentionUnits, Grouping, Ranked, Units, rank, top
+from edgevit.derivation.embedding import geometry_at
+from edgevit.derivation.measure.importance import Scores
+from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
+from edgevit.derivation.problem import (
+    Derived,
+    Problem,
+    accuracy_on_validation,
+    distillation_for,
+    facts_of_training,
+    train_for,
+)
+from edgevit.derivation.reach import Cuts
+from edgevit.derivation.realise import realise
+from edgevit.network.cost import Geometry
+from edgevit.network.families import family_of
+from edgevit.train.distil import TeacherOptions
+from edgevit.train.settings import usual_steps
+
+
+@dataclass(frozen=True)
+class RankOptions(TeacherOptions):
+    """The options of every method that ranks units: its Config inherits them."""
+
+    # How far scores are compared: nowhere, so that all is cut alike (uniform), within a kind of unit over all blocks
+    # (isomorphic), or all with all, by score per MAC (global).
+    grouping: Grouping = "isomorphic"
+    # What of attention goes: dimensions of every head (widths), whole heads (heads), or both.
+    attention: AttentionUnits = "widths"
+    cut_embedding: bool = False  # Whether channels of the embedding go, too.
+
+
+def cuts(network: nn.Module, options: RankOptions, policy: Policy) -> Cuts:
+    """What a method which ranks units may take away."""
+    geometry = family_of(network).geometry(network)
+    may_go = options.cut_embedding and geometry.fixed_embed is None
+    embed = ranking.narrowest_by_rank(geometry.embed, policy) if may_go else 0
+    more = {"cut_embedding": True, "attention": "both"}
+    by_heads = options.attention != "widths"
+    return Cuts(head_widths=options.attention != "heads", heads=by_heads, embed=embed, more=more)
+
+
+def default_steps(config: object, rate: float, images: int, batch_size: int) -> int:
+    """Steps of the training after the cut, whatever the method, its options and the rate."""
+    return usual_steps(images, batch_size)
+
+
+@torch.no_grad()
+def plan_of(network: nn.Module, scores: Scores, ranked: Ranked) -> Plan:
+    """The plan by which the units of the highest scores stay."""
+    plans = []
+    family = family_of(network)
+    blocks = family.read(network)
+    for i, (block, of, heads, dims) in enumerate(zip(blocks, scores.blocks, ranked.heads, ranked.dims, strict=True)):
+        attended, kept = None, list(heads)
+        if block.attention is not None:
+            slim = block.attention.keep(kept, top(of.qk[kept], dims.qk), top(of.vo[kept], dims.vo))
+            attended = AttentionPlan(heads, dims.qk, dims.vo, weights=slim)
+        neurons = None if block.ffn is None else FfnPlan(top(of.ffn, dims.ffn))
+        plans.append(BlockPlan(i, attended, neurons, block.tokens, block.merged))
+    whole = len(scores.embed)
+    if ranked.embed == whole:
+        return Plan(tuple(plans))
+    return Plan(tuple(plans), EmbedPlan(ranked.embed, channel_encoder(top(scores.embed, ranked.embed), whole)))
+
+
+def choose_units(problem: Problem, options: RankOptions, scores: Scores, budget: Budget | None = None) -> Ranked:
+    """Spend the problem's budget, or another, by rank.
+
+    Raises:
+        BudgetError: it is not within reach.
+    """
+    network = problem.network
+    family = family_of(network)
+    geometry = family.geometry(network)
+    if options.cut_embedding and geometry.fixed_embed is not None:
+        problem.progress.note(f"the embedding stays as it is: {geometry.fixed_embed}")
+    units = Units(options.grouping, options.attention, options.cut_embedding and geometry.fixed_embed is None)
+
+    @cache
+    def at(width: int) -> Geometry:
+        return geometry_at(network, width)
+
+    dims = [block.dims for block in family.read(network)]
+    with problem.stopwatch.stage("allocation"):
+        return rank(scores, dims, at, geometry.embed, budget or problem.budget, problem.policy, units)
+
+
+def derive_by_rank(problem: Problem, options: RankOptions, scores: Scores) -> Derived:
+    """Leave out the units of the lowest scores, then train what stays."""
+    return finish(problem, options, plan_of(problem.network, scores, choose_units(problem, options, scores)))
+
+
+def finish(problem: Problem, options: TeacherOptions, plan: Plan, **found: object) -> Derived:
+    """Realise a plan, train the network, keep its best state on the validation part, and say how it came out."""
+    slim = realise(problem.network.to(problem.compute.device), plan)
+    before = accuracy_on_validation(problem, slim).top1
+    distillation = distillation_for(problem, options, embed=plan.embed)
+    done = train_for(problem, slim, distillation=distillation, keep="best")
+    facts: dict[str, object] = {
+        **facts_of_training(problem, "train", done),
+        "accuracy_validation_cut": before,
+        "kept_blocks": plan.kept_blocks,
+        "kept_heads": [[] if b.attention is None else list(b.attention.heads) for b in plan.blocks],
+        **({} if plan.embed is None else {"embed": plan.embed.width}),
+        **found,
+    }
+    return Derived(slim, plan, facts)

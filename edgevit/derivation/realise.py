@@ -1,0 +1,146 @@
+"""From a network and a plan to the slim network that is derived, by `realise` or `leave_tokens` and nothing else.
+
+Other code builds networks to measure or to load them; decision 018 lists it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from edgevit.derivation.algebra.attention import keep_heads, narrow
+from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
+from edgevit.errors import PlanError
+from edgevit.network.anatomy import Attention, Block, Decoder, Ffn
+from edgevit.network.copies import bare_copy
+from edgevit.network.cost import Geometry
+from edgevit.network.families import family_of
+
+
+@torch.no_grad()
+def realise(network: nn.Module, plan: Plan) -> nn.Module:
+    """Return the slim network of a plan; the network itself is not changed.
+
+    Weights that the plan brings are taken; what it brings none for is factorised, merged or dropped here.
+
+    Raises:
+        PlanError: the plan does not fit the network.
+    """
+    family = family_of(network)
+    blocks = family.read(network)
+    plan.check(blocks)
+    old = [blocks[i] for i in plan.kept_blocks]
+    _check_tokens(plan, old, family.geometry(network))
+    attentions = _attentions([b.attention for b in old], [b.attention for b in plan.blocks])
+    ffns = [_ffn(b.ffn, planned.ffn) for b, planned in zip(old, plan.blocks, strict=True)]
+    if len(old) < len(blocks):
+        network = bare_copy(network)
+        family.keep_blocks(network, plan.kept_blocks)
+    parts = zip(attentions, ffns, plan.blocks, strict=True)
+    slim = family.build(network, [Block(a, f, planned.tokens, planned.merged) for a, f, planned in parts])
+    return slim if plan.embed is None else narrow_embedding(slim, replace(plan.embed, decoders=_decoders(plan, blocks)))
+
+
+@torch.no_grad()
+def leave_tokens(network: nn.Module, plan: Plan) -> nn.Module:
+    """Return the plan's network from the one that was realised with all tokens staying, so that tokens leave it.
+
+    A method whose weights are solved token by token, for all tokens, realises its plan so, in two steps.
+
+    Raises:
+        PlanError: the network is not the plan's, or the tokens cannot leave as planned.
+    """
+    if not any(block.tokens for block in plan.blocks):
+        return network
+    family = family_of(network)
+    blocks = family.read(network)
+    sizes = [[replace(part.dims, tokens=0, merged=False) for part in parts] for parts in (blocks, plan.blocks)]
+    if sizes[0] != sizes[1]:
+        raise PlanError(f"tokens are to leave a network of the blocks {sizes[0]}, expected the plan's: {sizes[1]}")
+    _check_tokens(plan, blocks, family.geometry(network))
+    pairs = zip(blocks, plan.blocks, strict=True)
+    return family.build(network, [replace(b, tokens=planned.tokens, merged=planned.merged) for b, planned in pairs])
+
+
+def _check_tokens(plan: Plan, blocks: Sequence[Block], geometry: Geometry) -> None:
+    """See that each block passes on fewer tokens than reach it, and one that may leave among them.
+
+    Args:
+        blocks: those that the plan keeps, before tokens leave them.
+    """
+    reaching, prefix = geometry.tokens, geometry.tokens - geometry.patches
+    for planned, block in zip(plan.blocks, blocks, strict=True):
+        passed = planned.tokens or block.tokens
+        least = prefix + 1 + int(planned.merged)
+        if passed and not least <= passed < reaching:
+            raise PlanError(
+                f"the plan of block {planned.block} has {passed} tokens to pass on, expected {least} to "
+                f"{reaching - 1}: {reaching} reach it, and {prefix} of them always stay"
+            )
+        reaching = passed or reaching
+
+
+def _decoders(plan: Plan, blocks: Sequence[Block]) -> tuple[Decoder, ...] | None:
+    """The decoders of the norms that the plan keeps; `blocks` are those of the network that it is for."""
+    if plan.embed is None or plan.embed.decoders is None:
+        return None
+    planned, left = {block.block: block for block in plan.blocks}, iter(plan.embed.decoders)
+    kept = []
+    for i, block in enumerate(blocks):
+        stays = planned.get(i, BlockPlan(i, None, None))
+        for part, site in ((block.attention, stays.attention), (block.ffn, stays.ffn)):
+            if part is not None and (decode := next(left)) and site is not None:
+                kept.append(decode)
+    return (*kept, next(left))
+
+
+def narrow_embedding(network: nn.Module, plan: EmbedPlan) -> nn.Module:
+    """A copy of a network with its embedding as planned.
+
+    Raises:
+        PlanError: the plan does not fit the network, or its embedding cannot be narrowed.
+    """
+    family = family_of(network)
+    geometry = family.geometry(network)
+    if geometry.fixed_embed is not None:
+        raise PlanError(f"the plan narrows the embedding, and it stays as it is: {geometry.fixed_embed}")
+    plan.check(geometry.embed)
+    assert plan.encode is not None
+    device = next(network.parameters()).device
+    decoders = None if plan.decoders is None else [decode.to(device) for decode in plan.decoders]
+    return family.with_embedding(network, plan.encode.to(device), decoders)
+
+
+def _attentions(parts: Sequence[Attention | None], plans: Sequence[AttentionPlan | None]) -> list[Attention | None]:
+    """What the attentions become; those without weights are factorised in one call."""
+    made = [None if plan is None else plan.weights for plan in plans]
+    open_ = [(i, part, plan) for i, (part, plan) in enumerate(zip(parts, plans, strict=True))
+             if part is not None and plan is not None and plan.weights is None]  # fmt: skip
+    if not open_:
+        return made
+    moments = [plan.moment for *_, plan in open_ if plan.moment is not None]
+    if moments and len(moments) < len(open_):
+        raise PlanError(
+            "the plan has moments of some attentions, expected them of all that bring no weights, or of none"
+        )
+    fewer = []
+    for _, part, plan in open_:
+        # What dropped heads put out on average can be made up for only where the inputs' mean is known.
+        kept = part.keep(plan.heads) if plan.moment is None else keep_heads(part, plan.heads, plan.moment)
+        fewer.append(part if len(plan.heads) == part.heads else kept)
+    widths = [(plan.qk, plan.vo) for *_, plan in open_]
+    for (i, *_), slim in zip(open_, narrow(fewer, widths, moments or None), strict=True):
+        made[i] = slim
+    return made
+
+
+def _ffn(part: Ffn | None, plan: FfnPlan | None) -> Ffn | None:
+    if part is None or plan is None:
+        return None
+    if plan.weights is not None:
+        return plan.weights
+    neurons = plan.neurons.to(part.w1.device)
+    return part.keep(neurons) if plan.labels is None else part.merged(plan.labels.to(part.w1.device), neurons)

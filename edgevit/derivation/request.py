@@ -1,0 +1,488 @@
+"""What is asked of `derive`, `supernet` and `base`: frozen records, which the command line, files and Python all build.
+
+`check` refuses, before torch is imported and anything is read, whatever names, numbers, paths and listings can tell.
+What takes the base or the images to tell, such as whether a budget is within reach, is refused where they are opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from edgevit.data.request import BaseClasses, Classes, Data, GroupBy, OptionalData, SkipBadImages, check_data
+from edgevit.derivation.allocate.budget import MEASURED_BUDGETS, make_budget
+from edgevit.derivation.allocate.policy import make_policy
+from edgevit.derivation.methods import method_names
+from edgevit.derivation.options import SUPERNET, describe, methods_with, parse_assignments, read_options
+from edgevit.derivation.steps import Step, check_steps, read_steps, steps_of
+from edgevit.errors import OptionError, UnknownNameError
+from edgevit.network.request import BASE, BaseOptions
+from edgevit.numbers import check_number
+from edgevit.records.model import BlockDims
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.unfinished import partial_folder, refuse_unfinished
+from edgevit.records.writing import refuse_existing
+from edgevit.request import BUDGET, COMPUTING, DATA, OUTPUT, SHAPE, TRAINING, Nested, Option, plain_request
+from edgevit.train.settings import Training
+
+D = TypeVar("D", bound="Deriving")
+
+HEADS = ("subset", "full")
+STARTS = ("base", "finetuned", "better")
+NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
+
+
+METHOD = f"{', '.join(method_names())}; see edgevit methods."
+OUT = Option("Model folder to write; it must not exist yet.", OUTPUT)
+OVERWRITE = Option("Replace the model folder that --out names, once the new one is complete.", OUTPUT)
+ValidationFraction = Annotated[
+    float,
+    Option(
+        "Share of the training images that is held out for every choice that is made, where the data has no "
+        "validation part beside its test part.",
+        DATA,
+    ),
+]
+Cache = Annotated[bool | Path, Option("Use and keep what derivations can share; edgevit cache shows it.", COMPUTING)]
+DeriveFrom = Annotated[
+    str,
+    Option(
+        "What is cut: the base as it is (base), the base after training on the classes (finetuned), or of both "
+        "the one whose loss on the validation images is less (better).",
+        TRAINING,
+    ),
+]
+AcceptWeakBase = Annotated[
+    bool,
+    Option(
+        "Go on although the base is hardly better than chance on its own classes, or answers several classes by other "
+        "outputs than was assumed.",
+        DATA,
+    ),
+]
+AcceptPreprocessing = Annotated[
+    bool,
+    Option(
+        "Go on with the preprocessing as it is although the base does better with another, which the error names.", DATA
+    ),
+]
+RESUME = "Go on with an interrupted {}, from its last saved step."
+
+
+def method_options(help: str, metavar: str = "METHOD.OPTION=VALUE") -> Option:
+    """--set, whose texts are of the method that is asked for, or of one before it; or of what has only one."""
+
+    def read(texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, str]:
+        method = given.get("method") or SUPERNET
+        earlier = read_steps(given["first"]) if given.get("first") else ()
+        return parse_assignments(method, texts, [step.method for step in earlier])[method]
+
+    return Option(help, SHAPE, name="--set", metavar=metavar, repeated=True, read=read)
+
+
+def one_rate(text: str, _: Mapping[str, Any]) -> float:
+    """One number; several are another command's."""
+    try:
+        return float(text)
+    except ValueError:
+        if re.fullmatch(r"0?,\d+", text):  # a decimal comma: 0 is no rate
+            raise OptionError(f"--rate {text} is not a number; try {text.replace(',', '.')}") from None
+        if "," in text:
+            raise OptionError(f"--rate {text}: several rates: edgevit sweep --rates {text} ...") from None
+        raise OptionError(f"--rate {text} is not a number; try 0.6") from None
+
+
+def read_first(listed: str | Sequence[Any], given: Mapping[str, Any]) -> tuple[Step, ...]:
+    """Read the methods that come before, with what --set gives of their options; a step's own, in a file, win."""
+    steps = read_steps(listed) if isinstance(listed, str) else steps_of(listed)
+    texts = given.get("options")
+    if not texts or isinstance(texts, Mapping):  # a mapping, from Python, is of the last method alone
+        return steps
+    options = parse_assignments(given.get("method") or "", texts, [step.method for step in steps])
+    return tuple(replace(step, options={**options[step.method], **step.options}) for step in steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseRequest(BaseOptions):
+    """What `edgevit.base` is asked."""
+
+    name: Annotated[str | Path, replace(BASE, also="base")]
+    out: Annotated[Path, OUT]
+    data: OptionalData = None
+    classes: Annotated[
+        str | Path | Sequence[str | int] | None,
+        Option(
+            "Classes whose outputs are kept: names or indices, separated by commas, or a file of them.  [default: all]",
+            DATA,
+        ),
+    ] = None
+    base_classes: BaseClasses = None
+    # How images are split and read, for the check of the base and for a head that is fitted.
+    validation_fraction: ValidationFraction = 0.1
+    group_by: GroupBy = None
+    skip_bad_images: SkipBadImages = False
+    accept_weak_base: AcceptWeakBase = False
+    accept_preprocessing: AcceptPreprocessing = False
+    training: Annotated[Training, Nested(only=("device", "workers", "seed"))] = field(default_factory=Training)
+    cache: Cache = True
+    overwrite: Annotated[bool, OVERWRITE] = False
+    checked: bool = False  # a derivation with these options has checked the base
+
+    @property
+    def base(self) -> str | Path:
+        """The base, by its name in other requests."""
+        return self.name
+
+    def check(self) -> None:
+        """Refuse what cannot be done; see `edgevit.base` for what is raised."""
+        refuse_existing(self.out, overwrite=self.overwrite)
+        self.training.check()
+        check_number("--validation-fraction", self.validation_fraction, "(0, 1)", "try 0.1")
+        self.check_base(self.name)
+        if self.data is not None:
+            check_data(self.data, self.classes, self.base_classes)
+
+
+# Fields of which --resume compares what they come to, such as the hash of what lies at a path or the steps that a rule
+# gives; and those that change nothing of the model. Every other field must be the same.
+RESOLVED = {
+    "base", "data", "out", "classes", "base_classes", "validation_fraction", "group_by", "skip_bad_images",
+    "accept_weak_base", "accept_preprocessing", "checkpoint", "pretrained", "model_args", "preprocessing", "shape",
+    "ffn_multiple", "embed_multiple", "training", "options", "method", "supernet", "head", "rate", "macs", "params",
+    "ms", "mj", "fps", "cost_table", "finetune_base", "derive_from", "base_steps", "finetune_epochs", "unlabelled",
+    "reject", "cache", "first", "resume", "overwrite", "job", "at_least", "at_least_embed",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(BaseOptions):
+    """What `edgevit.derive`, `edgevit.supernet` and `edgevit.sweep` are all asked."""
+
+    base: Annotated[str | Path | None, BASE]
+    data: OptionalData
+    out: Annotated[Path, OUT]
+    classes: Classes = None
+    base_classes: BaseClasses = None
+    validation_fraction: ValidationFraction = 0.1
+    group_by: GroupBy = None
+    skip_bad_images: SkipBadImages = False
+    accept_weak_base: AcceptWeakBase = False
+    accept_preprocessing: AcceptPreprocessing = False
+    shape: Annotated[
+        str,
+        Option(
+            "Which widths blocks may have: fused (attention that TensorRT fuses, in steps of 8), fused4 (in steps of "
+            "4), paper (as in Vulcan's released code) or free (any).",
+            SHAPE,
+        ),
+    ] = "fused"
+    ffn_multiple: Annotated[
+        int | None,
+        Option("Multiple that FFN widths are rounded to: 1, 8, 16, 32 or 64.  [default: the shape's own]", SHAPE),
+    ] = None
+    embed_multiple: Annotated[
+        int | None,
+        Option(
+            "Multiple that a narrower embedding has: 1, 8, 16, 32 or 64.  [default: 16 for fused and fused4, 8 for "
+            "paper, 1 for free]",
+            SHAPE,
+        ),
+    ] = None
+    training: Annotated[Training, Nested()] = field(default_factory=Training)
+
+    def _check(
+        self, base: str | Path, method: str, options: Mapping[str, Any], unlabelled: str | Path | None = None
+    ) -> None:
+        read_options(method, options)
+        make_policy(self.shape, self.ffn_multiple, self.embed_multiple)
+        self.training.check()
+        check_number("--validation-fraction", self.validation_fraction, "(0, 1)", "try 0.1")
+        self.check_base(base)
+        if self.data is not None:
+            check_data(self.data, self.classes, self.base_classes, unlabelled=unlabelled)
+
+    def told(self) -> dict[str, Any]:
+        """The whole request as JSON has it."""
+        return plain_request(self)
+
+    def same(self, resolved: Mapping[str, Any]) -> dict[str, Any]:
+        """What must be the same for an unfinished run to be gone on with: what fields came to, and all other fields."""
+        return {**{name: value for name, value in self.told().items() if name not in RESOLVED}, **resolved}
+
+    def _check_out(self, *, resume: bool, overwrite: bool | None) -> None:
+        refuse_existing(self.out, overwrite=overwrite)
+        refuse_unfinished(partial_folder(self.out), resume)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupernetRequest(Request):
+    """What `edgevit.supernet` is asked."""
+
+    base: Annotated[str | Path, BASE]
+    data: Data
+    rate: Annotated[
+        float,
+        Option(
+            "How much smaller than the base the smallest slice is, in MACs: 0.75 leaves a quarter.",
+            SHAPE,
+            name="--smallest-rate",
+            earlier="--rate",
+        ),
+    ] = 0.75
+    options: Annotated[
+        Mapping[str, Any],
+        method_options(
+            "How it is made, such as supernet.points=5; edgevit methods supernet lists all; repeatable.",
+            "supernet.OPTION=VALUE",
+        ),
+    ] = field(default_factory=dict)
+    training: Annotated[
+        Training,
+        Nested(
+            without=("lr_by_loss", "early_stop"),
+            help={
+                "steps": "Number of optimiser steps.  [default: supernet.epochs passes over the images]",
+                "evaluations": "Number of accuracy checks of the whole network and its smallest slice in training.",
+            },
+        ),
+    ] = field(default_factory=Training)
+    resume: Annotated[bool, Option(RESUME.format("training"), OUTPUT)] = False
+    overwrite: Annotated[bool, OVERWRITE] = False
+
+    def check(self) -> None:
+        """Refuse what cannot be done; see `edgevit.supernet` for what is raised."""
+        make_budget(NO_LIMIT, NO_LIMIT, rate=self.rate)
+        self._check_out(resume=self.resume, overwrite=self.overwrite)
+        self._check(self.base, SUPERNET, self.options)
+
+
+MS = (
+    "Milliseconds that one inference may take (p50): what is measured here or on --board, or what --cost-table says; "
+    "4,6,8 measures for each, and gives a model each."
+)
+MJ = "Millijoules that one image may take: what is measured on --board, or what --cost-table says."
+FPS = "Images per second, one inference after the other: --ms in other words."
+Rate = Annotated[
+    float | None,
+    Option("Share of the base's MACs to remove: 0.6 leaves 40 %.", BUDGET, metavar="FLOAT", read=one_rate),
+]
+Macs = Annotated[str | float | None, Option("Multiply-accumulates per image to keep, such as 6.8G.", BUDGET)]
+Params = Annotated[str | float | None, Option("Parameters to keep, such as 34M.", BUDGET)]
+CostTableFile = Annotated[
+    Path | str | None,
+    Option(
+        "Table of what each size takes, as `edgevit cost` writes it, for --ms, --mj and --fps. `derive` measures "
+        "models, too, where --board or another option says where.",
+        BUDGET,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deriving(Request):
+    """What `edgevit.derive` and `edgevit.meet` are asked beside the budget."""
+
+    base: Annotated[str | Path | None, BASE] = None
+    data: OptionalData = None
+    method: Annotated[str, Option(f"How the model is derived: {METHOD}", SHAPE)] = "forge"
+    options: Annotated[
+        Mapping[str, Any],
+        method_options(
+            "Option of the method, or of one in --first, such as forge.teacher=none; edgevit methods METHOD lists "
+            "all; repeatable."
+        ),
+    ] = field(default_factory=dict)
+    supernet: Annotated[
+        Path | str | None,
+        Option("Super-network to cut a slice out of, in place of BASE, for --method skd.", SHAPE),
+    ] = None
+    head: Annotated[
+        str, Option("Outputs of the model: subset (the target classes alone) or full (all of the base's).", SHAPE)
+    ] = "subset"
+    finetune_base: Annotated[
+        bool, Option("Also train the base itself on the classes, as a third baseline.", TRAINING)
+    ] = False
+    derive_from: DeriveFrom = "base"
+    base_steps: Annotated[
+        int | None,
+        Option(
+            "Number of optimiser steps that the base trains for, where it does.  [default: as many as the model; to be "
+            "cut, as --steps, or 10 passes over the training images where that is 0 or not given]",
+            TRAINING,
+        ),
+    ] = None
+    finetune_epochs: Annotated[
+        int | None,
+        Option(
+            "Passes over the training images after the cut, for a method that counts in them; or give --steps.",
+            TRAINING,
+        ),
+    ] = None
+    unlabelled: Annotated[
+        Path | str | None,
+        Option("Folder of more images, of any class, on which the model imitates its teacher.", DATA),
+    ] = None
+    reject: Annotated[
+        float | None,
+        Option(
+            "Share of the target classes' images that may be called `other`, so that images of no target class are.  "
+            "[default: no image is]",
+            DATA,
+        ),
+    ] = None
+    cache: Cache = True
+    first: Annotated[
+        tuple[Step, ...],
+        Option(
+            "Methods that cut the base before this one does, each with the share of the base's MACs that is gone "
+            "after it, such as nuwa:0.5,vulcan:0.7.",
+            SHAPE,
+            metavar="METHOD:RATE",
+            mappings=True,
+            read=read_first,
+        ),
+    ] = ()
+    resume: Annotated[bool, Option(RESUME.format("derivation"), OUTPUT)] = False
+    overwrite: Annotated[bool, OVERWRITE] = False
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The options of the method, `finetune_epochs` among them.
+
+        Raises:
+            OptionError: the method does not count in passes, or the steps are given, too.
+        """
+        if self.finetune_epochs is None:
+            return self.options
+        if self.method not in (able := methods_with("finetune_epochs")):
+            known = " or ".join(able)
+            raise OptionError(
+                f"--finetune-epochs is for --method {known}, and the method is {self.method!r}; give --steps"
+            )
+        if self.training.steps is not None:
+            raise OptionError("--steps and --finetune-epochs exclude each other; give one of them")
+        return {**self.options, "finetune_epochs": self.finetune_epochs}
+
+    @property
+    def finetunes_base(self) -> bool:
+        """Whether the base itself is trained, too: as a baseline, or to be cut."""
+        return self.finetune_base or self.derive_from != "base"
+
+    def supernet_folder(self) -> Path | None:
+        """The super-network that is sliced; None where the method works on a base.
+
+        Raises:
+            OptionError: one is given to another method, or none to this one, or a base beside it.
+            CheckpointError: there is none in the folder.
+        """
+        given = self.supernet or self.options.get("supernet")
+        if not describe(self.method).slices:
+            if given is not None:
+                able = " or ".join(name for name in method_names() if describe(name).slices)
+                raise OptionError(f"--supernet {given} is for --method {able}, and the method is {self.method!r}")
+            return None
+        if given is None and (self.base is None or not ModelFolder(Path(self.base)).is_supernet):
+            raise OptionError(
+                f"--method {self.method} slices a super-network: give it with --supernet NET; "
+                "edgevit supernet makes one"
+            )
+        if given is not None and self.base is not None and Path(self.base) != Path(given):
+            raise OptionError(f"--supernet {given} is the base itself; leave {self.base} out")
+        folder = Path(given or str(self.base))
+        ModelFolder(folder).refuse_no_supernet()
+        return folder
+
+    def on_its_base(self: D) -> D:
+        """With the super-network that it slices, if it does, as its base and as its method's option."""
+        if (folder := self.supernet_folder()) is None:
+            return self
+        return replace(self, base=folder, options={**self.options, "supernet": str(folder)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeriveRequest(Deriving):
+    """What `edgevit.derive` is asked."""
+
+    rate: Rate = None
+    macs: Macs = None
+    params: Params = None
+    ms: Annotated[float | None, Option(MS, BUDGET)] = None
+    mj: Annotated[float | None, Option(MJ, BUDGET)] = None
+    fps: Annotated[float | None, Option(FPS, BUDGET)] = None
+    cost_table: CostTableFile = None
+    # Of each block of the base that is to stay, by its number, sizes that it may not fall below; all others go.
+    at_least: Mapping[int, BlockDims] | None = None
+    at_least_embed: int = 0  # the same of the embedding; 0: any width
+    job: str | None = None  # the hash of the job in a jobs file that this is; derivation.json keeps it
+
+    def check(self) -> None:
+        """Refuse what cannot be done; see `edgevit.derive` for what is raised."""
+        if self.method not in method_names():
+            raise UnknownNameError("method", self.method, method_names())
+        base = self.supernet_folder() or self.base
+        if base is None:
+            weights = "" if self.checkpoint is None else f", such as {self.checkpoint} itself, without --checkpoint"
+            raise OptionError(f"nothing to derive from: give a BASE, a timm name, a model folder or weights{weights}")
+        self._check_start()
+        if self.data is None and self.needs_images():
+            raise OptionError("--data is missing; only a slice of a super-network that is not trained needs no images")
+        self.check_budget()
+        check_steps(self.first, self.method, self.rate, measured=self.measured)
+        if self.head not in HEADS:
+            raise UnknownNameError("head", self.head, HEADS)
+        if self.reject is not None:
+            check_number("--reject", self.reject, "(0, 1)", "try 0.05")
+        # A jobs file has no key for overwriting, so that its jobs cannot ask for it.
+        self._check_out(resume=self.resume, overwrite=None if self.job else self.overwrite)
+        self._check(base, self.method, self.settings, self.unlabelled)
+
+    def _check_start(self) -> None:
+        """Refuse a network to cut that there is not."""
+        if self.derive_from not in STARTS:
+            raise UnknownNameError("network to derive from", self.derive_from, STARTS)
+        if self.derive_from != "base" and describe(self.method).slices:
+            raise OptionError(
+                f"--derive-from {self.derive_from} trains a base, and --method {self.method} slices a super-network; "
+                "leave it out"
+            )
+        if self.base_steps is not None:
+            check_number("--base-steps", self.base_steps, "[1, 2**31)")
+            options = (self.options, *(step.options for step in self.first))
+            if not self.finetunes_base and all("finetuned" not in given.values() for given in options):  # as a teacher
+                raise OptionError(
+                    "--base-steps is for a base that is trained; give --finetune-base or --derive-from, too"
+                )
+
+    def needs_images(self) -> bool:
+        """Whether something is to be trained or measured: anything but a slice as it is."""
+        asks = (self.training.steps, self.finetunes_base, self.unlabelled, self.reject is not None)
+        return describe(self.method).needs_images or any(asks)
+
+    def check_budget(self) -> None:
+        """Refuse a budget that no base could have.
+
+        Raises:
+            OptionError: none or several are given, or one is out of range, or the method counts in other quantities.
+            CostTableError: the table cannot be read.
+        """
+        table = None
+        if self.measured is not None or self.cost_table is not None:
+            from edgevit.derivation.abilities import refuse_linear
+            from edgevit.derivation.allocate.cost_table import load_cost_table  # numpy and pydantic: a quarter second
+
+            if self.measured is not None:
+                refuse_linear(self.method, self.measured)
+            table = None if self.cost_table is None else load_cost_table(self.cost_table)
+        make_budget(NO_LIMIT, NO_LIMIT, **self.budget(), table=table)
+
+    def budget(self) -> dict[str, Any]:
+        """The budget as it was given, of which exactly one must be; those left out are None."""
+        return {name: getattr(self, name) for name in ("rate", "macs", "params", *MEASURED_BUDGETS)}
+
+    @property
+    def measured(self) -> str | None:
+        """The name of the budget, if it is one that a cost table counts."""
+        return next((name for name in MEASURED_BUDGETS if getattr(self, name) is not None), None)

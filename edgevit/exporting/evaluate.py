@@ -1,0 +1,226 @@
+"""Accuracy of a base, a model folder or an ONNX file on images of its classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgevit.data.accuracy import measure_accuracy
+from edgevit.data.assumptions import CHECK, Sureness, assumptions
+from edgevit.data.loading import workers_for
+from edgevit.data.rejection import count_rejected, foreign_images
+from edgevit.data.task import Split
+from edgevit.errors import CheckpointError, ModelError, OptionError
+from edgevit.exporting.images import Judging, Subject, data_record, open_judging, subject_of
+from edgevit.exporting.imported import open_imported
+from edgevit.exporting.request import ONNX, JudgeRequest, Part
+from edgevit.exporting.session import OnnxModel
+from edgevit.network.checkpoint import open_base
+from edgevit.network.device import find_device
+from edgevit.progress import Progress, Silent
+from edgevit.records.class_names import ClassName
+from edgevit.records.derivation import Fraction, RejectedRecord, Seed
+from edgevit.records.model import Index, Preprocessing, Rejection
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.names import suffix_of
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Top-1 accuracy on one part of the data."""
+
+    model: str
+    form: str  # "torch", "onnx" or "engine"
+    data: str
+    part: Part
+    images: int
+    top1: float  # among the target classes
+    top1_full: float  # every output of the classifier in the running
+    outputs: int
+    per_class: dict[str, float | None]  # top-1 among the target classes; None: no images
+    images_per_class: dict[str, int]
+    rejected: RejectedRecord | None = None  # images called `other`; None: the model never calls one so
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The class that is classified worst, and how well."""
+        return min(((n, a) for n, a in self.per_class.items() if a is not None), key=lambda pair: pair[1])
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Of the images that an exported model was derived from."""
+
+    seed: Seed
+    validation_fraction: Fraction
+    group_by: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelUnderTest:
+    """A model to be evaluated: a base, a model folder, an ONNX file or an engine."""
+
+    form: str  # as of an Evaluation
+    predict: Callable[[Tensor], Tensor]  # logits [B, outputs], on any device, of images [B, C, H, W]
+    subject: Subject
+
+
+def open_onnx(path: Path, device: str) -> ModelUnderTest:
+    """Open a file that edgevit wrote, with what its metadata says.
+
+    Raises:
+        CheckpointError: the file or its metadata is damaged, or edgevit did not write it.
+    """
+    model = OnnxModel(path, device=device)
+    images, split = model.described("preprocessing", Preprocessing), model.described("split", _Split)
+    subject = Subject(
+        said_by=str(path),
+        class_names=model.described("class_names", tuple[ClassName, ...]),
+        class_columns=model.described("class_columns", tuple[Index, ...]),
+        outputs=model.output.shape[1],
+        preprocessing=images.plain(),
+        rejection=model.described("rejection", Rejection) if "rejection" in model.metadata else None,
+        seed=split.seed,
+        validation_fraction=split.validation_fraction,
+        group_by=split.group_by,
+    )
+    names, columns = subject.class_names, subject.class_columns
+    fits = max(columns, default=0) < subject.outputs and list(images.input_size) == list(model.input.shape[1:])
+    if not fits or not len(names) == len(columns) == len(set(names)) == len(set(columns)):
+        raise CheckpointError(f"{path} has metadata of other classes or images than its own; export the model again")
+    return ModelUnderTest("onnx", model.predict, subject)
+
+
+def _open_torch(model: str | Path, device: str, progress: Progress, **options: Any) -> ModelUnderTest:
+    opened = open_base(model, progress=progress, **options)
+    place = find_device(device)
+    network = opened.network.to(place)
+    record = data_record(Path(model)) if Path(model).is_dir() else None
+    subject = replace(subject_of(opened.spec, record), release=opened.release)
+    return ModelUnderTest("torch", lambda images: network(images.to(place)), subject)
+
+
+def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -> Judging:
+    """The images to judge on; of a base, which does not say what its outputs are, say what is assumed.
+
+    Raises:
+        OptionError: names are given for outputs that have some.
+    """
+    if subject.class_names and request.base_classes is not None:
+        raise OptionError(f"{request.model} names its classes itself; leave --base-classes out")
+    judging = open_judging(
+        subject,
+        request.data,
+        classes=request.classes,
+        base_classes=request.base_classes,
+        part=request.part,
+        seed=request.seed,
+        validation_fraction=request.validation_fraction,
+        group_by=request.group_by,
+        skip_bad_images=request.skip_bad_images,
+        progress=progress,
+    ).limited(request.max_images)
+    if not subject.class_names:
+        assumed = assumptions(
+            request.model,
+            judging.task,
+            pretrained=request.pretrained,
+            base_classes=request.base_classes,
+            given=request.preprocessing,
+            release=subject.release,
+        )
+        for line in assumed.lines():
+            progress.note(line)
+    return judging
+
+
+def _foreign_images(subject: Subject, judging: Judging, max_images: int | None, progress: Progress) -> Split | None:
+    """Images of none of the model's classes, for one that may call them `other`."""
+    if subject.rejection is None:
+        return None
+    found = foreign_images(judging.task, judging.part, subject.class_names, progress)
+    return found if max_images is None else found.subset(max_images)
+
+
+def _rejected(subject: Subject, judging: Judging, kept: list[Tensor]) -> RejectedRecord | None:
+    """Count from the logits [B, C] of the judged images, and after them of the foreign ones."""
+    if subject.rejection is None:
+        return None
+    logits, own = torch.cat(kept), len(judging.split)
+    position = [subject.class_names.index(name) for name in judging.class_names]
+    labels = [position[label] for label in judging.split.labels]
+    return count_rejected(subject.rejection.rejects, logits[:own], labels, logits[own:])
+
+
+def run(request: JudgeRequest, progress: Progress | None = None) -> Evaluation:
+    """Do what is asked; `edgevit.evaluate` says what is raised."""
+    request.check()
+    progress, model = progress or Silent(), request.model
+    find_device(request.device)
+    if ModelFolder(Path(model)).is_imported:
+        source = open_imported(Path(model))
+        candidate = ModelUnderTest("onnx", source.predictor(request.device), source.subject)
+    elif suffix_of(model) == ONNX:
+        candidate = open_onnx(Path(model), request.device)
+    else:
+        candidate = _open_torch(model, request.device, progress, **request.opening())
+    return evaluate_opened(candidate, request, progress)
+
+
+def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress) -> Evaluation:
+    """Have an opened model classify the images that are asked for; `edgevit.evaluate` says what is raised."""
+    model, part = request.model, request.part
+    judging = _open_judging(candidate.subject, request, progress)
+    foreign = _foreign_images(candidate.subject, judging, request.max_images, progress)
+    workers = workers_for(request.workers, find_device(request.device).type, request.batch_size)
+    kept: list[Tensor] = []  # of a model that may call an image `other`: the target classes' logits
+    with progress.stage("evaluate", len(judging.split) + len(foreign or ()), "image") as stage:
+        done = 0
+
+        def predict(images: Tensor) -> Tensor:
+            nonlocal done
+            logits = candidate.predict(images)
+            if not bool(torch.isfinite(logits).all()):
+                raise ModelError(
+                    f"{model}: its logits of {part} images are not finite numbers; derive or export it again"
+                )
+            done += len(images)
+            stage.update(done)
+            if foreign is not None:
+                kept.append(logits[:, list(candidate.subject.class_columns)].float().cpu())
+            return logits
+
+        batches = judging.split.batches(request.batch_size, workers)
+        accuracy = measure_accuracy(predict, batches, judging.columns, judging.class_names)
+        if foreign is not None and len(foreign):
+            with torch.inference_mode():
+                for images, _ in foreign.batches(request.batch_size, workers):
+                    predict(images)
+    seen = Sureness(
+        judging.part,
+        accuracy.images,
+        sum(accuracy.full),
+        sum(accuracy.restricted),
+        candidate.subject.outputs,
+        len(judging.class_names),
+    )
+    if seen.near_chance:
+        progress.warn(f"{model} is {seen.told()}; {CHECK}")
+    return Evaluation(
+        model=str(model),
+        form=candidate.form,
+        data=judging.data,
+        part=judging.part,
+        images=accuracy.images,
+        top1=accuracy.top1,
+        top1_full=accuracy.top1_full,
+        outputs=candidate.subject.outputs,
+        per_class=accuracy.per_class(),
+        images_per_class=dict(zip(accuracy.class_names, accuracy.total, strict=True)),
+        rejected=_rejected(candidate.subject, judging, kept),
+    )

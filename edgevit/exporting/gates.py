@@ -1,0 +1,153 @@
+"""Checks that the exported files are the model. Each returns what export.json should say, or raises ExportError."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor
+
+from edgevit.data.accuracy import count_correct, from_counts
+from edgevit.errors import ExportError
+from edgevit.exporting.images import Judging
+from edgevit.exporting.request import Tolerances
+from edgevit.progress import Progress
+from edgevit.records.export import AccuracyCheck, FileAccuracy, Parity
+
+Predict = Callable[[Tensor], Tensor]
+
+# What a Vision Transformer decomposes to, all of it in TensorRT 8.5 and later. Not here on purpose: Attention, which
+# JetPack's parsers lack, and Cast, which splits fused kernels and stands only around what is meant to be in fp32.
+OPERATORS = frozenset(
+    """
+    Add Sub Mul Div Pow Sqrt Erf Gelu Tanh Sigmoid Relu Softmax LayerNormalization MatMul Gemm Conv ReduceMean ReduceMax
+    Reshape Transpose Concat Expand Slice Split Squeeze Unsqueeze Gather Shape Constant Identity
+    TopK GatherElements ReduceSum Reciprocal
+    """.split()  # noqa: SIM905
+)
+
+
+def check_graph(
+    path: Path, opset: int, *, islands: Collection[str] = (), known: Collection[str] | None = None
+) -> dict[str, int]:
+    """Check that the file is valid ONNX of the opset asked for, made of known operators only; return their counts.
+
+    `islands` are the modules of an fp16 file that compute in fp32: they alone may cast. `known` are the operators that
+    there may be, where these are not the usual ones.
+
+    Raises:
+        ExportError: it is not.
+    """
+    try:
+        # By path and not by object: beyond 2 GiB only that works, and it never holds a second copy in Python.
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        other = "try --opset 20" if known is None else "export the model with another opset where it comes from"
+        raise ExportError(f"{path.name} is not valid ONNX: {reason}; {other}") from error
+    model = onnx.load(str(path), load_external_data=False)
+    seen = {entry.domain: entry.version for entry in model.opset_import}
+    if seen != {"": opset}:
+        raise ExportError(f"{path.name} has opset {seen.get('')} where {opset} was asked for; try --opset 20")
+    if partial := [node.name for node in model.graph.node if node.op_type == "Shape" and node.attribute]:
+        raise ExportError(
+            f"{path.name} takes a part of a shape in {partial[0]}, where TensorRT 8 would take the whole; "
+            "report the name of the base model"
+        )
+    counts = Counter(node.op_type for node in model.graph.node)
+    casting = {node.name.partition("/")[0] for node in model.graph.node if node.op_type == "Cast"}
+    allowed = set(OPERATORS if known is None else known)
+    allowed |= {"Cast"} if casting and casting <= set(islands) else set()
+    if unknown := sorted(counts.keys() - allowed):
+        raise ExportError(
+            f"{path.name} holds {', '.join(unknown)}, which may not run or not run fast on a board; try --opset 20, "
+            f"or report the base model's name"
+        )
+    return dict(sorted(counts.items()))
+
+
+def _check_finite(precision: str, logits: Tensor) -> None:
+    if not torch.isfinite(logits).all():
+        count = int((~torch.isfinite(logits)).sum())
+        hint = "try --no-fp16" if precision == "fp16" else "derive the model again"
+        raise ExportError(f"{count} of {logits.numel()} logits in {precision} are NaN or infinite; {hint}")
+
+
+def check_parity(
+    precision: str, reference: Tensor, predict: Predict, images: Tensor, source: str, tolerance: float
+) -> Parity:
+    """Compare a file's logits with the model's own; the images are few, and any will do.
+
+    Raises:
+        ExportError: they differ by more than the tolerance, or are no numbers.
+    """
+    logits = predict(images).double()
+    expected = reference.double()
+    _check_finite(precision, logits)
+    difference = logits - expected
+    error = float(difference.norm() / expected.norm().clamp_min(torch.finfo(torch.float64).tiny))
+    if not error <= tolerance:  # also where either is no number
+        raise ExportError(
+            f"logits in {precision} are off by {error:.2g} of the model's own, at most {tolerance:.2g} is allowed; "
+            + ("allow more with --fp16-tolerance, or try --no-fp16" if precision == "fp16" else "try --opset 20")
+        )
+    return Parity(
+        error=error,
+        tolerance=tolerance,
+        largest_difference=float(difference.abs().max()),
+        logits_scale=float(expected.square().mean().sqrt()),
+        images=len(images),
+        source=source,
+    )
+
+
+def check_accuracy(
+    reference: Predict,
+    files: Mapping[str, Predict],
+    judging: Judging,
+    tolerances: Tolerances,
+    *,
+    batch_size: int,
+    workers: int,
+    progress: Progress,
+) -> AccuracyCheck:
+    """Classify real images with the model itself and with every file (by precision), and compare.
+
+    One image may always differ: it can lie on the edge between two classes.
+
+    Raises:
+        ExportError: a file's top-1 differs from the model's on too many images, or a logit of any is no number.
+    """
+    columns = torch.as_tensor(judging.columns)
+    counts: dict[str, Any] = {name: torch.zeros(3, len(columns), dtype=torch.int64) for name in ("torch", *files)}
+    same = dict.fromkeys(files, 0)
+    done = 0
+    with progress.stage("accuracy", len(judging.split), "image") as stage, torch.inference_mode():
+        for images, labels in judging.split.batches(batch_size, workers):
+            expected = reference(images).cpu().float()
+            counts["torch"] += count_correct(expected, labels, columns)
+            chosen = expected[:, columns].argmax(1)
+            for precision, predict in files.items():
+                logits = predict(images)
+                _check_finite(precision, logits)
+                counts[precision] += count_correct(logits, labels, columns)
+                same[precision] += int((logits[:, columns].argmax(1) == chosen).sum())
+            done += len(images)
+            stage.update(done, **{f"accuracy_{n}": float(c[1].sum()) / done for n, c in counts.items()})
+    results = {}
+    for precision in files:
+        least = tolerances.agreement(precision)
+        if done - same[precision] > max(1, math.floor((1 - least) * done + 1e-9)):  # (1 - 0.9) * 50 is less than 5
+            raise ExportError(
+                f"{precision} agrees with the model on {same[precision]} of {done} images, {least:.1%} is required; "
+                f"allow less with --min-agreement" + (", or try --no-fp16" if precision == "fp16" else "")
+            )
+        accuracy = from_counts(judging.class_names, counts[precision])
+        results[precision] = FileAccuracy(accuracy.top1, same[precision] / done, least, accuracy.per_class())
+    torch_top1 = from_counts(judging.class_names, counts["torch"]).top1
+    return AccuracyCheck(judging.data, judging.part, done, torch_top1, results, part_images=judging.part_images)

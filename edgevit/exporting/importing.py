@@ -1,0 +1,299 @@
+"""Import an ONNX file that edgevit did not make: check it, recognise its parts, and write the folder that export takes.
+
+The folder has `model.onnx`, the same function with constants folded and nodes named by module, and `onnx.json`, what is
+known of it. From there on it is exported, built, judged and measured as a model folder is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+from onnxscript import optimizer
+
+from edgevit.data.assumptions import assumptions, order_line
+from edgevit.data.classes import label_names
+from edgevit.errors import CheckpointError, ExportError, OptionError, OutputError
+from edgevit.exporting.evaluate import open_onnx
+from edgevit.exporting.graph import INPUT, OUTPUT, exporter_boundary, plain_shapes
+from edgevit.exporting.images import Judging, Subject, open_judging
+from edgevit.exporting.reading import (
+    Interface,
+    check_nodes,
+    read_file,
+    read_interface,
+    select_output,
+    settled_batch,
+    settled_size,
+)
+from edgevit.exporting.request import FilesRequest
+from edgevit.exporting.session import DTYPES, find_runtime, refuse_huge, runtime_boundary, session_options
+from edgevit.exporting.stated import stated_preprocessing
+from edgevit.exporting.structure import Structure, find_structure, name_nodes
+from edgevit.exporting.widening import widen
+from edgevit.progress import Progress, Silent
+from edgevit.records.export import Batch
+from edgevit.records.imported import ImportedDocument
+from edgevit.records.model import ClassLabel
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.release import ReleaseFacts, read_release
+from edgevit.records.writing import file_sha256, new_folder
+from edgevit.version import written_by
+
+Asked = TypeVar("Asked", bound=FilesRequest)
+TOLERANCE = 1e-4  # of the imported file's logits, against those of the file itself
+HALF_TOLERANCE = 2e-2  # the same where that computes in half precision
+OWN = "edgevit_version"  # in the metadata of every file that edgevit wrote
+
+
+def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str]) -> ir.Model:
+    """The same function: constants folded, sizes filled in, one input and one output of edgevit's own names."""
+    changed: ir.Model = ir.from_proto(model)
+    lift = passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
+    infer = passes.ShapeInferencePass(data_prop=True)
+    with exporter_boundary(file.name):
+        changed = passes.RemoveInitializersFromInputsPass()(passes.InlinePass()(changed).model).model
+        for value in (v for node in changed.graph for v in node.outputs):
+            value.shape = None  # what the file says of them may be of another batch
+        changed.graph.inputs[0].shape = ir.Shape(shape)
+        changed = infer(lift(changed).model).model
+        optimizer.fold_constants(changed, onnx_shape_inference=True)
+        tidy: list[Callable[[ir.Model], Any]] = [
+            passes.IdentityEliminationPass(), lift, passes.RemoveUnusedNodesPass(), passes.RemoveUnusedOpsetsPass(),
+            passes.TopologicalSortPass(), infer, passes.ClearMetadataAndDocStringPass(),
+        ]  # fmt: skip
+        for step in tidy:
+            changed = step(changed).model
+    graph = changed.graph
+    plain_shapes(graph)
+    ends = (graph.inputs[0], graph.outputs[0])
+    for value in (*graph.initializers.values(), *(v for node in graph for v in node.outputs)):
+        if value.name in (INPUT, OUTPUT) and value not in ends:
+            value.name = f"{value.name}.inner"
+    graph.inputs[0].name, graph.outputs[0].name = INPUT, OUTPUT
+    changed.metadata_props.clear()
+    return changed
+
+
+def _logits(file: Path, images: Any, output: str | None = None) -> Any:
+    """What ONNX Runtime makes of images [B, 3, H, W]; `output` is one of several."""
+    options = session_options()
+    with runtime_boundary(file, CheckpointError):
+        session = find_runtime().InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        input = session.get_inputs()[0]
+        values = images.astype(DTYPES.get(input.type, np.float32))
+        return session.run(output and [output], {input.name: values})[0].astype(np.float32)
+
+
+def _expected(file: Path, images: Any, output: str | None) -> Any:
+    """The file's own logits [B, C].
+
+    Raises:
+        CheckpointError: it gives something else or what is no number, or cannot be run.
+    """
+    logits = _logits(file, images, output)
+    if logits.ndim != 2 or len(logits) != len(images) or logits.shape[1] < 2:
+        raise CheckpointError(
+            f"{file} maps {len(images)} images to {list(logits.shape)} and is no classifier: a row of logits for each "
+            "image is expected"
+        )
+    if not np.isfinite(logits).all():
+        raise CheckpointError(
+            f"{file} maps random images to NaN or infinity; its weights may be broken: export it again"
+        )
+    return logits
+
+
+def _write_simplified(file: Path, changed: ir.Model, path: Path, expected: Any, images: Any, tolerance: float) -> None:
+    """Write it, and see that it is still the same function."""
+    with exporter_boundary(file.name):
+        ir.save(changed, path)
+    error = float(np.linalg.norm(_logits(path, images) - expected) / max(float(np.linalg.norm(expected)), 1e-30))
+    if not error <= tolerance:
+        raise ExportError(
+            f"folding the constants of {file} changed its logits by {error:.2g}; export it with another opset"
+        )
+
+
+def _own_subject(
+    file: Path, metadata: Mapping[str, str], preprocessing: dict[str, Any], outputs: int, release: ReleaseFacts
+) -> Subject:
+    """What a file says of its classes, if edgevit wrote it; else what the files beside it say, or nothing."""
+    if OWN in metadata:
+        return replace(open_onnx(file, "cpu").subject, preprocessing=preprocessing)
+    return Subject((), (), outputs, preprocessing, release=release, said_by=str(file))
+
+
+def _judging(request: FilesRequest, subject: Subject, progress: Progress) -> Judging | None:
+    """The images of its classes, where any are given; says which output is which class."""
+    if request.data is None:
+        return None
+    judging = open_judging(
+        subject,
+        request.data,
+        classes=request.classes,
+        base_classes=request.base_classes,
+        part=request.part,
+        skip_bad_images=request.skip_bad_images,
+        progress=progress,
+    )
+    if not subject.class_names:
+        assumed = assumptions(
+            request.model, judging.task, pretrained=False, base_classes=request.base_classes, given=(),
+            release=subject.release,
+        )  # fmt: skip
+        progress.note(assumed.lines()[0])
+    return judging
+
+
+def _classes(subject: Subject, judging: Judging | None, progress: Progress) -> tuple[ClassLabel, ...]:
+    """The classes of an ONNX file: its own, those of the images, or those that a file beside it names."""
+    if judging is not None and not subject.class_names:
+        return tuple(map(ClassLabel, judging.class_names, judging.columns))
+    if not subject.class_names and (names := label_names(subject.release.labels, (), subject.outputs)):
+        progress.note(order_line([*zip(names, range(len(names)), strict=True)], subject.outputs, "config.json"))
+        return tuple(map(ClassLabel, names, range(len(names))))
+    return tuple(map(ClassLabel, subject.class_names, subject.class_columns))
+
+
+def _prepared(
+    request: FilesRequest, interface: Interface, metadata: Mapping[str, str], release: ReleaseFacts, progress: Progress
+) -> dict[str, Any]:
+    """The preprocessing, of images of the size that the file takes; says where each part of it comes from."""
+    file, size = request.model, settled_size(request.model, interface, request.input_size)
+    given = {**request.preprocessing, "input_size": size, "crop_mode": request.crop_mode}
+    preprocessing, origin = stated_preprocessing(file, metadata, given, release)
+    settled_size(file, interface, preprocessing["input_size"])
+    if size is not None and request.input_size is None:
+        origin["input_size"] = "as its input is"
+    by_origin: dict[str, list[str]] = {}
+    for part, value in preprocessing.items():
+        text = ",".join(f"{v:g}" for v in value) if isinstance(value, list) else str(value)
+        by_origin.setdefault(origin[part], []).append(f"{part} {text}")
+    progress.note("preprocessing: " + "; ".join(f"{', '.join(parts)}, {where}" for where, parts in by_origin.items()))
+    return preprocessing
+
+
+def _write_onnx(
+    file: Path,
+    model: onnx.ModelProto,
+    path: Path,
+    batch: Batch,
+    size: Sequence[int],
+    output: str | None,
+    tolerance: float,
+    progress: Progress,
+) -> tuple[Structure, int]:
+    """Write the same function with its parts named; return these parts, and how many outputs it has."""
+    count, first = (2, "batch") if batch == "dynamic" else (batch, batch)
+    refuse_huge(file, [count, *size])
+    images = np.random.default_rng(0).standard_normal((count, *size)).astype(np.float32)
+    expected = _expected(file, images, output)
+    outputs: int = expected.shape[1]
+    with progress.stage("import"):
+        changed = simplified(file, model, [first, *size])
+        changed.graph.outputs[0].shape = ir.Shape([first, outputs])
+        structure = find_structure(changed.graph)
+        name_nodes(changed.graph, structure)
+        _write_simplified(file, changed, path, expected, images, tolerance)
+    progress.note(f"recognised {len(structure.blocks)} blocks and {len(structure.norms)} layer normalisations")
+    return structure, outputs
+
+
+def _write(request: FilesRequest, folder: ModelFolder, progress: Progress) -> ImportedDocument:
+    """Fill a folder that nobody sees yet."""
+    file = request.model
+    model = read_file(file)
+    opset = check_nodes(file, model)
+    select_output(file, model.graph, request.output_name)
+    tolerance = TOLERANCE
+    if widen(model):
+        tolerance = HALF_TOLERANCE
+        progress.note(f"{file} is in half precision: imported in fp32 with its weights as they are")
+    interface = read_interface(file, model.graph)
+    batch = settled_batch(file, interface.batch, request.batch)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    release = read_release(file.parent)
+    preprocessing = _prepared(request, interface, metadata, release, progress)
+    size = preprocessing["input_size"]
+    structure, outputs = _write_onnx(
+        file, model, folder.imported_onnx, batch, size, request.output_name, tolerance, progress
+    )
+    subject = _own_subject(file, metadata, preprocessing, outputs, release)
+    judging = _judging(request, subject, progress)
+    classes = _classes(subject, judging, progress)
+    document = ImportedDocument(
+        file=file.name,
+        file_sha256=file_sha256(file),
+        weights_sha256=file_sha256(folder.imported_onnx),
+        batch=batch,
+        opset=opset,
+        outputs=outputs,
+        norms=structure.norms,
+        blocks=structure.blocks,
+        classes=classes,
+        preprocessing=preprocessing,
+        rejection=subject.rejection,
+        seed=subject.seed,
+        validation_fraction=subject.validation_fraction,
+        data=judging.task.record() if judging else None,
+        edgevit=written_by(),
+    )
+    folder.write_imported(document)
+    return document
+
+
+def imported(request: Asked, progress: Progress | None = None) -> Asked:
+    """Import the ONNX file that is to be exported, if it is one; return what is then asked of its folder.
+
+    A folder that was made of the same file with the same answers stays, with the engines in it.
+
+    Raises:
+        CheckpointError, ExportError: the file is damaged, no classifier, or of operators that no board runs.
+        OptionError: it does not say how images are prepared, and no option does; or options contradict it.
+        OutputError: the folder is there and holds something else.
+        DataError, UnknownNameError: as for `evaluate`.
+    """
+    request.check()
+    progress = progress or Silent()
+    if request.of_folder:
+        return request
+    target = ModelFolder(request.folder)
+    if request.out is None:
+        progress.note(f"what is made of {request.model} goes to {target.path}; --out names another folder")
+    if target.is_imported:
+        with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
+            document = _write(request, ModelFolder(Path(scratch)), progress)
+        before = target.imported()
+        if replace(before, edgevit=document.edgevit) != document:
+            raise OutputError(f"{target.path} holds {before.file}, imported otherwise or another; choose another --out")
+        progress.note(f"{target.path} holds the same: kept")
+    else:
+        with new_folder(target.path) as temporary:
+            document = _write(request, ModelFolder(temporary), progress)
+    return replace(
+        request, model=target.path, out=None, data=None, classes=None, base_classes=None, input_size=None,
+        crop_mode=None, output_name=None, preprocessing={}, batch="dynamic",
+    )  # fmt: skip
+
+
+def settled(request: FilesRequest) -> tuple[Batch, int]:
+    """Batch and operator set of the files of a folder: an imported file has its own.
+
+    Raises:
+        OptionError: another batch was asked for.
+    """
+    folder = ModelFolder(request.model)
+    if not folder.is_imported:
+        return request.batch, request.opset
+    document = folder.imported()
+    if request.batch not in ("dynamic", document.batch):
+        raise OptionError(f"{folder.path} has a batch of {document.batch}; import {document.file} anew for another")
+    return document.batch, document.opset

@@ -1,0 +1,298 @@
+"""Export a model folder: write ONNX files, check all that can be checked here, then rename them into `DIR/export/`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgevit.data.assumptions import CHECK, assumptions, order_line
+from edgevit.data.loading import workers_for
+from edgevit.data.neighbours import near_chance
+from edgevit.errors import DataError, OutputError
+from edgevit.exporting.fusion import compiler_installed, count_fused, fusion_remark
+from edgevit.exporting.gates import check_accuracy, check_graph, check_parity
+from edgevit.exporting.graph import INPUT, OUTPUT
+from edgevit.exporting.images import Judging, Subject, data_record, open_judging, subject_of
+from edgevit.exporting.imported import open_imported, subject_of_imported
+from edgevit.exporting.importing import imported, settled
+from edgevit.exporting.precision import needs_fp32, overflow_told
+from edgevit.exporting.request import FilesRequest, Tolerances
+from edgevit.exporting.session import OnnxModel, find_runtime
+from edgevit.exporting.source import Form, Source, input_size, open_model, usage_metadata
+from edgevit.network.device import find_device
+from edgevit.progress import Progress, Silent
+from edgevit.records.export import (
+    AccuracyCheck,
+    Batch,
+    ExportedFile,
+    ExportRecord,
+    Fusion,
+    OutputClass,
+    Parity,
+    Range,
+    TensorInfo,
+)
+from edgevit.records.model_folder import ExportFolder, ModelFolder
+from edgevit.records.names import ENGINES, onnx_name
+from edgevit.records.writing import file_sha256, replaced_folder
+from edgevit.version import written_by
+
+PARITY_IMAGES = 4
+DTYPES = {"fp32": "float32", "fp16": "float16"}
+
+
+class _Stages:
+    """Progress and seconds of each stage."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        with self.progress.stage(name):
+            yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+@contextmanager
+def _replaced_folder(export: ExportFolder) -> Iterator[ExportFolder]:
+    """Give a temporary folder that takes the place of `export` when the block ends well, and vanishes when it does not.
+
+    Engines in the folder stay.
+
+    Raises:
+        OutputError: what is there was not written by `export`, or it cannot be written.
+    """
+    folder = export.path
+
+    def refuse() -> None:
+        if folder.exists() and not export.record_file.is_file():
+            raise OutputError(
+                f"{folder} exists and holds no {export.record_file.name}, so it is not an earlier export; move it away"
+            )
+
+    # Engines say themselves what they were built from, and took minutes on boards that may be away now.
+    with replaced_folder(folder, refuse, keep=ENGINES) as temporary:
+        yield ExportFolder(temporary)
+
+
+def open_model_source(folder: Path) -> Source:
+    """Open what a folder holds, to write files of it.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    return open_imported(folder) if ModelFolder(folder).is_imported else open_model(folder)
+
+
+def folder_subject(folder: ModelFolder) -> Subject:
+    """What a folder says of its model, without the model itself.
+
+    Raises:
+        CheckpointError: its records are damaged.
+    """
+    if folder.is_imported:
+        return subject_of_imported(folder.imported(), str(folder.imported_file))
+    return subject_of(folder.spec(), data_record(folder.path))
+
+
+def judging_images(subject: Subject, data: str | Path | None, warnings: list[str], **options: Any) -> Judging | None:
+    """The images to judge on; where the model's own cannot be had, say so and go on without."""
+    try:
+        return open_judging(subject, data, **options)
+    except DataError as error:
+        if data is not None:
+            raise
+        warnings.append(f"accuracy not checked: {error}")
+        return None
+
+
+def tell_order(folder: Path, subject: Subject, judging: Judging | None, progress: Progress) -> None:
+    """Of a folder that does not say what its outputs are, say what is assumed of the images' classes."""
+    if judging is None or subject.class_names:
+        return
+    found = assumptions(folder, judging.task, pretrained=False, base_classes=None, given=())
+    again = "an import" if ModelFolder(folder).is_imported else "`edgevit base`"
+    option = f"{again} with --base-classes FILE"
+    progress.note(order_line(found.classes, found.outputs, found.classes_from, option))
+
+
+def sample_images(judging: Judging | None, input_size: tuple[int, int, int]) -> tuple[Tensor, str]:
+    """A few images for parity and ranges: real ones where there are any."""
+    if judging is None:
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(PARITY_IMAGES, *input_size, generator=generator), "random"
+    images, _ = next(iter(judging.split.subset(PARITY_IMAGES).batches(PARITY_IMAGES)))
+    return images, judging.data
+
+
+def _versions() -> dict[str, str]:
+    names = ["torch", "timm", "onnx", "onnxscript", "onnxruntime"]
+    return {"edgevit": written_by(), **{name: str(import_module(name).__version__) for name in names}}
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The files of one export, still in their temporary folder."""
+
+    folder: ExportFolder
+    nodes: Mapping[str, dict[str, int]]  # by precision: operators and how often each occurs
+
+    def session(self, precision: str, device: str = "cpu") -> OnnxModel:
+        return OnnxModel(self.folder.onnx(precision), device=device)
+
+    def files(self) -> dict[str, ExportedFile]:
+        nodes = {onnx_name(precision): counts for precision, counts in self.nodes.items()}
+        return {
+            path.name: ExportedFile(file_sha256(path), path.stat().st_size, nodes.get(path.name))
+            for path in sorted(self.folder.path.iterdir())
+        }
+
+
+def write_file(source: Source, path: Path, form: Form) -> dict[str, int]:
+    """Write one file and check its graph; return its operators and how often each occurs.
+
+    Raises:
+        ExportError: it cannot be written in that form, or is not what was meant.
+    """
+    metadata = {**usage_metadata(source), "precision": form.precision}
+    if form.fp32_modules:
+        metadata["fp32_modules"] = " ".join(form.fp32_modules)
+    source.write(path, form, metadata)
+    return check_graph(path, form.opset, islands=form.fp32_modules, known=source.operators)
+
+
+def _write_files(source: Source, folder: ExportFolder, forms: Sequence[Form], stages: _Stages) -> _Written:
+    nodes = {}
+    for form in forms:
+        with stages(f"write {form.precision}"):
+            nodes[form.precision] = write_file(source, folder.onnx(form.precision), form)
+    return _Written(folder, nodes)
+
+
+def _parity(
+    source: Source, written: _Written, images: Tensor, images_from: str, tolerances: Tolerances
+) -> dict[str, Parity]:
+    with torch.inference_mode():
+        reference = source.predictor("cpu")(images)
+    return {
+        precision: check_parity(
+            precision, reference, written.session(precision).predict, images, images_from, tolerances.error(precision)
+        )
+        for precision in written.nodes
+    }
+
+
+def _accuracy(
+    source: Source, written: _Written, judging: Judging, tolerances: Tolerances, device: str, **options: Any
+) -> AccuracyCheck:
+    sessions = {precision: written.session(precision, device).predict for precision in written.nodes}
+    return check_accuracy(source.predictor(device), sessions, judging, tolerances, **options)
+
+
+def _kept_in_fp32(source: Source, seen: Range | None, warnings: list[str]) -> tuple[str, ...]:
+    """The modules that the fp16 file keeps in fp32 because fp16 cannot hold them; says so."""
+    kept = needs_fp32(seen, source.norms, source.blocks) if seen else ()
+    if seen and kept:
+        warnings.append(overflow_told(seen, kept))
+    return kept
+
+
+def _doubts(source: Source, seen: AccuracyCheck) -> Iterator[str]:
+    """Warn of an imported file that is near chance: its classes or its preprocessing may have been told wrongly."""
+    file, choices = source.described.file, len(source.subject.class_names)
+    if file and near_chance(round(seen.torch * seen.images), seen.images, choices):
+        share = f"{seen.torch:.1%} of {seen.images} {seen.part} images"
+        yield f"{file} is right on {share}, where chance is {1 / choices:.1%}; {CHECK}"
+
+
+def _fusion(source: Source, written: _Written, warnings: list[str]) -> Fusion | None:
+    if "fp16" not in written.nodes:
+        return None  # attention in fp32 is never fused
+    if not compiler_installed():
+        warnings.append("fused attention not counted: TensorRT-RTX is not installed; try `pip install edgevit[rtx]`")
+        return None
+    path = written.folder.onnx("fp16")
+    blocks, fusable, foreign = sum(source.has_attention), sum(source.fusable), source.described.file is not None
+    fusion = count_fused(path, blocks=blocks, expected=fusable, imported=foreign)
+    if text := fusion_remark(fusion, imported=foreign):
+        warnings.append(text)
+    return fusion
+
+
+def _description(source: Source, batch: Batch, precisions: tuple[str, ...]) -> dict[str, Any]:
+    """The part of the record that no check contributes to."""
+    subject = source.subject
+    dtypes = {onnx_name(precision): DTYPES[precision] for precision in precisions}
+    first = "batch" if batch == "dynamic" else batch
+    named = zip(subject.class_names, subject.class_columns, strict=True)
+    return {
+        "inputs": (TensorInfo(INPUT, (first, *input_size(source)), dtypes),),
+        "outputs": (TensorInfo(OUTPUT, (first, subject.outputs), dtypes),),
+        "classes": tuple(OutputClass(name, column) for name, column in named),
+        "rejection": subject.rejection,
+        "preprocessing": subject.preprocessing,
+        "model": source.described,
+    }
+
+
+def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord:
+    """Do what is asked; `edgevit.export` says what is raised."""
+    request = imported(request, progress)
+    batch, opset = settled(request)
+    device = find_device(request.device)
+    find_runtime()  # at once: it is needed at the very end
+    tolerances, precisions = request.tolerances, request.precisions
+    stages, warnings = _Stages(progress or Silent()), list[str]()
+    folder = ModelFolder(request.model)
+    with stages("load"):
+        source = open_model_source(folder.path)
+    judging = None
+    if request.accuracy:
+        with stages("find images"):
+            how = {"part": request.part, "skip_bad_images": request.skip_bad_images, "progress": stages.progress}
+            judging = judging_images(source.subject, request.data, warnings, **how)
+            tell_order(folder.path, source.subject, judging, stages.progress)
+    images, images_from = sample_images(judging, input_size(source))
+    exported, padding = source.padded() if request.pad_heads else (source, None)
+    checks: dict[str, Any] = {"padded": padding, "accuracy": None}
+    with stages("check ranges"):
+        checks["range"] = exported.check_range(images) if request.fp16 else None
+    kept = checks["fp32_modules"] = _kept_in_fp32(source, checks["range"], warnings)
+    forms = [Form(precision, batch, opset, kept if precision == "fp16" else ()) for precision in precisions]
+    with _replaced_folder(folder.export) as temporary:
+        written = _write_files(exported, temporary, forms, stages)
+        with stages("check parity"):
+            checks["parity"] = _parity(source, written, images, images_from, tolerances)
+        with stages("count fused attention"):
+            checks["fusion"] = _fusion(exported, written, warnings)
+        if judging is not None:
+            with stages("check accuracy"):
+                workers = workers_for(request.workers, device.type, request.batch_size)
+                loading = {"batch_size": request.batch_size, "workers": workers, "progress": stages.progress}
+                limited = judging.limited(request.max_images)
+                seen = checks["accuracy"] = _accuracy(source, written, limited, tolerances, request.device, **loading)
+            warnings += _doubts(source, seen)
+        record = ExportRecord(
+            folder=folder.export.path,
+            files=written.files(),
+            batch=batch,
+            opset=opset,
+            **_description(source, batch, precisions),
+            **checks,
+            warnings=tuple(warnings),
+            versions=_versions(),
+            seconds={name: round(seconds, 3) for name, seconds in stages.seconds.items()},
+        )
+        temporary.write_record(record)
+    return record

@@ -1,0 +1,32 @@
+"""Zero-pad heads to a width at which NVIDIA's compiler fuses attention, without changing what the model computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from edgevit.network.anatomy import Block, BlockDims
+from edgevit.network.families import load_family
+
+MULTIPLE, LEAST = 8, 16  # other fusable widths cost an extra copy: docs/decisions/001-fusable-shapes.md
+
+
+def padded_width(dims: BlockDims) -> int:
+    """The common width of QK and VO that makes a block fuse; a block that fuses keeps its own."""
+    widest = max(dims.qk, dims.vo)
+    return widest if dims.fusable else max(LEAST, -(-widest // MULTIPLE) * MULTIPLE)
+
+
+def pad_block(block: Block) -> Block:
+    """The same function with an attention that fuses."""
+    if block.attention is None:
+        return block
+    width = padded_width(block.dims)
+    return replace(block, attention=block.attention.padded(width, width))
+
+
+def pad_heads(network: nn.Module, family_name: str) -> nn.Module:
+    """Return a padded copy; its blocks all have equal QK and VO widths."""
+    family = load_family(family_name)
+    return family.build(network, [pad_block(block) for block in family.read(network)]).eval()

@@ -1,0 +1,355 @@
+"""What is asked of the files of an export, and of a model that is judged here.
+
+It is checked before torch is imported: by names, numbers and paths alone.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from edgevit.data.request import DATA_KINDS, BaseClasses, Classes, GroupBy, SkipBadImages, check_data
+from edgevit.errors import CheckpointError, EngineError, OptionError, UnknownNameError
+from edgevit.network.device import check_device_name
+from edgevit.network.request import BaseOptions, GivenPreprocessing, check_model_folder, check_preprocessing
+from edgevit.numbers import COUNT, check_number
+from edgevit.records.export import Batch
+from edgevit.records.model_folder import ModelFolder, model_of
+from edgevit.records.names import SPEC, WEIGHTS_ALONE, suffix_of
+from edgevit.records.release import is_release
+from edgevit.records.writing import refuse_existing
+from edgevit.request import CHECKS, COMPUTING, DATA, FILES, PREPROCESSING, Nested, Option
+from edgevit.train.settings import Workers
+
+Part = Literal["test", "validation"]
+PARTS: tuple[Part, ...] = ("test", "validation")
+CROP_MODES = ("center", "squash", "border")
+ONNX, ENGINE = ".onnx", ".engine"  # suffixes of files that hold a whole model
+OPSETS = range(17, 21)  # 17 brings LayerNormalization; JetPack 6's parser reads up to 20
+
+Split = Annotated[str, Option("Part of the images to judge on: test or validation.", DATA, name="--split")]
+
+
+def read_batch(text: str, _: Mapping[str, Any]) -> Batch:
+    """Read a number of images, or `dynamic`."""
+    if text == "dynamic":
+        return "dynamic"
+    if not text.isdecimal() or int(text) < 1:
+        raise OptionError(f"--batch {text} is neither a number of images nor 'dynamic'; try 1")
+    return int(text)
+
+
+def read_size(text: str, _: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Read channels, height and width."""
+    parts = text.lower().replace(",", "x").split("x")  # commas, where it is a list in a file
+    if len(parts) != 3 or not all(part.isdecimal() and int(part) for part in parts):
+        raise OptionError(f"--input-size {text} is not channels, height and width; try 3x224x224")
+    channels, height, width = map(int, parts)
+    return channels, height, width
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """How far a file may be from the torch model.
+
+    Raises:
+        OptionError: a number is NaN, infinite, negative, or no share.
+    """
+
+    fp32_error: float = 1e-4  # relative L2 of the logits; 1e-6 is usual
+    fp16_error: Annotated[
+        float,
+        Option(
+            "Error of the fp16 logits that is allowed, as a share of the length of torch's logits.",
+            CHECKS,
+            name="--fp16-tolerance",
+        ),
+    ] = 2e-2  # 1e-3 is usual
+    fp32_agreement: float = 0.999  # share of real images with the same top-1
+    fp16_agreement: Annotated[
+        float,
+        Option("Share of images on which the fp16 file has to agree with torch.", CHECKS, name="--min-agreement"),
+    ] = 0.99
+
+    def __post_init__(self) -> None:
+        check_number("fp32_error", self.fp32_error, "[0, inf)", "1e-4 is usual")
+        check_number("--fp16-tolerance", self.fp16_error, "[0, inf)", "0.02 is usual")
+        check_number("fp32_agreement", self.fp32_agreement, "[0, 1]", "0.999 is usual")
+        check_number("--min-agreement", self.fp16_agreement, "[0, 1]", "0.99 is usual")
+
+    def error(self, precision: str) -> float:
+        return self.fp32_error if precision == "fp32" else self.fp16_error
+
+    def agreement(self, precision: str) -> float:
+        return self.fp32_agreement if precision == "fp32" else self.fp16_agreement
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesRequest:
+    """What is asked of the files of an export; `edgevit.export` can be asked for an engine beside them."""
+
+    model: Annotated[
+        Path,
+        Option("Model folder, whose export/ the files go to; or an ONNX file that edgevit did not make.", None),
+    ]
+    out: Annotated[
+        Path | None,
+        Option(
+            "New folder for an ONNX file and all that is made of it.  [default: beside the file, without .onnx]", FILES
+        ),
+    ] = None
+    batch: Annotated[
+        Batch, Option("Images per inference: a number, or dynamic for any number.", FILES, read=read_batch)
+    ] = "dynamic"
+    opset: Annotated[int, Option("ONNX operator set, 17 to 20.", FILES)] = 20
+    pad_heads: Annotated[
+        bool,
+        Option("Pad heads with zeros so that TensorRT fuses every attention; the model's answers stay.", FILES),
+    ] = False
+    fp16: Annotated[bool, Option("Write and check model.fp16.onnx, too.", FILES)] = True
+    data: Annotated[
+        Path | str | None,
+        Option("Images to measure accuracy on.  [default: those that the model was derived from]", DATA),
+    ] = None
+    classes: Annotated[
+        str | Path | Sequence[str | int] | None,
+        Option(
+            "Classes that an ONNX file is for: names or indices of its outputs, separated by commas, or a file of "
+            "them.  [default: all classes of the data]",
+            DATA,
+        ),
+    ] = None
+    base_classes: Annotated[
+        Path | str | Sequence[str] | None,
+        Option(
+            "File that says which output of an ONNX file is which class: the names in the order of its outputs, one "
+            "per line.  [default: ImageNet's order, or the alphabet's]",
+            DATA,
+        ),
+    ] = None
+    accuracy: Annotated[bool, Option("Measure accuracy on images, and how often the files agree with torch.", DATA)] = (
+        True
+    )
+    part: Split = "test"
+    max_images: Annotated[
+        int | None,
+        Option("Number of images to measure on, spread evenly over the classes.  [default: all; 500 on a board]", DATA),
+    ] = None
+    skip_bad_images: SkipBadImages = False
+    input_size: Annotated[
+        tuple[int, int, int] | None,
+        Option(
+            "Images that an ONNX file takes, where it does not say.", PREPROCESSING, metavar="CxHxW", read=read_size
+        ),
+    ] = None
+    output_name: Annotated[
+        str | None,
+        Option("Output of an ONNX file that holds its logits, where it has several.", FILES),
+    ] = None
+    preprocessing: Annotated[Mapping[str, Any], Nested(GivenPreprocessing)] = field(default_factory=dict)
+    crop_mode: Annotated[
+        str | None,
+        Option(
+            "How images that are no squares are cropped for an ONNX file: center, squash or border.  [default: center]",
+            PREPROCESSING,
+        ),
+    ] = None
+    tolerances: Annotated[Tolerances, Nested()] = field(default_factory=Tolerances)
+    batch_size: Annotated[int, Option("Images per inference of the checks.", COMPUTING)] = 32
+    workers: Workers = None
+    device: Annotated[str, Option("Where the checks compute: auto, cpu, cuda or cuda:1.", COMPUTING)] = "auto"
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Of the files that are written."""
+        return ("fp32", "fp16") if self.fp16 else ("fp32",)
+
+    def check(self) -> None:
+        """Refuse what cannot be done; see `edgevit.export` for what is raised."""
+        if self.batch != "dynamic" and (not isinstance(self.batch, int) or self.batch < 1):
+            raise OptionError(f"batch {self.batch!r} is neither a number of images nor 'dynamic'; try 1")
+        if self.opset not in OPSETS:
+            raise OptionError(
+                f"opset {self.opset} is not one of {OPSETS[0]} to {OPSETS[-1]}, which JetPack's parsers read; try 20"
+            )
+        if self.of_folder:
+            self._check_folder()
+        else:
+            self._check_file()
+        check_judging(
+            self.data, self.classes, self.base_classes, part=self.part, max_images=self.max_images,
+            batch_size=self.batch_size, device=self.device,
+        )  # fmt: skip
+
+    @property
+    def of_folder(self) -> bool:
+        """Whether it is a folder that is exported, and no file."""
+        return self.model.is_dir() or suffix_of(self.model) not in (ONNX, *WEIGHTS_ALONE)
+
+    @property
+    def folder(self) -> Path:
+        """Whose export/ the files go to."""
+        if self.out is not None:
+            return self.out
+        return self.model if self.of_folder else self.model.with_suffix("")
+
+    def _check_folder(self) -> None:
+        foreign = {
+            "out": self.out, "classes": self.classes, "base-classes": self.base_classes, "input-size": self.input_size,
+            "crop-mode": self.crop_mode, "output-name": self.output_name, **self.preprocessing,
+        }  # fmt: skip
+        if given := [name.replace("_", "-") for name, value in foreign.items() if value is not None]:
+            instead = (
+                "give it to `edgevit base` or `edgevit derive`, whose folder then names its classes"
+                if given[0].endswith("classes")
+                else "leave it out"
+            )
+            raise OptionError(f"--{given[0]} is for an ONNX file, and {self.model} is none; {instead}")
+        if ModelFolder(self.model).is_imported:
+            self._refuse_own_form()
+            ModelFolder(self.model).imported()
+        elif is_release(self.model):
+            raise _weights_alone(self.model)
+        else:
+            check_model_folder(self.model)
+
+    def _check_file(self) -> None:
+        if not self.model.is_file():
+            raise CheckpointError(f"there is no {self.model}; check the path")
+        if suffix_of(self.model) != ONNX:
+            raise _weights_alone(self.model)
+        if self.data is None and (self.classes is not None or self.base_classes is not None):
+            raise OptionError("--classes and --base-classes are of the images of --data; give that, too")
+        self._refuse_own_form()
+        check_preprocessing(self.preprocessing)
+        if self.crop_mode is not None and self.crop_mode not in CROP_MODES:
+            raise UnknownNameError("crop mode", self.crop_mode, CROP_MODES)
+        if not ModelFolder(self.folder).is_imported:
+            refuse_existing(self.folder)
+
+    def _refuse_own_form(self) -> None:
+        """Refuse what only edgevit's own exporter can do."""
+        if self.pad_heads:
+            raise OptionError("--pad-heads is for model folders: an ONNX file keeps its heads; leave it out")
+        if self.opset != OPSETS[-1]:
+            raise OptionError(f"--opset {self.opset} is for model folders: an ONNX file keeps its own; leave it out")
+
+
+def _weights_alone(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} holds weights alone; try `edgevit base {shlex.quote(str(path))} --out DIR`, and export that"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeRequest(BaseOptions):
+    """What `edgevit.evaluate` is asked of a model that computes here."""
+
+    model: Annotated[
+        str | Path,
+        Option(
+            "Name of a timm model, path of a model folder, or an .onnx or .engine file that edgevit exported.",
+            None,
+            also="base",
+        ),
+    ]
+    data: Annotated[
+        str | Path | None,
+        Option(
+            f"{DATA_KINDS}  [default: the images that a model folder was derived from]",
+            DATA,
+        ),
+    ] = None
+    classes: Classes = None
+    base_classes: BaseClasses = None
+    part: Split = "test"
+    seed: Annotated[
+        int | None, Option("Seed by which images are split into parts.  [default: the model's own, or 42]", DATA)
+    ] = None
+    group_by: GroupBy = None
+    validation_fraction: float | None = None  # by which they are split, too; None: the model's own, or 0.1
+    max_images: Annotated[
+        int | None, Option("Number of images to judge on, spread evenly over the classes.  [default: all]", DATA)
+    ] = None
+    skip_bad_images: SkipBadImages = False
+    batch_size: Annotated[int, Option("Images per inference.", COMPUTING)] = 32
+    workers: Workers = None
+    device: Annotated[str, Option("Where torch computes: auto, cpu, cuda or cuda:1.", COMPUTING)] = "auto"
+
+    def check(self) -> None:
+        """Refuse what cannot be done; see `edgevit.evaluate` for what is raised."""
+        self._check_model()
+        check_judging(
+            self.data, self.classes, self.base_classes, part=self.part, max_images=self.max_images,
+            batch_size=self.batch_size, device=self.device,
+        )  # fmt: skip
+
+    def _check_model(self) -> None:
+        """Refuse a timm name, a model folder or an exported file that cannot be opened."""
+        if ModelFolder(Path(self.model)).is_imported:
+            self._refuse_opening()
+            ModelFolder(Path(self.model)).imported()
+            return
+        if suffix_of(self.model) not in (ONNX, ENGINE):
+            self.check_base(self.model)
+            return
+        self._refuse_opening()
+        if not Path(self.model).is_file():
+            raise CheckpointError(f"there is no {self.model}; check the path, or write it with edgevit export")
+        if suffix_of(self.model) == ENGINE:
+            _check_engine(Path(self.model))
+
+    def _refuse_opening(self) -> None:
+        if extra := [name for name, value in self.opening().items() if value]:
+            raise OptionError(f"{self.model} brings its own weights and preprocessing; leave out {', '.join(extra)}")
+
+
+def _check_engine(engine: Path) -> None:
+    """Refuse an engine that lies without what `edgevit export --trt` wrote around it."""
+    record = engine.with_suffix(".json")
+    if not record.is_file():
+        raise EngineError(
+            f"{engine} lies without its record {record.name}, which says what it runs on; copy that beside it, too, or "
+            "evaluate the model folder"
+        )
+    folder = model_of(engine.absolute())
+    if not folder.is_model and not folder.is_imported:
+        raise EngineError(
+            f"{engine} lies in no model folder, whose {SPEC} says its classes and preprocessing; leave it in "
+            "MODEL/export/engines/BOARD and copy all of MODEL, or evaluate that"
+        )
+
+
+def check_part(part: str) -> None:
+    """Raise UnknownNameError if the data has no such part to judge on."""
+    if part not in PARTS:
+        raise UnknownNameError("part of the data", part, PARTS)
+
+
+def check_judging(
+    data: str | Path | None,
+    classes: str | Path | Sequence[str | int] | None = None,
+    base_classes: str | Path | Sequence[str] | None = None,
+    *,
+    part: str,
+    max_images: int | None,
+    batch_size: int,
+    device: str,
+) -> None:
+    """Refuse images, and ways to judge a model on them, that cannot be.
+
+    Raises:
+        UnknownNameError: no such part, device or class.
+        OptionError: a number out of range.
+        DataError: the images, or a file of classes, are not there.
+    """
+    check_part(part)
+    check_device_name(device)
+    check_number("--batch-size", batch_size, COUNT)
+    if max_images is not None:
+        check_number("--max-images", max_images, COUNT)
+    if data is not None:
+        check_data(data, classes, base_classes)

@@ -1,0 +1,188 @@
+"""An ONNX file opened by ONNX Runtime, with what its metadata says of its classes and images."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgevit.agent.onnx_runtime import GPU, import_onnxruntime, what_is_installed
+from edgevit.agent.runners import RunnerError
+from edgevit.errors import CheckpointError, ExportError, OptionError
+from edgevit.network.device import find_device
+from edgevit.records.documents import Reader
+from edgevit.records.export import Batch
+from edgevit.records.release import refuse_lfs_pointer
+
+T = TypeVar("T")
+READER = Reader(CheckpointError, mend="export the model again")
+INPUT_LIMIT_BYTES = 4 << 30
+DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+def find_runtime() -> Any:
+    """Import ONNX Runtime, which edgevit can be installed without.
+
+    Raises:
+        ExportError: there is none, or two packages of it have overwritten one another.
+    """
+    try:
+        return import_onnxruntime()
+    except RunnerError as error:
+        raise ExportError(str(error)) from error
+
+
+def refuse_huge(path: Path, shape: Sequence[int]) -> None:
+    """Raise CheckpointError if one input of this shape, in fp32, is more than any machine would be given at once."""
+    if (size := 4 * math.prod(shape)) > INPUT_LIMIT_BYTES:
+        raise CheckpointError(
+            f"{path} takes {'x'.join(map(str, shape))} values at once, {size / 1e9:.0f} GB, and "
+            f"{INPUT_LIMIT_BYTES / 1e9:.0f} GB is the most here; export it with a smaller batch, or smaller images"
+        )
+
+
+def session_options() -> Any:
+    """Options of a session that logs nothing: errors are raised, too, and its log would colour the terminal."""
+    options = find_runtime().SessionOptions()
+    options.log_severity_level = 4  # fatal errors alone
+    return options
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    from onnxruntime.capi import onnxruntime_pybind11_state as raised
+
+    return (
+        raised.Fail,
+        raised.InvalidArgument,
+        raised.InvalidGraph,
+        raised.InvalidProtobuf,
+        raised.NoSuchFile,
+        raised.NotImplemented,
+        raised.RuntimeException,
+    )
+
+
+def _provider(device: torch.device) -> tuple[str, dict[str, Any]]:
+    """ONNX Runtime's name of a device; what it has no name for runs on the CPU."""
+    if device.type == "cuda":
+        return "CUDAExecutionProvider", {"device_id": device.index or 0}
+    return "CPUExecutionProvider", {}
+
+
+@contextmanager
+def runtime_boundary(path: Path, error_type: type[CheckpointError] | type[ExportError]) -> Iterator[None]:
+    """Turn what ONNX Runtime raises into one line."""
+    try:
+        yield
+    except _failures() as error:
+        reason = str(error).strip().splitlines()[0]
+        raise error_type(f"ONNX Runtime cannot run {path}: {reason[:200]}; export the model again") from error
+
+
+# ONNX Runtime 1.23 fails in it, and 1.31 does not, on an fp16 file whose LayerNorm is decomposed and in fp32.
+BROKEN_FUSION = "SimplifiedLayerNormFusion"
+
+
+class OnnxModel:
+    """Calling `predict` runs the file on batches of any size, also where its own batch is fixed."""
+
+    def __init__(self, path: Path, *, device: str = "cpu") -> None:
+        """Open the file; `auto` means the GPU where both torch and ONNX Runtime can use it.
+
+        Raises:
+            CheckpointError: missing, truncated, or not a file that ONNX Runtime can run.
+            ExportError: there is no ONNX Runtime.
+            UnknownNameError, OptionError: no such device, or not on this machine.
+        """
+        if not path.is_file():
+            raise CheckpointError(f"no ONNX file at {path}; check the path")
+        refuse_lfs_pointer(path)
+        onnxruntime = find_runtime()
+        name, settings = _provider(find_device(device))
+        if device == "auto" and name not in onnxruntime.get_available_providers():
+            name, settings = _provider(torch.device("cpu"))
+        options = session_options()
+        with runtime_boundary(path, CheckpointError):
+            self.session = onnxruntime.InferenceSession(
+                str(path), options, providers=[(name, settings)], disabled_optimizers=[BROKEN_FUSION]
+            )
+        # Asked for a provider that it lists but cannot start, ONNX Runtime silently runs on the CPU.
+        if device != "auto" and self.session.get_providers()[0] != name:
+            raise OptionError(
+                f"ONNX Runtime cannot use {device} on this machine: {what_is_installed()}; try {GPU} (edgevit[gpu]) "
+                "alone, with its CUDA libraries, or --device cpu"
+            )
+        self.path = path
+        inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
+        if (len(inputs), len(outputs)) != (1, 1):
+            several = f" --output-name {shlex.quote(outputs[0].name)}" if len(outputs) > 1 else ""
+            raise CheckpointError(
+                f"{path} has {len(inputs)} inputs and {len(outputs)} outputs, and an image classifier has one of each; "
+                + (
+                    f"make a folder of it with `edgevit export {shlex.quote(str(path))} --out DIR{several}`"
+                    if len(inputs) == 1 and outputs
+                    else "export it with images as its only input and its logits as output"
+                )
+            )
+        self.input, self.output = inputs[0], outputs[0]
+        shape, out = self.input.shape, self.output.shape
+        if len(shape) != 4 or len(out) != 2 or not isinstance(out[1], int) or self.input.type not in DTYPES:
+            raise CheckpointError(
+                f"{path} maps {self.input.type} {shape} to {out} and is no image classifier; "
+                f"give a file that `edgevit export` wrote"
+            )
+        self.batch: int | None = shape[0] if isinstance(shape[0], int) else None
+        refuse_huge(path, [size for size in shape if isinstance(size, int)])
+        self.dtype = DTYPES[self.input.type]
+        self.metadata: dict[str, str] = dict(self.session.get_modelmeta().custom_metadata_map)
+
+    def described(self, key: str, kind: type[T]) -> T:
+        """Read one of the metadata's JSON values.
+
+        Raises:
+            CheckpointError: the file has none, so edgevit did not export it; or it is of another type.
+        """
+        if key not in self.metadata:
+            raise CheckpointError(
+                f"{self.path} has no {key!r} in its metadata, so edgevit did not write it; make a folder of it with "
+                f"`edgevit export {shlex.quote(str(self.path))} --out DIR`, and give that"
+            )
+        return READER.parse(self.metadata[key], kind, f"{self.path}, {key!r} in its metadata,")
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Images [B, C, H, W] to logits [B, outputs], float32 on the CPU whatever the file computes in."""
+        inputs = images.cpu().numpy().astype(self.dtype)
+        step = self.batch or max(len(inputs), 1)
+        parts = [self._run(inputs[i : i + step], step) for i in range(0, len(inputs), step)]
+        return torch.from_numpy(np.concatenate(parts).astype(np.float32))
+
+    def _run(self, inputs: Any, step: int) -> Any:
+        count = len(inputs)
+        if self.batch and count < step:
+            inputs = np.concatenate([inputs, np.zeros((step - count, *inputs.shape[1:]), inputs.dtype)])
+        with runtime_boundary(self.path, ExportError):
+            return self.session.run([self.output.name], {self.input.name: inputs})[0][:count]
+
+
+def largest_values(model: bytes, path: Path, images: Tensor, batch: Batch) -> list[float]:
+    """Run a graph whose outputs are single numbers, the larger the worse, on the images; return each one's largest.
+
+    Raises:
+        CheckpointError: ONNX Runtime cannot run it; `path` is where it comes from.
+    """
+    options = session_options()
+    step = len(images) if batch == "dynamic" else batch
+    with runtime_boundary(path, CheckpointError):
+        session = find_runtime().InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        name, runs = session.get_inputs()[0].name, []
+        for start in range(0, len(images), step):
+            part = images[start : start + step].numpy()
+            runs.append(session.run(None, {name: np.resize(part, (step, *part.shape[1:]))}))
+    return [float(np.max(values)) for values in zip(*runs, strict=True)]

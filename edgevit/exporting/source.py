@@ -1,0 +1,193 @@
+"""What ONNX files, and from them engines, are written of: a model folder's network, or an ONNX file that was imported.
+
+All that follows, checks, variants and engines, asks a `Source` and does not know which it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import onnx_ir as ir
+from torch import Tensor, nn
+
+from edgevit.exporting.graph import save_graph, trace
+from edgevit.exporting.halving import halve
+from edgevit.exporting.images import Subject, data_record, subject_of
+from edgevit.exporting.padding import pad_heads
+from edgevit.exporting.precision import check_range, norm_names
+from edgevit.network.checkpoint import Model, load
+from edgevit.network.device import find_device
+from edgevit.network.families import load_family
+from edgevit.records.export import Batch, ExportedModel, Padding, Range
+from edgevit.records.model import BlockDims
+from edgevit.records.model_folder import ModelFolder
+from edgevit.version import written_by
+
+Predict = Callable[[Tensor], Tensor]  # logits [B, outputs] of images [B, C, H, W]
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of a model as a file."""
+
+    precision: str  # of images and logits, and of all that is not named below
+    batch: Batch
+    opset: int
+    fp32_modules: tuple[str, ...] = ()  # of an fp16 file
+
+
+class Source(Protocol):
+    """A model that ONNX files are written of, whose nodes have the names of its modules: `blocks.3.norm1`."""
+
+    @property
+    def subject(self) -> Subject:
+        """Its classes, preprocessing and images."""
+
+    @property
+    def described(self) -> ExportedModel:
+        """What export.json says of it, with the hash that an engine is recognised by."""
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The layer normalisations, where fp16 loses most."""
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The blocks, in order."""
+
+    @property
+    def has_attention(self) -> tuple[bool, ...]:
+        """For each block, whether it has an attention."""
+
+    @property
+    def fusable(self) -> tuple[bool, ...]:
+        """For each block, whether it has one of dimensions that NVIDIA's compiler is known to fuse."""
+
+    @property
+    def operators(self) -> frozenset[str] | None:
+        """What its files may be made of; None: what a Vision Transformer decomposes to."""
+
+    def predictor(self, device: str) -> Predict:
+        """The model itself, in fp32."""
+
+    def check_range(self, images: Tensor) -> Range:
+        """Measure on images [B, C, H, W] what fp16 would overflow or lose; see `precision.check_range`."""
+
+    def padded(self) -> tuple[Source, Padding]:
+        """The same function with heads of widths that fuse, and what that changed."""
+
+    def write(self, path: Path, form: Form, metadata: Mapping[str, str]) -> None:
+        """Write an ONNX file with nodes named by module.
+
+        Raises:
+            ExportError: it cannot be written in that form.
+        """
+
+
+def input_size(source: Source) -> tuple[int, int, int]:
+    channels, height, width = source.subject.preprocessing["input_size"]
+    return channels, height, width
+
+
+def usage_metadata(source: Source) -> dict[str, str]:
+    """What an application needs to use a file, and `evaluate` to judge it. JSON values, strings as they are."""
+    subject = source.subject
+    split = {"seed": subject.seed, "validation_fraction": subject.validation_fraction, "group_by": subject.group_by}
+    rule = {} if subject.rejection is None else {"rejection": json.dumps(asdict(subject.rejection))}
+    return {
+        **rule,
+        "class_names": json.dumps(subject.class_names),
+        "class_columns": json.dumps(subject.class_columns),
+        "preprocessing": json.dumps(subject.preprocessing),
+        "split": json.dumps(split),
+        "weights_sha256": source.described.weights_sha256,
+        "edgevit_version": written_by(),
+    }
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model folder."""
+
+    model: Model
+    subject: Subject
+    weights_sha256: str  # of model.safetensors
+    traced: dict[tuple[Batch, int], ir.Model] = field(default_factory=dict, init=False, compare=False)  # by opset, too
+
+    @property
+    def network(self) -> nn.Module:
+        return self.model.network
+
+    @property
+    def family_name(self) -> str:
+        return self.model.spec.family
+
+    @property
+    def described(self) -> ExportedModel:
+        return ExportedModel(self.model.spec.timm_name, self.weights_sha256)
+
+    @property
+    def dims(self) -> tuple[BlockDims, ...]:
+        return tuple(block.dims for block in load_family(self.family_name).read(self.network))
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        return norm_names(self.network)
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        names = {id(module): name for name, module in self.network.named_modules()}
+        return tuple(names[id(layer)] for layer in load_family(self.family_name).layers(self.network))
+
+    @property
+    def has_attention(self) -> tuple[bool, ...]:
+        return tuple(dims.has_attention for dims in self.dims)
+
+    @property
+    def fusable(self) -> tuple[bool, ...]:
+        return tuple(dims.fusable for dims in self.dims)
+
+    @property
+    def operators(self) -> None:
+        return None
+
+    def predictor(self, device: str) -> Predict:
+        place = find_device(device)
+        network = self.network.to(place)
+        return lambda images: network(images.to(place))
+
+    def check_range(self, images: Tensor) -> Range:
+        return check_range(self.network, images)
+
+    def padded(self) -> tuple[ModelSource, Padding]:
+        network = pad_heads(self.network, self.family_name)
+        padded = replace(self, model=replace(self.model, network=network))
+        before, after = self.model.spec.blocks, padded.dims
+        return padded, Padding(
+            blocks=sum(old != new for old, new in zip(before, after, strict=True)),
+            macs_before=self.model.spec.macs,
+            macs=load_family(self.family_name).geometry(network).macs(after),
+            widths=tuple(block.qk for block in after),
+        )
+
+    def write(self, path: Path, form: Form, metadata: Mapping[str, str]) -> None:
+        key = form.batch, form.opset
+        if key not in self.traced:
+            self.traced[key] = trace(self.network, input_size=input_size(self), batch=form.batch, opset=form.opset)
+        model = self.traced[key].clone()
+        if form.precision == "fp16":
+            halve(model.graph, form.fp32_modules)
+        base = self.model.spec.base.weights_sha256
+        save_graph(model, path, {"base": self.model.spec.timm_name, "base_weights_sha256": base, **metadata})
+
+
+def open_model(folder: Path) -> ModelSource:
+    """Open a model folder as a source."""
+    model = load(folder)
+    model.network.requires_grad_(False)
+    weights_sha256 = ModelFolder(folder).document().weights_sha256
+    return ModelSource(model, subject_of(model.spec, data_record(folder)), weights_sha256)

@@ -1,0 +1,247 @@
+"""Layer normalisations, attentions and blocks of a transformer's ONNX graph, found by what its nodes do.
+
+A graph that edgevit did not write has names of any kind, so they are not read. What holds of every transformer is:
+
+- Every value that all paths from the images to the logits pass through is a link of a chain; the residual stream is
+  that chain. Between two links lies one branch: an attention, or an FFN.
+- A branch with a softmax between two products, both of them of computed values, is an attention. A block begins with
+  one, and ends before the next; the last ends where its last residual addition is.
+- A layer normalisation is its own operator, or, where the operator set has none, the nodes around a root of a mean of
+  squared differences from a mean.
+
+Paths are those of floating-point values: shapes are computed from one place and used everywhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from edgevit.records.imported import ImportedBlock
+from edgevit.records.model import BlockDims
+
+NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
+PASSING = ("Cast", "Identity", "Dropout")
+MASKING = ("Add", "Sub", "Mul", "Div", "Where", "Reshape", *PASSING)  # between a product and its softmax
+STEM, HEAD, WHOLE = "patch_embed", "head", "model"
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The module of every node, named as edgevit's own files are: `blocks.3.norm1`, `blocks.3.attn`, `blocks.3`."""
+
+    module_of: dict[ir.Node, str]
+    norms: tuple[str, ...]
+    blocks: tuple[ImportedBlock, ...]
+
+
+def _producers(node: ir.Node) -> Iterator[ir.Node]:
+    return (made for value in node.inputs if value is not None and (made := value.producer()) is not None)
+
+
+def _consumers(node: ir.Node) -> Iterator[ir.Node]:
+    return (use.node for value in node.outputs for use in value.uses())
+
+
+def _flow(graph: ir.Graph) -> list[ir.Node]:
+    """The nodes on a path of values from the images to the logits, in order."""
+    reached: set[ir.Value | None] = {graph.inputs[0]}
+    forward = []
+    for node in graph:
+        if node.op_type not in ("Shape", "Size") and reached.intersection(node.inputs):
+            reached.update(node.outputs)
+            forward.append(node)
+    wanted = {graph.outputs[0].producer()}
+    backward = []
+    for node in reversed(forward):
+        if node in wanted:
+            wanted.update(_producers(node))
+            backward.append(node)
+    return backward[::-1]
+
+
+def _chain(flow: Sequence[ir.Node]) -> list[int]:
+    """Places in the flow of the nodes that every path passes through: no edge leads past these."""
+    place = {node: i for i, node in enumerate(flow)}
+    chain, furthest = [], -1  # the last place that an edge from before this node leads to
+    for i, node in enumerate(flow):
+        if furthest <= i:
+            chain.append(i)
+        furthest = max([furthest, *(place[user] for user in _consumers(node) if user in place)])
+    return chain
+
+
+def _behind(value: ir.Value | None) -> tuple[ir.Node | None, list[ir.Node]]:
+    """What made a value, and what only passed it on."""
+    passed: list[ir.Node] = []
+    node = value.producer() if value is not None else None
+    while node is not None and node.op_type in PASSING:
+        passed.append(node)
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return node, passed
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    return value is not None and value.producer() is None and not value.is_graph_input()
+
+
+def _decomposed_norm(root: ir.Node) -> set[ir.Node] | None:
+    """The nodes of a normalisation whose standard deviation is this root's output; None: it is none."""
+    found = {root}
+
+    def back(value: ir.Value | None, *operators: str) -> ir.Node | None:
+        node, passed = _behind(value)
+        if node is None or node.op_type not in operators:
+            return None
+        found.update([node, *passed])
+        return node
+
+    added = back(root.inputs[0], "Add")
+    variance = added and next((v for value in added.inputs if (v := back(value, "ReduceMean"))), None)
+    square = variance and back(variance.inputs[0], "Pow", "Mul")
+    difference = square and back(square.inputs[0], "Sub")
+    mean = difference and back(difference.inputs[1], "ReduceMean")
+    if not mean or not difference or _behind(mean.inputs[0])[0] is not _behind(difference.inputs[0])[0]:
+        return None
+    for node in [*found]:  # some exporters compute the difference twice
+        found.update(user for user in _consumers(node) if node is mean and user.op_type == "Sub")
+    return found | _scaling(found)
+
+
+def _scaling(found: set[ir.Node]) -> set[ir.Node]:
+    """The division, weight and bias after a root: each at most once, of what the normalisation made or constants."""
+    own = set(found)
+    for operators, constant in ((("Reciprocal",), False), (("Div", "Mul"), False), (("Mul",), True), (("Add",), True)):
+        nodes = [user for node in own for user in _consumers(node) if user not in own and user.op_type in operators]
+        for node in nodes:
+            made = [_behind(value) for value in node.inputs if not _is_constant(value)]
+            if constant == any(map(_is_constant, node.inputs)) and all(maker in own for maker, _ in made):
+                own.update([node, *(one for _, passed in made for one in passed)])
+                break
+    return own - found
+
+
+def _find_norms(flow: Sequence[ir.Node]) -> list[set[ir.Node]]:
+    """The nodes of each normalisation, in order."""
+    norms = []
+    for node in flow:
+        if node.op_type in NORMS:
+            norms.append({node})
+        elif node.op_type in ("Sqrt", "Pow") and (found := _decomposed_norm(node)):
+            norms.append(found)
+    return norms
+
+
+def _products(softmax: ir.Node, flow: set[ir.Node]) -> tuple[ir.Node, ir.Node] | None:
+    """The products before and after the softmax of an attention; None: it is another's."""
+
+    def is_product(node: ir.Node) -> bool:
+        return node.op_type in ("MatMul", "Einsum") and all(maker in flow for maker in _producers(node))
+
+    def two_sided(node: ir.Node) -> bool:
+        return is_product(node) and not any(map(_is_constant, node.inputs))
+
+    before, front = None, [softmax]
+    while front and before is None:
+        makers = [maker for node in front for maker in _producers(node) if maker in flow]
+        before = next((maker for maker in makers if two_sided(maker)), None)
+        front = [maker for maker in makers if maker.op_type in MASKING]
+    after, front = None, [softmax]
+    while front and after is None:
+        users = [user for node in front for user in _consumers(node) if user in flow]
+        after = next((user for user in users if two_sided(user)), None)
+        front = [user for user in users if user.op_type in ("Reshape", *PASSING)]
+    return (before, after) if before is not None and after is not None else None
+
+
+def _last_size(value: ir.Value | None, axis: int) -> int:
+    """One size of a value; 0 where it is not known."""
+    shape = value.shape if value is not None else None
+    return size if shape is not None and len(shape) >= -axis and isinstance(size := shape[axis], int) else 0
+
+
+def _is_fusable(softmax: ir.Node, products: tuple[ir.Node, ir.Node]) -> bool:
+    before, after = products
+    dims = BlockDims(
+        heads=_last_size(softmax.inputs[0], -3),
+        qk=_last_size(before.inputs[0], -1),
+        vo=_last_size(after.outputs[0], -1),
+        ffn=0,
+    )
+    return dims.fusable
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """What lies between two links of the chain, and the second of them."""
+
+    nodes: tuple[ir.Node, ...]
+    residual: bool  # its link adds the stream to what was computed of it
+    softmax: ir.Node | None  # of an attention
+    fusable: bool = False
+
+    @property
+    def is_attention(self) -> bool:
+        return self.residual and self.softmax is not None
+
+
+def _branches(flow: Sequence[ir.Node]) -> list[_Branch]:
+    inside, branches, start = set(flow), [], 0
+    for place in _chain(flow):
+        nodes, stream = tuple(flow[start : place + 1]), flow[start - 1] if start else None
+        link = nodes[-1]
+        residual = link.op_type == "Add" and len(nodes) > 1 and stream in {_behind(value)[0] for value in link.inputs}
+        found = [(n, p) for n in nodes if n.op_type == "Softmax" and (p := _products(n, inside))]
+        softmax, products = found[0] if found else (None, None)
+        fusable = bool(softmax and products) and all(_is_fusable(n, p) for n, p in found)
+        branches.append(_Branch(nodes, residual, softmax, fusable))
+        start = place + 1
+    return branches
+
+
+def _blocks(branches: Sequence[_Branch]) -> list[list[_Branch]]:
+    """The branches of each block; before the first and after the last there are others."""
+    starts = [i for i, branch in enumerate(branches) if branch.is_attention]
+    if not starts:
+        return []
+    period = starts[-1] - starts[-2] if len(starts) > 1 else len(branches)
+    limit = min(starts[-1] + period, len(branches))
+    last = max(i for i in range(starts[-1], limit) if branches[i].residual)
+    return [list(branches[a:b]) for a, b in zip(starts, [*starts[1:], last + 1], strict=True)]
+
+
+def find_structure(graph: ir.Graph) -> Structure:
+    """Find the modules of a classifier's graph, which must be in topological order, with sizes where they are known."""
+    flow = _flow(graph)
+    branches = _branches(flow)
+    blocks = _blocks(branches)
+    module_of = dict.fromkeys(graph, WHOLE)
+    first = branches.index(blocks[0][0]) if blocks else 0
+    for i, branch in enumerate(branches if blocks else ()):
+        module_of.update(dict.fromkeys(branch.nodes, STEM if i < first else HEAD))
+    for i, block in enumerate(blocks):
+        for branch in block:
+            part = "attn" if branch.softmax is not None else "mlp"
+            module_of.update(dict.fromkeys(branch.nodes, f"blocks.{i}.{part}" if branch.residual else f"blocks.{i}"))
+            module_of[branch.nodes[-1]] = f"blocks.{i}"
+    names, counts = [], Counter[str]()
+    for nodes in _find_norms(flow):
+        within = module_of[min(nodes, key=flow.index)]
+        place = ".".join(within.split(".")[:2]) if within.startswith("blocks.") else within
+        counts[place] += 1
+        names.append(name := f"{place}.norm{counts[place]}")
+        module_of.update(dict.fromkeys(nodes, name))
+    found = tuple(ImportedBlock(f"blocks.{i}", block[0].fusable) for i, block in enumerate(blocks))
+    return Structure(module_of, tuple(names), found)
+
+
+def name_nodes(graph: ir.Graph, structure: Structure) -> None:
+    """Name every node by its module and operator, numbered where there are several."""
+    seen = Counter[str]()
+    for node in graph:
+        name = f"{structure.module_of[node]}/{node.op_type}"
+        node.name = f"{name}_{seen[name]}" if seen[name] else name
+        seen[name] += 1

@@ -1,0 +1,105 @@
+"""Files beside the two of every export, for boards that need them: an older operator set, or some modules in fp32.
+
+They are written where they are wanted, with the same checks as every export, and become part of the export with `keep`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from edgevit.exporting.gates import check_parity
+from edgevit.exporting.images import Judging
+from edgevit.exporting.onnx import DTYPES, sample_images, write_file
+from edgevit.exporting.request import Tolerances
+from edgevit.exporting.session import OnnxModel
+from edgevit.exporting.source import Form, Source, input_size
+from edgevit.records.export import ExportedFile, ExportRecord, Parity, TensorInfo
+from edgevit.records.model_folder import ExportFolder
+from edgevit.records.names import onnx_name
+from edgevit.records.writing import copy_whole, file_sha256, writing
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One more form of the model."""
+
+    label: str  # what tells its file from the others, e.g. "fp32.opset17" or "fp16.norms32"
+    precision: str  # of images, logits and every module that `fp32_modules` does not name
+    opset: int
+    fp32_modules: tuple[str, ...] = ()  # of an fp16 file
+
+    @property
+    def file_name(self) -> str:
+        return onnx_name(self.label)
+
+
+@dataclass(frozen=True)
+class WrittenVariant:
+    """A variant's file that has passed its checks."""
+
+    variant: Variant
+    path: Path
+    nodes: dict[str, int]
+    parity: Parity
+
+    @property
+    def files(self) -> list[Path]:
+        """The file, and its weights where they lie beside it."""
+        weights = self.path.with_name(self.path.name + ".data")
+        return [self.path, weights] if weights.is_file() else [self.path]
+
+
+class Exported:
+    """An export to which variants are added, with the model that it was made of."""
+
+    def __init__(self, report: ExportRecord, source: Source, judging: Judging | None, tolerances: Tolerances) -> None:
+        """Compare variants on the images of `judging`; where it is None, on random ones."""
+        self.report, self.source, self.tolerances = report, source, tolerances
+        # Where the export has padded heads, files are of the padded model; they are compared with the one that was not.
+        self.written_of = source if report.padded is None else source.padded()[0]
+        self.images, self.images_from = sample_images(judging, input_size(source))
+
+    def write(self, variant: Variant, folder: Path) -> WrittenVariant:
+        """Write a variant into any folder and check it as every export is checked.
+
+        Raises:
+            ExportError: a check failed.
+            OutputError: the disk is full.
+        """
+        path = folder / variant.file_name
+        form = Form(variant.precision, self.report.batch, variant.opset, variant.fp32_modules)
+        with writing(path):
+            nodes = write_file(self.written_of, path, form)
+        with torch.inference_mode():
+            reference = self.source.predictor("cpu")(self.images)
+        tolerance = self.tolerances.error(variant.precision)
+        predict = OnnxModel(path).predict
+        parity = check_parity(variant.precision, reference, predict, self.images, self.images_from, tolerance)
+        return WrittenVariant(variant, path, nodes, parity)
+
+    def keep(self, written: WrittenVariant) -> None:
+        """Make a variant part of the export: its file, and what export.json says of it."""
+        folder, name = self.report.folder, written.variant.file_name
+        report = ExportFolder(folder).record()  # as it is now: builds for other boards may have added theirs meanwhile
+        files = dict(report.files)
+        with writing(folder):
+            for path in reversed(written.files):
+                copy_whole(path, folder / path.name)
+                nodes = written.nodes if path == written.path else None
+                files[path.name] = ExportedFile(file_sha256(path), path.stat().st_size, nodes)
+        dtype = DTYPES[written.variant.precision]
+
+        def with_dtype(tensors: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+            return tuple(replace(tensor, dtypes={**tensor.dtypes, name: dtype}) for tensor in tensors)
+
+        self.report = replace(
+            report,
+            files=files,
+            inputs=with_dtype(report.inputs),
+            outputs=with_dtype(report.outputs),
+            parity={**report.parity, written.variant.label: written.parity},
+        )
+        ExportFolder(folder).write_record(self.report)

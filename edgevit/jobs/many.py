@@ -1,0 +1,285 @@
+"""Many derivations from one jobs file: `edgevit derive-many JOBS`. example_jobs.yaml shows what it may hold.
+
+A job is a pure function of its arguments: `run_job` may run in any process, on any machine that has the data. What jobs
+share they share through the cache; as many tasks are worked on at a time as there are workers
+(`jobs_file.tasks_side_by_side`).
+
+A model's derivation.json says of which job it is. So a model that is there is known, whatever became of results.json.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgevit.derivation.allocate.budget import readable
+from edgevit.derivation.method import refuse_training
+from edgevit.derivation.request import DeriveRequest
+from edgevit.derivation.session import run
+from edgevit.errors import CheckpointError, EdgeVitError, Interrupted, JobsError, OptionError, OutputError
+from edgevit.jobs.jobs_file import RESULTS, DeriveManyRequest, Job, read_jobs, tasks_side_by_side
+from edgevit.jobs.jobs_table import READER, TABLE_KIND, JobRow, JobsTable
+from edgevit.jobs.workers import Died, work_off
+from edgevit.progress import OnlyOnce, Progress, Silent
+from edgevit.records.derivation import DerivationRecord
+from edgevit.records.lock import alone_in
+from edgevit.records.model import ModelSpec
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.unfinished import holds_state, partial_folder
+from edgevit.records.writing import write_whole, writing
+from edgevit.request import as_request, takes_options
+from edgevit.version import written_by
+
+# -- one job -----------------------------------------------------------------------------------------------------------
+
+
+def run_job(job: Job) -> JobRow:
+    """Do one job; an error that edgevit raises on purpose is its result, and any other is a bug."""
+    row, began, heard = _started(job), time.monotonic(), _Warnings()
+    try:
+        made = run(_asked(job), OnlyOnce(heard))
+        row = _done(row, made.model.spec, made.record)
+    except EdgeVitError as error:
+        row = replace(row, state="failed", error=with_keys(str(error)))
+    return replace(row, seconds=round(time.monotonic() - began, 1), warnings=tuple(heard.texts))
+
+
+def with_keys(error: str) -> str:
+    """An error of `edgevit derive` with the keys that a jobs file has for the options to give."""
+    error = error.replace("another --out", "another out")
+    return re.sub("--(skip-bad-images|accept-[a-z-]+)", lambda option: f"{option[1].replace('-', '_')}: true", error)
+
+
+class _Warnings(Silent):
+    """Keeps what a derivation in another process warns of."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def _asked(job: Job) -> DeriveRequest:
+    return job.request(resume=holds_state(partial_folder(Path(job.out))))
+
+
+def _started(job: Job) -> JobRow:
+    return JobRow(job.name, job.task, job.budget, job.method, job.out, job.sha256(), "started")
+
+
+def _done(row: JobRow, spec: ModelSpec, record: DerivationRecord) -> JobRow:
+    """The row of a job whose model has been written."""
+    derived, restricted = record.accuracy.derived, record.accuracy.base_restricted
+    return replace(
+        row,
+        state="done",
+        top1=None if derived is None else derived.top1,
+        base_restricted=None if restricted is None else restricted.top1,
+        macs=spec.macs,
+        params=spec.params,
+        rate=spec.rate,
+        reused=record.facts.reused,
+    )
+
+
+def _found(job: Job, told: Sequence[JobRow], progress: Progress) -> JobRow | None:
+    """The row of a job that is done already; None if it is to be done.
+
+    Args:
+        told: what results.json says of jobs of this name.
+    """
+    folder = ModelFolder(Path(job.out))
+    if not folder.path.is_dir():
+        return None
+    hashes = job.hashes()
+    states = {row.state: row for row in told if row.sha256 in hashes}
+    if "done" in states:
+        return states["done"]
+    try:
+        record = folder.derivation()
+        # An older edgevit's record does not say which job it was: then results.json must say that this job was started.
+        if record and (record.job in hashes or (record.job is None and "started" in states)):
+            return _done(_started(job), folder.spec(), record)
+    except CheckpointError as error:
+        progress.warn(f"the model of job {job.name} cannot be read: {error}")
+    return None
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Results:
+    """results.json and results.md in the file's folder, rewritten whenever a job starts or ends."""
+
+    folder: Path
+    order: Sequence[str]
+    rows: dict[str, JobRow] = field(default_factory=dict)
+
+    def refuse_foreign(self) -> None:
+        """Raise OutputError where a file is in the way that is neither of these, however damaged."""
+        table, shown = self.folder / RESULTS[0], self.folder / RESULTS[1]
+        try:
+            told = READER.json(table, dict[str, Any]) if table.is_file() else {}
+        except JobsError:
+            told = {}
+        with writing(shown):
+            text = shown.read_text(encoding="utf-8", errors="replace") if shown.is_file() else ""
+        for file, foreign in ((table, told and "rows" not in told), (shown, text and not text.startswith("| job |"))):
+            if foreign:
+                raise OutputError(f"{file} is no table of jobs, so it is not overwritten; choose another out")
+
+    def read(self, progress: Progress) -> JobsTable:
+        """What an earlier run left; nothing if that is damaged."""
+        file = self.folder / RESULTS[0]
+        try:
+            return TABLE_KIND.read(file) if file.is_file() else JobsTable()
+        except JobsError as error:
+            progress.warn(str(error))
+            return JobsTable()
+
+    def add(self, *rows: JobRow) -> None:
+        self.rows |= {row.job: row for row in rows}
+        told = JobsTable(tuple(self.ordered()), versions={"edgevit": written_by()})
+        with writing(self.folder):
+            write_whole(self.folder / RESULTS[0], TABLE_KIND.text(told))
+            write_whole(self.folder / RESULTS[1], markdown(self.ordered()))
+
+    def ordered(self) -> list[JobRow]:
+        return [self.rows[name] for name in self.order if name in self.rows]
+
+
+HEAD = ("job", "top-1", "base, restricted", "MACs", "parameters", "seconds", "state")
+
+
+def cells(row: JobRow) -> tuple[str, ...]:
+    """One row of the table as text."""
+
+    def percent(value: float | None) -> str:
+        return "" if value is None else f"{100 * value:.2f} %"
+
+    def count(value: int | None) -> str:
+        return "" if value is None else readable(value)
+
+    state = row.state if row.error is None else f"{row.state}: {row.error}"
+    seconds = "" if row.seconds is None else f"{row.seconds:.0f}"
+    return row.job, percent(row.top1), percent(row.base_restricted), count(row.macs), count(row.params), seconds, state
+
+
+def markdown(rows: Sequence[JobRow]) -> str:
+    lines = [HEAD, tuple("---" for _ in HEAD), *map(cells, rows)]
+    return "".join("| " + " | ".join(c.replace("|", "/") for c in line) + " |\n" for line in lines)
+
+
+@takes_options(DeriveManyRequest)
+def derive_many(
+    jobs: str | Path | DeriveManyRequest | None = None, *, progress: Progress | None = None, **options: Any
+) -> list[JobRow]:
+    """Do every job of a jobs file that is not done yet; a job that fails does not stop the others.
+
+    Args:
+        jobs: a YAML file of tasks, budgets and methods, or a whole request.
+        options: the fields of `DeriveManyRequest`.
+
+    Raises:
+        JobsError, UnknownNameError, OptionError: the file is no good; nothing was started.
+        EdgeVitError: every job would be refused for the same reason; nothing was started.
+        OutputError: another process works on these jobs, or its folder cannot be written, or has a file that is no
+            table of jobs where one would be.
+        Interrupted: Ctrl-C or SIGTERM; the same call goes on.
+    """
+    return run_many(as_request(DeriveManyRequest, "jobs", jobs, options), progress)
+
+
+def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> list[JobRow]:
+    """Do what is asked; `derive_many` says what is raised."""
+    jobs, layout = read_jobs(request.jobs)
+    workers = layout.workers if request.workers is None else request.workers
+    progress = progress or Silent()
+    if workers < 1:
+        raise OptionError(f"workers {workers} is less than 1")
+    for job in jobs:
+        refuse_training(job.request())
+    jobs, folder = tasks_side_by_side(jobs, workers), Path(layout.out)
+    with ExitStack() as held:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            busy = OutputError(f"another derive-many is working in {folder}; wait until it has ended")
+            held.enter_context(alone_in(folder, busy))
+            results = _Results(folder, [job.name for job in jobs])
+            results.refuse_foreign()
+        try:
+            return _work_off(jobs, results, workers, progress)
+        except KeyboardInterrupt:
+            raise Interrupted("stopped; the same command goes on with the jobs that are not done") from None
+
+
+def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Progress) -> list[JobRow]:
+    before = results.read(progress)
+    told = {job.name: [row for row in (*before.rows, *before.earlier) if row.job == job.name] for job in jobs}
+    found = {job.name: row for job in jobs if (row := _found(job, told[job.name], progress)) is not None}
+    due = [job for job in jobs if job.name not in found]
+    _refuse_what_all_share(due)
+    results.add(*before.rows, *found.values())
+    if found:
+        progress.note(f"{len(found)} of {len(jobs)} jobs are done already")
+    workers = min(workers, max(len(due), 1))
+    events = work_off(run_job, due, workers, threads=max(torch.get_num_threads() // workers, 1))
+    with progress.stage("derive-many", len(due), "job") as stage, closing(events):
+        done, warned = 0, set[str]()
+        try:
+            for job, result in events:
+                row = _row(job, result)
+                results.add(row)
+                if row.state != "started":
+                    done += 1
+                    stage.update(done)
+                    said = f"failed: {row.error}" if row.error else f"top-1 {cells(row)[1]}"
+                    for text in sorted({*row.warnings} - warned, key=row.warnings.index):  # jobs of a task share most
+                        progress.warn(f"{row.job}: {text}")
+                    warned.update(row.warnings)
+                    progress.note(f"{row.job}: {said} ({row.seconds or 0:.0f} s)")
+        except KeyboardInterrupt:
+            progress.note("stopping: what trains keeps its state first; Ctrl-C once more ends it at once")
+            raise
+    return results.ordered()
+
+
+def _refuse_what_all_share(due: Sequence[Job]) -> None:
+    """Raise once what every job would be refused for, such as weights that are not there.
+
+    Raises:
+        EdgeVitError: that.
+    """
+    whys = map(_refusal, due)
+    if len(due) > 1 and (why := next(whys)) is not None and all(str(other) == str(why) for other in whys):
+        raise why
+
+
+def _refusal(job: Job) -> EdgeVitError | None:
+    try:
+        _asked(job).check()
+    except EdgeVitError as error:
+        return error
+    return None
+
+
+def _row(job: Job, result: JobRow | Died | None) -> JobRow:
+    """The row of results.json for a job that began (None) or ended."""
+    if isinstance(result, JobRow):
+        return result
+    if result is None:
+        return _started(job)
+    if result.code < 0:
+        why = f"was ended from outside (signal {-result.code}), perhaps for want of memory; try fewer workers"
+    else:
+        why = f"ended with exit code {result.code}; what is printed above is a fault of edgevit: please report it"
+    return replace(_started(job), state="failed", error=f"its process {why}")

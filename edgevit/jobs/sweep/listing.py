@@ -1,0 +1,125 @@
+"""Every model folder below a folder in one line each, by what its records say: no weights are read, and no torch.
+
+Latencies are those of a sweep and of budgets that were measured; runs of `edgevit bench` are the report's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from edgevit.errors import EdgeVitError
+from edgevit.jobs.sweep.record import RECORD, Sweep, read_sweep
+from edgevit.records.derivation import DerivationRecord
+from edgevit.records.model_folder import ExportFolder, ModelFolder
+from edgevit.records.names import EXPORT
+
+Kind = Literal["base", "model", "super-network", "ONNX file", "export", "sweep", "unfinished", "damaged"]
+PARTIAL = ".partial"
+
+
+@dataclass(frozen=True)
+class ListedFolder:
+    """One folder. None: it does not apply, or no record states it."""
+
+    folder: str  # relative to the folder that is listed
+    kind: Kind
+    method: str | None = None  # all that cut the base, in order
+    rate: float | None = None  # share of the base's MACs that is gone
+    macs: int | None = None
+    macs_share: float | None = None  # of the base's
+    top1: float | None = None
+    images: int | None = None  # that top1 is of
+    part: str | None = None  # of the data, that they are of
+    latency_ms: float | None = None
+    files: int = 0  # ONNX files in its export
+    engines: int = 0
+    note: str | None = None  # why it cannot be read, or what to do
+
+
+def list_folders(root: Path) -> list[ListedFolder]:
+    """All folders of models, sweeps and exports below `root`, in the order of their paths."""
+    listed = []
+    for folder, sweep in _below(root):
+        name = str(folder.relative_to(root)) if folder != root else root.name or "."
+        try:
+            one = _sweep(folder) if sweep is None and (folder / RECORD).is_file() else _folder(folder)
+        except EdgeVitError as error:
+            one = ListedFolder("", "damaged", note=str(error))
+        listed.append(replace(one if sweep is None else _of_sweep(one, folder, sweep), folder=name))
+    return listed
+
+
+def _below(root: Path) -> Iterator[tuple[Path, Sweep | None]]:
+    """Folders that hold something to list, each with the sweep that it is a model of."""
+    sweeps: dict[Path, Sweep] = {}
+    for place, inner, _ in os.walk(root):
+        inner.sort()
+        folder, files = Path(place), ModelFolder(Path(place))
+        if folder.name.endswith(PARTIAL) or (folder.name == EXPORT and ExportFolder(folder).record_file.is_file()):
+            inner.clear()
+            yield folder, None
+        elif files.is_model or files.is_imported:
+            inner.clear()
+            yield folder, sweeps.get(folder.parent)
+        elif (folder / RECORD).is_file():
+            yield folder, None
+            try:
+                sweeps[folder] = read_sweep(folder)
+            except EdgeVitError:
+                continue  # `_sweep` says so
+        inner[:] = [name for name in inner if not name.startswith(".")]
+
+
+def _sweep(folder: Path) -> ListedFolder:
+    sweep = read_sweep(folder)
+    chosen = sweep.chosen()
+    picked = f", chosen: {chosen.folder}" if chosen else ""
+    return ListedFolder("", "sweep", note=f"{len(sweep.derived)} model{'s' * (len(sweep.derived) != 1)}{picked}")
+
+
+def _folder(folder: Path) -> ListedFolder:
+    if folder.name.endswith(PARTIAL):
+        return ListedFolder("", "unfinished", note="go on with --resume, or remove it")
+    if folder.name == EXPORT and not ModelFolder(folder).is_model:
+        return ListedFolder("", "export", files=len(ExportFolder(folder).onnx_files()), note="its model is not here")
+    files = ModelFolder(folder)
+    onnx, engines = len(files.export.onnx_files()), len(files.export.engine_files())
+    if files.is_imported:
+        files.imported()
+        return ListedFolder("", "ONNX file", files=onnx, engines=engines)
+    document, record = files.document(), files.derivation()
+    one = ListedFolder(
+        "", "model" if record else "base", rate=document.rate, macs=document.macs,
+        macs_share=document.macs / document.base.macs, files=onnx, engines=engines,
+    )  # fmt: skip
+    if files.is_supernet:
+        net = files.supernet()
+        return replace(
+            one, kind="super-network", top1=net.curve[0].top1, images=net.data.images.validation, part="validation"
+        )
+    return one if record is None else _judged(replace(one, method=", ".join(record.methods)), record)
+
+
+def _judged(one: ListedFolder, record: DerivationRecord) -> ListedFolder:
+    """The same with the accuracy on the test part, else on the validation part, and the latency of its budget."""
+    if (taken := record.accuracy.derived) is not None:
+        one = replace(one, top1=taken.top1, images=taken.images, part="test")
+    elif (seen := record.validation) is not None:
+        one = replace(one, top1=seen.derived / seen.images, images=seen.images, part="validation")
+    met = record.met
+    return replace(one, latency_ms=float(met.verified.value)) if met is not None and met.quantity == "ms" else one
+
+
+def _of_sweep(one: ListedFolder, folder: Path, sweep: Sweep) -> ListedFolder:
+    """The same with what the sweep measured of it, if it is still the model that was swept."""
+    point = next((point for point in sweep.points if point.folder == folder.name), None)
+    if point is None or one.kind == "damaged" or not point.is_of(ModelFolder(folder)):
+        return one
+    latency_ms = point.latency.ms if point.latency is not None else one.latency_ms
+    if one.top1 is not None:
+        return replace(one, latency_ms=latency_ms)
+    return replace(one, top1=point.top1, images=point.images, part=sweep.part, latency_ms=latency_ms)

@@ -1,0 +1,183 @@
+"""sweep.json: what was asked for, and what each rate came to.
+
+Schema history: 1  first version; later files of schema 1 have threads, and later ones finetuned: where they lack it
+                   the base was cut as it is
+                2  record and content_sha256, of all the rest of the file. Later files of schema 2 have judged and
+                   fingerprint; the others do not say which images were classified rightly. Later ones have
+                   weights_sha256 of a point
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from edgevit.data.pairs import Loss, RightCount, loss_of, recalled_text
+from edgevit.errors import SweepError
+from edgevit.records.answers import RightImages
+from edgevit.records.belonging import weights_fault
+from edgevit.records.derivation import JudgedPart, StartRecord
+from edgevit.records.documents import Reader
+from edgevit.records.kinds import RecordKind, Seal, Versions
+from edgevit.records.model import Count, Index, Sha256
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.names import SWEEP
+from edgevit.records.writing import write_whole, writing
+
+RECORD = SWEEP
+BASE = "base"  # the unpruned base's folder, and its name in tables
+PARTS: tuple[JudgedPart, ...] = ("validation", "test")
+RATES = (0.5, 0.7, 0.8, 0.9, 0.95)
+READER = Reader(SweepError, mend="remove it to sweep again: models that are there stay")
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds of one image on this machine, measured in turns with the base."""
+
+    figure: str  # "p50"; or "mean", which alone can be judged where other programs were busy
+    ms: Annotated[float, Field(gt=0)]
+    ratio: float  # to the base's
+    low: float | None  # of its 95 % interval; None: it has none
+    high: float | None
+
+
+class OnImages:
+    """Right answers on images of the sweep's part, and which they are on either part."""
+
+    right: int  # of `images`, how many are classified rightly among the target classes
+    images: int
+    judged: dict[JudgedPart, RightImages] | None  # None: of an older edgevit
+
+    def __post_init__(self) -> None:
+        if self.right > self.images:
+            raise ValueError(f"{self.right} of {self.images} images are no share")
+
+    @property
+    def top1(self) -> float:
+        return self.right / max(self.images, 1)
+
+    def on(self, part: JudgedPart) -> RightCount | None:
+        """Its answers on this part; None: they are not recorded."""
+        return None if self.judged is None else RightCount.of(self.judged[part])
+
+
+@dataclass(frozen=True)
+class SweepPoint(OnImages):
+    """One model: a folder beside sweep.json."""
+
+    folder: str
+    rate: float | None  # None: the base
+    right: Index
+    images: Index
+    macs: Count
+    params: Count
+    latency: Latency | None = None  # None: not measured yet
+    judged: dict[JudgedPart, RightImages] | None = None
+    weights_sha256: Sha256 | None = None  # of the model that was judged; None: an older file, which does not say
+
+    def is_of(self, model: ModelFolder) -> bool:
+        """Whether the model in its folder, if there is one, is the one that was judged.
+
+        Raises:
+            CheckpointError: the folder holds a model that cannot be read.
+        """
+        if self.weights_sha256 is None or not model.is_model:
+            return True
+        return weights_fault(Path(RECORD), self.weights_sha256, model.path, model.weights_sha256()) is None
+
+
+@dataclass(frozen=True)
+class FinetunedBase(OnImages):
+    """The base after training on the classes; `start` says whether models are cut from it. No folder holds it."""
+
+    right: Index
+    images: Index
+    start: StartRecord
+    judged: dict[JudgedPart, RightImages] | None = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What sweep.json says."""
+
+    asked: dict[str, Any]  # what must be the same for a sweep to be gone on with
+    part: JudgedPart  # of the data, that the models are judged on
+    created: str
+    versions: Versions
+    points: tuple[SweepPoint, ...] = ()  # the base first, then by rate
+    left_out: tuple[str, ...] = ()  # rates that no model could be derived at, and why
+    threads: int | None = None  # that latency was measured with; None: all cores
+    finetuned: FinetunedBase | None = None  # None: the base was cut as it is, and nothing else was asked for
+    fingerprint: Sha256 | None = None  # of the images; None: of an older edgevit
+
+    @property
+    def base(self) -> SweepPoint | None:
+        return next((point for point in self.points if point.rate is None), None)
+
+    @property
+    def derived(self) -> list[SweepPoint]:
+        return [point for point in self.points if point.rate is not None]
+
+    @property
+    def reference(self) -> SweepPoint | FinetunedBase | None:
+        """What models are to be as good as: the base, or that after training where it was cut and is the better one."""
+        base, finetuned = self.base, self.finetuned
+        if base and finetuned and finetuned.start.network == "finetuned" and finetuned.top1 > base.top1:
+            return finetuned
+        return base
+
+    def loss(self, point: SweepPoint) -> Loss:
+        """What a model loses against `reference`, on the images of `part`."""
+        reference = self.reference
+        assert reference is not None, "the base is judged before its models"
+        model, base = (one.on(self.part) or RightCount(one.right, one.images) for one in (point, reference))
+        return loss_of(model, base)
+
+    def chosen(self) -> SweepPoint | None:
+        """The smallest model that loses no more than chance.
+
+        A model of a trained base that only reaches the base as it is would have lost what the training gave.
+        """
+        as_good = [] if self.reference is None else [p for p in self.derived if self.loss(p).may_be_chance]
+        return min(as_good, key=lambda point: point.macs, default=None)
+
+    def recalled(self) -> str | None:
+        """That the base was probably trained on the validation images; None: nothing says so."""
+        return None if self.base is None else recalled_text(self.base.on("validation"), self.base.on("test"))
+
+    def judged_on(self, part: JudgedPart) -> Sweep:
+        """The same sweep by the answers on this part; as it is, where any model's are not recorded."""
+        finetuned = self.finetuned
+        if any(one is not None and one.judged is None for one in (*self.points, finetuned)):
+            return self
+
+        def counts(one: OnImages) -> dict[str, int]:
+            seen = one.on(part)
+            assert seen is not None
+            return {"right": seen.right, "images": seen.images}
+
+        points = tuple(replace(point, **counts(point)) for point in self.points)  # type: ignore[arg-type]
+        if finetuned is not None:
+            finetuned = replace(finetuned, **counts(finetuned))  # type: ignore[arg-type]
+        return replace(self, part=part, points=points, finetuned=finetuned)
+
+
+SWEEP_KIND = RecordKind("sweep", Sweep, READER, schemas=(1, 2), seal=Seal(since=2))
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Read the record of a sweep.
+
+    Raises:
+        SweepError: it is missing, damaged, or of another schema.
+    """
+    return SWEEP_KIND.read(folder / RECORD)
+
+
+def write_sweep(folder: Path, sweep: Sweep) -> None:
+    with writing(folder):
+        write_whole(folder / RECORD, SWEEP_KIND.text(sweep))

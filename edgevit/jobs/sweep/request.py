@@ -1,0 +1,144 @@
+"""What is asked of `sweep`: a frozen record, refused before torch is imported as far as names and numbers can tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import reduce
+from pathlib import Path
+from typing import Annotated, Any
+
+from edgevit.board.request import Threads
+from edgevit.data.classes import listed
+from edgevit.data.request import Data
+from edgevit.derivation.contents import contents
+from edgevit.derivation.methods import method_names
+from edgevit.derivation.options import describe
+from edgevit.derivation.request import METHOD, Cache, DeriveFrom, DeriveRequest, Request, method_options
+from edgevit.errors import OptionError, OutputError, UnknownNameError
+from edgevit.jobs.sweep.record import PARTS, RATES, RECORD
+from edgevit.network.request import BASE
+from edgevit.numbers import COUNT, check_number
+from edgevit.records.unfinished import holds_state, partial_folder
+from edgevit.records.writing import refuse_existing
+from edgevit.request import BUDGETS, DATA, OUTPUT, SHAPE, TRAINING, Nested, Option, options_of
+from edgevit.train.settings import Training
+
+
+def read_rates(text: str, _: Mapping[str, Any]) -> tuple[float, ...]:
+    """Read numbers that are separated by commas, each once and in order."""
+    try:
+        return tuple(sorted({float(rate) for rate in text.split(",") if rate.strip()}))
+    except ValueError:
+        raise OptionError(f"--rates {text} is not numbers separated by commas; try 0.5,0.8,0.9") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRequest(Request):
+    """What `edgevit.sweep` is asked; the training is that of the base, whose steps are `base_steps`."""
+
+    base: Annotated[str | Path, BASE]
+    data: Data
+    out: Annotated[Path, Option("Folder for the models; an earlier sweep in it is gone on with.", OUTPUT)]
+    rates: Annotated[
+        tuple[float, ...],
+        Option("Shares of the base's MACs to remove, separated by commas.", BUDGETS, read=read_rates),
+    ] = RATES
+    method: Annotated[str, Option(f"How the models are derived, without training: {METHOD}", SHAPE)] = "forge"
+    options: Annotated[
+        Mapping[str, Any],
+        method_options(
+            "Option of the method, such as forge.drop_blocks=no; edgevit methods METHOD lists all; repeatable."
+        ),
+    ] = field(default_factory=dict)
+    part: Annotated[
+        str | None,
+        Option(
+            "Part of the images to judge on: validation or test.  [default: validation; test where the base was "
+            "probably trained on the validation images]",
+            DATA,
+            name="--split",
+        ),
+    ] = None
+    derive_from: DeriveFrom = "base"
+    base_steps: Annotated[
+        int | None,
+        Option(
+            "Number of optimiser steps that the base trains for, once for all rates.  [default: 10 passes over the "
+            "training images]",
+            TRAINING,
+        ),
+    ] = None
+    training: Annotated[
+        Training,
+        # The other two are of a training that a teacher or a method steers.
+        Nested(without=("steps", "lr_by_loss", "early_stop")),
+    ] = field(default_factory=lambda: Training(steps=0))
+    threads: Threads = None
+    cache: Cache = True
+
+    def check(self) -> None:
+        """Refuse what cannot be done; see `edgevit.sweep` for what is raised."""
+        if not self.rates:
+            raise OptionError("no rates; try --rates 0.5,0.8,0.9")
+        for rate in self.rates:
+            check_number("--rates", rate, "(0, 1)", "0.9 leaves 10 % of the MACs; the base is always beside the models")
+        if self.threads is not None:
+            check_number("--threads", self.threads, COUNT)
+        if self.part is not None and self.part not in PARTS:
+            raise UnknownNameError("part of the data", self.part, PARTS)
+        if self.method in method_names() and describe(self.method).slices:
+            raise OptionError("slices of a super-network need no sweep: `edgevit show NET` draws their accuracy")
+        if self.derive_from == "base" and (idle := self._of_training()):
+            option = f"--{next(iter(idle)).replace('_', '-')}"
+            raise OptionError(f"{option} is for a base that is trained; give --derive-from better, too")
+        self._refuse_other_folder()
+        due = [asked for rate in self.rates if not (asked := self.at(rate)).out.is_dir()]
+        for asked in due[:1]:  # they differ in their rates alone
+            asked.check()
+
+    def _of_training(self) -> dict[str, Any]:
+        """What was asked of the training of the base: all that is other than where nobody asks."""
+        return {
+            asked.field: value
+            for asked in options_of(SweepRequest)
+            if asked.option.panel == TRAINING and (value := reduce(getattr, asked.path, self)) != asked.default
+        }
+
+    def _refuse_other_folder(self) -> None:
+        """Raise OutputError where `out` is anything but a sweep, which is gone on with, or an empty folder."""
+        if (self.out / RECORD).is_file():
+            return
+        if not self.out.is_dir():
+            refuse_existing(self.out)
+        elif any(self.out.iterdir()):
+            raise OutputError(f"{self.out} exists and holds no {RECORD}, so it is no sweep; choose another --out")
+
+    def at(self, rate: float) -> DeriveRequest:
+        """The derivation at one rate."""
+        folder = self.out / f"r{rate:.12g}"
+        shared = {one.name: getattr(self, one.name) for one in fields(Request)}
+        going_on = {"out": folder, "resume": holds_state(partial_folder(folder))}
+        how = {name: getattr(self, name) for name in ("method", "options", "derive_from", "base_steps", "cache")}
+        return DeriveRequest(**{**shared, **going_on, **how}, rate=rate)
+
+    def opening(self) -> dict[str, Any]:
+        """How the base is opened."""
+        return {**super().opening(), "base_classes": self.base_classes}
+
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for a sweep to be gone on with, as plain values."""
+        weights = contents({"base": str(self.base), "checkpoint": self.checkpoint and str(self.checkpoint)})
+        told = {
+            **self.opening(),
+            **{name: getattr(self, name) for name in ("base", "data", "method", "options")},
+            **{name: getattr(self, name) for name in ("shape", "ffn_multiple", "embed_multiple")},
+            **{name: getattr(self, name) for name in ("skip_bad_images", "validation_fraction")},
+            **({} if self.group_by is None else {"group_by": self.group_by}),
+            "weights": weights.get("checkpoint", weights.get("base")),
+            "classes": listed(self.classes),
+            "seed": self.training.seed,
+            **self._of_training(),
+        }
+        return dict(json.loads(json.dumps(told, default=str)))

@@ -1,0 +1,483 @@
+"""`edgevit.meet`: derive so that the model, measured where it is to run, keeps a budget."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgevit.board.connection import THIS_MACHINE
+from edgevit.derivation.allocate.budget import Budget, make_budget
+from edgevit.derivation.allocate.cost_table import Where
+from edgevit.derivation.allocate.policy import make_policy
+from edgevit.derivation.allocate.prices import UNITS
+from edgevit.derivation.allocate.prices import Measured as Quantity
+from edgevit.derivation.base_check import check_opened
+from edgevit.derivation.cache import shared_cache
+from edgevit.derivation.head import open_task_for
+from edgevit.derivation.in_a_row import settle_row
+from edgevit.derivation.method import find_method, refuse_training
+from edgevit.derivation.opening import open_for
+from edgevit.derivation.problem import Stopwatch
+from edgevit.derivation.session import Derivation
+from edgevit.derivation.session import run as derive
+from edgevit.errors import (
+    BudgetError,
+    ConnectionLostError,
+    EdgeVitError,
+    Interrupted,
+    OptionError,
+    UnreachableError,
+)
+from edgevit.latency.boards import Searches
+from edgevit.latency.costs import Costs
+from edgevit.latency.in_turns import InTurns
+from edgevit.latency.loop import OUT_OF_REACH, SearchOutcome
+from edgevit.latency.loop import search_plans as search_for
+from edgevit.latency.mixing import LimitError
+from edgevit.latency.request import MeetRequest, identity
+from edgevit.latency.rounds import MOST, MeasuredFigure, Round, Search, Terms
+from edgevit.latency.tables.place import look_there
+from edgevit.latency.tables.run import write_table
+from edgevit.latency.workshop import BudgetBench, shape_in
+from edgevit.network.checkpoint import load, network_without_weights, open_network
+from edgevit.progress import OnlyOnce, Progress, Silent, rounded_duration
+from edgevit.records.derivation import FigureRecord, MetRecord, RoundRecord
+from edgevit.records.kinds import UNMARKED, RecordKind, Seal
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.unfinished import STATE, open_partial, partial_folder
+from edgevit.records.writing import new_folder, write_whole, writing
+from edgevit.request import as_request, takes_options
+from edgevit.train.compute import close_compute
+from edgevit.version import written_by
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ROUNDS = "rounds.json"
+BASE = "base"
+KEPT = "kept"  # the folder of the model that is kept, which may have any name
+NEXT_TO_NOTHING = 1e-9  # ms or mJ: a limit that no plan keeps, so that the refusal says what the cheapest takes
+
+
+@dataclass(frozen=True)
+class KeptRounds:
+    """The rounds on one board."""
+
+    base_takes: float
+    where: dict[str, Any]  # the table was measured
+    rounds: tuple[Round, ...] = ()
+
+
+@dataclass(frozen=True)
+class KeptSearch(KeptRounds):
+    """rounds.json of an unfinished search.
+
+    Schema history: 0  files that say no schema, and not which edgevit wrote them
+                    1  edgevit
+                    2  record and content_sha256, of all the rest of the file
+    """
+
+    beside: tuple[KeptRounds, ...] = ()  # the same of a second board
+    edgevit: str | None = None
+
+    @property
+    def each(self) -> tuple[KeptRounds, ...]:
+        """Of each board."""
+        return (self, *self.beside)
+
+
+SEARCH_KIND = RecordKind("rounds", KeptSearch, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))
+
+
+@takes_options(MeetRequest)
+def meet(
+    base: str | Path | MeetRequest | None = None, *, progress: Progress | None = None, **options: Any
+) -> tuple[Derivation, ...]:
+    """Derive a small model that takes at most `ms` milliseconds, or `mj` millijoules, where it is to run.
+
+        meet("deit_base_patch16_224", checkpoint="base.safetensors", data="photos", ms=5, out="runs/t1",
+             boards=["jetson@orin-nx"])
+
+    What each size takes there is measured once (`edgevit.cost`); then a plan is allocated by that table, realised in
+    closed form, exported, built, and measured in turns with the base; the table is corrected by what was measured, and
+    the next plan allocated, in at most five rounds. The last shape is derived as asked, with training, and measured
+    again: `record.met` of what is returned says what came of it, and its `outcome` whether the budget is kept.
+
+    With two `boards`, each has a table of its own, every plan is measured on both, and the model keeps the budget on
+    both.
+
+    Args:
+        base: a timm name, a model folder, or a whole request.
+        options: the fields of `MeetRequest`; with several budgets, `out` gets a folder for each.
+
+    Raises:
+        OptionError: also of an option that there is not.
+        BudgetError: no plan is as small; the message has the minimum.
+        EdgeVitError: whatever else is wrong, in one line.
+        Interrupted: Ctrl-C; the same call goes on.
+    """
+    return run(as_request(MeetRequest, "base", base, options), progress)
+
+
+def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivation, ...]:
+    """Do what is asked; `meet` says what is raised. Without a budget that is measured, it derives."""
+    request = request.going_on()
+    request.check()
+    progress = progress or Silent()
+    if not request.is_measured:
+        return (derive(request.derivation(), progress),)
+    refuse_training(request)
+    _refuse_elsewhere(request, progress)
+    once, found = OnlyOnce(progress), []
+    earlier: tuple[tuple[Round, ...], ...] = ((),) * len(request.places)
+    with shared_cache(request.cache) as cache:
+        shared = replace(request, cache=cache)
+        base = shared.on_its_base().base
+        assert base is not None
+        network = network_without_weights(base, shared.model_args, checkpoint=shared.checkpoint)
+        _refuse_method(shared.on_its_base(), network, progress)
+        _check_base(shared.on_its_base(), once)
+        costs = tuple(Costs(network, shared, place, once) for place in shared.places)
+        if len(each := shared.each()) > 1:
+            _refuse_any([_One(one, costs, once, _base_folder(request, one)) for one in each if not one.is_there])
+        for one in each:
+            if one.is_there:
+                found.append(_read(one.out))
+                continue
+            derivation, searches = _One(one, costs, once, _base_folder(request, one)).carried_out(earlier)
+            found.append(derivation)
+            earlier = tuple((*before, *of.rounds) for before, of in zip(earlier, searches.each, strict=True))
+    return tuple(found)
+
+
+def _refuse_method(request: MeetRequest, network: nn.Module, progress: Progress) -> None:
+    """Raise OptionError for a method that cannot cut this base, before a cost is measured for it."""
+    policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
+    settle_row((), find_method(request.method), request.settings, network, policy, progress)
+
+
+def _check_base(request: MeetRequest, progress: Progress) -> None:
+    """Refuse images, or a base on them, that the first derivation would refuse, before a cost is measured for it.
+
+    A search that is gone on with has been checked.
+
+    Raises:
+        DataError: an image cannot be read, the base is near chance, or it does better with other preprocessing.
+    """
+    if request.data is None or request.resume:
+        return
+    assert request.base is not None
+    found = open_network(request.base, **request.opening(), progress=progress)
+    task = open_task_for(found, request, progress)
+    check_opened(open_for(found, request, request.head, task, progress), request, progress)
+    close_compute()
+
+
+def _base_folder(request: MeetRequest, one: MeetRequest) -> Path:
+    """Where the base lies: with several budgets beside their models, to be kept."""
+    return (request.out if len(request.budgets) > 1 else partial_folder(one.out)) / BASE
+
+
+def _refuse_elsewhere(request: MeetRequest, progress: Progress) -> None:
+    """Raise OptionError for rounds to be gone on with that were measured on another board, or in another power mode."""
+    files = [partial_folder(one.out) / ROUNDS for one in request.each() if request.resume]
+    kept = {file: SEARCH_KIND.read(file).each for file in files if file.is_file()}
+    for number, place in enumerate(request.places):
+        known = {file: each[number].where for file, each in kept.items() if number < len(each) and each[number].where}
+        here = look_there(place, progress) if known else None
+        for file, where in known.items():
+            if here is not None and (differing := Where.model_validate(where).differing(here)):
+                raise OptionError(
+                    f"cannot resume {file.parent}: its rounds were measured with {differing}; set that as it was, "
+                    "or remove it"
+                )
+
+
+def _refuse_any(all_of_them: Sequence[_One]) -> None:
+    """Refuse, before the first of several budgets takes its time, any that is not below the base or out of reach.
+
+    Raises:
+        OptionError, BudgetError: one of them is.
+    """
+    if all_of_them:
+        min(all_of_them, key=lambda one: one.budget().limit).refuse_unreachable()
+
+
+def _read(folder: Path) -> Derivation:
+    record = ModelFolder(folder).derivation()
+    assert record is not None
+    return Derivation(folder, load(folder), record)
+
+
+@dataclass(frozen=True)
+class _One:
+    """One budget, on one board or on two."""
+
+    request: MeetRequest
+    costs: tuple[Costs, ...]
+    progress: Progress
+    base: Path
+
+    def carried_out(self, earlier: tuple[tuple[Round, ...], ...]) -> tuple[Derivation, Searches]:
+        """Search, derive, verify, and write the folder; `earlier` are the rounds of other budgets on each board."""
+        asked, work = self.request, partial_folder(self.request.out)
+        budget = self.budget()
+        quantity = _quantity(budget)
+        same = identity(asked)
+        with (
+            _resumable(work),
+            open_partial(asked.out, same, asked.resume, asked=asked.told(), overwrite=asked.overwrite),
+            remove_without_models(work),
+        ):
+            kept = self._kept(work, quantity)
+            watch = Stopwatch()
+            measuring = [
+                InTurns(costs.place, quantity, one.base_takes, self.progress)
+                for costs, one in zip(self.costs, kept.each, strict=True)
+            ]
+            shop = BudgetBench(asked, work, self.base, quantity, self.costs, measuring, self.progress)
+            with watch.stage("rounds"):
+                each = zip(kept.each, earlier, strict=True)
+                searches = Searches(tuple(Search(budget.limit, one.rounds, before) for one, before in each))
+                found = self._searched(searches, shop, work, kept, budget)
+            derivation = self._finished(found, shop, budget, watch)
+            with new_folder(asked.out, overwrite=asked.overwrite) as folder:
+                folder.rmdir()
+                derivation.folder.rename(folder)
+            shutil.rmtree(work, ignore_errors=True)
+        return replace(derivation, folder=asked.out), found.searches
+
+    def refuse_unreachable(self) -> None:
+        """Raise BudgetError where the cheapest plan costs far more than the budget by a board's table."""
+        budget = self.budget()
+        quantity = _quantity(budget)
+        with tempfile.TemporaryDirectory(prefix="edgevit-meet-") as work:
+            shop = BudgetBench(self.request, Path(work), self.base, quantity, self.costs, (), self.progress)
+            for board, costs in enumerate(self.costs):
+                try:
+                    shop.allocate(costs.table, NEXT_TO_NOTHING)
+                except BudgetError as error:
+                    if error.least is not None and error.least > OUT_OF_REACH * budget.limit:
+                        raise self._out_of_reach(LimitError(error, board, error.least), quantity, budget) from error
+
+    def budget(self) -> Budget:
+        """The budget, by the table of the board where the base takes most; it is to be less than that."""
+        name = self.request.quantity
+        assert name is not None
+        quantity: Quantity = "mj" if name == "mj" else "ms"
+        takes = [costs.table.in_quantity(quantity).base for costs in self.costs]
+        slowest = self.costs[takes.index(max(takes))].table
+        budget = make_budget(1, 1, **{name: self.request.budgets[0]}, table=slowest)
+        for costs, taken in zip(self.costs, takes, strict=True):
+            if taken <= budget.limit:
+                self.progress.note(
+                    f"--{budget.asked}: on {costs.place.board} the base itself takes {taken:.4g} {UNITS[quantity]}; "
+                    "the other board decides"
+                )
+        return budget
+
+    def _kept(self, work: Path, quantity: Quantity) -> KeptSearch:
+        file = work / ROUNDS
+        if file.is_file():
+            return SEARCH_KIND.read(file)
+        first, *beside = [KeptRounds(costs.table.in_quantity(quantity).base, costs.where) for costs in self.costs]
+        return KeptSearch(first.base_takes, first.where, beside=tuple(beside))
+
+    def _searched(
+        self, searches: Searches, shop: BudgetBench, work: Path, kept: KeptSearch, budget: Budget
+    ) -> SearchOutcome:
+        began = time.monotonic()
+
+        def tell(now: Searches) -> None:
+            nonlocal began
+            first, *others = now.each
+            beside = [replace(one, rounds=of.rounds) for one, of in zip(kept.beside, others, strict=True)]
+            told = replace(kept, rounds=first.rounds, beside=tuple(beside), edgevit=written_by())
+            with writing(work / ROUNDS):
+                write_whole(work / ROUNDS, SEARCH_KIND.text(told))
+            boards = [costs.place.board or THIS_MACHINE for costs in self.costs]
+            took = rounded_duration(time.monotonic() - began)
+            left = MOST - len(first.rounds)
+            more = "" if now.tightest.is_done else f"; it took {took}, at most {left} more follow"
+            self.progress.note(f"{round_told(now, shop.quantity, boards)}{more}")
+            began = time.monotonic()
+
+        try:
+            return search_for(searches, shop, tell)
+        except LimitError as error:
+            shutil.rmtree(work, ignore_errors=True)  # soon made again
+            if error.least is None:
+                raise
+            raise self._out_of_reach(error, shop.quantity, budget) from error
+
+    def _out_of_reach(self, error: LimitError, quantity: Quantity, budget: Budget) -> BudgetError:
+        """Which board no plan is small enough for, the minimum there, and what to try."""
+        assert error.least is not None and budget.table is not None
+        shape, others = self.request.shape, len(self.costs) > 1
+        is_rate = self.request.quantity == "fps"
+        asked = f"--{budget.asked}, {budget.limit:.4g} ms for {budget.table.batch}," if is_rate else f"--{budget.asked}"
+        more = "ask for fewer images per second" if is_rate else "raise the budget"
+        if error.board is None:
+            return BudgetError(
+                f"--{budget.asked}: in shape {shape!r} some plans keep it on {self.costs[0].place.board} and some on "
+                f"{self.costs[1].place.board}, and none on both; {more}, or give one --board"
+            )
+        costs = self.costs[error.board]
+        made_of = f" ({error.made_of})" if error.made_of else ""
+        where = f"on {costs.place.board} " if others else ""
+        alone = ", or the other --board alone" if others else ""
+        return BudgetError(
+            f"{asked} is less than any plan takes {where}in shape {shape!r}: {error.least:.4g} "
+            f"{UNITS[quantity]} by the table measured on {costs.table.measured_on}{made_of}; {more}, or try "
+            f"another --shape{alone}",
+            least=error.least,
+            made_of=error.made_of,
+        )
+
+    def _finished(self, found: SearchOutcome, shop: BudgetBench, budget: Budget, watch: Stopwatch) -> Derivation:
+        """Derive the best shape as asked, export and build it, measure it once more, and say what came of it."""
+        number = found.searches.best
+        assert number is not None
+        best = found.searches.each[0].rounds[number]
+        out = shop.folder / KEPT / self.request.out.name
+        self.progress.note(f"round {number + 1} is kept: derived as asked, and measured again")
+        with watch.stage("derivation"):
+            if not out.is_dir():
+                derive(shop.derivation(out, best.name, best.limit, best.at_least), self.progress)
+        if shape_in(out) != best.shape:
+            self.progress.warn("the model has other widths than the one that was measured in its round")
+        with watch.stage("verification"):
+            for there in shop.measuring:
+                there.ready(out, judged=True)
+            verified = shop.measured(out)
+        record = ModelFolder(out).derivation()
+        assert record is not None
+        first, *beside = [self._record(board, found, seen, shop, budget, watch) for board, seen in enumerate(verified)]
+        request = identity(self.request) if self.request.among_others else None
+        record = replace(record, met=replace(first, beside=tuple(beside), request=request))
+        ModelFolder(out).write_derivation(record)
+        for board, costs in enumerate(self.costs):
+            write_table(costs.table, ModelFolder(out).cost_table_file(board))
+        return Derivation(out, load(out), record)
+
+    def _record(
+        self,
+        board: int,
+        found: SearchOutcome,
+        verified: MeasuredFigure,
+        shop: BudgetBench,
+        budget: Budget,
+        watch: Stopwatch,
+    ) -> MetRecord:
+        """Of one board."""
+        search, costs, measuring = found.searches.each[board], self.costs[board], shop.measuring[board]
+        factors = search.factors(costs.table.in_quantity(shop.quantity))
+        clock, base_clock = measuring.clock or (None, None)
+        why = _why(board, found, verified)
+        told = (why, None if search.holds(verified) else self._least_told(board, factors, shop))
+        return MetRecord(
+            quantity=shop.quantity,
+            budget=search.budget,
+            asked=budget.asked,
+            outcome=search.outcome(verified),
+            verified=_figure(verified),
+            figure=measuring.figure,
+            base=measuring.base_takes,
+            rounds=tuple(RoundRecord(one.limit, one.predicted, _figure(one.measured)) for one in search.rounds),
+            factors=vars(factors),
+            table=costs.table.record(),
+            where=costs.where,
+            ended="; ".join(filter(None, told)) or None,
+            seconds=watch.seconds,
+            clock=clock,
+            base_clock=base_clock,
+        )
+
+    def _least_told(self, board: int, factors: Terms, shop: BudgetBench) -> str | None:
+        """What the cheapest plan takes on a board by its table as it is corrected now, and what that consists of."""
+        table = self.costs[board].table.corrected(**vars(factors))
+        try:
+            shop.allocate(table, NEXT_TO_NOTHING)
+        except BudgetError as error:
+            if error.least is not None:
+                least = f"{error.least:.4g} {UNITS[shop.quantity]}{error.made_of and f' ({error.made_of})'}"
+                return f"by the corrected table no plan in shape {self.request.shape!r} takes less than {least}"
+        return None
+
+
+def _why(board: int, found: SearchOutcome, verified: MeasuredFigure) -> str | None:
+    """Why a board's budget is not met by what was verified, or the search ended; None: it is met."""
+    search, judged, kept = found.searches.each[board], found.search, found.searches.best
+    assert kept is not None
+    in_round = search.rounds[kept].measured
+    if search.holds(in_round) and not search.holds(verified):
+        return "measured once more, the plan that is kept takes more than in its round"
+    if found.why is not None or search.outcome(verified) == "met":
+        return found.why
+    if not judged.is_sure(judged.rounds[kept].measured):
+        return "all rounds were used up"
+    if search.is_met(in_round):
+        return "measured once more, the plan that is kept takes less than in its round"
+    return "the other board decides"
+
+
+def _quantity(budget: Budget) -> Quantity:
+    return "mj" if budget.quantity == "mj" else "ms"
+
+
+def _figure(measured: MeasuredFigure) -> FigureRecord:
+    return FigureRecord(measured.value, measured.low, measured.high, measured.repeats)
+
+
+def round_told(searches: Searches, quantity: Quantity, boards: Sequence[str]) -> str:
+    """The last round in one line: prediction and measurement, and how near it is, on each board."""
+    each = [_told(search, UNITS[quantity]) for search in searches.each]
+    if len(each) > 1:
+        each = [f"on {board} {told}" for board, told in zip(boards, each, strict=True)]
+    return f"round {len(searches.tightest.rounds)}: {'; '.join(each)}"
+
+
+def _told(search: Search, unit: str) -> str:
+    last = search.rounds[-1]
+    seen = last.measured
+    interval = f" ({seen.low:.4g} to {seen.high:.4g})" if seen.low is not None and seen.high is not None else ""
+    off = seen.value / search.budget - 1
+    return (
+        f"{last.predicted:.4g} {unit} predicted, {seen.value:.4g} measured{interval}, "
+        f"{abs(off):.1%} {'over' if off > 0 else 'under'} the budget of {search.budget:.4g} {unit}"
+    )
+
+
+@contextmanager
+def remove_without_models(work: Path) -> Iterator[None]:
+    """Remove the folder of a search that failed before its first model, so that the command can be corrected."""
+    try:
+        yield
+    except (Interrupted, ConnectionLostError, UnreachableError):
+        raise
+    except EdgeVitError:
+        if not any(ModelFolder(folder).is_model for folder in (work / "rounds").glob("*")):
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _resumable(work: Path) -> Iterator[None]:
+    """Say how a search is gone on with when it is stopped, or the board lost.
+
+    Raises:
+        Interrupted: Ctrl-C.
+    """
+    again = f"the same command goes on from {work}"
+    try:
+        yield
+    except (KeyboardInterrupt, Interrupted) as stop:
+        raise Interrupted(f"stopped; {again}") from stop
+    except (ConnectionLostError, UnreachableError) as error:
+        raise type(error)(f"{error}; {again}") from error

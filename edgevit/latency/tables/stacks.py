@@ -1,0 +1,170 @@
+"""Networks of equal blocks, whose times say what one block of that size takes in context."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from edgevit.errors import UnsupportedModelError
+from edgevit.exporting.graph import write_onnx
+from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn, check_all_pass
+from edgevit.network.copies import bare_copy
+from edgevit.network.families import family_of
+
+P = TypeVar("P", Attention, Ffn)
+SPREAD = 0.02  # standard deviation of the weights
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A block without FFN that passes on fewer tokens than it is given."""
+
+    tokens: int
+    heads: int
+    width: int
+
+    @property
+    def dims(self) -> BlockDims:
+        return BlockDims(self.heads, self.width, self.width, 0, self.tokens)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Equal blocks, `count` of them; `width` is the mean of QK and VO, and a site of size 0 is not there.
+
+    The count may be 0 where there is a cut, which is then measured alone.
+    """
+
+    count: int
+    heads: int
+    width: int
+    neurons: int
+    embed: int | None = None  # width of the embedding; None: the base's own
+    cut: Cut | None = None  # the block before these; None: there is none, and they are given all tokens
+
+    @property
+    def label(self) -> str:
+        """As its runs are called: `6 of 3x40+768`, heads, width and neurons.
+
+        ` at 96`: of a narrower embedding; ` behind 2x16 to 128`: given as many tokens as such a block passes on.
+        """
+        at = "" if self.embed is None else f" at {self.embed}"
+        cut = "" if self.cut is None else f" behind {self.cut.heads}x{self.cut.width} to {self.cut.tokens}"
+        return f"{self.count} of {self.heads}x{self.width}+{self.neurons}{at}{cut}"
+
+    @property
+    def text(self) -> str:
+        """As a person reads it: 6 blocks of 3 heads of 40 and 768 neurons, embedding 96, after a cut to 128 tokens."""
+        sites = [f"{self.heads} heads of {self.width}"] if self.heads else []
+        sites += [f"{self.neurons} neurons"] if self.neurons else []
+        parts = [f"{self.count} block{'s' if self.count > 1 else ''} of {' and '.join(sites)}"] if sites else []
+        parts += [f"embedding {self.embed}"] if self.embed is not None else []
+        parts += [f"{'after ' if parts else ''}a cut to {self.cut.tokens} tokens"] if self.cut is not None else []
+        return ", ".join(parts)
+
+    @classmethod
+    def of(cls, label: str) -> Stack | None:
+        """The stack with this label; None: it is no label of one."""
+        own, at, behind = r"(\d+) of (\d+)x(\d+)\+(\d+)", r"(?: at (\d+))?", r"(?: behind (\d+)x(\d+) to (\d+))?"
+        match = re.fullmatch(own + at + behind, label)
+        if match is None:
+            return None
+        count, heads, width, neurons = map(int, match.groups()[:4])
+        embed, cut_heads, cut_width, tokens = match.groups()[4:]
+        cut = None if tokens is None else Cut(int(tokens), int(cut_heads), int(cut_width))
+        return cls(count, heads, width, neurons, None if embed is None else int(embed), cut)
+
+    @property
+    def dims(self) -> BlockDims:
+        return BlockDims(self.heads, self.width, self.width, self.neurons)
+
+    @property
+    def blocks(self) -> list[BlockDims]:
+        """The block that tokens leave, if there is one, and the equal blocks after it."""
+        return [*(() if self.cut is None else (self.cut.dims,)), *[self.dims] * self.count]
+
+
+def whole_blocks(network: nn.Module) -> list[int]:
+    """The blocks that have both sites, of which stacks are made.
+
+    Raises:
+        UnsupportedModelError: there are fewer than two.
+    """
+    check_all_pass(family_of(network).read(network), "a cost table")
+    found = [i for i, b in enumerate(family_of(network).read(network)) if b.dims.has_attention and b.dims.has_ffn]
+    if len(found) < 2:
+        raise UnsupportedModelError(
+            f"this model has {len(found)} blocks with both attention and FFN, and it takes two to tell what one costs; "
+            "measure the base that it came from"
+        )
+    return found
+
+
+def _attention(like: Attention, dims: BlockDims) -> Attention:
+    """An attention of this size with random weights, and biases where `like` has them.
+
+    Where queries and keys stay as wide as they are, values make up for it: what counts is the mean of both widths.
+    """
+    heads, embed = dims.heads, like.embed
+    of_queries = dims.qk if like.rotary is None else like.qk
+    of_values = dims.qk + dims.vo - of_queries
+    qk, vo = (heads, of_queries), (heads, of_values)
+    shapes: dict[str, tuple[int, ...]] = {
+        "wq": (*qk, embed), "bq": qk, "wk": (*qk, embed), "bk": qk, "wv": (*vo, embed), "bv": vo,
+        "wo": (heads, embed, of_values), "bo": (embed,),
+    }  # fmt: skip
+    return _filled(like, shapes)
+
+
+def _ffn(like: Ffn, dims: BlockDims) -> Ffn:
+    neurons, embed = dims.ffn, like.w1.shape[1]
+    rows, bias = (neurons, embed), (neurons,)
+    shapes = {"w1": rows, "b1": bias, "wg": rows, "bg": bias, "w2": (embed, neurons), "b2": (embed,)}
+    return _filled(like, shapes)
+
+
+def _filled(like: P, shapes: Mapping[str, tuple[int, ...]]) -> P:
+    """Random weights for every block anew: an exporter would write equal ones once, and caches would then hold them."""
+    made = {name: torch.randn(shape) * SPREAD for name, shape in shapes.items() if getattr(like, name) is not None}
+    return replace(like, **made)
+
+
+@torch.no_grad()
+def network_of(network: nn.Module, blocks: Sequence[BlockDims], embed: int | None = None) -> nn.Module:
+    """A network with the base's stem and head around blocks of these sizes, which get random weights.
+
+    There are no more blocks than the base has. `embed` is the embedding's width where it is narrower than the base's.
+    """
+    family, whole = family_of(network), whole_blocks(network)
+    stem = bare_copy(network)
+    family.keep_blocks(stem, whole[: len(blocks)])
+    if embed is not None:  # any directions do: time depends on shapes
+        stem = family.with_embedding(stem, torch.eye(embed, family.geometry(stem).embed, dtype=torch.float64))
+    like = family.read(stem)[0]
+    assert like.attention is not None and like.ffn is not None
+    attention, ffn = like.attention, like.ffn
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the same file every time: a job that goes on on a board is found again by it
+        made = [
+            Block(_attention(attention, d) if d.has_attention else None, _ffn(ffn, d) if d.has_ffn else None, d.tokens)
+            for d in blocks
+        ]
+    return family.build(stem, made).eval().requires_grad_(False)
+
+
+def write_stack(network: nn.Module, stack: Stack, path: Path, *, precision: str, opset: int) -> None:
+    """Write a stack as a model is written, for any batch.
+
+    Raises:
+        ExportError: the exporter failed.
+    """
+    made = network_of(network, stack.blocks, stack.embed)
+    size = family_of(network).input_size(network)
+    metadata = {"stack": stack.label}
+    write_onnx(made, path, input_size=size, batch="dynamic", opset=opset, precision=precision, metadata=metadata)

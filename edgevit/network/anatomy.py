@@ -1,0 +1,336 @@
+"""What a Transformer is made of, in the one form in which methods see it, whatever class the network is of.
+
+A *block* has two *sites*, its attention and its FFN, each added to the tokens; either may be gone. A site's weights are
+a *part*: tensors that are views of the live parameters, so that a regulariser trains through them. Parts are sliced by
+their own methods, and by nothing else.
+
+The *axes* along which a model can be made smaller: of an attention its heads and its QK and VO widths, of an FFN its
+neurons, either site as a whole, the block, and, shared by all sites of a stage, the embedding width and the tokens.
+A family says which of them are frozen, and why (`Site.frozen`); the others are free. What ties two axes to one size is
+the shape policy (`derive.allocate.policy`), so that a site has no field for it: docs/decisions/018-anatomy-and-plan.md.
+
+Shapes: H heads, q and v the per-head QK and VO widths, d embedding width, e FFN width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+from edgevit.errors import UnsupportedModelError
+from edgevit.records.model import BlockDims as BlockDims
+
+Axis = Literal["heads", "qk", "vo", "neurons", "site", "block", "embed", "tokens"]
+SiteKind = Literal["attention", "ffn"]
+Part = TypeVar("Part")
+
+
+# -- parts: weights ----------------------------------------------------------------------------------------------------
+
+
+def _maybe(tensor: Tensor | None, index: object) -> Tensor | None:
+    return None if tensor is None else tensor[index]  # type: ignore[index]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What stands between the tokens and a part's weights, and goes into them with a change of basis; [d] each.
+
+    Whoever reads tokens reads gain * n + shift of the normalised n; what a part puts out is multiplied by `scale`.
+    """
+
+    gain: Tensor | None = None
+    shift: Tensor | None = None
+    scale: Tensor | None = None
+
+    def read(self, weight: Tensor, bias: Tensor | None, decode: Decoder) -> tuple[Tensor, Tensor]:
+        """Weight [..., w, d'] and bias [..., w] for normalised tokens in the new basis, of [..., w, d] and [..., w]."""
+        exact = weight.detach().double()
+        scaled = exact if self.gain is None else exact * self.gain.double()
+        shifted = exact.new_zeros(exact.shape[:-1]) if bias is None else bias.detach().double()
+        if self.shift is not None:
+            shifted = shifted + exact @ self.shift.double()
+        if decode.bias is not None:
+            shifted = shifted + scaled @ decode.bias
+        return (scaled @ decode.weight).to(weight), shifted.to(weight)
+
+    def write(self, weight: Tensor, encode: Tensor) -> Tensor:
+        """What writes tokens of the new basis: [..., d', w] of [..., d, w]. Shape: encode [d', d] in fp64."""
+        exact = weight.detach().double()
+        if self.scale is not None:
+            exact = self.scale.double().unsqueeze(-1) * exact
+        return (encode @ exact).to(weight)
+
+    def write_bias(self, bias: Tensor, encode: Tensor) -> Tensor:
+        """The same of a bias: [d'] of [d]."""
+        return self.write(bias.unsqueeze(-1), encode).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The way back from normalised tokens n' of a narrower embedding: those of the wider one are weight n' + bias."""
+
+    weight: Tensor  # [d, d'], fp64
+    bias: Tensor | None = None  # [d], fp64; None: nothing
+
+    def to(self, device: torch.device) -> Decoder:
+        return Decoder(self.weight.to(device), None if self.bias is None else self.bias.to(device))
+
+
+def decoder(encode: Tensor) -> Decoder:
+    """That of encode [d', d], sqrt(d' / d) U Q^T of `derive.algebra.embedding`: exact for what it keeps wholly."""
+    return Decoder(encode.mT * (encode.shape[1] / encode.shape[0]))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The weights of one attention.
+
+    Head h on normalised tokens x [N, d] is softmax((x wq' + bq)(x wk' + bk)' / sqrt(q)) (x wv' + bv) wo', summed over
+    heads, plus bo. Where it is rotary, each row r of queries and of keys becomes cos r + sin r~ before their product,
+    by its token's place, with the halves of r exchanged in r~: they have one basis, and all of their dimensions stay.
+    """
+
+    wq: Tensor  # [H, q, d]
+    bq: Tensor | None  # [H, q]
+    wk: Tensor  # [H, q, d]
+    bk: Tensor | None  # [H, q]
+    wv: Tensor  # [H, v, d]
+    bv: Tensor | None  # [H, v]
+    wo: Tensor  # [H, d, v]
+    bo: Tensor | None  # [d]
+    rotary: Tensor | None = None  # [2, N, q]: cos and sin for each token, constants
+
+    @property
+    def heads(self) -> int:
+        return len(self.wq)
+
+    @property
+    def qk(self) -> int:
+        return self.wq.shape[1]
+
+    @property
+    def vo(self) -> int:
+        return self.wv.shape[1]
+
+    @property
+    def embed(self) -> int:
+        return self.wq.shape[-1]
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether the output can take a constant: a value bias passes through, as attention rows sum to one."""
+        return self.bo is not None or self.bv is not None
+
+    def query_gain(self, qk: int) -> float:
+        """By what queries are multiplied where the heads become `qk` wide: logits are divided by that width's root."""
+        return float((qk / self.qk) ** 0.5)
+
+    def keep(self, heads: Sequence[int], qk: Tensor | None = None, vo: Tensor | None = None) -> Attention:
+        """These heads with these of their dimensions, in this order; what the others put out is lost.
+
+        A QK dimension is a row of W_Q and the same row of W_K, a VO dimension a row of W_V and a column of W_O. Logits
+        stay sums of the same products. Shapes: qk [H', q'] and vo [H', v'], int64, of the heads that stay; None: all.
+        """
+        kept = list(heads)
+        if self.rotary is not None and qk is not None:
+            self.check_qk(qk.shape[1])
+            qk = None  # all of them, in the order in which they are rotated
+
+        def rows(weight: Tensor, at: Tensor | None) -> Tensor:  # [H, w, d] -> [H', w', d]
+            return weight[kept] if at is None else weight[kept].take_along_dim(at.to(weight.device).unsqueeze(-1), 1)
+
+        def entries(bias: Tensor | None, at: Tensor | None) -> Tensor | None:  # [H, w] -> [H', w']
+            if bias is None or at is None:
+                return _maybe(bias, kept)
+            return bias[kept].take_along_dim(at.to(bias.device), 1)
+
+        wq, bq = rows(self.wq, qk), entries(self.bq, qk)
+        if qk is not None:
+            gain = self.query_gain(qk.shape[1])
+            wq, bq = wq * gain, None if bq is None else bq * gain
+        return replace(
+            self,
+            wq=wq, bq=bq, wk=rows(self.wk, qk), bk=entries(self.bk, qk),
+            wv=rows(self.wv, vo), bv=entries(self.bv, vo), wo=rows(self.wo.mT, vo).mT,
+        )  # fmt: skip
+
+    def check_qk(self, width: int) -> None:
+        """Refuse another QK width where queries and keys are rotated.
+
+        Raises:
+            UnsupportedModelError: it is another.
+        """
+        if self.rotary is not None and width != self.qk:
+            raise UnsupportedModelError(
+                f"queries and keys are rotated by the place of their token, so that QK stays {self.qk} wide; seen "
+                f"{width}: cut heads, values, neurons or the embedding"
+            )
+
+    def first(self, qk: int, vo: int) -> Attention:
+        """All heads with the first of their dimensions."""
+        import torch
+
+        wanted = (torch.arange(width).expand(self.heads, width) for width in (qk, vo))
+        return self.keep(range(self.heads), *wanted)
+
+    def rebased(self, encode: Tensor, fold: Fold, decode: Decoder) -> Attention:
+        """The same for tokens `encode` [d', d] times those that there were, with all biases there can be."""
+        (wq, bq), (wk, bk), (wv, bv) = (
+            fold.read(w, b, decode) for w, b in ((self.wq, self.bq), (self.wk, self.bk), (self.wv, self.bv))
+        )
+        bo = self.wo.new_zeros(self.embed) if self.bo is None else self.bo
+        wo, bo = fold.write(self.wo, encode), fold.write_bias(bo, encode)
+        return Attention(wq, bq, wk, bk, wv, bv, wo, bo, self.rotary)
+
+    def padded(self, qk: int, vo: int) -> Attention:
+        """The same function with wider heads: zeros are added."""
+        import torch.nn.functional as F
+
+        self.check_qk(qk)
+        gain = self.query_gain(qk)
+
+        def rows(weight: Tensor, width: int) -> Tensor:
+            return F.pad(weight, (0, 0, 0, width - weight.shape[1]))  # [H, w, d] -> [H, width, d]
+
+        def entries(bias: Tensor | None, width: int) -> Tensor | None:
+            return None if bias is None else F.pad(bias, (0, width - bias.shape[-1]))
+
+        return replace(
+            self,
+            wq=rows(self.wq * gain, qk), bq=entries(None if self.bq is None else self.bq * gain, qk),
+            wk=rows(self.wk, qk), bk=entries(self.bk, qk), wv=rows(self.wv, vo), bv=entries(self.bv, vo),
+            wo=F.pad(self.wo, (0, vo - self.vo)),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ffn:
+    """The weights of one FFN: f(x w1' + b1) w2' + b2, or gated: (f(x w1' + b1) * (x wg' + bg)) w2' + b2.
+
+    A neuron is a row of w1, of wg where there is one, and the column of w2 that reads it.
+    """
+
+    w1: Tensor  # [e, d]
+    b1: Tensor | None  # [e]
+    w2: Tensor  # [d, e]
+    b2: Tensor | None  # [d]
+    wg: Tensor | None = None  # [e, d]
+    bg: Tensor | None = None  # [e]
+
+    @property
+    def neurons(self) -> int:
+        return len(self.w1)
+
+    @property
+    def gated(self) -> bool:
+        return self.wg is not None
+
+    def inputs(self) -> list[Tensor]:
+        """What makes a neuron: w1 and b1, then wg and bg, as far as there are such; [e, d] or [e] each."""
+        return [t for t in (self.w1, self.b1, self.wg, self.bg) if t is not None]
+
+    def keep(self, neurons: object) -> Ffn:
+        """These neurons, by an index of tensors: indices in any order, or a slice."""
+        return replace(
+            self,
+            w1=self.w1[neurons], b1=_maybe(self.b1, neurons), w2=self.w2[:, neurons],  # type: ignore[index]
+            wg=_maybe(self.wg, neurons), bg=_maybe(self.bg, neurons),
+        )  # fmt: skip
+
+    def rebased(self, encode: Tensor, fold: Fold, decode: Decoder) -> Ffn:
+        """The same for tokens `encode` [d', d] times those that there were, with all input biases there can be."""
+        w1, b1 = fold.read(self.w1, self.b1, decode)
+        wg, bg = (None, None) if self.wg is None else fold.read(self.wg, self.bg, decode)
+        b2 = None if self.b2 is None else fold.write_bias(self.b2, encode)
+        return Ffn(w1, b1, fold.write(self.w2, encode), b2, wg, bg)
+
+    def merged(self, labels: Tensor, anchors: Tensor) -> Ffn:
+        """Merge clusters into their anchors by adding up the columns of w2 (Vulcan, Eq. 9); exact between equals.
+
+        Shapes: labels [e], the cluster of each neuron; anchors [K], the neuron that stands for each.
+        """
+        w2 = self.w2.new_zeros(self.w2.shape[0], len(anchors)).index_add_(1, labels, self.w2)
+        return replace(self.keep(anchors), w2=w2)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The weights of one block, a site that is gone is None, and how many tokens it passes on."""
+
+    attention: Attention | None
+    ffn: Ffn | None
+    tokens: int = 0  # 0: all, or, where it is to be built, as many as the model's block there
+    merged: bool = False  # whether one of these is the mean of those that leave
+
+    @property
+    def embed(self) -> int:
+        """Width of the tokens."""
+        if self.attention is not None:
+            return self.attention.embed
+        assert self.ffn is not None, "a block has a site"
+        return self.ffn.w1.shape[-1]
+
+    @property
+    def dims(self) -> BlockDims:
+        a, f = self.attention, self.ffn
+        heads, qk, vo = (0, 0, 0) if a is None else (a.heads, a.qk, a.vo)
+        return BlockDims(heads, qk, vo, 0 if f is None else f.neurons, self.tokens, self.merged)
+
+
+def attentions(blocks: Sequence[Block]) -> list[Attention]:
+    """The attentions of blocks that all have one.
+
+    Raises:
+        UnsupportedModelError: one has none.
+    """
+    return [_there(block.attention, i, "attention") for i, block in enumerate(blocks)]
+
+
+def ffns(blocks: Sequence[Block]) -> list[Ffn]:
+    """The FFNs of blocks that all have one.
+
+    Raises:
+        UnsupportedModelError: one has none.
+    """
+    return [_there(block.ffn, i, "FFN") for i, block in enumerate(blocks)]
+
+
+def check_all_pass(blocks: Sequence[Block], what: str) -> None:
+    """Refuse blocks after which tokens leave.
+
+    Raises:
+        UnsupportedModelError: there is one; the message begins with `what`.
+    """
+    if (first := next((i for i, block in enumerate(blocks) if block.tokens), None)) is not None:
+        raise UnsupportedModelError(
+            f"{what} is of a model whose tokens pass through all of its blocks, and after block {first} of this one "
+            f"some leave; give the model that it came from"
+        )
+
+
+def _there(part: Part | None, block: int, what: str) -> Part:
+    if part is None:
+        raise UnsupportedModelError(
+            f"block {block} of this model has no {what}, and this method cuts blocks that have both; "
+            f"derive from the model that it came from"
+        )
+    return part
+
+
+# -- sites: along which axes they can become smaller -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention or FFN of a model, and which of its axes cannot be cut."""
+
+    block: int
+    kind: SiteKind
+    frozen: Mapping[Axis, str] = field(default_factory=lambda: MappingProxyType({}))  # with the reason

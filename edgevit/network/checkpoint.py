@@ -1,0 +1,599 @@
+"""Open a base by its timm name, and read and write model folders.
+
+A model folder that exists is complete: it is written beside itself and renamed. Weights are safetensors, never pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from http.client import HTTPException
+from itertools import islice
+from pathlib import Path
+from ssl import SSLError
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import timm
+import torch
+from PIL.Image import Image
+from safetensors.torch import load_file, save_file
+from timm.data import create_transform, resolve_data_config
+from torch import Tensor, nn
+
+from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
+from edgevit.network.arguments import check_arguments
+from edgevit.network.copies import shape_copy, without_values
+from edgevit.network.families import Family, family_like, family_names, family_of, load_family, name_of
+from edgevit.network.prediction import Picture, Prediction, predictions_of, rgb_images
+from edgevit.network.request import check_model_folder, check_openable, plain_base
+from edgevit.network.weights import FOREIGN, Weights, fill_network, first_line, read_weights, reading
+from edgevit.numbers import COUNT, check_number
+from edgevit.progress import Progress, Silent
+from edgevit.records.belonging import file_fault
+from edgevit.records.model import BaseFacts, ClassLabel, ModelSpec
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.reading import Reading, reading_settings, transform_settings
+from edgevit.records.release import CONFIG, PROCESSOR, ReleaseFacts, is_release, read_release, weights_of
+from edgevit.records.writing import new_folder
+
+TORCHVISION_NAMES = {
+    "vit_b_16": "vit_base_patch16_224", "vit_b_32": "vit_base_patch32_224", "vit_l_16": "vit_large_patch16_224",
+    "vit_l_32": "vit_large_patch32_224", "vit_h_14": "vit_huge_patch14_224",
+}  # fmt: skip
+QUICK_PIXELS, QUICK_PARAMS = 256**2, 30_000_000  # of one image and of a network that it takes no time to run
+HUB_S = 5  # within which the hub answers
+PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
+
+
+@dataclass
+class Model:
+    """A network and its description. Calling it calls the network: images [B, C, H, W] to logits [B, outputs]."""
+
+    network: nn.Module
+    spec: ModelSpec
+    release: ReleaseFacts = field(default_factory=ReleaseFacts)  # the files beside the weights of a base
+
+    def __call__(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(images)
+        return logits
+
+    def names(self, logits: Tensor) -> list[str]:
+        """What each image is called, by its logits [B, outputs]: a target class, or `other` by the model's own rule.
+
+        Raises:
+            UnsupportedModelError: the model is a base without names of classes.
+            ModelError: a logit is not a finite number.
+        """
+        return [seen.name for seen in predictions_of(logits, self.spec)]
+
+    def predict(self, pictures: Picture | Iterable[Picture], *, batch_size: int = 32) -> list[Prediction]:
+        """Classify image files by their paths, or PIL images of any mode, on the network's device; in their order.
+
+        Raises:
+            DataError: there is none, or one cannot be read.
+            UnsupportedModelError: the model is a base without names of classes.
+            ModelError: a logit is not a finite number.
+        """
+        check_number("batch_size", batch_size, COUNT, "try 32")
+        if not self.classes:
+            raise UnsupportedModelError(
+                "this base has no class names; write it with `edgevit base ... --base-classes FILE`"
+            )
+        images, like = rgb_images(pictures, Reading.of(self.preprocessing)), next(self.network.parameters())
+        predictions: list[Prediction] = []
+        while batch := [self.transform(image) for image in islice(images, batch_size)]:
+            with torch.inference_mode():
+                logits = self(torch.stack(batch).to(like))
+            predictions += predictions_of(logits, self.spec)
+        if not predictions:
+            raise DataError("no images to predict; give paths of image files, or PIL images")
+        return predictions
+
+    @cached_property
+    def transform(self) -> Callable[[Image], Tensor]:
+        """timm's evaluation transform: from a PIL image in RGB to what the network takes, [C, H, W]."""
+        made: Callable[[Image], Tensor] = create_transform(**transform_settings(self.preprocessing), is_training=False)
+        return made
+
+    @property
+    def classes(self) -> list[str]:
+        return self.spec.class_names
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        return self.spec.preprocessing
+
+
+def tensors_sha256(state: Mapping[str, Tensor]) -> str:
+    """Hash names, shapes and values, whatever file they came from."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.view(torch.uint8).numpy().data if value.numel() else b"")
+    return digest.hexdigest()
+
+
+def _check_name(name: str) -> None:
+    if not timm.is_model(name):
+        of_torchvision = TORCHVISION_NAMES.get(name)
+        known = [of_torchvision] if of_torchvision else timm.list_models()
+        raise UnknownNameError("timm model or model folder", name, known)
+
+
+def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False, prefix: str = "--model-arg ") -> nn.Module:
+    """Make a timm model, as its family reads it; `prefix` stands before its arguments in messages.
+
+    Raises:
+        UnknownNameError: timm has no such model.
+        UnsupportedModelError: no family matches.
+        OptionError: an argument is no network's, or timm refuses it.
+        CheckpointError: pretrained weights cannot be had.
+    """
+    _check_name(name)
+    check_arguments(args, prefix)
+    try:
+        with _quick_hub() if pretrained else nullcontext() as silent:
+            network: nn.Module = timm.create_model(name, pretrained=pretrained, **args)
+    except FOREIGN as error:
+        # huggingface_hub's errors are OSErrors and ValueErrors, timm's where it knows no weights is a RuntimeError.
+        if pretrained and isinstance(error, (OSError, RuntimeError, ValueError)):
+            raise _no_pretrained(name, silent or first_line(error, 100)) from error
+        shown = ", ".join(f"{k}={v}" for k, v in args.items()) or "no arguments"
+        raise OptionError(
+            f"timm cannot make {name} with {shown}: {first_line(error, 120)}; check --model-arg"
+        ) from error
+    return family_like(network).adopted(network)
+
+
+@contextmanager
+def _quick_hub() -> Iterator[str | None]:
+    """Let downloads come from the cache alone where the hub does not answer: its client would try for a minute.
+
+    Yields what is wrong; None: it answers, or is not to be asked.
+    """
+    from huggingface_hub import constants
+
+    offline, silent = constants.HF_HUB_OFFLINE, None
+    if not offline:
+        try:
+            urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_S).close()
+        except (OSError, HTTPException) as error:
+            refused = isinstance(error, HTTPError) or isinstance(getattr(error, "reason", None), SSLError)
+            if not refused:  # which its client may be spared, with a token or other certificates
+                silent = f"{constants.ENDPOINT} does not answer, and no copy is in the cache"
+    constants.HF_HUB_OFFLINE = offline or silent is not None
+    try:
+        yield silent
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
+def _no_pretrained(name: str, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"no pretrained weights for {name}: {reason}; is there a network? "
+        f"Otherwise download the file elsewhere and give it with --checkpoint"
+    )
+
+
+def _preprocessing(network: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The base's own preprocessing, as timm resolves it, with what the user gave on top."""
+    given = {**overrides, "input_size": family_of(network).input_size(network)}
+    config = resolve_data_config(given, model=network, use_test_size=True)
+    settings = {key: list(v) if isinstance(v := config[key], tuple) else v for key in PREPROCESSING_KEYS}
+    return {**settings, **reading_settings(overrides)}
+
+
+def _refuse_too_large(network: nn.Module, name: str) -> None:
+    """Raise OptionError where a network, here without values, is larger than this machine's memory."""
+    size, memory = sum(p.nbytes for p in network.parameters()), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:
+        raise OptionError(
+            f"{name} with its arguments takes {size / 1e9:.0f} GB, and this machine has {memory / 1e9:.0f} GB; "
+            "check --model-arg"
+        )
+
+
+def _try_once(network: Any, name: str) -> None:
+    """See that a network runs: on one image, or by shapes alone where that would take long.
+
+    Raises:
+        OptionError: it does not.
+    """
+    try:
+        size = family_like(network).input_size(network)
+        quick = size[1] * size[2] <= QUICK_PIXELS and sum(p.numel() for p in network.parameters()) <= QUICK_PARAMS
+        with torch.inference_mode():
+            if quick:
+                network(torch.zeros(1, *size))
+            else:  # slower for small networks, whose kernels on the meta device are Python
+                shape_copy(network)(torch.empty(1, *size, device="meta"))
+    except FOREIGN as error:
+        raise OptionError(
+            f"{name} cannot run with its arguments: {first_line(error, 120)}; check --model-arg"
+        ) from error
+
+
+SOME_CLASSES = 1000  # of the classifier that a network without one is given, whose weights do not matter
+
+
+@dataclass(frozen=True)
+class Headless:
+    """A base without a classifier: its network maps images [B, C, H, W] to pooled features [B, d]."""
+
+    network: Any
+    timm_name: str
+    timm_args: Mapping[str, Any]
+    preprocessing: Mapping[str, Any]
+    release: ReleaseFacts = field(default_factory=ReleaseFacts)
+
+    def with_head(self, weight: Tensor, bias: Tensor) -> Model:
+        """The base with a classifier, in place. Shapes: weight [classes, d]; bias [classes].
+
+        The two heads of a distilled DeiT, which averages their logits, are alike.
+        """
+        family = family_of(self.network)
+        family.make_classifiers(self.network, len(weight))
+        with torch.no_grad():
+            for head in family.classifiers(self.network):
+                head.weight.copy_(weight)
+                head.bias.copy_(bias)
+        model = describe(self.network, self.timm_name, self.timm_args, self.preprocessing)
+        return replace(model, release=replace(self.release, labels=()))  # which are of no head
+
+
+def open_base(
+    base: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    pretrained: bool = False,
+    model_args: Mapping[str, Any] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Open a base: a timm name with a checkpoint (or timm's own weights), or a model folder.
+
+    Raises:
+        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as their names say.
+    """
+    found = open_network(
+        base,
+        checkpoint=checkpoint,
+        pretrained=pretrained,
+        model_args=model_args,
+        preprocessing=preprocessing,
+        progress=progress,
+    )
+    if isinstance(found, Headless):
+        raise UnsupportedModelError(
+            f"{base} has no classifier; edgevit base and edgevit derive fit one to the images of --data"
+        )
+    return found
+
+
+def open_network(
+    base: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    pretrained: bool = False,
+    model_args: Mapping[str, Any] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Model | Headless:
+    """Open a base as `open_base` does, or one that still needs a classifier.
+
+    Raises:
+        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as their names say.
+    """
+    check_openable(base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
+    base, progress = plain_base(base), progress or Silent()
+    overrides = {part: value for part, value in (preprocessing or {}).items() if value is not None}
+    if is_release(Path(base)):
+        return _open_weights(None, model_args or {}, Path(base), overrides, progress)
+    if Path(base).is_dir():
+        model = load(base)
+        spec = model.spec
+        # Whatever it was derived from, it is a base itself now.
+        itself = tensors_sha256(model.network.state_dict())
+        embed = load_family(spec.family).geometry(model.network).embed
+        facts = BaseFacts(itself, spec.blocks, spec.macs, spec.params, spec.outputs, embed)
+        return Model(model.network, replace(spec, preprocessing={**spec.preprocessing, **overrides}, base=facts))
+    name, args = str(base), dict(model_args or {})
+    _check_name(name)
+    if checkpoint is not None:
+        return _open_weights(name, args, Path(checkpoint), overrides, progress)
+    if pretrained:
+        progress.note(f"timm's weights of {name}, from the Hugging Face hub")
+    return _opened(_create(name, args, pretrained=pretrained), name, args, overrides)
+
+
+def _opened(network: Any, name: str, args: Mapping[str, Any], preprocessing: Mapping[str, Any]) -> Model | Headless:
+    family = family_of(network)  # which refuses what cannot be pruned, before a classifier is fitted
+    _try_once(network.eval(), name)
+    if family.has_classifier(network):
+        return describe(network, name, args, preprocessing)
+    return Headless(network.eval(), name, args, _preprocessing(network, preprocessing))
+
+
+def network_without_weights(
+    base: str | Path, model_args: Mapping[str, Any] | None = None, *, checkpoint: str | Path | None = None
+) -> nn.Module:
+    """The network of a base whose weights do not matter: of a model folder, or a timm model with random ones.
+
+    One without a classifier is given one. Files of weights, where they are the base, say its arguments.
+
+    Raises:
+        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as for `open_network`.
+    """
+    base, args = plain_base(base), dict(model_args or {})
+    if checkpoint is not None or is_release(Path(base)):
+        opened = open_network(base, checkpoint=checkpoint, model_args=args)
+        spec = opened.spec if isinstance(opened, Model) else opened
+        base, args = spec.timm_name, {key: spec.timm_args[key] for key in spec.timm_args if key != "num_classes"} | args
+    if Path(base).is_dir():
+        network = load(base).network
+    else:
+        with without_values():
+            _refuse_too_large(_create(str(base), args), str(base))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # the same network every time, and the same files
+            network = _create(str(base), args)
+            family = family_of(network)
+            if not family.has_classifier(network):
+                family.make_classifiers(network, SOME_CLASSES)
+        _try_once(network.eval(), str(base))
+    return network.eval()
+
+
+def _open_weights(
+    name: str | None, args: Mapping[str, Any], path: Path, overrides: Mapping[str, Any], progress: Progress
+) -> Model | Headless:
+    """Open a network with the weights of a file or a folder, and with what the files beside them say.
+
+    Args:
+        name: of the network; None: as those files say, or by the shapes of the weights.
+        overrides: preprocessing that options give, before all else.
+
+    Raises:
+        as `open_network`.
+    """
+    file = weights_of(path)
+    release = read_release(file.parent)
+    if lacking := [part for part in release.unequalled if part not in overrides]:
+        raise OptionError(
+            f"{release.folder / PROCESSOR} prepares images in a way that edgevit has no equal of; give "
+            f"{' and '.join('--' + part.replace('_', '-') for part in lacking)}"
+        )
+    state = read_weights(file, progress.note)
+    if name is not None and release.architecture not in (None, name.partition(".")[0]):
+        progress.note(f"{CONFIG} beside the weights says {release.architecture}; {name} is used")
+    if name is None:
+        name = _name_of(state, file, release, progress)
+    network, arguments, weights = _filled(name, args, file, state, release, progress)
+    origin = {**dict.fromkeys(weights.preprocessing, weights.origin), **release.origin}
+    release = replace(release, preprocessing={**weights.preprocessing, **release.preprocessing}, origin=origin)
+    stated = {part: value for part, value in release.preprocessing.items() if part != "input_size"}
+    for part in overrides.keys() & release.origin.keys():
+        if (now := _shown(overrides[part])) != (earlier := _shown(stated[part])):
+            option = f"--{part.replace('_', '-')} {now}"
+            progress.note(f"{release.origin[part]} beside the weights says {part} {earlier}; {option} is used")
+    opened = _opened(network, name, arguments, {**stated, **overrides})
+    return replace(opened, release=release)
+
+
+def _shown(setting: Any) -> str:
+    """A setting as its option takes it, as a list or as a tuple."""
+    return ",".join(f"{value:g}" for value in setting) if isinstance(setting, (list, tuple)) else str(setting)
+
+
+def _name_of(state: Mapping[str, Tensor], file: Path, release: ReleaseFacts, progress: Progress) -> str:
+    """timm's name of the network that weights are of, where only they are given.
+
+    Raises:
+        CheckpointError: they are of no network that a family reads.
+    """
+    if release.architecture is not None and timm.is_model(release.architecture):
+        progress.note(f"{file} is of {release.architecture}, as {CONFIG} beside it says")
+        return release.architecture
+    for family in map(load_family, family_names()):
+        if (name := family.guessed_name(family.named(state).state)) is not None:
+            progress.note(f"{file} is taken to be of {name}, by its shapes; BASE and --checkpoint give another name")
+            return name
+    raise CheckpointError(
+        f"{file} is of no network that edgevit knows; give timm's name of it, and --checkpoint {file}"
+    )
+
+
+def _filled(
+    name: str,
+    args: Mapping[str, Any],
+    file: Path,
+    state: Mapping[str, Tensor],
+    release: ReleaseFacts,
+    progress: Progress,
+) -> tuple[Any, dict[str, Any], Weights]:
+    """Make a timm model with these weights; return it with its arguments and the weights.
+
+    Arguments are, the first before the others: those of a person, of the files beside the weights, and of the shapes.
+    """
+    stated = {**_stated_arguments(release, args), **args}
+    if texts := [f"{key}={value}" for key, value in stated.items() if key not in args]:
+        progress.note(f"{name} as the files beside the weights say: {', '.join(texts)}")
+    for key in args.keys() & release.arguments.keys():
+        if _shown(args[key]) != _shown(release.arguments[key]):
+            earlier = f"{key}={release.arguments[key]}"
+            progress.note(f"{CONFIG} beside the weights says {earlier}; --model-arg {key}={args[key]} is used")
+    with without_values():
+        network = _create(name, stated)
+    family = family_like(network)
+    weights = family.named(state)
+    guessed, assumption = family.guessed_arguments(weights.state, network, network.state_dict(), stated)
+    if guessed:
+        texts = [f"{key}={value}" for key, value in guessed.items()]
+        progress.note(f"{name} by the shapes of {file.name}: {', '.join(texts)}; --model-arg gives others")
+    if assumption is not None:
+        progress.note(assumption)
+    arguments = {"num_classes": weights.classes, **guessed, **stated}  # perhaps not ImageNet's, or none
+    with without_values():  # which would be drawn to be replaced
+        network = _create(name, arguments)
+    weights = family.fitted(
+        weights, network, name, resample="img_size" in stated, trained=release.arguments.get("img_size")
+    )
+    try:
+        fill_network(network, weights.state, file, name)
+    except CheckpointError as error:
+        raise CheckpointError("; ".join([str(error), *_hints(family, weights, network), *weights.notes])) from error
+    for note in weights.notes:
+        progress.note(note)
+    return network, arguments, weights
+
+
+def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any]) -> dict[str, Any]:
+    """timm's arguments by the files beside weights: their own, and the size of images that a processor makes."""
+    stated = {key: value for key, value in release.arguments.items() if key not in args}
+    size = release.preprocessing.get("input_size")
+    if size is not None and release.origin["input_size"] == PROCESSOR and "img_size" not in args:
+        stated.setdefault("img_size", size[1] if size[1] == size[2] else tuple(size[1:]))
+    return stated
+
+
+def _hints(family: Family, weights: Weights, network: Any) -> list[str]:
+    """What would make a network fit weights that do not, as far as their shapes say it."""
+    arguments: dict[str, Any] = {}
+    with suppress(CheckpointError):  # its heads, which no shape tells
+        arguments, _ = family.guessed_arguments(weights.state, network, network.state_dict(), ())
+    if arguments:
+        return ["its shapes say " + " ".join(f"--model-arg {shlex.quote(f'{k}={v}')}" for k, v in arguments.items())]
+    name = family.guessed_name(weights.state)
+    return [] if name is None else [f"its shapes are of the kind of {name}"]
+
+
+def describe(
+    network: nn.Module, timm_name: str, timm_args: Mapping[str, Any], preprocessing: Mapping[str, Any] | None = None
+) -> Model:
+    """Describe a timm network that is its own base; it must be one that `timm.create_model` makes with these arguments.
+
+    Raises:
+        UnsupportedModelError: the factorisation would break it, or no family reads it.
+    """
+    family = family_of(network)
+    outputs = family.classifiers(network)[0].out_features
+    blocks = tuple(b.dims for b in family.read(network))
+    geometry, params = family.geometry(network), sum(p.numel() for p in network.parameters())
+    state = tensors_sha256(network.state_dict())
+    base = BaseFacts(state, blocks, geometry.macs(blocks), params, outputs, geometry.embed)
+    spec = ModelSpec(
+        timm_name=timm_name,
+        timm_args={**timm_args, "num_classes": outputs},
+        family=name_of(family),
+        blocks=blocks,
+        head="full",
+        classes=(),
+        preprocessing=_preprocessing(network, preprocessing or {}),
+        macs=base.macs,
+        params=params,
+        base=base,
+    )
+    return Model(network.eval(), spec)
+
+
+def load(folder: str | Path) -> Model:
+    """Read a model folder.
+
+    Raises:
+        CheckpointError: a file is missing, altered (wrong hash) or of another schema.
+    """
+    check_model_folder(folder)
+    files = ModelFolder(Path(folder))
+    document = files.document()
+    spec = document.spec
+    if fault := file_fault(files.weights_file, document.weights_sha256, files.spec_file):
+        raise CheckpointError(f"{fault}; copy the folder again, or derive it again")
+    try:
+        with without_values():
+            network = _create(spec.timm_name, spec.timm_args, prefix="timm_args.")
+        family = family_of(network)
+    except (OptionError, UnknownNameError, UnsupportedModelError) as error:
+        raise CheckpointError(f"{files.spec_file} cannot be this model's: {error}") from error
+    with reading(files.weights_file):
+        state = load_file(files.weights_file)
+    depth = len(family.read(network))
+    if name_of(family) != spec.family or len(spec.blocks) != depth:
+        raise CheckpointError(
+            f"{files.spec_file} describes {len(spec.blocks)} blocks of family {spec.family}, and {spec.timm_name} has "
+            f"{depth} of {name_of(family)}; copy the folder again, or derive it again"
+        )
+    family.resize(network, spec.blocks, state)
+    fill_network(network, state, files.weights_file, str(folder))
+    _check_described(network, spec, files.spec_file)
+    try:
+        _try_once(network.eval(), spec.timm_name)
+    except OptionError as error:
+        raise CheckpointError(f"{files.spec_file} cannot be this model's: {error}") from error
+    return Model(network.eval(), spec)
+
+
+def _check_described(network: Any, spec: ModelSpec, file: Path) -> None:
+    """See that a network is what model.json says of it.
+
+    Raises:
+        CheckpointError: it costs something else, or takes other images.
+    """
+    family = load_family(spec.family)
+    geometry = family.geometry(network)
+    of_base = geometry.with_classes(spec.base.outputs).with_embed(spec.base.embed or geometry.embed)
+    for what, told, seen in (
+        ("MACs", spec.macs, geometry.macs(spec.blocks)),
+        ("parameters", spec.params, sum(p.numel() for p in network.parameters())),
+        ("MACs of the base", spec.base.macs, of_base.macs(spec.base.blocks)),
+        ("input size", list(spec.preprocessing["input_size"]), list(family.input_size(network))),
+    ):
+        if told != seen:
+            raise CheckpointError(
+                f"{file} was altered: it says {told} {what}, and the model has {seen}; "
+                f"copy the folder again, or derive it again"
+            )
+
+
+def save(model: Model, folder: Path, *, overwrite: bool = False, **papers: Any) -> None:
+    """Write a model folder; `papers` are the card and the records that `ModelFolder.write` takes.
+
+    Raises:
+        OutputError: the folder exists and is not to be overwritten, or cannot be written; nothing is left behind.
+    """
+    with new_folder(folder, overwrite=overwrite) as temporary:
+        files = ModelFolder(temporary)
+        state = {k: v.detach().cpu().contiguous() for k, v in model.network.state_dict().items()}
+        save_file(state, files.weights_file, metadata={"format": "pt"})
+        files.weights_file.chmod(0o644)  # safetensors makes it private; the folder is meant to be passed on
+        files.write(model.spec, **papers)
+
+
+def derived_spec(base: ModelSpec, network: nn.Module, head: str, classes: tuple[ClassLabel, ...]) -> ModelSpec:
+    """Describe a network that was derived from `base` by surgery."""
+    family = load_family(base.family)
+    blocks = tuple(b.dims for b in family.read(network))
+    outputs = family.classifiers(network)[0].out_features
+    assert head in ("subset", "full")
+    geometry = family.geometry(network)
+    changed = family.arguments(network, len(base.blocks), base.base.embed or geometry.embed)
+    spec = ModelSpec(
+        timm_name=base.timm_name,
+        timm_args={**base.timm_args, "num_classes": outputs, **changed},
+        family=base.family,
+        blocks=blocks,
+        head="subset" if head == "subset" else "full",
+        classes=classes,
+        preprocessing=dict(base.preprocessing),
+        macs=geometry.macs(blocks),
+        params=sum(p.numel() for p in network.parameters()),
+        base=BaseFacts(base.base.weights_sha256, base.blocks, base.macs, base.params, base.outputs, base.base.embed),
+    )
+    return spec

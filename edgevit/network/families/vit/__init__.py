@@ -1,0 +1,446 @@
+"""timm's VisionTransformer, distilled DeiT and DINOv3: blocks with fused qkv and an FFN of two layers, plain or gated.
+
+Typed as Any inside: nn.Module tells a type checker nothing of the attributes that timm's models have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from timm.layers import GluMlp, LayerScale, Mlp, PatchEmbed, SwiGLU
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.eva import Eva
+from timm.models.vision_transformer import Attention as TimmAttention
+from timm.models.vision_transformer import Block as TimmBlock
+from timm.models.vision_transformer import ResPostBlock, VisionTransformer
+from torch import Tensor, nn
+
+from edgevit.errors import UnsupportedModelError
+from edgevit.network.anatomy import Axis, Block, BlockDims, Decoder, Site, decoder
+from edgevit.network.copies import bare_copy, without_values
+from edgevit.network.cost import Geometry, SiteCostTerms
+from edgevit.network.families import Branch, HalfThere
+from edgevit.network.families.vit import embedding, tokens
+from edgevit.network.families.vit.names import fitted as fitted
+from edgevit.network.families.vit.names import named as named
+from edgevit.network.families.vit.parts import (
+    attn_of,
+    has_input_bias,
+    input_layers,
+    is_post_norm,
+    make_attention,
+    mlp_of,
+    read_attention,
+    read_ffn,
+    write_attention,
+    write_ffn,
+)
+from edgevit.network.families.vit.parts import pack as pack
+from edgevit.network.families.vit.parts import unpack as unpack
+from edgevit.network.families.vit.plain import plain_loader as plain_loader
+from edgevit.network.families.vit.rotary import RotaryAttention
+from edgevit.network.families.vit.rotary import adopted as adopted
+from edgevit.network.families.vit.rotary import reason_against as why_no_dinov3
+from edgevit.network.families.vit.shapes import guessed_arguments as guessed_arguments
+from edgevit.network.families.vit.shapes import guessed_name as guessed_name
+from edgevit.network.families.vit.slim import HalfBlock, SlimAttention
+from edgevit.network.families.vit.tokens import TokenBlock
+from edgevit.network.families.vit.tokens import weighing as weighing
+
+ROTARY = "rotary embeddings stand between the projections and the dot product, so QK cannot be factorised"
+PLACED = "rotary embeddings are constants of all tokens, in their order, so none can leave"
+POST_NORM = "a norm after the residual sum's terms sees the whole embedding width"
+
+
+def matches(model: Any) -> bool:
+    return isinstance(model, (VisionTransformer, Eva))
+
+
+def _reason_against(block: Any) -> str | None:
+    """Why this block cannot be factorised, or None."""
+    if type(block) not in (TimmBlock, ResPostBlock, HalfBlock, TokenBlock):
+        return f"its blocks are {type(block).__name__}, which edgevit cannot read yet"
+    attn, mlp = attn_of(block), mlp_of(block)
+    if attn is not None and (reason := _reason_against_attention(attn)):
+        return reason
+    return None if mlp is None else _reason_against_ffn(mlp)
+
+
+def _reason_against_attention(attn: Any) -> str | None:
+    if type(attn) not in (TimmAttention, SlimAttention, RotaryAttention):
+        if "Rope" in type(attn).__name__:
+            return ROTARY
+        return f"its attention is {type(attn).__name__}, which edgevit cannot read yet"
+    if isinstance(attn, TimmAttention):
+        if not isinstance(attn.q_norm, nn.Identity):
+            return "qk-norm stands between the projections and the dot product, so QK cannot be factorised"
+        if not isinstance(getattr(attn, "norm", None) or nn.Identity(), nn.Identity):
+            return "a normalisation stands between values and output projection, so VO cannot be factorised"
+        if getattr(attn, "gate", None) is not None:
+            return "a gate stands between values and output projection, so VO cannot be factorised"
+    return None
+
+
+def _reason_against_ffn(mlp: Any) -> str | None:
+    if type(mlp) not in (Mlp, SwiGLU, GluMlp) or not isinstance(mlp.fc2, nn.Linear):
+        return f"its FFN is {type(mlp).__name__}; only those of two layers can be pruned, plain or gated"
+    if not isinstance(mlp.norm, nn.Identity):
+        return "a normalisation inside the FFN mixes its neurons, so they cannot be merged"
+    return None
+
+
+def _name(model: Any) -> str:
+    config = getattr(model, "default_cfg", None)
+    return str((config.get("architecture") if isinstance(config, dict) else None) or type(model).__name__)
+
+
+def _leaves_a_rest(patch: Any) -> bool:
+    """Whether its images do not divide into patches, where that is not simply cut off."""
+    rest = any(side % step for side, step in zip(patch.img_size, patch.patch_size, strict=True))
+    return rest and (patch.dynamic_img_pad or not patch.strict_img_size)
+
+
+def check(model: Any) -> None:
+    name, patch = _name(model), model.patch_embed
+    if getattr(model, "rope", None) is not None:
+        why = why_no_dinov3(model) or "this one is timm's own, of which its family's `adopted` makes a ViT"
+        raise UnsupportedModelError(f"cannot prune {name}: of rotary embeddings edgevit knows DINOv3's, and {why}")
+    if type(patch) is not PatchEmbed:
+        raise UnsupportedModelError(
+            f"cannot prune {name}: its patch embedding is {type(patch).__name__}, which edgevit cannot read yet"
+        )
+    if _leaves_a_rest(patch):
+        size, step = (" x ".join(map(str, pair)) for pair in (patch.img_size, patch.patch_size))
+        whole = ", ".join(str(side // step * step) for side, step in zip(patch.img_size, patch.patch_size, strict=True))
+        raise UnsupportedModelError(
+            f"cannot prune {name}: images of {size} are no whole number of patches of {step}, which "
+            f"dynamic_img_size and dynamic_img_pad want; try --model-arg 'img_size=({whole})'"
+        )
+    if patch.proj.in_channels != 3:
+        raise UnsupportedModelError(
+            f"cannot prune {name}: it reads {patch.proj.in_channels} channel(s), and images are read as RGB: "
+            f"train the base on 3 channels (grey images are read as RGB, too)"
+        )
+    if getattr(model, "attn_pool", None) is not None:
+        raise UnsupportedModelError(
+            f"cannot prune {name}: attention pooling in the head is not supported; try --model-arg global_pool=token"
+        )
+    for index, block in enumerate(model.blocks):
+        if reason := _reason_against(block):
+            raise UnsupportedModelError(f"cannot prune {name}: in block {index}, {reason}")
+
+
+def _is_rotary(model: Any) -> bool:
+    return any(isinstance(attn_of(block), RotaryAttention) for block in model.blocks)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read(model: Any) -> list[Block]:
+    return [read_block(model, i) for i in range(len(model.blocks))]
+
+
+def read_block(model: Any, index: int) -> Block:
+    block = model.blocks[index]
+    attn, mlp = attn_of(block), mlp_of(block)
+    passed = (block.count, block.merge) if isinstance(block, TokenBlock) else (0, False)
+    return Block(attn and read_attention(attn), mlp and read_ffn(mlp), *passed)
+
+
+def sites(model: Any) -> list[Site]:
+    """The attentions and FFNs that are there, in order."""
+    found = []
+    whole = POST_NORM if any(map(is_post_norm, model.blocks)) else embedding.reason_against(model)
+    rotary: dict[Axis, str] = {"qk": ROTARY, "tokens": PLACED} if _is_rotary(model) else {}
+    for i, block in enumerate(model.blocks):
+        axes: dict[Axis, str] = {**tokens.frozen(block, is_last=i == len(model.blocks) - 1), **rotary}
+        if whole is not None:
+            axes["embed"] = whole
+        # An FFN ranks no tokens and has no queries.
+        of_ffn: dict[Axis, str] = {axis: why for axis, why in axes.items() if axis not in ("site", "qk")}
+        found += [Site(i, "attention", axes)] if attn_of(block) is not None else []
+        found += [Site(i, "ffn", of_ffn)] if mlp_of(block) is not None else []
+    return found
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias: bool, ffn_bias: bool) -> Any:
+    """The block with linear layers of `dims` on the meta device, shapes without weights; a site of size 0 is gone."""
+    attn, mlp = attn_of(block), mlp_of(block)
+    with without_values():
+        if dims.has_attention:
+            block.attn = make_attention(dim, dims, qkv_bias=qkv_bias, proj_bias=proj_bias, like=attn)
+            block.attn.attn_drop.p, block.attn.proj_drop.p = attn.attn_drop.p, attn.proj_drop.p
+            block.attn.train(block.training)
+        if dims.has_ffn:
+            for name, rows in input_layers(mlp).items():
+                setattr(mlp, name, nn.Linear(dim, rows * dims.ffn, bias=ffn_bias))
+            mlp.fc2 = nn.Linear(dims.ffn, dim, bias=mlp.fc2.bias is not None)
+    if not ((dims.has_attention and dims.has_ffn) or isinstance(block, HalfBlock)):
+        if isinstance(block, TokenBlock):
+            assert dims.has_attention, "tokens are ranked by it"
+            block.drop_ffn()
+        else:
+            block = HalfBlock(block, "attn" if dims.has_attention else "mlp")
+    return block
+
+
+def _passing(model: Any, block: Any, dims: BlockDims) -> Any:
+    """The block, passing on as many tokens as `dims` say."""
+    if dims.tokens and _is_rotary(model):
+        raise UnsupportedModelError(f"no tokens can leave {_name(model)}: {PLACED}")
+    prefix, has_class = model.num_prefix_tokens, model.cls_token is not None
+    return tokens.passing(block, dims.tokens, prefix, has_class=has_class, merge=dims.merged)
+
+
+def _ffn_inputs(model: Any) -> int:
+    """How many matrices of an FFN read the tokens: 2 where it is gated, also of a model that has lost all FFNs."""
+    mlp = next((block.mlp for block in model.blocks if mlp_of(block) is not None), None)
+    return int(getattr(model, "ffn_inputs", 1) if mlp is None else sum(input_layers(mlp).values()))
+
+
+def _replace_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
+    if list(model.blocks) != list(blocks):
+        model.blocks = nn.Sequential(*blocks)
+
+
+def resize(model: Any, dims: Sequence[BlockDims], names: Container[str] | None = None) -> None:
+    made = []
+    model.ffn_inputs = _ffn_inputs(model)
+    for i, (block, block_dims) in enumerate(zip(model.blocks, dims, strict=True)):
+        attn, mlp = attn_of(block), mlp_of(block)
+        if names is None:
+            # Surgery folds a value bias into the output bias, which must then exist; an untouched base may lack it.
+            qkv_bias = attn is not None and attn.qkv.bias is not None
+            proj_bias = qkv_bias or (attn is not None and attn.proj.bias is not None)
+            ffn_bias = mlp is not None and has_input_bias(mlp)
+        else:  # a change of the embedding gives biases to layers that had none
+            qkv_bias, proj_bias = (f"blocks.{i}.attn.{layer}.bias" in names for layer in ("qkv", "proj"))
+            ffn_bias = mlp is not None and all(f"blocks.{i}.mlp.{layer}.bias" in names for layer in input_layers(mlp))
+        biases = {"qkv_bias": qkv_bias, "proj_bias": proj_bias, "ffn_bias": ffn_bias}
+        made.append(_passing(model, _resized(block, model.embed_dim, block_dims, **biases), block_dims))
+    _replace_blocks(model, made)
+
+
+def classifiers(model: Any) -> list[nn.Linear]:
+    heads = [model.head, model.head_dist] if isinstance(model, VisionTransformerDistilled) else [model.head]
+    if not all(isinstance(head, nn.Linear) for head in heads):
+        raise UnsupportedModelError(f"{_name(model)} has no classifier; give it one with --model-arg num_classes=...")
+    return heads
+
+
+def has_classifier(model: Any) -> bool:
+    return bool(model.num_classes)
+
+
+def make_classifiers(model: Any, classes: int) -> None:
+    model.reset_classifier(classes)
+
+
+def keep_classes(model: Any, classes: Sequence[int]) -> None:
+    """Remove every row of the classifier but these, in this order, in place."""
+    index = torch.as_tensor(classes, device=classifiers(model)[0].weight.device)
+    for head in classifiers(model):
+        head.weight = nn.Parameter(head.weight.detach()[index].clone())
+        if head.bias is not None:
+            head.bias = nn.Parameter(head.bias.detach()[index].clone())
+        head.out_features = len(classes)
+    model.num_classes = len(classes)
+
+
+def build(model: Any, blocks: Sequence[Block]) -> Any:
+    # The layers that are replaced anyway need not be copied first: most of the time and of the memory.
+    slim: Any = bare_copy(model, list(_linear_layers(model)))
+    slim.ffn_inputs = _ffn_inputs(model)
+    made = []
+    for block, weights in zip(slim.blocks, blocks, strict=True):
+        a, f = weights.attention, weights.ffn
+        # Of queries, keys and values some may have none: their part of the packed bias is zero.
+        qkv_bias = a is not None and (attn_of(block).qkv.bias is not None or a.bq is not None)
+        biases = {
+            "qkv_bias": qkv_bias,
+            "proj_bias": a is not None and a.bo is not None,
+            "ffn_bias": f is not None and f.b1 is not None,
+        }
+        made.append(_passing(model, _resized(block, weights.embed, weights.dims, **biases), weights.dims))
+        if a is not None:
+            write_attention(made[-1].attn, a)
+        if weights.ffn is not None:
+            write_ffn(made[-1].mlp, weights.ffn)
+    _replace_blocks(slim, made)
+    return slim
+
+
+def token_norms(model: Any) -> list[nn.Module]:
+    return [*(norm for block in model.blocks for norm in embedding.norms_of(block)), embedding.final_norm(model)]
+
+
+@torch.no_grad()
+def with_embedding(model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None) -> Any:
+    blocks = []
+    left = iter([decoder(encode)] * len(token_norms(model)) if decoders is None else decoders)
+    for block, weights in zip(model.blocks, read(model), strict=True):
+        a, f = weights.attention, weights.ffn
+        attention = None if a is None else a.rebased(encode, embedding.fold(block.norm1, block.ls1), next(left))
+        ffn = None if f is None else f.rebased(encode, embedding.fold(block.norm2, block.ls2), next(left))
+        blocks.append(replace(weights, attention=attention, ffn=ffn))
+    slim = build(model, blocks)
+    for block in slim.blocks:
+        embedding.reset_norms(block, len(encode))
+    embedding.rebase_ends(slim, encode, next(left), classifiers(slim))
+    return slim
+
+
+def _linear_layers(model: Any) -> Iterator[nn.Module]:
+    for block in model.blocks:
+        if (attn := attn_of(block)) is not None:
+            yield from (attn.qkv, attn.proj)
+        if (mlp := mlp_of(block)) is not None:
+            yield from (*(getattr(mlp, name) for name in input_layers(mlp)), mlp.fc2)
+
+
+def _vectors(block: Any, names: Sequence[str], dim: int) -> int:
+    """Parameters of embedding width in these modules of a block."""
+    held = [p.numel() for name in names if hasattr(block, name) for p in getattr(block, name).parameters()]
+    return int(sum(held)) // dim
+
+
+def geometry(model: Any) -> Geometry:
+    heads, patch, dim = classifiers(model), model.patch_embed.proj, model.embed_dim
+    with_attn = next((b for b in model.blocks if attn_of(b) is not None), None)
+    with_mlp = next((b for b in model.blocks if mlp_of(b) is not None), None)
+    attention, ffn = SiteCostTerms(3, False, 0), SiteCostTerms(_ffn_inputs(model), False, 0)
+    if with_attn is not None:
+        attn = with_attn.attn
+        biases, out = attn.qkv.bias is not None, attn.proj.bias is not None or attn.qkv.bias is not None
+        attention = SiteCostTerms(3, biases, _vectors(with_attn, ("norm1", "ls1"), dim) + int(out))
+    if with_mlp is not None:
+        part = read_ffn(with_mlp.mlp)
+        own = _vectors(with_mlp, ("norm2", "ls2"), dim) + int(part.b2 is not None)
+        ffn = SiteCostTerms(ffn.inputs, part.b1 is not None, own)
+    outside = [p for name, p in model.named_parameters() if not name.startswith("blocks.")]
+    return Geometry(
+        embed=dim,
+        tokens=model.patch_embed.num_patches + model.num_prefix_tokens,
+        patches=model.patch_embed.num_patches,
+        patch_values=patch.in_channels * patch.kernel_size[0] * patch.kernel_size[1],
+        outputs=sum(head.out_features for head in heads),
+        classifier_heads=len(heads),
+        other_params=sum(p.numel() for p in outside) - sum(p.numel() for head in heads for p in head.parameters()),
+        attention=attention,
+        ffn=ffn,
+        sites=tuple(sites(model)),
+    )
+
+
+def input_size(model: Any) -> tuple[int, int, int]:
+    """Channels, height and width of the images that the model takes."""
+    patch = model.patch_embed
+    return patch.proj.in_channels, *patch.img_size
+
+
+@contextmanager
+def of_one_size(model: Any) -> Iterator[None]:
+    """timm resamples the positions of a model for any size also to its own, and large ones in every graph of it."""
+    if not model.dynamic_img_size:
+        yield
+        return
+    patches = model.patch_embed
+    earlier, model.dynamic_img_size, patches.flatten = patches.flatten, False, True
+    try:
+        yield
+    finally:
+        model.dynamic_img_size, patches.flatten = True, earlier
+
+
+def arguments(model: Any, depth: int, embed: int) -> dict[str, Any]:
+    found = {} if len(model.blocks) == depth else {"depth": len(model.blocks)}
+    if model.embed_dim != embed:
+        # timm wants the width to be a multiple of the number of heads, and every block has its own anyway.
+        found |= {"embed_dim": model.embed_dim, "num_heads": 1}
+    return found
+
+
+# -- what can be observed ----------------------------------------------------------------------------------------------
+
+
+def attention_inputs(model: Any) -> list[nn.Module | None]:
+    return [attn_of(block) for block in model.blocks]
+
+
+def projections(model: Any) -> list[nn.Module | None]:
+    return [getattr(attn_of(block), "qkv", None) for block in model.blocks]
+
+
+def attention_outputs(model: Any) -> list[nn.Module | None]:
+    return [getattr(attn_of(block), "proj", None) for block in model.blocks]
+
+
+def ffn_outputs(model: Any) -> list[nn.Module | None]:
+    return [getattr(mlp_of(block), "fc2", None) for block in model.blocks]
+
+
+def final_tokens(model: Any) -> nn.Module:
+    norm: nn.Module = model.norm
+    return norm
+
+
+def reads_mean(model: Any) -> bool:
+    return model.global_pool == "token" or (model.global_pool == "avg" and not model.pool_include_prefix)
+
+
+def layers(model: Any) -> list[nn.Module]:
+    return list(model.blocks)
+
+
+def first_tokens(model: Any, images: Tensor) -> Tensor:
+    tokens: Tensor = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
+    return tokens
+
+
+def answers(model: Any, tokens: Tensor) -> Tensor:
+    logits: Tensor = model.forward_head(model.norm(tokens))
+    return logits
+
+
+def token_scores(model: Any, block: int, seen: Tensor, there: HalfThere | None = None) -> Tensor:
+    return tokens.token_scores(model.blocks[block].attn, seen, has_class=model.cls_token is not None, there=there)
+
+
+def branches(model: Any) -> list[tuple[Branch | None, Branch | None]]:
+    return [(_branch(block, "attn", 1), _branch(block, "mlp", 2)) for block in model.blocks]
+
+
+def _branch(block: Any, name: str, number: int) -> Branch | None:
+    module = getattr(block, name, None)
+    if module is None:
+        return None
+    post_norm, norm = is_post_norm(block), getattr(block, f"norm{number}")
+    after = [getattr(block, f"{kind}{number}") for kind in ("ls", "drop_path") if hasattr(block, f"{kind}{number}")]
+    return Branch(
+        before=nn.Identity() if post_norm else norm,
+        module=module,
+        readers=(module.qkv,) if name == "attn" else tuple(getattr(module, layer) for layer in input_layers(module)),
+        output=module.proj if name == "attn" else module.fc2,
+        after=(norm, *after) if post_norm else tuple(after),
+    )
+
+
+def residual_scales(model: Any) -> list[tuple[Tensor | float, Tensor | float] | None]:
+    def scale(block: Any, name: str) -> Tensor | float:
+        module = getattr(block, name, None)
+        return module.gamma if isinstance(module, LayerScale) else 1.0
+
+    return [None if is_post_norm(b) else (scale(b, "ls1"), scale(b, "ls2")) for b in model.blocks]
+
+
+def keep_blocks(model: Any, indices: Sequence[int]) -> None:
+    model.ffn_inputs = _ffn_inputs(model)
+    model.blocks = nn.Sequential(*(model.blocks[i] for i in indices))

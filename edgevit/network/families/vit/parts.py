@@ -1,0 +1,154 @@
+"""What a block of timm's is made of: its weights as parts, and parts written back.
+
+An attention's queries, keys and values are rows of one layer, in this order. The two inputs of a gated FFN are two
+layers, or the halves of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.layers import GluMlp, Mlp, SwiGLU
+from timm.models.vision_transformer import Attention as TimmAttention
+from timm.models.vision_transformer import ResPostBlock
+from torch import Tensor, nn
+
+from edgevit.network.anatomy import Attention, BlockDims, Ffn
+from edgevit.network.families.vit.rotary import RotaryAttention
+from edgevit.network.families.vit.slim import HalfBlock, SlimAttention
+from edgevit.network.families.vit.tokens import TokenBlock
+
+
+def attn_of(block: Any) -> Any:
+    """A block's attention; None where it is gone."""
+    return getattr(block, "attn", None)
+
+
+def mlp_of(block: Any) -> Any:
+    """A block's FFN; None where it is gone."""
+    return getattr(block, "mlp", None)
+
+
+def is_post_norm(block: Any) -> bool:
+    """Whether its norms come after what its sites put out."""
+    return isinstance(block, ResPostBlock) or (isinstance(block, (HalfBlock, TokenBlock)) and block.post_norm)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _widths(dims: BlockDims) -> list[int]:
+    """Rows of queries, keys and values in the packed projection."""
+    return [dims.heads * dims.qk, dims.heads * dims.qk, dims.heads * dims.vo]
+
+
+def unpack(packed: Tensor, dims: BlockDims) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [..., H, w] of what a projection puts out [..., H * (2q + v)], as views."""
+    q, k, v = (torch.unflatten(part, -1, (dims.heads, -1)) for part in torch.split(packed, _widths(dims), -1))
+    return q, k, v
+
+
+def pack(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The inverse of `unpack`."""
+    return torch.cat([part.flatten(-2) for part in (queries, keys, values)], dim=-1)
+
+
+def read_attention(attn: Any) -> Attention:
+    heads = attn.num_heads
+    qk, vo = (attn.qk_dim, attn.vo_dim) if isinstance(attn, SlimAttention) else [attn.attn_dim // heads] * 2
+    dims = BlockDims(heads, qk, vo, 0)
+    weight: Tensor = attn.qkv.weight
+    wq, wk, wv = (torch.unflatten(w, 0, (heads, -1)) for w in torch.split(weight, _widths(dims)))
+    bq, bk, bv = (None, None, None) if attn.qkv.bias is None else unpack(attn.qkv.bias, dims)
+    wo = attn.proj.weight.unflatten(1, (heads, -1)).permute(1, 0, 2)  # [d, H * v] -> [H, d, v]
+    rotary = attn.table if isinstance(attn, RotaryAttention) else None
+    return Attention(wq=wq, bq=bq, wk=wk, bk=bk, wv=wv, bv=bv, wo=wo, bo=attn.proj.bias, rotary=rotary)
+
+
+def _halves(tensor: Tensor | None, mlp: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The rows of a packed input layer that pass through the activation, and those they are multiplied by."""
+    if tensor is None:
+        return None, None
+    first, second = tensor.chunk(2)
+    return (second, first) if mlp.gate_last else (first, second)
+
+
+def read_ffn(mlp: Any) -> Ffn:
+    if isinstance(mlp, SwiGLU):
+        return Ffn(
+            w1=mlp.fc1_g.weight, b1=mlp.fc1_g.bias, wg=mlp.fc1_x.weight, bg=mlp.fc1_x.bias,
+            w2=mlp.fc2.weight, b2=mlp.fc2.bias,
+        )  # fmt: skip
+    if isinstance(mlp, GluMlp):
+        (w1, wg), (b1, bg) = _halves(mlp.fc1.weight, mlp), _halves(mlp.fc1.bias, mlp)
+        assert w1 is not None
+        return Ffn(w1=w1, b1=b1, wg=wg, bg=bg, w2=mlp.fc2.weight, b2=mlp.fc2.bias)
+    return Ffn(w1=mlp.fc1.weight, b1=mlp.fc1.bias, w2=mlp.fc2.weight, b2=mlp.fc2.bias)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def make_attention(dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias: bool, like: Any = None) -> nn.Module:
+    """An attention of these sizes, rotated as the one that it takes the place of."""
+    biases = {"qkv_bias": qkv_bias, "proj_bias": proj_bias}
+    if isinstance(like, RotaryAttention):
+        made = RotaryAttention(like.rotation, dim, dims.heads, dims.qk, dims.vo, **biases)
+        made.table = made.table.to(like.table)
+        return made
+    if dims.qk == dims.vo:
+        timm_attention: nn.Module = TimmAttention(dim, num_heads=dims.heads, attn_head_dim=dims.qk, **biases)
+        return timm_attention
+    return SlimAttention(dim, dims.heads, dims.qk, dims.vo, **biases)
+
+
+def input_layers(mlp: Any) -> dict[str, int]:
+    """The linear layers that read the tokens, with the number of rows that each has per neuron."""
+    if isinstance(mlp, SwiGLU):
+        return {"fc1_g": 1, "fc1_x": 1}
+    return {"fc1": 2 if isinstance(mlp, GluMlp) else 1}
+
+
+def has_input_bias(mlp: Any) -> bool:
+    return all(getattr(mlp, layer).bias is not None for layer in input_layers(mlp))
+
+
+def _parameter(weight: Tensor) -> nn.Parameter:
+    """Take a tensor over as a parameter, or a copy of it where it is part of another model's."""
+    shared = isinstance(weight, nn.Parameter) or weight._base is not None
+    weight = weight.detach()
+    return nn.Parameter(weight.clone(memory_format=torch.contiguous_format) if shared else weight.contiguous())
+
+
+def _filled(bias: Tensor | None, like: Tensor) -> Tensor:
+    """A bias vector of one entry per row of `like` [H, w, d], zero where there was none."""
+    return like.new_zeros(like.shape[0] * like.shape[1]) if bias is None else bias.flatten()
+
+
+def write_attention(attn: Any, weights: Attention) -> None:
+    attn.qkv.weight = _parameter(torch.cat([w.flatten(0, 1) for w in (weights.wq, weights.wk, weights.wv)]))
+    if attn.qkv.bias is not None:
+        pairs = ((weights.bq, weights.wq), (weights.bk, weights.wk), (weights.bv, weights.wv))
+        attn.qkv.bias = _parameter(torch.cat([_filled(bias, like) for bias, like in pairs]))
+    attn.proj.weight = _parameter(weights.wo.permute(1, 0, 2).flatten(1))  # [H, d, v] -> [d, H * v]
+    if weights.bo is not None:
+        attn.proj.bias = _parameter(weights.bo)
+
+
+def write_ffn(mlp: Any, weights: Ffn) -> None:
+    if isinstance(mlp, Mlp):
+        layers = [(mlp.fc1, weights.w1, weights.b1)]
+    else:
+        assert weights.wg is not None
+        both = [(weights.w1, weights.b1), (weights.wg, weights.bg)]
+        if isinstance(mlp, SwiGLU):
+            layers = [(layer, *pair) for layer, pair in zip((mlp.fc1_g, mlp.fc1_x), both, strict=True)]
+        else:
+            ordered = both[::-1] if mlp.gate_last else both
+            biases = [b for _, b in ordered if b is not None]
+            layers = [(mlp.fc1, torch.cat([w for w, _ in ordered]), torch.cat(biases) if biases else None)]
+    for layer, weight, bias in (*layers, (mlp.fc2, weights.w2, weights.b2)):
+        layer.weight = _parameter(weight)
+        if bias is not None:
+            layer.bias = _parameter(bias)

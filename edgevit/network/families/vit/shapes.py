@@ -1,0 +1,153 @@
+"""What the shapes of a ViT's weights say of the network: timm's arguments, and the name of a network of their kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from math import inf, isqrt, nextafter
+from typing import Any
+
+from timm.models.deit import VisionTransformerDistilled
+from torch import Tensor
+
+from edgevit.errors import CheckpointError
+from edgevit.network.families.vit.rotary import WithoutPositions
+
+HEAD_WIDTH = 64  # of nearly every ViT
+PATCHES = "patch_embed.proj.weight"
+REGISTERS = "register_tokens"  # as DINOv2 has them, whose positions count the class token and no register
+SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1536: "giant"}  # by embedding width
+
+
+def shape_arguments(state: Mapping[str, Tensor], *, no_embed_class: bool = False) -> dict[str, Any]:
+    """timm's arguments that the shapes of weights under timm's names say; of images only where patches are a square.
+
+    Args:
+        no_embed_class: how positions are read where they could be of patches alone, or of other tokens, too.
+    """
+    patches = state.get(PATCHES)
+    if patches is None or patches.ndim != 4:
+        return {}
+    embed, channels, height, width = patches.shape
+    numbers = {int(match[1]) for name in state if (match := re.match(r"blocks\.(\d+)\.", name))}
+    arguments: dict[str, Any] = {
+        "patch_size": height if height == width else (height, width),
+        "in_chans": channels,
+        "embed_dim": embed,
+        "depth": len(numbers),
+        "qkv_bias": _any(state, "attn.qkv.bias"),
+        "proj_bias": _any(state, "attn.proj.bias"),
+        "qk_norm": _any(state, "attn.q_norm.weight"),
+        "init_values": 1e-5 if _any(state, "ls1.gamma") else None,
+        "class_token": "cls_token" in state,
+        "pre_norm": "norm_pre.weight" in state,
+        "reg_tokens": _registers(state),
+        "pos_embed": "learn" if "pos_embed" in state else "none",
+    }
+    hidden = state.get("blocks.0.mlp.fc2.weight")
+    if hidden is not None and hidden.ndim == 2:
+        packed = state.get("blocks.0.mlp.fc1.weight")
+        rows = hidden.shape[1] if packed is None else len(packed)  # with those of a gate
+        ratio = rows / embed if int(embed * (rows / embed)) == rows else nextafter(rows / embed, inf)
+        arguments["mlp_ratio"] = int(ratio) if ratio == int(ratio) else ratio
+    if "fc_norm.weight" in state and "norm.weight" not in state:
+        arguments["global_pool"] = "avg"
+    elif "norm.weight" in state and "fc_norm.weight" not in state:
+        arguments["fc_norm"] = False
+    if not arguments["class_token"]:
+        arguments |= {"global_pool": "avg", "fc_norm": "fc_norm.weight" in state}
+    arguments |= _of_positions(state, arguments, (height, width), no_embed_class=no_embed_class)
+    return arguments
+
+
+def _any(state: Mapping[str, Tensor], end: str) -> bool:
+    return any(name.startswith("blocks.") and name.endswith(f".{end}") for name in state)
+
+
+def _registers(state: Mapping[str, Tensor]) -> int:
+    tokens = state.get(REGISTERS, state.get("reg_token"))
+    return 0 if tokens is None or tokens.ndim != 3 else tokens.shape[1]
+
+
+def _of_positions(
+    state: Mapping[str, Tensor], arguments: Mapping[str, Any], patch: tuple[int, int], *, no_embed_class: bool
+) -> dict[str, Any]:
+    """The size of images, and whether positions are of patches alone."""
+    positions = state.get("pos_embed")
+    if positions is None or positions.ndim != 3:
+        return {}
+    count, tokens = positions.shape[1], int(arguments["class_token"]) + int("dist_token" in state)
+    if REGISTERS in state:
+        readings = [(True, count - tokens)]
+    else:
+        readings = [(False, count - tokens - arguments["reg_tokens"]), (True, count)]
+        readings.sort(key=lambda reading: reading[0] != no_embed_class)
+    for alone, patches in readings:
+        side = isqrt(max(patches, 0))
+        if side and side * side == patches:
+            sides = (side * patch[0], side * patch[1])
+            size = {"img_size": sides[0] if sides[0] == sides[1] else sides}
+            return size if alone and not tokens + arguments["reg_tokens"] else {**size, "no_embed_class": alone}
+    return {}
+
+
+def guessed_arguments(
+    state: Mapping[str, Tensor], network: Any, network_state: Mapping[str, Tensor], stated: Collection[str]
+) -> tuple[dict[str, Any], str | None]:
+    """The arguments by which a network would have the shapes of these weights, and what is assumed of its heads.
+
+    Args:
+        network_state: the network's weights, of which shapes count.
+        stated: arguments that are known otherwise, and are not guessed.
+
+    Raises:
+        CheckpointError: the heads cannot be guessed.
+    """
+    if isinstance(network, VisionTransformerDistilled) != ("dist_token" in state):
+        return {}, None  # another class of timm's
+    alone = bool(network.no_embed_class)
+    now, then = shape_arguments(network_state, no_embed_class=alone), shape_arguments(state, no_embed_class=alone)
+    differing = {name: value for name, value in then.items() if now.get(name) != value}
+    if differing.get("fc_norm") is False and "fc_norm.weight" not in network_state:
+        del differing["fc_norm"]
+    if isinstance(network, WithoutPositions):
+        differing = _of_eva(differing)
+    guessed = {name: value for name, value in differing.items() if name not in stated}
+    if "embed_dim" not in guessed or "num_heads" in stated:
+        return guessed, None
+    width = guessed["embed_dim"]
+    if width % HEAD_WIDTH:
+        raise CheckpointError(
+            f"no shape of the weights tells their number of heads, and {width} channels are no multiple of "
+            f"{HEAD_WIDTH}; give --model-arg num_heads=N"
+        )
+    guessed["num_heads"] = width // HEAD_WIDTH
+    return guessed, (
+        f"no shape tells num_heads={guessed['num_heads']}, which is assumed as {HEAD_WIDTH} channels each; "
+        "--model-arg num_heads=N gives another number"
+    )
+
+
+def _of_eva(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for timm's Eva, as far as it has them."""
+    names = {"patch_size": "patch_size", "embed_dim": "embed_dim", "depth": "depth", "reg_tokens": "num_reg_tokens"}
+    return {names[name]: value for name, value in arguments.items() if name in names}
+
+
+def guessed_name(state: Mapping[str, Tensor]) -> str | None:
+    """timm's name of a network of the kind of these weights, under timm's names; None: they are of no ViT."""
+    arguments = shape_arguments(state)
+    if not arguments or not arguments["depth"]:
+        return None
+    nearest = min(SIZES, key=lambda width: abs(width - arguments["embed_dim"]))
+    size, patch = SIZES[nearest], arguments["patch_size"]
+    if arguments["pos_embed"] == "none":
+        return f"vit_{size if size in ('small', 'base', 'large') else 'base'}_patch16_dinov3"
+    if "dist_token" in state:
+        return f"deit_{size if size in ('tiny', 'small', 'base') else 'base'}_distilled_patch16_224"
+    if arguments["init_values"] is not None and patch == 14:
+        registers = "_reg4" if arguments["reg_tokens"] else ""
+        return f"vit_{size if size in ('small', 'base', 'large', 'giant') else 'base'}_patch14{registers}_dinov2"
+    if size in ("huge", "giant"):
+        return f"vit_{size}_patch14_224"
+    return f"vit_{size}_patch32_224" if patch == 32 and size != "tiny" else f"vit_{size}_patch16_224"

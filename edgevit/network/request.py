@@ -1,0 +1,254 @@
+"""What is given as a model, checked before torch is imported: by paths alone."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from edgevit.errors import CheckpointError, OptionError, UnsupportedModelError
+from edgevit.network.arguments import check_arguments
+from edgevit.numbers import FINITE, check_number
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.names import WEIGHTS_ALONE, suffix_of
+from edgevit.records.release import is_release, weights_of
+from edgevit.request import MODEL, PREPROCESSING, Given, Nested, Option, assignments
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+
+BASE = Option(
+    "Name of a timm model, such as deit_base_patch16_224, path of a model folder, or of weights.",
+    None,
+)
+HUBS, LOCAL = ("hf-hub:", "hf_hub:"), "local-dir:"
+
+
+def three(option: str) -> Callable[[str, Given], list[float]]:
+    """Read three numbers, one for each colour, or one for all of them."""
+
+    def read(text: str, _: Given) -> list[float]:
+        try:
+            values = [float(part) for part in text.split(",")]
+        except ValueError:
+            values = []
+        if len(values) not in (1, 3):
+            raise OptionError(f"{option} {text} is not one number or three; try {option} 0.5,0.5,0.5")
+        return values * 3 if len(values) == 1 else values
+
+    return read
+
+
+ModelArgs = Annotated[
+    Mapping[str, Any],
+    Option(
+        "Argument that timm makes the base with, such as img_size=32; repeatable.",
+        MODEL,
+        name="--model-arg",
+        metavar="NAME=VALUE",
+        repeated=True,
+        read=assignments("--model-arg", "img_size=32"),
+    ),
+]
+
+
+@dataclass(frozen=True)
+class GivenPreprocessing:
+    """What may take the place of the base's own preprocessing, in timm's names."""
+
+    mean: Annotated[
+        list[float] | None,
+        Option(
+            "Mean that is subtracted from pixels between 0 and 1.",
+            PREPROCESSING,
+            metavar="R,G,B",
+            read=three("--mean"),
+        ),
+    ] = None
+    std: Annotated[
+        list[float] | None,
+        Option(
+            "Standard deviation that pixels are divided by.",
+            PREPROCESSING,
+            metavar="R,G,B",
+            read=three("--std"),
+        ),
+    ] = None
+    crop_pct: Annotated[
+        float | None,
+        Option("Share of the image that the centre crop keeps: 0.9, or 1 for no crop.", PREPROCESSING),
+    ] = None
+    interpolation: Annotated[
+        str | None, Option("How images are resized: bilinear, bicubic, lanczos or nearest.", PREPROCESSING)
+    ] = None
+    exif: Annotated[
+        str | None,
+        Option(
+            "Whether pictures that a camera stored turned are put upright: apply, or ignore, as timm and torchvision.  "
+            "[default: ignore]",
+            PREPROCESSING,
+        ),
+    ] = None
+    value_range: Annotated[
+        float | None,
+        Option(
+            "The value of white in pictures deeper than 8 bits, such as 4095 for 12 bits in a PNG of 16.  "
+            "[default: the format's own]",
+            PREPROCESSING,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseOptions:
+    """How a base is opened."""
+
+    checkpoint: Annotated[
+        Path | str | None,
+        Option(
+            "Weights of the base: safetensors, a plain state dict of PyTorch, or a folder as timm or transformers "
+            "writes it. config.json and preprocessor_config.json beside the weights are read, too.",
+            MODEL,
+        ),
+    ] = None
+    pretrained: Annotated[bool, Option("Download timm's own weights of the base; needs a network.", MODEL)] = False
+    model_args: ModelArgs = field(default_factory=dict)
+    preprocessing: Annotated[Mapping[str, Any], Nested(GivenPreprocessing)] = field(default_factory=dict)
+
+    def opening(self) -> dict[str, Any]:
+        """The arguments with which `open_base` opens it."""
+        names = ("checkpoint", "pretrained", "model_args", "preprocessing")
+        return {name: getattr(self, name) for name in names}
+
+    def check_base(self, base: str | Path) -> None:
+        """Refuse a base that cannot be opened with these options; see `check_openable`."""
+        check_preprocessing(self.preprocessing)
+        check_openable(base, checkpoint=self.checkpoint, pretrained=self.pretrained, model_args=self.model_args)
+
+
+def check_preprocessing(given: Given) -> None:
+    """Raise OptionError if images cannot be preprocessed so."""
+    for name in ("mean", "std"):
+        for value in given.get(name) or ():
+            check_number(f"--{name}", value, FINITE)
+            if name == "std" and not value > 0:
+                raise OptionError(f"--std {value:g} is not above 0; a standard deviation is, such as 0.229,0.224,0.225")
+            if abs(value) > 1:
+                raise OptionError(
+                    f"--{name} {value:g} is of pixels up to 255, and here they lie in [0, 1]; divide by 255"
+                )
+    if (crop := given.get("crop_pct")) is not None:
+        check_number("--crop-pct", crop, "(0, 1]", "0.9 keeps the central 90 %")
+    if (how := given.get("interpolation")) is not None and how not in INTERPOLATIONS:
+        raise OptionError(f"--interpolation {how} is unknown; try bilinear or bicubic")
+    if (exif := given.get("exif")) is not None and exif not in ("ignore", "apply"):
+        raise OptionError(f"--exif {exif} is unknown; it is apply or ignore")
+    if (value_range := given.get("value_range")) is not None:
+        check_number("--value-range", value_range, "(0, inf)", "4095 is white of 12 bits")
+
+
+def check_model_folder(folder: str | Path) -> None:
+    """Refuse a model folder that is not there, lacks a file, or has a model.json that contradicts itself.
+
+    Raises:
+        CheckpointError: it is.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        what = "is a file, not a model folder" if folder.exists() else "does not exist"
+        raise CheckpointError(f"{folder} {what}; check the path of the model folder")
+    files = ModelFolder(folder)
+    if files.is_imported:
+        raise CheckpointError(
+            f"{folder} holds an ONNX file, which can be exported, measured and evaluated, and not derived from; give "
+            "what it was made of, such as a timm name with --checkpoint"
+        )
+    for file in (files.spec_file, files.weights_file):
+        if not file.is_file():
+            raise CheckpointError(f"{folder} is not a complete model folder: {file.name} is missing; derive it again")
+    files.document()
+
+
+def plain_base(base: str | Path) -> str | Path:
+    """A base without what the hubs write before timm's names: NAME of timm/NAME and hf-hub:timm/NAME.
+
+    Raises:
+        CheckpointError: it is a repository of a hub that is not timm's.
+    """
+    text = str(base)
+    if os.path.exists(text):
+        return base
+    if text.startswith(LOCAL):
+        return Path(text.removeprefix(LOCAL))
+    name = text
+    for hub in HUBS:
+        name = name.removeprefix(hub)
+    if name.startswith("timm/") and name.count("/") == 1:
+        return name.removeprefix("timm/")
+    if name != text:
+        raise CheckpointError(
+            f"{text} is a repository whose files edgevit does not download; get them, such as with "
+            f"`hf download {shlex.quote(name)} --local-dir DIR`, and give DIR"
+        )
+    return base
+
+
+def check_openable(
+    base: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    pretrained: bool = False,
+    model_args: Mapping[str, Any] | None = None,
+) -> None:
+    """Refuse a base that cannot be opened. Whether timm knows its name takes timm, and that imports torch.
+
+    Raises:
+        CheckpointError: no such model folder or weights, or no weights are given at all.
+        OptionError: options that exclude each other, or an argument that is no network's.
+        UnsupportedModelError: a name of networks that no family reads.
+    """
+    base = plain_base(base)
+    check_arguments(model_args or {})
+    if is_release(Path(base)):
+        if checkpoint or pretrained:
+            raise OptionError(f"{base} is weights itself; leave --checkpoint and --pretrained out")
+        weights_of(Path(base))
+        return
+    if Path(base).is_dir():
+        if checkpoint or pretrained or model_args:
+            raise OptionError(
+                f"{base} is a model folder and brings its own weights and arguments; leave those options out"
+            )
+        check_model_folder(base)
+        return
+    if suffix_of(base) == ".onnx":
+        raise CheckpointError(
+            f"{base} is an ONNX file, which can be exported, measured and evaluated, and not derived from; give the "
+            "weights that it was made of"
+        )
+    if Path(base).is_file():
+        raise CheckpointError(
+            f"{base} is a file, and no weights by its name ({', '.join(WEIGHTS_ALONE)}); check the path"
+        )
+    if os.sep in str(base):
+        raise CheckpointError(f"no model folder at {base}; check the path")
+    if str(base).startswith("naflexvit"):
+        raise UnsupportedModelError(
+            f"cannot prune {base}: timm's NaFlexVit packs images of any size, which edgevit cannot read; try "
+            "vit_base_patch16_224"
+        )
+    if checkpoint is not None:
+        if pretrained:
+            raise OptionError("--checkpoint and --pretrained exclude each other; give one of them")
+        weights_of(Path(checkpoint))
+    elif pretrained and (model_args or {}).get("num_classes"):  # 0 leaves it out
+        raise OptionError(
+            "--pretrained weights bring their own classifier; leave num_classes out, or give --checkpoint"
+        )
+    elif not pretrained:
+        raise CheckpointError(
+            f"{base} is no folder here, and a network of timm's needs weights: give --checkpoint FILE, or --pretrained "
+            "where there is a connection"
+        )

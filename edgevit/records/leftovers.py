@@ -1,0 +1,77 @@
+"""What a process that was killed left beside the file or the folder that it was writing: found by name, and removed.
+
+Names are `.NAME.PID.tmp`, a new content, `.NAME.PID.old`, the content that it replaces, and `.NAME.PID`, a copied file.
+A folder is locked while its process writes in it, so that a process of another machine is not taken for a dead one, and
+a dead one not for a new process of the same number.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from edgevit.errors import OutputError
+from edgevit.records.lock import is_held
+
+LEFTOVER = re.compile(r"\.+(?P<name>.+?)\.(?P<pid>\d+)(?:\.\d+)?(?:\.(?P<end>tmp|old|part))?")
+UNLOCKED_S = 60.0  # a folder without a lock that changed within this time may be one that is just being made
+
+
+def is_leftover(path: Path, name: str) -> bool:
+    """Whether a file or folder lies beside `name` because of edgevit, and the process that wrote it is gone."""
+    match = LEFTOVER.fullmatch(path.name)
+    return match is not None and match["name"] == name and not _is_in_use(path, int(match["pid"]))
+
+
+def remove_leftovers(target: Path, *, keep: str | None = None) -> None:
+    """Remove what dead processes left beside a file or folder that is about to be written.
+
+    Where one of them had moved an earlier content away and not put the new one there, the earlier one comes back; so
+    does what is called `keep` in it. What cannot be removed stays: it is in nobody's way.
+    """
+    with suppress(OSError):
+        found = [path for path in target.parent.iterdir() if is_leftover(path, target.name)]
+        for path in sorted(found, key=lambda path: path.name.endswith(".tmp")):
+            if path.name.endswith(".old"):
+                _bring_back(path, target, keep)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def refuse_in_use(path: Path) -> None:
+    """Raise OutputError if a file or folder that another process is writing has such a name."""
+    match = LEFTOVER.fullmatch(path.name)
+    if match is not None and _is_in_use(path, int(match["pid"])):
+        raise OutputError(f"another edgevit, process {match['pid']}, is writing {path}; wait until it has ended")
+
+
+def _bring_back(earlier: Path, target: Path, keep: str | None) -> None:
+    if not os.path.lexists(target):
+        earlier.rename(target)
+    elif keep is not None and (earlier / keep).exists() and not (target / keep).exists():
+        (earlier / keep).rename(target / keep)
+
+
+def _is_in_use(path: Path, pid: int) -> bool:
+    held = is_held(path) if path.is_dir() and not path.is_symlink() else None
+    if held is None:
+        return _is_alive(pid)
+    with suppress(OSError):
+        return held or (_is_alive(pid) and time.time() - path.stat().st_mtime < UNLOCKED_S)
+    return False
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

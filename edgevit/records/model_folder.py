@@ -1,0 +1,310 @@
+"""A model folder and the export in it: where each file lies, and what it says.
+
+    folder = ModelFolder(Path("runs/t1"))
+    spec, made = folder.spec(), folder.derivation()
+    exported, engines = folder.export_record(), folder.export.engines()
+
+This is the one way to these files: nobody else joins their names to a path or opens them.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgevit.errors import CheckpointError, EdgeVitError, EngineError, ExportError
+from edgevit.records import names
+from edgevit.records.belonging import weights_fault
+from edgevit.records.derivation import DERIVATION_KIND, DerivationRecord
+from edgevit.records.engine import LAYERS, EngineRecord, read_engine
+from edgevit.records.export import EXPORT_KIND, ExportRecord
+from edgevit.records.history import HISTORY_KIND, HistoryLine
+from edgevit.records.imported import IMPORTED_KIND, ImportedDocument, read_imported
+from edgevit.records.model import MODEL_KIND, ModelDocument, ModelSpec, read_model
+from edgevit.records.plan import PLAN_KIND, PlanRecord
+from edgevit.records.supernet import SUPERNET_KIND, SupernetRecord
+from edgevit.records.writing import file_sha256, write_whole, writing
+from edgevit.version import written_by
+
+KEY_DIGITS = 16  # of the hash that names an engine
+
+
+@dataclass(frozen=True)
+class ExportFolder:
+    """`export/` of a model folder: ONNX files, export.json, and engines by board."""
+
+    path: Path
+
+    @property
+    def record_file(self) -> Path:
+        return self.path / names.EXPORT_RECORD
+
+    @property
+    def engines_folder(self) -> Path:
+        return self.path / names.ENGINES
+
+    def onnx(self, label: str) -> Path:
+        """The file of a precision or a variant."""
+        return self.path / names.onnx_name(label)
+
+    def onnx_files(self) -> list[Path]:
+        return sorted(self.path.glob(names.onnx_name("*")))
+
+    def engine(self, fingerprint: str, key: str) -> Path:
+        """Where the engine for a kind of board lies that was asked for with this key."""
+        return self.engines_folder / fingerprint / f"{key[:KEY_DIGITS]}.engine"
+
+    def record(self) -> ExportRecord:
+        """Read export.json.
+
+        Raises:
+            ExportError: it is missing, or not what `export` writes.
+        """
+        return EXPORT_KIND.read(self.record_file, folder=self.path)
+
+    def write_record(self, record: ExportRecord) -> None:
+        write_whole(self.record_file, EXPORT_KIND.text(record))
+
+    def engines(self) -> list[EngineRecord]:
+        """What is known of every engine, on whatever board it was built; the newest first.
+
+        Raises:
+            EngineError: a record cannot be read.
+        """
+        return sorted(map(read_engine, self.engine_files()), key=lambda record: record.created, reverse=True)
+
+    def engine_files(self) -> list[Path]:
+        """Every engine that has a record beside it."""
+        described = [file for file in self.engines_folder.glob("*/*.json") if not file.name.endswith(LAYERS)]
+        return sorted(engine for file in described if (engine := file.with_suffix(".engine")).is_file())
+
+
+def export_of(onnx: Path) -> ExportFolder:
+    """The export that an ONNX file lies in, if it lies in one."""
+    return ExportFolder(onnx.parent)
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What `derive`, `base` and `supernet` write, and `export` of an ONNX file, and everything else reads."""
+
+    path: Path
+
+    @property
+    def weights_file(self) -> Path:
+        return self.path / names.WEIGHTS
+
+    @property
+    def spec_file(self) -> Path:
+        return self.path / names.SPEC
+
+    @property
+    def derivation_file(self) -> Path:
+        return self.path / names.DERIVATION
+
+    @property
+    def supernet_file(self) -> Path:
+        return self.path / names.SUPERNET
+
+    @property
+    def plan_file(self) -> Path:
+        return self.path / names.PLAN
+
+    def cost_table_file(self, board: int = 0) -> Path:
+        """The table by which a measured budget was spent, of the first board or of the second."""
+        return self.path / names.COST_TABLES[board]
+
+    @property
+    def history_file(self) -> Path:
+        return self.path / names.HISTORY
+
+    @property
+    def card_file(self) -> Path:
+        return self.path / names.CARD
+
+    @property
+    def imported_file(self) -> Path:
+        return self.path / names.IMPORTED
+
+    @property
+    def imported_onnx(self) -> Path:
+        return self.path / names.IMPORTED_ONNX
+
+    @property
+    def export(self) -> ExportFolder:
+        return ExportFolder(self.path / names.EXPORT)
+
+    @property
+    def is_model(self) -> bool:
+        return self.spec_file.is_file()
+
+    @property
+    def is_supernet(self) -> bool:
+        return self.supernet_file.is_file()
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether it holds an ONNX file that edgevit did not make: a model folder from export on, and no base."""
+        return self.imported_file.is_file()
+
+    def imported(self) -> ImportedDocument:
+        """Read onnx.json.
+
+        Raises:
+            CheckpointError: it is missing, damaged, altered or of another schema.
+        """
+        return read_imported(self.imported_file)
+
+    def weights_sha256(self) -> str:
+        """Read the hash of the weights, which every record of an export, an engine or a run repeats to name its model.
+
+        Raises:
+            CheckpointError: as `document` and `imported` say.
+        """
+        return self.imported().weights_sha256 if self.is_imported else self.document().weights_sha256
+
+    def _refuse_foreign(self, record: Path, sha256: str, error: type[EdgeVitError], attempt: str) -> None:
+        """Raise the error if a record in the folder is of other weights than the folder has, where it holds a model."""
+        if not (self.is_model or self.is_imported):
+            return
+        if fault := weights_fault(record, sha256, self.path, self.weights_sha256()):
+            raise error(f"{fault}; {attempt}")
+
+    def export_record(self) -> ExportRecord:
+        """Read export.json, which must be of this model.
+
+        Raises:
+            ExportError: it is missing, damaged, or of another model.
+            CheckpointError: as `document` and `imported` say.
+        """
+        record = self.export.record()
+        attempt = f"export this one again with `edgevit export {shlex.quote(str(self.path))}`"
+        self._refuse_foreign(self.export.record_file, record.model.weights_sha256, ExportError, attempt)
+        return record
+
+    def engine_record(self, engine: Path) -> EngineRecord:
+        """Read the record of an engine of this folder, which must be of this model.
+
+        Raises:
+            EngineError: it is missing, damaged, or of another model.
+            CheckpointError: as `document` and `imported` say.
+        """
+        record = read_engine(engine)
+        attempt = f"build one of this model with `edgevit export {shlex.quote(str(self.path))} --trt`"
+        self._refuse_foreign(engine, record.weights_sha256, EngineError, attempt)
+        return record
+
+    def document(self) -> ModelDocument:
+        """Read model.json: the model, and the hash of its weights.
+
+        Raises:
+            CheckpointError: it is missing, damaged, altered or of another schema.
+        """
+        return read_model(self.spec_file)
+
+    def spec(self) -> ModelSpec:
+        """Read model.json; see `document` for what is raised."""
+        return self.document().spec
+
+    def derivation(self) -> DerivationRecord | None:
+        """Read how the model came to be; None where the folder does not say, as that of a base or of a super-network.
+
+        Raises:
+            CheckpointError: the file is there and damaged, of another schema, or of another model.
+        """
+        if not self.derivation_file.is_file():
+            return None
+        record = DERIVATION_KIND.read(self.derivation_file)
+        if record.weights_sha256 is not None:
+            attempt = DERIVATION_KIND.reader.mend
+            self._refuse_foreign(self.derivation_file, record.weights_sha256, CheckpointError, attempt)
+        return record
+
+    def write_derivation(self, record: DerivationRecord) -> None:
+        """Write how the model came to be, in place of what was said.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        with writing(self.path):
+            write_whole(self.derivation_file, DERIVATION_KIND.text(record))
+
+    def plan(self) -> PlanRecord | None:
+        """Read what became of each block; None where nothing says so, as in a base or a folder of an older edgevit.
+
+        Raises:
+            CheckpointError: the file is there and damaged, or of another schema.
+        """
+        return PLAN_KIND.read(self.plan_file) if self.plan_file.is_file() else None
+
+    def history(self) -> list[HistoryLine]:
+        """Read what the training looked like on its way, step by step; empty where nothing was trained.
+
+        Raises:
+            CheckpointError: a line is damaged, or of another schema.
+        """
+        if not self.history_file.is_file():
+            return []
+        lines = HISTORY_KIND.reader.json_lines(self.history_file, dict[str, Any])
+        return [HISTORY_KIND.checked(line, str(self.history_file)) for line in lines]
+
+    def supernet(self) -> SupernetRecord:
+        """Read in which order a super-network's units are dropped, and how good its slices are.
+
+        Raises:
+            CheckpointError: the folder is no super-network, or the file is damaged, altered or of another schema.
+        """
+        self.refuse_no_supernet()
+        record = SUPERNET_KIND.read(self.supernet_file)
+        if record.weights_sha256 is not None:
+            self._refuse_foreign(self.supernet_file, record.weights_sha256, CheckpointError, SUPERNET_KIND.reader.mend)
+        if unit := record.out_of_order(self.spec().blocks):
+            raise CheckpointError(f"{self.supernet_file} has {unit} out of order; {SUPERNET_KIND.reader.mend}")
+        return record
+
+    def refuse_no_supernet(self) -> None:
+        """Raise CheckpointError if the folder is no super-network."""
+        if not self.is_supernet:
+            what = f"no {names.SUPERNET} in it" if self.path.is_dir() else "no such folder"
+            raise CheckpointError(f"{self.path} is no super-network: {what}; make one with edgevit supernet")
+
+    def write_imported(self, document: ImportedDocument) -> None:
+        self.imported_file.write_text(IMPORTED_KIND.text(document), encoding="utf-8")
+
+    def write(
+        self,
+        spec: ModelSpec,
+        *,
+        card: str | None = None,
+        derivation: DerivationRecord | None = None,
+        plan: PlanRecord | None = None,
+        supernet: SupernetRecord | None = None,
+        history: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Write all but the weights, which must be there, into a folder that nobody sees yet."""
+        edgevit = written_by()
+        document = ModelDocument.of(spec, file_sha256(self.weights_file), edgevit)
+        texts = {self.spec_file: MODEL_KIND.text(document)}
+        if card is not None:
+            texts[self.card_file] = card
+        if derivation is not None:
+            texts[self.derivation_file] = DERIVATION_KIND.text(
+                replace(derivation, weights_sha256=document.weights_sha256)
+            )
+        if plan is not None:
+            texts[self.plan_file] = PLAN_KIND.text(replace(plan, edgevit=edgevit))
+        if supernet is not None:
+            texts[self.supernet_file] = SUPERNET_KIND.text(replace(supernet, weights_sha256=document.weights_sha256))
+        if history is not None:
+            texts[self.history_file] = "".join(json.dumps(line) + "\n" for line in history)
+        for file, text in texts.items():
+            file.write_text(text, encoding="utf-8")
+
+
+def model_of(engine: Path) -> ModelFolder:
+    """The model folder that an engine lies in."""
+    return ModelFolder(engine.parent.parent.parent.parent)

@@ -1,0 +1,256 @@
+"""What a release of weights says beside them: the names of the outputs, the preprocessing, and the network.
+
+The weights are one file, or shards with an index. timm writes `config.json` with `architecture`, `label_names` and
+`pretrained_cfg`. transformers writes `config.json` with `id2label` and the sizes of the network, and
+`preprocessor_config.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import floor, nextafter
+from pathlib import Path
+from typing import Any
+
+from edgevit.errors import CheckpointError
+from edgevit.records.class_names import class_name
+from edgevit.records.documents import Reader
+from edgevit.records.model import Preprocessing
+from edgevit.records.names import SPEC, WEIGHTS_ALONE, suffix_of
+from edgevit.records.writing import file_sha256
+
+# In the order in which they are taken; `.index.json` lists shards.
+NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+READER = Reader(CheckpointError, mend="correct the file, or move it away and give the options")
+CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
+PARTS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
+RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers, as transformers has them
+USUAL_RESCALE = 1 / 255
+SQUASHING = ("ViT", "DeiT", "Beit")  # image processors that take a single number for both sides
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how one begins
+PLACEHOLDER = re.compile(r"LABEL_\d+")  # transformers' names of outputs that nobody named
+# A whole preprocessing, to check parts of one.
+EXAMPLE: dict[str, Any] = {
+    "input_size": [3, 1, 1], "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0,
+    "crop_mode": "center",
+}  # fmt: skip
+
+Content = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ReleaseFacts:
+    """What the files beside weights say; empty where there are none."""
+
+    labels: tuple[str, ...] = ()  # the name of every output, in order; empty: not said
+    architecture: str | None = None  # timm's name of the network
+    arguments: Content = field(default_factory=dict)  # timm's, such as num_heads
+    preprocessing: Content = field(default_factory=dict)  # parts of timm's data config, `input_size` among them
+    origin: Mapping[str, str] = field(default_factory=dict)  # of each part of the preprocessing, the file's name
+    unequalled: tuple[str, ...] = ()  # parts that an image processor defines in a way that timm has not
+    folder: Path = Path()
+
+
+def read_release(folder: Path) -> ReleaseFacts:
+    """Read the files in a folder of weights.
+
+    Raises:
+        CheckpointError: a file is damaged, or says what cannot be.
+    """
+    there = [name for name in (CONFIG, PROCESSOR) if (folder / name).is_file()]
+    files = {name: READER.json(folder / name, dict[str, Any]) for name in there}
+    config, processor = files.get(CONFIG, {}), files.get(PROCESSOR, {})
+    preprocessing: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    of_processor = processor_preprocessing(processor) if is_image_processor(processor) else {}
+    for name, parts in ((CONFIG, timm_preprocessing(config)), (PROCESSOR, of_processor)):
+        READER.checked({**EXAMPLE, **parts}, Preprocessing, f"{folder / name}: its preprocessing")
+        for part, value in parts.items():
+            if part not in preprocessing:
+                preprocessing[part], origin[part] = value, name
+    unequalled: tuple[str, ...] = ()
+    if is_image_processor(processor):
+        unequalled = tuple(part for part in ("mean", "std", "crop_pct") if part not in preprocessing)
+    architecture = config.get("architecture")
+    return ReleaseFacts(
+        labels=_labels(config, folder / CONFIG),
+        architecture=architecture if isinstance(architecture, str) else None,
+        arguments=_arguments(config, folder / CONFIG),
+        preprocessing=preprocessing,
+        origin=origin,
+        unequalled=unequalled,
+        folder=folder,
+    )
+
+
+def timm_preprocessing(config: Content) -> Content:
+    """The parts of the preprocessing that timm's config.json gives."""
+    inner = config.get("pretrained_cfg")
+    if not isinstance(inner, dict):
+        return {}
+    parts = {part: inner[part] for part in PARTS if inner.get(part) is not None}
+    # As timm's validation takes it.
+    return {**parts, "crop_pct": inner["test_crop_pct"]} if inner.get("test_crop_pct") is not None else parts
+
+
+def is_image_processor(content: Content) -> bool:
+    """Whether a preprocessor_config.json is of images, and not of text or sound."""
+    return any(key in content for key in ("image_mean", "do_resize", "do_rescale", "crop_size"))
+
+
+def processor_preprocessing(config: Content) -> Content:
+    """The parts of the preprocessing that transformers' preprocessor_config.json gives, as far as timm has its kind."""
+    parts = dict(_geometry(config))
+    number = config.get("resample")
+    if type(number) is int and 0 <= number < len(RESAMPLE):
+        parts["interpolation"] = RESAMPLE[number]
+    scale = config.get("rescale_factor", USUAL_RESCALE) if config.get("do_rescale", True) else 1.0
+    if isinstance(scale, float) and abs(scale / USUAL_RESCALE - 1) < 1e-3:
+        normalised = config.get("do_normalize", True)
+        for part, own, without in (("mean", "image_mean", 0.0), ("std", "image_std", 1.0)):
+            value = config.get(own) if normalised else without
+            if value is not None:
+                parts[part] = value if isinstance(value, list) else [value] * 3
+    return parts
+
+
+def _geometry(config: Content) -> Content:
+    """Resizing and cropping, where they are of a kind that timm has, too."""
+    size, kind = (
+        config.get("size"),
+        str(config.get("image_processor_type") or config.get("feature_extractor_type") or ""),
+    )
+    if not config.get("do_resize", True) or (isinstance(size, int) and not kind.startswith(SQUASHING)):
+        return {}
+    short = size.get("shortest_edge") if isinstance(size, dict) else None
+    resized = _sides(size if short is None else short)
+    final = _sides(config.get("crop_size")) if config.get("do_center_crop", "crop_size" in config) else resized
+    if resized is None or final is None:
+        return {}
+    share = final[0] / resized[0]
+    if floor(final[0] / share) < resized[0]:  # as timm resizes by it: 224 / (224 / 400) is less than 400
+        share = nextafter(share, 0)
+    if not 0 < share <= 1 or [floor(side / share) for side in final] != list(resized):
+        return {}
+    return {"input_size": [3, *final], "crop_pct": share, "crop_mode": "squash" if short is None else "center"}
+
+
+def _sides(size: Any) -> tuple[int, int] | None:
+    """Height and width of a size that has both."""
+    sides = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
+    height, width = (side if type(side) is int and side > 0 else None for side in sides)
+    return None if height is None or width is None else (height, width)
+
+
+def _labels(config: Content, file: Path) -> tuple[str, ...]:
+    """The names of the outputs in order: timm's `label_names`, or transformers' `id2label`.
+
+    Raises:
+        CheckpointError: an output has no name, or a name is no text.
+    """
+    inner = config.get("pretrained_cfg")
+    timms = config.get("label_names") or (inner.get("label_names") if isinstance(inner, dict) else None)
+    names = timms or config.get("id2label")
+    if isinstance(names, dict):
+        if {*names} != {str(index) for index in range(len(names))}:
+            raise CheckpointError(f"{file} does not name the outputs 0 to {len(names) - 1}, one each; {READER.mend}")
+        names = [names[str(index)] for index in range(len(names))]
+    if not isinstance(names, list):
+        return ()
+    if not all(isinstance(name, str) and name for name in names):
+        raise CheckpointError(f"{file} has names of outputs that are no text; {READER.mend}")
+    return () if all(PLACEHOLDER.fullmatch(name) for name in names) else tuple(map(class_name, names))
+
+
+# transformers' names of activations, and timm's where it is not timm's default.
+ACTIVATIONS = {"gelu": None, "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu",
+               "relu": "relu", "silu": "silu", "swish": "silu"}  # fmt: skip
+
+
+def _arguments(config: Content, file: Path) -> Content:
+    """timm's arguments of the network that no shape tells, and those that timm itself wrote.
+
+    Raises:
+        CheckpointError: the network has an activation that timm has not.
+    """
+    arguments: dict[str, Any] = {}
+    if isinstance(config.get("architecture"), str) and isinstance(pool := config.get("global_pool"), str):
+        arguments["global_pool"] = pool
+    if type(heads := config.get("num_attention_heads")) is int:
+        arguments["num_heads"] = heads
+        if (activation := str(config.get("hidden_act", "gelu"))) not in ACTIVATIONS:
+            raise CheckpointError(f"{file} has {activation!r} as hidden_act, expected one of {', '.join(ACTIVATIONS)}")
+        if ACTIVATIONS[activation] is not None:
+            arguments["act_layer"] = ACTIVATIONS[activation]
+    by_timm = config.get("model_args")
+    return arguments | (by_timm if isinstance(by_timm, dict) else {})
+
+
+def weights_of(path: Path) -> Path:
+    """The file of weights, or the index of its shards, that a path names: a file itself, or a folder that has one.
+
+    Raises:
+        CheckpointError: there is none, or there are several.
+    """
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise CheckpointError(f"no weights at {path}; check the path")
+    if (path / SPEC).is_file():
+        raise CheckpointError(f"{path} is a model folder; give it as the base, without --checkpoint")
+    if first := next((path / name for name in NAMES if (path / name).is_file()), None):
+        return first
+    files = sorted(file for file in path.iterdir() if suffix_of(file) in WEIGHTS_ALONE and file.is_file())
+    if len(files) != 1:
+        names = f"has several: {', '.join(file.name for file in files[:4])}" if files else f"has no {NAMES[0]}"
+        raise CheckpointError(f"the folder {path} {names}; give the file of weights itself")
+    return files[0]
+
+
+def refuse_lfs_pointer(file: Path) -> None:
+    """Raise CheckpointError for the text that Git has where `git lfs pull` was not run."""
+    with file.open("rb") as opened:
+        if opened.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise CheckpointError(f"{file} is a Git LFS pointer, and no model; run `git lfs pull` in {file.parent}")
+
+
+def shards_of(file: Path) -> dict[Path, list[str]]:
+    """The files that an index lists beside itself, with the names of the weights in each.
+
+    Raises:
+        CheckpointError: the index is damaged, or lists a file elsewhere.
+    """
+    listed = READER.json(file, dict[str, Any]).get("weight_map")
+    shards: dict[Path, list[str]] = {}
+    if not isinstance(listed, dict) or not listed:
+        raise CheckpointError(f"{file} is no index of weights: it has no weight_map; give the file of weights itself")
+    for name, shard in listed.items():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise CheckpointError(f"{file} lists {shard!r}, which is no file beside it; copy the folder again")
+        shards.setdefault(file.parent / shard, []).append(name)
+    return shards
+
+
+def is_release(path: Path) -> bool:
+    """Whether a path is a file of weights by its name, or a folder of weights with what a hub's folder has."""
+    if os.path.isdir(path):
+        return not (path / SPEC).is_file() and any((path / name).is_file() for name in (CONFIG, *NAMES[1::2]))
+    return os.path.isfile(path) and (suffix_of(path) in WEIGHTS_ALONE or path.name in NAMES)
+
+
+def release_sha256(path: Path, sha256: Callable[[Path], str] = file_sha256) -> str:
+    """Hash the weights at a path: the file alone, or with its shards and the files beside it that are read.
+
+    Raises:
+        CheckpointError: there is none, or an index is damaged.
+        OSError: a file cannot be read.
+    """
+    file = weights_of(path)
+    shards = sorted(shards_of(file)) if suffix_of(file) == ".json" else []
+    beside = [file.parent / name for name in (CONFIG, PROCESSOR) if (file.parent / name).is_file()]
+    hashes = [sha256(part) for part in (file, *shards, *beside)]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()

@@ -1,0 +1,217 @@
+"""What may stand on one axis: accuracies of one task and base, and latencies of one place.
+
+A task is the same classes, images, split and seed. A base is the same weights, the same preprocessing and the same
+output of each class: accuracies and latencies of its models are judged against it and no other base. A place is the
+same machine in the same state: `comparable` of agent/records.py says so, and runs of one session are of one place by
+their making; batch size, streams and use are the same, too. What differs in any of it gets a plot of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from edgevit.agent.records import CLOSED_LOOP, Run
+from edgevit.records.derivation import DataRecord
+from edgevit.records.model import ModelSpec
+from edgevit.reporting.gather import FoundModel
+
+NAMED = 6  # classes in a title, or outputs of them
+OF_WEIGHTS = 6  # digits of a hash, which tell two bases apart
+# What a place is called by, as far as its runs have it: the first of each group.
+CALLED = (("module", "board", "gpu", "cpu", "machine"), ("power_mode",), ("tensorrt", "onnxruntime"), ("clocks",))
+RUNTIMES = {"tensorrt": "TensorRT", "onnxruntime": "ONNX Runtime"}
+CLOCKS = {"locked": "clocks locked"}
+
+
+@dataclass(frozen=True)
+class BaseIdentity:
+    """What is the same of one base, wherever it is read."""
+
+    name: str  # timm's
+    weights_sha256: str
+    preprocessing: tuple[tuple[str, str], ...]  # settings in words, by name
+    outputs: frozenset[tuple[str, int]]  # of each class that is named, its output
+
+    @classmethod
+    def of(cls, document: ModelSpec) -> BaseIdentity:
+        settings = tuple(sorted((name, str(value)) for name, value in document.preprocessing.items()))
+        outputs = frozenset((c.name, c.base_index) for c in document.classes)
+        return cls(document.timm_name, document.base.weights_sha256, settings, outputs)
+
+    def is_of(self, other: BaseIdentity) -> bool:
+        """Whether a folder of this base is one of `other`, which names fewer classes, or none."""
+        names = {name for name, _ in self.outputs} & {name for name, _ in other.outputs}
+        outputs, of_other = ({pair for pair in base.outputs if pair[0] in names} for base in (self, other))
+        return (self.weights_sha256, self.preprocessing, outputs) == (
+            other.weights_sha256, other.preprocessing, of_other
+        )  # fmt: skip
+
+    @property
+    def words(self) -> list[str]:
+        outputs = ", ".join(str(index) for _, index in sorted(self.outputs)[:NAMED])
+        more = ", ..." if len(self.outputs) > NAMED else ""
+        settings = [f"{name.replace('_', ' ')} {value}" for name, value in self.preprocessing]
+        return [self.name, *settings, f"outputs {outputs}{more}", f"weights {self.weights_sha256[:OF_WEIGHTS]}"]
+
+    def difference(self, bases: Sequence[BaseIdentity]) -> str:
+        """In words what not all of the bases have: name, settings, outputs; the hash of the weights where it is due."""
+        common = set.intersection(set(self.words), *(set(base.words) for base in bases))
+        *words, weights = [word for word in self.words if word not in common or word == self.words[-1]]
+        is_enough = words and not any(set(words) <= set(base.words) for base in bases if base != self)
+        if weights in common or is_enough:
+            return ", ".join(words)
+        return ", ".join([*words, weights])
+
+
+@dataclass(frozen=True)
+class AccuracyTask:
+    """Classes and images that accuracies were measured on, and the base that they are judged against."""
+
+    classes: tuple[str, ...]
+    data: DataRecord | None  # None: no images are known
+    base: BaseIdentity | None = None  # None: of models that edgevit did not derive, and of bases alone
+
+    @property
+    def images_key(self) -> tuple[object, ...]:
+        """A key that models judged on the same images share."""
+        if self.data is None:
+            return (tuple(sorted(self.classes)),)
+        return (tuple(sorted(self.classes)), self.data.images_sha256, self.data.seed)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """A key that models of the same base share that were judged on the same images."""
+        return (*self.images_key, self.base)
+
+    @property
+    def title(self) -> str:
+        if not self.classes:
+            return "unknown classes"
+        more = f", and {len(self.classes) - NAMED} more" if len(self.classes) > NAMED else ""
+        return f"{len(self.classes)} classes: {', '.join(self.classes[:NAMED])}{more}"
+
+    @property
+    def images(self) -> str:
+        if self.data is None:
+            return "no images"
+        return f"{self.data.images.test} test images of {Path(self.data.data).name}, seed {self.data.seed}"
+
+
+@dataclass(frozen=True)
+class LatencyPlace:
+    """Where and how latencies were measured, and the runs of it."""
+
+    title: str
+    environment: dict[str, str]
+    batch: int
+    streams: int
+    use: str
+    runs: tuple[Run, ...]
+
+    def runs_of(self, files: Iterable[str]) -> list[Run]:
+        """The runs of files with these hashes, in the order of `runs`."""
+        numbered = [pair for digest in files for pair in self._by_file.get(digest, ())]
+        return [run for _, run in sorted(numbered, key=lambda pair: pair[0])]
+
+    @cached_property
+    def _by_file(self) -> dict[str, list[tuple[int, Run]]]:
+        by_file: dict[str, list[tuple[int, Run]]] = {}
+        for pair in enumerate(self.runs):
+            by_file.setdefault(pair[1].model_sha256, []).append(pair)
+        return by_file
+
+    @cached_property
+    def file_names(self) -> frozenset[str]:
+        """What the files are called that were measured."""
+        return frozenset(run.model for run in self.runs)
+
+
+def task_of(model: FoundModel) -> AccuracyTask:
+    """The classes and images that a model's accuracy was measured on."""
+    data = model.derivation.data if model.derivation is not None else None
+    if model.imported is not None:
+        data = model.imported.data
+    return AccuracyTask(model.class_names, data, None if model.document is None else BaseIdentity.of(model.document))
+
+
+def places(runs: Iterable[Run]) -> list[LatencyPlace]:
+    """The runs by what may stand on one axis, those with most models first."""
+    groups: dict[tuple[object, ...], list[Run]] = {}
+    by_session: dict[tuple[object, ...], tuple[object, ...]] = {}
+    for run in runs:
+        how = (run.batch, run.streams, run.use())
+        key: tuple[object, ...] = (tuple(sorted(run.environment.items())), *how)
+        if run.session is not None:
+            key = by_session.setdefault((run.session, *how), key)
+        groups.setdefault(key, []).append(run)
+    ordered = sorted(groups.values(), key=lambda alike: (-len({run.model_sha256 for run in alike}), alike[0].batch))
+    return [
+        LatencyPlace(title, alike[0].environment, alike[0].batch, alike[0].streams, alike[0].use(), tuple(alike))
+        for alike, title in zip(ordered, _titles([alike[0] for alike in ordered]), strict=True)
+    ]
+
+
+def apart(places: Sequence[LatencyPlace]) -> list[str]:
+    """What differs among the places, so that they are kept apart: "power_mode (15W, MAXN)"."""
+    told = []
+    names = sorted({name for place in places for name in place.environment})
+    for name in names:
+        values = list(dict.fromkeys(place.environment.get(name, "unknown") for place in places))
+        if len(values) > 1:
+            told.append(f"{name.replace('_', ' ')} ({', '.join(values)})")
+    for name in ("batch", "streams", "use"):
+        seen = list(dict.fromkeys(str(getattr(place, name)) for place in places))
+        if len(seen) > 1:
+            told.append(f"{name} ({', '.join(seen)})")
+    return told
+
+
+def apart_tasks(tasks: Sequence[AccuracyTask]) -> list[str]:
+    """What differs among the tasks, so that they are kept apart."""
+    told = []
+    if len({tuple(sorted(task.classes)) for task in tasks}) > 1:
+        told.append("classes")
+    data = [task.data for task in tasks if task.data is not None]
+    seeds = list(dict.fromkeys(str(one.seed) for one in data))
+    if len(seeds) > 1:
+        told.append(f"seed ({', '.join(seeds)}), which splits the images")
+    if len({one.images_sha256 for one in data}) > 1:
+        told.append("images")
+    return told
+
+
+def _titles(firsts: Sequence[Run]) -> list[str]:
+    """What places are called by; where two have one name, by all in which they differ."""
+    titles = [_title(run) for run in firsts]
+    for title in {title for title in titles if titles.count(title) > 1}:
+        alike = [i for i, other in enumerate(titles) if other == title]
+        names = sorted({name for i in alike for name in firsts[i].environment})
+        differing = [name for name in names if len({firsts[i].environment.get(name) for i in alike}) > 1]
+        for i in alike:
+            seen = ", ".join(
+                f"{name.replace('_', ' ')} {firsts[i].environment.get(name, 'unknown')}" for name in differing
+            )
+            titles[i] = f"{title}, {seen}"
+    return titles
+
+
+def machine_told(environment: Mapping[str, str]) -> str:
+    """What a machine and its state are called."""
+    words = []
+    for group in CALLED:
+        name = next((name for name in group if environment.get(name)), None)
+        if name is not None:
+            value = environment[name]
+            value = f"{RUNTIMES[name]} {value}" if name in RUNTIMES else value
+            words.append(CLOCKS.get(value, "") if name == "clocks" else value)
+    return ", ".join(word for word in words if word)
+
+
+def _title(run: Run) -> str:
+    words = [machine_told(run.environment), f"batch {run.batch}"]
+    words.append(f"{run.streams} streams" if run.streams > 1 else "")
+    words.append("" if run.use() == CLOSED_LOOP else run.use())
+    return ", ".join(word for word in words if word)

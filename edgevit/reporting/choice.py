@@ -1,0 +1,584 @@
+"""Which model should I take: every model at every place as a row, three baselines above them, and the one to take.
+
+The one to take is the cheapest that loses no more than chance against the base restricted to the classes, or against
+that after training on them, where models were cut from it and it is the better one: by pairs of answers to the same
+images, or by the interval of its accuracy where no record says which of them are right (edgevit/data/pairs.py). The
+validation images decide where every model was judged on them, so that test images are looked at and not chosen by,
+unless the base was probably trained on them; a file that was judged by itself must hold on the test images, too. Void
+runs, models that nobody judged, and those that a gate fails or could not be held against are out. The cost is the p50
+where it was measured, or its ratio to the base's where other programs were busy or the machine's speed changed, else
+the MACs. Of those that cost the same (equal MACs, or ratios whose difference lies within their intervals) the most
+accurate on the same images is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from edgevit.agent.records import Run
+from edgevit.board.comparison import BUSY, Comparison, compare_within, decisive, make_row
+from edgevit.board.gates import Gate, Verdict, verdicts_of
+from edgevit.data.neighbours import hint_in
+from edgevit.data.pairs import Loss, RightCount, loss_of, recalled_text
+from edgevit.data.shares import wilson
+from edgevit.errors import RunsError
+from edgevit.records.answers import RightImages
+from edgevit.records.derivation import AccuracyRecord, DerivationRecord, JudgedPart
+from edgevit.records.model import ModelSpec
+from edgevit.records.names import onnx_name
+from edgevit.reporting.axes import AccuracyTask, BaseIdentity, LatencyPlace, places, task_of
+from edgevit.reporting.gather import Found, FoundModel, Skipped
+from edgevit.reporting.record import EntryRecord, Kind
+
+# Times that the p50s of one model may lie apart before milliseconds are of the minute they were taken in.
+UNSTEADY = 1.1
+
+BASELINES: dict[Kind, str] = {
+    "full head": "base, full head",
+    "restricted": "base, restricted to the classes",
+    "fine-tuned": "base, fine-tuned on them",
+}
+HEADS: dict[Kind, str] = {"full head": "full", "restricted": "subset"}  # of a baseline's folder; others have none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry(EntryRecord):
+    """An entry of the report with the runs and verdicts that it was made of."""
+
+    runs: tuple[Run, ...] = field(default=(), repr=False)
+    gates: tuple[Gate, ...] = field(default=(), repr=False)  # that it has to pass
+    verdicts: tuple[Verdict, ...] = field(default=(), repr=False)  # of these gates on the runs; none without runs
+    in_turns: bool = False  # whether its ratio is of rounds that the base was in, too
+    is_cut: bool = False  # of a fine-tuned base: whether models were cut from it
+    hint: str | None = None  # at preprocessing with which its base does better than as it was read
+    answers: Mapping[JudgedPart, RightImages | None] = field(
+        default_factory=dict, repr=False
+    )  # of the network in torch
+
+    def on(self, part: JudgedPart) -> RightCount | None:
+        """How it was judged on this part; None: it was not."""
+        if part == "validation":
+            right = self.validation
+        else:
+            right = None if self.top1 is None or not self.images else (round(self.top1 * self.images), self.images)
+        of_torch = part == "validation" or self.judged == "torch"
+        return None if right is None else RightCount(*right, self.answers.get(part) if of_torch else None)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of `top1`."""
+        if self.top1 is None or not self.images:
+            return None
+        return wilson(round(self.top1 * self.images), self.images)
+
+    @property
+    def passes_gates(self) -> bool:
+        """Whether each is known to hold: what was not measured does not."""
+        passed = {verdict.gate for verdict in self.verdicts if verdict.state == "pass"}
+        return passed.issuperset(self.gates) and self.gates_passed == len(self.verdicts)
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.kind in BASELINES
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What a model costs."""
+
+    name: str  # of a field of Entry
+    title: str
+    unit: str
+    best: str  # of models, the one that costs least
+    by_ratio: bool = False  # whether the interval of the latency's ratio tells which differences are noise
+
+
+AXES = (
+    Axis("p50_ms", "latency, p50", "ms", "fastest", by_ratio=True),
+    Axis("ratio", "latency over the base's", "", "fastest", by_ratio=True),
+    Axis("p99_ms", "latency, p99", "ms", "fastest"),
+    Axis("energy_mj", "energy of an image", "mJ", "most frugal"),
+    Axis("memory_mib", "memory", "MiB", "one that takes least memory"),
+    Axis("macs", "MACs of an image", "", "one of fewest MACs"),
+    Axis("params", "parameters", "", "one of fewest parameters"),
+    Axis("file_bytes", "size of the file", "bytes", "smallest"),
+)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Entries that may be compared: those of one task at one place."""
+
+    task: AccuracyTask | None  # None: of models whose folders were not found
+    place: LatencyPlace | None  # None: nothing was measured
+    entries: tuple[Entry, ...]  # baselines first
+    is_of_bases: bool = False  # and of no model that was derived from them
+    base: str = ""  # in words, where models of several bases were judged on these images
+    other_base: str = ""  # one of those that is more accurate, with its accuracy
+
+    @property
+    def is_useful(self) -> bool:
+        """Whether anything of it can be chosen by: an accuracy, or a measurement of a model that is no base."""
+        return not self.is_of_bases and any(entry.top1 is not None or entry.runs for entry in self.models)
+
+    @property
+    def baselines(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.is_baseline]
+
+    @property
+    def models(self) -> list[Entry]:
+        return [entry for entry in self.entries if not entry.is_baseline]
+
+    @property
+    def references(self) -> list[Entry]:
+        """What models may have to be as good as: bases restricted to the classes, and trained ones that were cut."""
+        return [e for e in self.entries if e.top1 is not None and (e.kind == "restricted" or e.is_cut)]
+
+    @cached_property
+    def reference(self) -> Entry | None:
+        """The best of `references`."""
+        return max(self.references, key=self.merit, default=None)
+
+    @property
+    def goal(self) -> float | None:
+        """The accuracy of `reference` on the test images."""
+        return None if self.reference is None else self.reference.top1
+
+    @property
+    def axes(self) -> list[Axis]:
+        """The axes on which any model with an accuracy has a figure; first that by which models are chosen.
+
+        That is the ratio where something slowed one run and not the next: it slowed all of a round alike.
+        """
+        judged = [e for e in self.models if e.top1 is not None]
+        known = [axis for axis in AXES if any(cost_on_axis(e, axis) is not None for e in judged)]
+        in_turns = all(e.in_turns for e in judged if e.p50_ms is not None and not e.void)  # void runs have no ratio
+        if (any(e.busy for e in self.entries) or self.spread > UNSTEADY) and in_turns:
+            known.sort(key=lambda axis: axis.name != "ratio")
+        return known
+
+    @property
+    def spread(self) -> float:
+        """How many times the slowest run of a model took what its fastest did, by the p50: that of the median model."""
+        apart = [e.p50_most_ms / e.p50_least_ms for e in self.entries if e.p50_most_ms and e.p50_least_ms]
+        return statistics.median(apart) if apart else 1.0
+
+    @cached_property
+    def recalled(self) -> str | None:
+        """That the base was probably trained on the validation images; None: nothing says so."""
+        base = next((entry for entry in self.baselines if entry.kind == "restricted"), None)
+        return None if base is None else recalled_text(base.on("validation"), base.on("test"))
+
+    @cached_property
+    def part(self) -> JudgedPart:
+        """The part of the images that models are chosen by."""
+        models = [e for e in self.entries if e.kind == "model" and e.top1 is not None]
+        judged = [e.validation for e in (*self.references, *models)]
+        return "test" if not self.references or None in judged or self.recalled else "validation"
+
+    def reaching(self) -> list[Entry]:
+        """The models as accurate as the base, as far as its images can tell, that may be taken."""
+        return [e for e in self.accurate() if may_be_taken(e)]
+
+    def accurate(self) -> list[Entry]:
+        """The models as accurate as the base, whether or not anything else speaks against them; all, without a base."""
+        judged = [e for e in self.models if e.top1 is not None]
+        return [e for e in judged if self._reaches(e)] if self.references else judged
+
+    def _reaches(self, entry: Entry) -> bool:
+        loss, on_test = self.loss(entry, self.part), self.loss(entry, "test")
+        alone = entry.judged != "torch"
+        return loss is not None and loss.may_be_chance and not (alone and on_test and not on_test.may_be_chance)
+
+    def loss(self, entry: Entry, part: JudgedPart) -> Loss | None:
+        """What a model loses against the base; None: either was not judged on this part."""
+        base = None if self.reference is None else self.reference.on(part)
+        model = entry.on(part)
+        return None if model is None or base is None else loss_of(model, base)
+
+    def merit(self, entry: Entry) -> float:
+        """The accuracy that models are chosen by."""
+        judged = entry.on(self.part)
+        return judged.top1 if judged is not None else 0.0
+
+    def cheapest(self) -> Entry | None:
+        """The cheapest of the models that are as accurate as the base."""
+        return next(iter(self._by_cost()), None)
+
+    def recommended(self) -> Entry | None:
+        """The most accurate of the cheapest models: of those whose cost cannot be told from the least."""
+        by_cost = self._by_cost()
+        level = [entry for entry in by_cost if are_level(entry, by_cost[0], self.axes[0])]
+        return max(level, key=self.merit, default=None)  # of equals the first, which is cheaper
+
+    def _by_cost(self) -> list[Entry]:
+        axis = next(iter(self.axes), None)
+        known = [
+            (value, e) for e in self.reaching() if axis is not None and (value := cost_on_axis(e, axis)) is not None
+        ]
+        return [entry for _, entry in sorted(known, key=lambda pair: pair[0])]
+
+
+def cost_on_axis(entry: Entry, axis: Axis) -> float | None:
+    """What an entry costs, where that may be judged: figures of void runs are no place on an axis."""
+    value: float | None = getattr(entry, axis.name)
+    measured = axis.name not in ("macs", "params", "file_bytes")
+    return None if measured and entry.void else value
+
+
+def are_level(one: Entry, other: Entry, axis: Axis) -> bool:
+    """Whether their costs cannot be told apart: their ratios to the base differ by less than the intervals allow.
+
+    Of two independent estimates the difference has an interval of which half is the root of the sum of their halves'
+    squares, of the halves that face each other.
+    """
+    if one is other or not axis.by_ratio:
+        return cost_on_axis(one, axis) == cost_on_axis(other, axis)
+    if one.ratio is None or other.ratio is None:
+        return False
+    low, high = sorted((one, other), key=lambda entry: entry.ratio or 0)
+    if low.ratio_high is None or high.ratio_low is None or low.ratio is None or high.ratio is None:
+        return False
+    return high.ratio - low.ratio <= math.hypot(low.ratio_high - low.ratio, high.ratio - high.ratio_low)
+
+
+def may_be_taken(entry: Entry) -> bool:
+    """Whether nothing speaks against it."""
+    return entry.top1 is not None and not entry.void and entry.passes_gates
+
+
+def panels(found: Found, gates: Sequence[Gate] = ()) -> list[Panel]:
+    """Everything that was found, by what may be set against each other.
+
+    First the task of most measured models, and of its bases the most accurate. A panel that nobody can choose by is
+    made only where there is no other.
+    """
+    every = _every_panel(found, gates)
+    return [panel for panel in every if panel.is_useful] or every
+
+
+def not_shown(found: Found, shown: Sequence[Panel]) -> list[Skipped]:
+    """The models that are in no panel, as theirs would have nothing to choose by."""
+    tasks = {panel.task.key for panel in shown if panel.task is not None}
+    names = {entry.model for panel in shown for entry in panel.entries}
+    return [
+        Skipped(
+            str(model.folder.path),
+            "no model here was derived from it" if all(map(_is_base, models)) else "neither judged nor measured",
+        )
+        for task, models in _tasks(found.models)
+        if task.key not in tasks
+        for model in models
+        if model.name not in names
+    ]
+
+
+def _every_panel(found: Found, gates: Sequence[Gate]) -> list[Panel]:
+    at = places(found.runs)
+    in_folders = {digest for model in found.models for digest in model.files}
+    measured = {run.model_sha256 for run in found.runs}
+    tasks = _in_order(_tasks(found.models), measured)
+    panels: list[Panel] = []
+    for task, models in tasks:
+        bases = [t.base for t, _ in tasks if t.base is not None and t.images_key == task.images_key]
+        base = "" if task.base is None else task.base.difference(bases)
+        for place in _places_of(models, at) or (None,):
+            entries = tuple(_judged(entry, place, gates) for entry in _entries(models, place))
+            panels.append(Panel(task, place, entries, is_of_bases=all(map(_is_base, models)), base=base))
+    panels = [replace(panel, other_base=_more_accurate_base(panel, panels)) for panel in panels]
+    for place in at:
+        if gone := tuple(_judged(entry, place, gates) for entry in _gone(place, in_folders)):
+            panels.append(Panel(None, place, gone))
+    return panels
+
+
+def _in_order(
+    tasks: Sequence[tuple[AccuracyTask, list[FoundModel]]], measured: Set[str]
+) -> list[tuple[AccuracyTask, list[FoundModel]]]:
+    """First the images that most measured models were judged on; of bases there, those measured, the best first."""
+    counts = [sum(not measured.isdisjoint(model.files) for model in models) for _, models in tasks]
+    of_images: Counter[tuple[object, ...]] = Counter()
+    for (task, _), count in zip(tasks, counts, strict=True):
+        of_images[task.images_key] += count
+
+    def rank(numbered: tuple[int, tuple[AccuracyTask, list[FoundModel]]]) -> tuple[float, ...]:
+        number, (task, models) = numbered
+        top1 = _judged_baseline(_derivations(models), "restricted").get("top1", 0.0)
+        return -of_images[task.images_key], not counts[number], -top1
+
+    return [pair for _, pair in sorted(enumerate(tasks), key=rank)]
+
+
+def _places_of(models: Sequence[FoundModel], at: Sequence[LatencyPlace]) -> list[LatencyPlace]:
+    """Where the models were measured; where none was, those of their bases."""
+    for some in ([model for model in models if not _is_base(model)], models):
+        files = {digest for model in some for digest in model.files}
+        if measured := [place for place in at if place.runs_of(files)]:
+            return measured
+    return []
+
+
+def _more_accurate_base(panel: Panel, panels: Sequence[Panel]) -> str:
+    """Another base that is right on more of the same images, with its accuracy; empty: there is none."""
+    key, goal = panel.task and panel.task.images_key, panel.goal
+    bases = [p for p in panels if p.base and p.task and p.task.images_key == key and p.goal is not None]
+    best = max(bases, key=lambda p: p.goal or 0, default=None)
+    if best is None or not panel.base or goal is None or best.goal is None or best.goal <= goal:
+        return ""
+    return f"{best.base}: {100 * best.goal:.2f} %"
+
+
+def _tasks(models: Sequence[FoundModel]) -> list[tuple[AccuracyTask, list[FoundModel]]]:
+    """The models by task and base, with the folders of that base; bases alone are a task of their own.
+
+    A model of no base, as an imported file, is judged beside those of every base that has models on the same images.
+    """
+    by_task: dict[tuple[object, ...], tuple[AccuracyTask, list[FoundModel]]] = {}
+    bases = [model for model in models if _is_base(model)]
+    for model in models:
+        if not _is_base(model):
+            task = task_of(model)
+            by_task.setdefault(task.key, (task, []))[1].append(model)
+    for key, (task, baseless) in list(by_task.items()):
+        of_images = [models for t, models in by_task.values() if t.base and t.images_key == task.images_key]
+        if task.base is None and of_images:
+            del by_task[key]
+            for group in of_images:
+                group += baseless
+    used: set[int] = set()
+    for task, group in by_task.values():
+        for base in bases:
+            assert base.document is not None
+            of_classes = base.document.head == "full" or set(base.class_names) == set(task.classes)
+            if task.base is not None and of_classes and BaseIdentity.of(base.document).is_of(task.base):
+                group.append(base)
+                used.add(id(base))
+    for base in bases:
+        if id(base) not in used:
+            task = AccuracyTask(base.class_names, None)
+            by_task.setdefault(("base", *task.key), (task, []))[1].append(base)
+    return list(by_task.values())
+
+
+def _is_base(model: FoundModel) -> bool:
+    return model.document is not None and model.derivation is None and not model.folder.is_supernet
+
+
+def _derivations(models: Sequence[FoundModel]) -> list[DerivationRecord]:
+    return [m.derivation for m in models if m.derivation is not None and m.document is not None]
+
+
+def _entries(models: Sequence[FoundModel], place: LatencyPlace | None) -> Iterator[Entry]:
+    """Those of one task and one base: its baselines, then the models; of bases alone, each as a model."""
+    bases, derived = ([model for model in models if _is_base(model) is is_base] for is_base in (True, False))
+    kin = _derivations(derived)
+    if not kin:
+        for model in (*bases, *derived):
+            yield from _of_model(model, "model", model.name, place, ())
+        return
+    document = next(m.document for m in derived if m.document is not None)
+    baselines: list[Entry] = []
+    reference: list[Run] = []
+    for kind, title in BASELINES.items():
+        folders = [base for base in bases if base.document is not None and HEADS.get(kind) == base.document.head]
+        folders.sort(key=lambda base: -len(_runs_of(base, place)))  # each sweep has a folder of its base
+        judged = _judged_baseline(kin, kind)
+        baselines += _of_baseline(folders[0] if folders else None, kind, title, place, document, judged)
+        if kind == "restricted" or not reference:
+            reference = [run for base in folders for run in _runs_of(base, place)] or reference
+    yield from (_with_ratio(entry, reference) for entry in baselines)
+    for model in derived:
+        yield from _of_model(model, "model", model.name, place, reference)
+
+
+def _runs_of(model: FoundModel, place: LatencyPlace | None) -> list[Run]:
+    return place.runs_of(model.files) if place is not None else []
+
+
+def _judged_baseline(kin: Sequence[DerivationRecord], kind: Kind) -> dict[str, Any]:
+    """What derivations say of a baseline of theirs; of bases that were trained by other steps, the most accurate."""
+    name = {"full head": "base_full_head", "restricted": "base_restricted", "fine-tuned": "base_finetuned"}[kind]
+    told = [(made, accuracy) for made in kin if (accuracy := getattr(made.accuracy, name)) is not None]
+    if not told:
+        return {}
+    made, accuracy = max(told, key=lambda pair: pair[1].top1)
+    judged = {"top1": accuracy.top1, "images": accuracy.images, "judged": "torch"}
+    if kind == "fine-tuned":
+        judged["is_cut"] = any(one.start is not None and one.start.network == "finetuned" for one in kin)
+    if (seen := made.validation) is not None and (right := getattr(seen, name, None)) is not None:
+        judged["validation"] = (right, seen.images)
+    judged["answers"] = {part: getattr(one, name, None) for part, one in (made.answers or {}).items()}
+    return judged
+
+
+def _of_baseline(
+    folder: FoundModel | None,
+    kind: Kind,
+    title: str,
+    place: LatencyPlace | None,
+    document: ModelSpec,
+    judged: Mapping[str, Any],
+) -> Iterator[Entry]:
+    if folder is None:
+        base = document.base
+        yield Entry(kind=kind, title=title, model=None, macs=base.macs, params=base.params, embed=base.embed, **judged)
+        return
+    for entry in _of_model(folder, kind, title, place, ()):
+        yield replace(entry, **judged)
+
+
+def _of_model(
+    model: FoundModel, kind: Kind, title: str, place: LatencyPlace | None, reference: Sequence[Run]
+) -> Iterator[Entry]:
+    """An entry for each file that was measured there, or one without figures."""
+    made, document = model.derivation, model.document
+    entry = Entry(
+        kind=kind,
+        title=title,
+        model=model.name,
+        method=made.way_told() if made else None,
+        rate=document.rate if document is not None and kind == "model" else None,
+        seed=made.training.seed if made and made.training else None,
+        steps=made.facts.steps if made else None,
+        validation=(made.validation.derived, made.validation.images) if made and made.validation else None,
+        answers={part: one.derived for part, one in (made.answers or {}).items()} if made else {},
+        macs=document.macs if document is not None else None,
+        params=document.params if document is not None else None,
+        embed=document.embed if document is not None else None,
+        file_bytes=_bytes(model, place),
+        hint=None if made is None else hint_in(made),
+        **_accuracy(model, None),  # type: ignore[arg-type]
+    )
+    by_file: dict[str, list[Run]] = {}
+    for run in _runs_of(model, place):
+        by_file.setdefault(run.model_sha256, []).append(run)
+    if not by_file:
+        yield entry
+    for digest, runs in by_file.items():
+        of_file = replace(entry, file_bytes=model.files[digest], **_accuracy(model, digest))  # type: ignore[arg-type]
+        yield _with_ratio(with_runs(of_file, runs, several=len(by_file) > 1), reference)
+
+
+def _bytes(model: FoundModel, place: LatencyPlace | None) -> int | None:
+    """Bytes of the file by which a model that was not measured stands beside others: the like of what was measured."""
+    if place is not None:
+        exported = {} if model.export is None else model.export.files
+        alike = [exported[name].bytes for name in place.file_names if name in exported]
+        return alike[0] if len(alike) == 1 else None
+    file = model.folder.imported_onnx if model.imported is not None else model.folder.weights_file
+    return file.stat().st_size if file.is_file() else None
+
+
+def _accuracy(model: FoundModel, digest: str | None) -> dict[str, object]:
+    """The accuracy of the very file, where it was judged on the same images; else of the network in torch."""
+    taken = model.derivation.accuracy.derived if model.derivation is not None else None
+    whole = {} if taken is None else {"top1": taken.top1, "images": taken.images, "judged": "torch"}
+    for engine in model.engines:
+        seen = engine.accuracy
+        if engine.sha256 == digest and seen is not None and _same_images(seen.part, seen.images, taken):
+            return {"top1": seen.board, "images": seen.images, "judged": engine.file}
+    export = model.export
+    if export is not None and (check := export.accuracy) is not None and _same_images(check.part, check.images, taken):
+        for label, found in check.files.items():
+            name = onnx_name(label)
+            if digest is not None and name in export.files and export.files[name].sha256 == digest:
+                return {"top1": found.top1, "images": check.images, "judged": name}
+        if taken is None:  # an imported file, which only its export has judged
+            return {"top1": check.torch, "images": check.images, "judged": "the imported file"}
+    return whole
+
+
+def _same_images(part: str, images: int, taken: AccuracyRecord | None) -> bool:
+    return part == "test" and (taken is None or taken.images == images)
+
+
+def _gone(place: LatencyPlace, known: set[str]) -> Iterator[Entry]:
+    """Runs of models whose folders were not found, or hold another file by now."""
+    lost: dict[tuple[str, str], list[Run]] = {}
+    for run in place.runs:
+        if run.model_sha256 not in known:
+            lost.setdefault((run.label, run.model_sha256), []).append(run)
+    for (label, _), runs in lost.items():
+        yield with_runs(Entry(kind="gone", title=label, model=None), runs, several=False)
+
+
+def with_runs(entry: Entry, runs: Sequence[Run], *, several: bool) -> Entry:
+    """The entry with the medians of its runs."""
+    rows = [make_row(run) for run in runs]
+    first = runs[0]
+
+    def middle(name: str) -> float | None:
+        values = [value for row in rows if (value := getattr(row, name)) is not None]
+        return statistics.median(values) if values else None
+
+    return replace(
+        entry,
+        title=f"{entry.title}, {first.precision or first.model}" if several else entry.title,
+        file=first.model,
+        precision=first.precision,
+        repeats=len(runs),
+        p50_ms=middle("p50_ms"),
+        p50_least_ms=min(row.p50_ms for row in rows),
+        p50_most_ms=max(row.p50_ms for row in rows),
+        p99_ms=middle("p99_ms"),
+        images_per_s=middle("images_per_s"),
+        power_w=middle("power_w"),
+        energy_mj=middle("energy_mj"),
+        memory_mib=middle("memory_mib"),
+        busy=any(run.is_busy() for run in runs),
+        void=tuple(dict.fromkeys(reason for run in runs for reason in run.void())),
+        runs=tuple(runs),
+    )
+
+
+def _with_ratio(entry: Entry, reference: Sequence[Run]) -> Entry:
+    """The entry with its latency over that of the base, in the session that has most runs of both, if any has.
+
+    Of several such it is the latest. A ratio that is not judged, as a run is void or a busy machine met one of the two
+    alone, is none.
+    """
+    if entry.runs and entry.kind != "model" and entry.runs[0] in reference:
+        return replace(entry, ratio=1.0)
+    found = _compared(reference, entry.runs)
+    if found is None or found.outcome in ("void", BUSY):
+        return entry
+    return replace(
+        entry,
+        ratio=found.ratio,
+        ratio_low=found.low,
+        ratio_high=found.high,
+        ratio_of=found.figure,
+        in_turns=found.rounds is not None,
+    )
+
+
+def _compared(before: Sequence[Run], after: Sequence[Run]) -> Comparison | None:
+    if not before or not after or before[0].model_sha256 == after[0].model_sha256:
+        return None
+    shared = {run.session for run in before} & {run.session for run in after} - {None}
+    if shared:
+        created: dict[str, list[str]] = {str(session): [] for session in sorted(map(str, shared))}
+        for run in (*before, *after):
+            if run.session in created:
+                created[run.session].append(run.created)
+        session = max(created, key=lambda s: (len(created[s]), max(created[s])))
+        before, after = ([run for run in side if run.session == session] for side in (before, after))
+    try:
+        return next(iter(decisive(compare_within([*before, *after]))), None)
+    except RunsError:
+        return None
+
+
+def _judged(entry: Entry, place: LatencyPlace | None, gates: Sequence[Gate]) -> Entry:
+    """The entry with what the gates that are about the place say of its runs; where nothing was measured, all are."""
+    meant = tuple(gate for gate in gates if place is None or gate.batch in (None, place.batch))
+    verdicts = verdicts_of(meant, entry.runs) if entry.runs else ()
+    states = [verdict.state for verdict in verdicts]
+    passed, failed = states.count("pass"), states.count("fail")
+    return replace(entry, gates=meant, verdicts=verdicts, gates_passed=passed, gates_failed=failed)

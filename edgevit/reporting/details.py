@@ -1,0 +1,202 @@
+"""What the plots behind a model are drawn from, thinned to what a screen can show, as plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from edgevit.agent.records import Power, Run
+from edgevit.records.derivation import AccuracyRecord
+from edgevit.reporting.axes import LatencyPlace, machine_told
+from edgevit.reporting.gather import Found, FoundModel
+from edgevit.reporting.layers import break_down
+
+BINS = 60  # of a histogram
+SHOWN = 0.995  # share of the latencies in it: a few outliers would leave all others one bin
+POINTS = 300  # of a curve, where there are few models
+ALL_POINTS = 10_000  # of one curve of every model, so that the page stays small
+LEAST_POINTS = 40
+LARGEST = 1e300  # of a figure that can be drawn; NaN is not below it either
+MATRIX = 40  # classes of a confusion matrix; of more, the pairs that are confused most
+PAIRS = 30
+
+
+def details(model: FoundModel, found: Found, at: Sequence[LatencyPlace]) -> dict[str, Any]:
+    """Everything that is drawn of one model; what is not known is empty."""
+    points = max(LEAST_POINTS, min(POINTS, ALL_POINTS // max(len(found.models), 1)))
+    here = [(place, place.runs_of(model.files)) for place in at]
+    measured = [(place, runs) for place, runs in here if runs]
+    return {
+        "blocks": blocks(model),
+        "embed": embed(model),
+        "history": curves(model.history, points),
+        "confusion": confusion(model),
+        "latency": [latency(place, alike) for place, runs in measured for alike in _by_file(runs)],
+        "power": [
+            drawn
+            for place, runs in measured
+            for alike in _by_file(runs)
+            if (drawn := _power_of(place, alike, points)) is not None
+        ],
+        "layers": [
+            {"place": machine_told(profile.environment), **asdict(break_down(profile))}
+            for profile in found.profiles
+            if profile.model_sha256 in model.files
+        ],
+    }
+
+
+def blocks(model: FoundModel) -> list[dict[str, Any]]:
+    """Every block of the base with what is left of it; `now` None: nothing is."""
+    document, made = model.document, model.derivation
+    if document is None:
+        return []
+    kept = made.facts.kept_blocks if made is not None else None
+    left = dict(zip(kept or range(len(document.blocks)), document.blocks, strict=True))
+    return [
+        {"block": i, "base": asdict(before), "now": asdict(left[i]) if i in left else None}
+        for i, before in enumerate(document.base.blocks)
+    ]
+
+
+def embed(model: FoundModel) -> dict[str, int] | None:
+    """Channels of the embedding and of the base's; None: nothing is known to be gone."""
+    narrowed = model.document.narrowed if model.document is not None else None
+    return None if narrowed is None else {"now": narrowed[0], "base": narrowed[1]}
+
+
+def curves(history: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any]]:
+    """A curve for each figure of each stage of training: its steps and values."""
+    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for line in history:
+        stage, step = line.get("stage"), line.get("step")
+        if not isinstance(stage, str) or not isinstance(step, int):
+            continue
+        for name, value in line.items():
+            drawn = name.startswith(("loss", "accuracy")) or name == "lr"
+            if drawn and isinstance(value, (int, float)) and abs(value) < LARGEST:
+                found.setdefault((stage, name), []).append((step, five_digits(float(value))))
+    return [
+        {"stage": stage, "name": name, "points": thinned(values, points)}
+        for (stage, name), values in found.items()
+        if len(values) > 1
+    ]
+
+
+def classes(model: FoundModel) -> list[dict[str, Any]]:
+    """Accuracy by class, the worst first, beside the restricted base's where that is known."""
+    made = model.derivation.accuracy if model.derivation is not None else None
+    derived = made.derived if made is not None else None
+    before = (made.base_restricted.per_class if made is not None and made.base_restricted is not None else None) or {}
+    rows = [
+        {"name": name, "top1": top1, "base": before.get(name)}
+        for name, top1 in ((derived.per_class if derived is not None else None) or {}).items()
+        if top1 is not None
+    ]
+    return sorted(rows, key=lambda row: (row["top1"], row["name"]))
+
+
+def confusion(model: FoundModel) -> dict[str, Any] | None:
+    """Which classes are taken for which: a matrix of few classes, the most frequent pairs of many."""
+    derived = model.derivation.accuracy.derived if model.derivation is not None else None
+    if derived is None or derived.confused is None or derived.images_per_class is None:
+        return None
+    names = list(derived.images_per_class)
+    pairs = sorted(((n, a, b) for a, row in derived.confused.items() for b, n in row.items()), reverse=True)
+    told = {"pairs": [{"is": a, "called": b, "images": n} for n, a, b in pairs[:PAIRS]], "all": len(pairs)}
+    if len(names) > MATRIX:
+        return told | {"classes": [], "cells": []}
+    classes = [{"name": name, "images": images} for name, images in derived.images_per_class.items()]
+    return told | {"classes": classes, "cells": _cells(names, derived)}
+
+
+def _cells(names: Sequence[str], taken: AccuracyRecord) -> list[tuple[int, int, int]]:
+    """Class, what it is called, and how many images, where there are any: most of a large matrix is empty."""
+    cells = []
+    for i, name in enumerate(names):
+        wrong = (taken.confused or {}).get(name, {})
+        called = {**wrong, name: (taken.images_per_class or {})[name] - sum(wrong.values())}
+        cells += [(i, j, called[other]) for j, other in enumerate(names) if called.get(other)]
+    return cells
+
+
+def latency(place: LatencyPlace, runs: Sequence[Run]) -> dict[str, Any]:
+    """A histogram of all inferences of runs of one file, in ms, without the slowest few."""
+    import numpy as np
+
+    times = np.sort(np.concatenate([np.asarray(run.latencies_ns) for run in runs]) / 1e6)
+    low, high = float(times[0]), float(times[math.ceil(SHOWN * len(times)) - 1])
+    width = (high - low) / BINS or 1e-6
+    shown = times[times <= high]
+    counts = np.bincount(np.minimum(((shown - low) / width).astype(int), BINS - 1), minlength=BINS).tolist()
+    return {
+        "place": place.title,
+        "file": runs[0].model,
+        "runs": len(runs),
+        "samples": len(times),
+        "slower": len(times) - len(shown),
+        "slowest_ms": five_digits(float(times[-1])),
+        "least_ms": five_digits(low),
+        "bin_ms": width,
+        "counts": counts,
+        "percentiles_ms": {
+            f"p{p}": five_digits(float(times[math.ceil(p * len(times) / 100) - 1])) for p in (50, 90, 95, 99)
+        },
+    }
+
+
+def _power_of(place: LatencyPlace, runs: Sequence[Run], points: int) -> dict[str, Any] | None:
+    """The power of the run whose energy is the median."""
+    known = [(energy, run) for run in runs if (energy := run.energy_per_image_mj()) is not None]
+    if not known:
+        return None
+    run = sorted(known, key=lambda pair: pair[0])[(len(known) - 1) // 2][1]
+    assert run.power is not None  # it has an energy
+    idle = run.idle_power_mw()
+    return {
+        "place": place.title,
+        "file": run.model,
+        "rails": list(run.power.total),
+        "window_s": run.power.window_s(),
+        "idle_w": None if idle is None else idle / 1e3,
+        "mean_w": (run.power_mw() or 0) / 1e3,
+        "points": power_trace(run.power, points),
+    }
+
+
+def power_trace(power: Power, points: int) -> list[tuple[float, float]]:
+    """Seconds since the timed window began, and watts of the module."""
+    watts = power.total_mw() or ()
+    pairs = zip(power.times_ns, watts, strict=True)
+    readings = [(round((ns - power.window_started_ns) / 1e9, 3), five_digits(mw / 1e3)) for ns, mw in pairs]
+    return thinned(readings, points)
+
+
+def thinned(values: Sequence[Any], points: int) -> list[Any]:
+    """At most so many, evenly chosen, the first and the last among them."""
+    if len(values) <= points:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (points - 1))] for i in range(points)]
+
+
+def drawable(value: Any) -> Any:
+    """Plain values with None where a number is none, or too large: JSON knows no infinity."""
+    if isinstance(value, dict):
+        return {name: drawable(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [drawable(part) for part in value]
+    return None if isinstance(value, float) and not abs(value) < LARGEST else value
+
+
+def five_digits(value: float) -> float:
+    """Five digits, which is more than a screen can show."""
+    return float(f"{value:.5g}")
+
+
+def _by_file(runs: Iterable[Run]) -> list[list[Run]]:
+    files: dict[str, list[Run]] = {}
+    for run in runs:
+        files.setdefault(run.model_sha256, []).append(run)
+    return list(files.values())

@@ -1,0 +1,91 @@
+"""What `edgevit report --format json` writes.
+
+Schema history: 1  first version; earlier files say no schema. Later files of schema 1 have base of a panel
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from edgevit.errors import RunsError
+from edgevit.records.documents import Reader
+from edgevit.records.kinds import RecordKind
+from edgevit.reporting.gather import Skipped
+
+Kind = Literal["full head", "restricted", "fine-tuned", "model", "gone"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryRecord:
+    """One model, or one file of it where its files were measured. None: not measured, or not known."""
+
+    kind: Kind
+    title: str
+    model: str | None  # name of its folder; None: it was not found
+    method: str | None = None  # several in their order: corp, then forge
+    rate: float | None = None  # share of the base's MACs that is gone
+    seed: int | None = None
+    steps: int | None = None
+    top1: float | None = None
+    images: int | None = None
+    judged: str | None = None  # what was: "torch", or the file
+    validation: tuple[int, int] | None = None  # right, of so many images of the validation part
+    macs: int | None = None
+    params: int | None = None
+    embed: int | None = None  # channels of its embedding
+    file_bytes: int | None = None
+    file: str | None = None  # that was measured
+    precision: str | None = None
+    repeats: int = 0  # runs; the figures below are their medians
+    p50_ms: float | None = None
+    p50_least_ms: float | None = None  # of the runs
+    p50_most_ms: float | None = None
+    p99_ms: float | None = None
+    images_per_s: float | None = None
+    power_w: float | None = None
+    energy_mj: float | None = None  # of an image
+    memory_mib: float | None = None  # that its process took; on a GPU by which the free memory of the machine fell
+    ratio: float | None = None  # of the latency to the restricted base's
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    ratio_of: str | None = None  # the figure it is of: p50, mean or processor
+    gates_passed: int = 0
+    gates_failed: int = 0
+    busy: bool = False  # other programs slowed a run
+    void: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanelRecord:
+    """What may be set against each other: one task at one place. None: not known, or nothing was measured."""
+
+    classes: tuple[str, ...] | None
+    images: str | None  # of the task, in words
+    base: str | None = None  # in words, where models of several bases were judged on these images
+    place: str | None  # where and how latencies were measured, in words
+    environment: dict[str, str] | None
+    batch: int | None
+    streams: int | None
+    use: str | None
+    take: str | None  # title of the model to take; None: none of them
+    answer: str
+    notes: tuple[str, ...]
+    models: tuple[EntryRecord, ...]  # baselines first
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRecord:
+    """All tables of a report."""
+
+    report: Literal["edgevit"] = "edgevit"  # what the file is, for who finds it
+    edgevit: str
+    panels: tuple[PanelRecord, ...]
+    kept_apart: tuple[str, ...]  # why there is more than one panel
+    skipped: tuple[Skipped, ...]
+
+
+# No seal: edgevit does not read it.
+REPORT_KIND = RecordKind(
+    "report", ReportRecord, Reader(RunsError, mend="make the report again"), schemas=(1,), seal=None
+)

@@ -1,0 +1,144 @@
+"""`edgevit report`: gather, set side by side, and write the page or the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgevit.board.gates import parse_gate
+from edgevit.errors import GateError, OptionError, OutputError, UnknownNameError
+from edgevit.numbers import check_number
+from edgevit.progress import OnlyOnce, Progress, Silent
+from edgevit.records.writing import write_whole, writing
+from edgevit.reporting.choice import Panel, not_shown, panels
+from edgevit.reporting.gather import Found, gather
+from edgevit.reporting.page import as_html
+from edgevit.reporting.request import FORMATS, Format, ReportRequest
+from edgevit.reporting.tables import as_csv, as_json, as_markdown
+from edgevit.request import as_request, takes_options
+
+if TYPE_CHECKING:
+    from edgevit.reporting.wrong import Wrong
+
+PAGE = Path("report.html")
+STANDARD_OUTPUT = Path("-")
+# What stands near the beginning of each: a file without it is somebody else's, and is not overwritten.
+MARKS: dict[Format, str] = {
+    "html": '<meta name="generator" content="edgevit',
+    "md": "<!-- edgevit report",
+    "csv": "task,images,place,take,",
+    "json": '"report": "edgevit',
+}
+NEAR = 1000  # characters
+# A byte order mark, without which Excel takes UTF-8 for the letters of its own region. JSON is for programs, whose CSV
+# readers may not know it; standard output has none, as it goes to them.
+SPREADSHEET = "\ufeff"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was made."""
+
+    text: str
+    format: Format
+    file: Path | None  # None: it was written nowhere
+    panels: tuple[Panel, ...]
+    found: Found
+
+
+@takes_options(ReportRequest)
+def report(
+    paths: str | Path | Sequence[str | Path] | ReportRequest | None = None,
+    *,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Report:
+    """Set everything that lies below some paths side by side, and write it.
+
+    Args:
+        paths: folders of models, and files of runs; or a whole request.
+        options: the fields of `ReportRequest`. Without an `output` a page is written to report.html, and the others
+            nowhere: their text is in the result. `gates` are what the runs are held against, such as "p99<8ms".
+
+    Raises:
+        OptionError: nothing to report, something that cannot be read at all, or an option that there is not.
+        UnknownNameError: no such format.
+        GateError: a gate that cannot be understood, or is about nothing that was measured.
+        OutputError: the output cannot be written, or is a file that is no report.
+    """
+    given = (paths,) if isinstance(paths, (str, Path)) else paths
+    return run(as_request(ReportRequest, "paths", given, options), progress)
+
+
+def run(request: ReportRequest, progress: Progress | None = None) -> Report:
+    """Do what is asked; `report` says what is raised."""
+    output, thumbnails = request.output, request.thumbnails
+    chosen = _format(request.format, output)
+    asked = [parse_gate(text) for text in request.gates]
+    check_number("--thumbnails", thumbnails, "[0, 1000]", "0 leaves images out")
+    if thumbnails and chosen != "html":
+        raise OptionError(
+            f"--thumbnails is for a page, and the format is {chosen}; leave it out, or give --format html"
+        )
+    file = PAGE if output is None and chosen == "html" else output
+    if output == STANDARD_OUTPUT:
+        file = None
+    if file is not None:
+        _refuse_foreign(file, chosen)
+    found = gather([Path(path) for path in request.paths])
+    made = tuple(panels(found, asked))
+    found.skipped += not_shown(found, made)
+    verdicts = [verdict for panel in made for entry in panel.entries for verdict in entry.verdicts]
+    for gate in asked:
+        of_gate = [verdict for verdict in verdicts if verdict.gate == gate]
+        if not of_gate:
+            raise GateError(f"gate {gate} is about none of the runs; measure what it is about, or leave it out")
+        if all(verdict.state == "not measured" for verdict in of_gate):
+            (why,) = of_gate[0].why
+            raise GateError(f"gate {gate}: {gate.metric} was measured in none of the runs: {why}; or leave it out")
+    seen: Mapping[str, Sequence[Wrong]] = {}
+    if thumbnails:
+        from edgevit.reporting.wrong import pictures
+
+        seen = pictures(found, thumbnails, OnlyOnce(progress or Silent()))
+    text = _text(chosen, made, found, seen).encode("utf-8", "backslashreplace").decode()  # names may be no Unicode
+    if file is not None:
+        with writing(file):
+            write_whole(file, f"{SPREADSHEET}{text}" if chosen == "csv" else text)
+    return Report(text, chosen, file, made, found)
+
+
+def _format(asked: str | None, output: Path | None) -> Format:
+    suffix = output.suffix.lstrip(".").lower() if output is not None else ""
+    name = asked or {"htm": "html", "markdown": "md"}.get(suffix, suffix) or "html"
+    for known in FORMATS:
+        if name == known:
+            return known
+    if asked is None:
+        raise OptionError(f"{output} has a suffix that says no format; give --format, one of {', '.join(FORMATS)}")
+    raise UnknownNameError("format", name, FORMATS)
+
+
+def _refuse_foreign(file: Path, format: Format) -> None:
+    """Raise OutputError where something is in the way that this would not have written."""
+    if file.is_dir():
+        raise OutputError(f"{file} is a folder; give the name of a file, such as {file / PAGE}")
+    if not file.parent.is_dir():
+        raise OutputError(
+            f"{file.parent} is no folder, so {file} cannot be written; make it, or choose another --output"
+        )
+    if file.is_file():
+        with writing(file), file.open(encoding="utf-8", errors="replace") as opened:
+            begins = opened.read(NEAR)
+        if begins and MARKS[format] not in begins:
+            raise OutputError(f"{file} exists and is no report of this format, so it is not overwritten; remove it")
+
+
+def _text(format: Format, made: Sequence[Panel], found: Found, seen: Mapping[str, Sequence[Wrong]]) -> str:
+    if format == "html":
+        return as_html(made, found, seen)
+    if format == "md":
+        return f"{MARKS['md']} -->\n{as_markdown(made, found.skipped)}"
+    return as_csv(made) if format == "csv" else as_json(made, found.skipped)

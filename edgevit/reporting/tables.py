@@ -1,0 +1,441 @@
+"""The tables of a report, one for each panel: as the page shows them, and as Markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from edgevit.board.comparison import three_digits
+from edgevit.board.gates import Verdict
+from edgevit.data.shares import share_text
+from edgevit.derivation.allocate.budget import readable
+from edgevit.reporting.axes import apart, apart_tasks
+from edgevit.reporting.choice import UNSTEADY, Axis, Entry, Panel, cost_on_axis, may_be_taken
+from edgevit.reporting.details import drawable
+from edgevit.reporting.gather import Skipped
+from edgevit.reporting.record import REPORT_KIND, EntryRecord, PanelRecord, ReportRecord
+from edgevit.text import printable
+from edgevit.version import written_by
+
+FIGURES_TOLD = {"p50": "of p50s", "mean": "of means", "processor": "of processor time"}
+MANY = 5  # models of which one is chosen by the images that it is told on
+PIPE = str.maketrans({"|": "\\|", "\n": " "})
+TAG = re.compile("<(?=[a-zA-Z/!?])")  # as which Markdown takes a name like <b>, and shows nothing
+FORMULAS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # with these a spreadsheet begins one, full-width characters too
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of every entry. `value` is what is sorted by, None where there is none."""
+
+    title: str
+    value: Callable[[Entry], float | str | None]
+    text: Callable[[Entry], str]
+    more: Callable[[Entry], str] = lambda _: ""  # in small beside it
+    only_if_it_varies: bool = False
+
+
+def _digits(name: str) -> Callable[[Entry], str]:
+    return lambda entry: three_digits(getattr(entry, name))
+
+
+def _count(name: str) -> Callable[[Entry], str]:
+    return lambda entry: "-" if getattr(entry, name) is None else readable(getattr(entry, name))
+
+
+def _top1(entry: Entry) -> tuple[str, str]:
+    """A share and its interval; a baseline that nobody asked for says so."""
+    if entry.top1 is None or entry.images is None:
+        return ("not asked for" if entry.is_baseline else "-"), ""
+    share, _, interval = share_text(entry.top1, entry.images).partition(" (")
+    return share, f"({interval}"
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None or low == high else f"({three_digits(low)} to {three_digits(high)})"
+
+
+def _gates(entry: Entry) -> str:
+    if not entry.verdicts:
+        return "-"
+    return f"{entry.gates_passed} of {len(entry.verdicts)} pass"
+
+
+def _latency_more(entry: Entry) -> str:
+    return "void" if entry.void else _between(entry.p50_least_ms, entry.p50_most_ms)
+
+
+def _field(name: str) -> Callable[[Entry], Any]:
+    return lambda entry: getattr(entry, name)
+
+
+COLUMNS = (
+    Column("model", lambda e: e.title, lambda e: e.title),
+    Column("top-1", _field("top1"), lambda e: _top1(e)[0], lambda e: _top1(e)[1]),
+    Column("p50 ms", _field("p50_ms"), _digits("p50_ms"), _latency_more),
+    Column("of the base's", _field("ratio"), _digits("ratio"), lambda e: _between(e.ratio_low, e.ratio_high)),
+    Column("p99 ms", _field("p99_ms"), _digits("p99_ms")),
+    Column("images/s", _field("images_per_s"), _digits("images_per_s")),
+    Column("mJ/image", _field("energy_mj"), _digits("energy_mj")),
+    Column("W", _field("power_w"), _digits("power_w")),
+    Column("memory MiB", _field("memory_mib"), _digits("memory_mib")),
+    Column("MACs", _field("macs"), _count("macs")),
+    Column("parameters", _field("params"), _count("params")),
+    Column("embedding", _field("embed"), lambda e: "-" if e.embed is None else str(e.embed), only_if_it_varies=True),
+    Column(
+        "file MB",
+        _field("file_bytes"),
+        lambda e: three_digits(None if e.file_bytes is None else e.file_bytes / 1e6),
+    ),
+    Column("method", _field("method"), lambda e: e.method or "-"),
+    Column("seed", _field("seed"), lambda e: "-" if e.seed is None else str(e.seed)),
+    Column("gates", lambda e: e.gates_failed if e.verdicts else None, _gates),
+)
+
+
+def columns(panel: Panel) -> list[Column]:
+    """Those in which any entry has a figure; some only where figures differ."""
+    found = [(column, {column.value(entry) for entry in panel.entries} - {None}) for column in COLUMNS]
+    return [column for column, values in found if len(values) > column.only_if_it_varies]
+
+
+def heading(panel: Panel) -> str:
+    """The answer in a few words."""
+    if panel.task is None:
+        return "Measured, but not found"
+    if (taken := panel.recommended()) is not None:
+        return f"Take {taken.title}" if panel.goal is not None else f"{taken.title} is the {panel.axes[0].best}"
+    if any(entry.top1 is not None for entry in panel.models):
+        return none_reaching(panel)
+    return "How accurate these models are is not known"
+
+
+def none_reaching(panel: Panel) -> str:
+    """Why none of the models whose accuracy is known may be taken."""
+    if not (accurate := panel.accurate()):
+        return f"No model is as accurate as the base{on_validation(panel)}"
+    if panel.reaching():
+        return none_on_axis(panel, panel.axes[0])
+    if all(entry.void for entry in accurate):
+        return f"Every model{_as_accurate(panel)} was measured in void runs"
+    return f"No model{_as_accurate(panel)} passes the gates"
+
+
+def on_validation(panel: Panel) -> str:
+    """Which images models are chosen by, where they are not those whose figures the table has."""
+    return " on the validation images" if panel.part == "validation" else ""
+
+
+def none_on_axis(panel: Panel, axis: Axis) -> str:
+    """That those that may be taken have no figure there."""
+    return f"No model{_as_accurate(panel)} has a figure for {axis.title}"
+
+
+def _as_accurate(panel: Panel) -> str:
+    return "" if panel.goal is None else " that is as accurate as the base"
+
+
+def answer(panel: Panel) -> str:
+    """The answer in a sentence or two."""
+    if panel.task is None:
+        return (
+            "The folders of these models were not given, are gone, cannot be read, or hold other files by now, so "
+            "their accuracy is not known."
+        )
+    taken, goal = panel.recommended(), panel.goal
+    base = reference_told(panel)
+    if taken is None:
+        best = max((e for e in panel.models if e.top1 is not None), key=panel.merit, default=None)
+        if best is None:
+            return "Derive models with --data and --classes, so that they are judged on test images."
+        of_base = None if panel.reference is None else panel.reference.on(panel.part)
+        against = "there is no base to set it against" if of_base is None else f"{base} has {100 * of_base.top1:.2f} %"
+        return f"The most accurate is {best.title} with {_judged(panel, best)}; {against}. {_what_to_do(panel)}"
+    if goal is None:
+        return f"top-1 {_told(taken)}. There is no base to set it against."
+    loss = panel.loss(taken, panel.part)
+    compared = "" if loss is None else f": {loss.text(panel.part)}"
+    has = f"{base} has {100 * goal:.2f} %.{_level(panel)}"
+    return (
+        f"{_which(panel)} whose accuracy is not below that of the base by more than chance{compared}. "
+        f"{f'On the test images {has}' if panel.part == 'validation' else has[0].upper() + has[1:]}"
+    )
+
+
+def _which(panel: Panel) -> str:
+    """What the model to take is among the others: it was held against those alone whose cost is known."""
+    axis, models = panel.axes[0], len(panel.models)
+    known = sum(cost_on_axis(entry, axis) is not None for entry in panel.models)
+    if models == 1:
+        return "The only model,"
+    if known == 1:
+        return f"Of {models} models the only one with a figure for {axis.title},"
+    with_figure = "" if known == models else f", of which {known} have a figure for {axis.title},"
+    return f"Of {models} models{with_figure} the {axis.best}"
+
+
+def _what_to_do(panel: Panel) -> str:
+    """What may lead to a model to take, where there is none."""
+    if not (accurate := panel.accurate()):
+        return "Fewer MACs may be removed, or more images and --steps given."
+    if panel.reaching():
+        return f"Measure {_some([e.title for e in accurate if may_be_taken(e)])}, too, in turns with the base."
+    return f"What speaks against {_some([e.title for e in accurate])} is told below the table."
+
+
+def reference_told(panel: Panel) -> str:
+    """Which base models are to be as good as."""
+    how = "trained on" if panel.reference is not None and panel.reference.is_cut else "restricted to"
+    return f"the base {how} the classes"
+
+
+def _level(panel: Panel) -> str:
+    """Why the model to take is not the cheapest."""
+    taken, cheapest = panel.recommended(), panel.cheapest()
+    if taken is None or cheapest is None or taken is cheapest:
+        return ""
+    axis = panel.axes[0]
+    least, cost = (cost_on_axis(entry, axis) for entry in (cheapest, taken))
+    on = on_validation(panel)
+    if least == cost:
+        return f" {cheapest.title} costs the same, and is less accurate{on}."
+    amounts = f"{three_digits(least)} against {three_digits(cost)} {axis.unit}".strip()
+    return f" {cheapest.title} is less accurate{on}, and what it costs less ({amounts}) is within what runs differ by."
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """A number that a reader sees first."""
+
+    what: str
+    value: str
+    more: str
+
+
+def figures(panel: Panel) -> list[KeyFigure]:
+    """What the model to take is worth, and costs."""
+    if (taken := panel.recommended()) is None:
+        return []
+    share, interval = _top1(taken)
+    told = [KeyFigure("top-1", share, interval)]
+    if taken.ratio is not None:
+        told.append(
+            KeyFigure("of the base's latency", three_digits(taken.ratio), _between(taken.ratio_low, taken.ratio_high))
+        )
+    if taken.p50_ms is not None:
+        told.append(
+            KeyFigure("p50", f"{three_digits(taken.p50_ms)} ms", _between(taken.p50_least_ms, taken.p50_most_ms))
+        )
+    if taken.energy_mj is not None:
+        told.append(KeyFigure("energy of an image", f"{three_digits(taken.energy_mj)} mJ", ""))
+    if taken.rate is not None and taken.macs is not None:
+        told.append(KeyFigure("of the base's MACs", f"{100 * (1 - taken.rate):.3g} %", readable(taken.macs)))
+    if taken.file_bytes is not None:
+        params = "" if taken.params is None else f"{readable(taken.params)} parameters"
+        told.append(KeyFigure("size", f"{three_digits(taken.file_bytes / 1e6)} MB", params))
+    return told
+
+
+def _told(entry: Entry) -> str:
+    return " ".join(_top1(entry))
+
+
+def _judged(panel: Panel, entry: Entry) -> str:
+    """Its accuracy on the images that models are chosen by."""
+    judged = entry.on(panel.part)
+    return "-" if judged is None else f"{share_text(judged.top1, judged.images)}{on_validation(panel)}"
+
+
+def notes(panel: Panel) -> list[str]:
+    """What to know before believing a panel."""
+    told = []
+    for hint in dict.fromkeys(entry.hint for entry in panel.models if entry.hint is not None):
+        models = [entry.title for entry in panel.models if entry.hint == hint]
+        told.append(f"The base of {_some(models)} was perhaps not read as it was trained: {hint}.")
+    data = panel.task.data if panel.task is not None else None
+    if data is not None and (count := data.copies.get("test")):
+        what = "1 is a training image" if count == 1 else f"{count} are training images"
+        told.append(
+            f"Of the {data.images.test} test images {what}, too, byte for byte: accuracy on such images does not tell "
+            "how new images do."
+        )
+    if busy := [entry.title for entry in panel.entries if entry.busy]:
+        told.append(
+            f"Other programs were busy when {_some(busy)} {'was' if len(busy) == 1 else 'were'} measured: "
+            f"milliseconds are a busy machine's{_what_holds(panel)}."
+        )
+    elif panel.spread > UNSTEADY:
+        told.append(
+            f"The machine's speed changed meanwhile: the p50s of one model lie {panel.spread:.2g} times apart (of the "
+            f"median model){_what_holds(panel)}."
+        )
+    if panel.other_base:
+        told.append(f"Another base is right on more of these images ({panel.other_base}); its models are apart.")
+    told += [f"{entry.title} is void, and on no axis of what was measured: {reason}" for entry in panel.entries
+             for reason in entry.void]  # fmt: skip
+    told += [
+        f"{entry.title} fails {verdict.gate}{_seen(verdict)}" for entry in panel.models for verdict in entry.verdicts
+        if verdict.state == "fail"
+    ]  # fmt: skip
+    told += [
+        f"{entry.title} is not known to keep to {verdict.gate}, which was not measured"
+        for entry in panel.models for verdict in entry.verdicts if verdict.state == "not measured"
+    ]  # fmt: skip
+    if panel.place is not None and (left := [e.title for e in panel.models if not e.runs and panel.task]):
+        told.append(f"Not measured here: {_some(left)}.")
+    if panel.place is None and panel.task is not None:
+        told.append("Nothing was measured: `edgevit bench BASE MODEL ... --output runs.jsonl` measures them in turns.")
+    if panel.recalled:
+        told.append(f"{panel.recalled[0].upper()}{panel.recalled[1:]}: the test images decide.")
+    if panel.part == "test" and len([e for e in panel.models if e.top1 is not None]) > MANY:
+        told.append(
+            "One is chosen here by the same test images on which it is told: the more models, the more of its accuracy "
+            "may be luck."
+        )
+    return told
+
+
+def _seen(verdict: Verdict) -> str:
+    """By what a gate failed: a table has the median of the runs, which may keep to it."""
+    if verdict.value is None:
+        return ""
+    worst = f" in the worst of {verdict.repeats} runs" if verdict.repeats > 1 else ""
+    return f": {verdict.value:.5g} {verdict.gate.unit}{worst}"
+
+
+def _what_holds(panel: Panel) -> str:
+    """Which ratios are believed where milliseconds are not, and of what they are."""
+    held = [entry for entry in panel.models if entry.in_turns]
+    if panel.task is None:  # whose bases are not known either
+        return ""
+    if not held:
+        return "; no ratio to the base is of rounds: measure models and base in turns, by one `edgevit bench`"
+    figures = " and ".join(sorted({FIGURES_TOLD[entry.ratio_of or "p50"] for entry in held}))
+    others = [entry.title for entry in panel.models if entry.runs and not entry.in_turns and not entry.void]
+    but = f", but for {_some(others)}, measured apart" if others else ""
+    return f"; ratios to the base are of rounds ({figures}), and hold{but}"
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    """The first few, each once, and how many more."""
+    once = list(dict.fromkeys(names))
+    shown = ("; " if any("," in name for name in once[:most]) else ", ").join(once[:most])
+    return shown + (f" and {len(once) - most} more" if len(once) > most else "")
+
+
+def kept_apart(panels: Sequence[Panel]) -> list[str]:
+    """Why there is more than one panel."""
+    tasks = list({panel.task.images_key: panel.task for panel in panels if panel.task is not None}.values())
+    bases = list(dict.fromkeys(panel.base for panel in panels if panel.base))
+    at = {id(panel.place): panel.place for panel in panels if panel.place is not None}
+    told = []
+    if len(tasks) > 1 and (why := apart_tasks(tasks)):
+        told.append(
+            f"{len(tasks)} tasks are kept apart, as accuracies do not compare: they differ in {'; '.join(why)}."
+        )
+    if bases:
+        told.append(f"{len(bases)} bases are kept apart, as models are judged against their own: {'; '.join(bases)}.")
+    if len(at) > 1 and (why := apart(list(at.values()))):
+        told.append(
+            f"{len(at)} places of measurement are kept apart, as latencies do not compare: they differ in "
+            f"{'; '.join(why)}."
+        )
+    return told
+
+
+def eyebrow(panel: Panel) -> list[str]:
+    """What a panel is of."""
+    task = [] if panel.task is None else [panel.task.title, panel.task.images]
+    base = [f"base: {panel.base}"] if panel.base else []
+    return [*task, *base, *([] if panel.place is None else [panel.place.title])]
+
+
+def as_markdown(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
+    """Every panel as a heading, its answer and its table."""
+    parts = []
+    for panel in panels:
+        shown, chosen = columns(panel), panel.recommended()
+        rows = [
+            [f"{column.text(entry)} {column.more(entry)}".strip().translate(PIPE) for column in shown]
+            for entry in panel.entries
+        ]
+        for row, entry in zip(rows, panel.entries, strict=True):
+            row[0] = f"**{row[0]}**" if entry is chosen else row[0]
+        lines = [[column.title for column in shown], ["---", *["---:"] * (len(shown) - 1)], *rows]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        told = [f"{figure.what} {figure.value} {figure.more}".strip() for figure in figures(panel)]
+        parts += [f"## {heading(panel)}", " · ".join(eyebrow(panel)), "; ".join(told), answer(panel), table]
+        parts += ["\n".join(f"- {note}" for note in notes(panel))]
+    parts += kept_apart(panels)
+    if skipped:
+        parts += ["Left out:", "\n".join(f"- {one.where}: {one.why}" for one in skipped)]
+    whole = "\n\n".join(part for part in parts if part)
+    return TAG.sub("&lt;", printable(whole, keep="\n")) + "\n"
+
+
+def as_csv(panels: Sequence[Panel]) -> str:
+    """All entries in one table, with the task and the place that each is of."""
+    text = io.StringIO()
+    names = [one.name for one in fields(EntryRecord)]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["task", "images", "place", "take", "base", *names])
+    for panel in panels:
+        task, chosen = panel.task, panel.recommended()
+        where = [task.title if task else "", task.images if task else "", panel.place.title if panel.place else ""]
+        for entry in panel.entries:
+            told = entry_data(entry)
+            cells = [*where, "yes" if entry is chosen else "", panel.base, *[told[name] for name in names]]
+            writer.writerow(map(_cell, cells))
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A value, and words so that a spreadsheet shows and does not run them: a folder may be called `=cmd|...`."""
+    words = "; ".join(map(str, value)) if isinstance(value, tuple) else value
+    if not isinstance(words, str):
+        return words
+    shown = printable(words, keep="\n\t")
+    return f"'{shown}" if words.lstrip().startswith(FORMULAS) else shown
+
+
+def as_json(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
+    return json.dumps(content(panels, skipped), indent=1) + "\n"
+
+
+def content(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> dict[str, Any]:
+    """All tables as plain values."""
+    whole = ReportRecord(
+        edgevit=written_by(),
+        panels=tuple(map(_panel_record, panels)),
+        kept_apart=tuple(kept_apart(panels)),
+        skipped=tuple(skipped),
+    )
+    return dict(drawable(REPORT_KIND.content(whole)))
+
+
+def _panel_record(panel: Panel) -> PanelRecord:
+    task, place, chosen = panel.task, panel.place, panel.recommended()
+    return PanelRecord(
+        classes=task.classes if task else None,
+        images=task.images if task else None,
+        base=panel.base or None,
+        place=place.title if place else None,
+        environment=place.environment if place else None,
+        batch=place.batch if place else None,
+        streams=place.streams if place else None,
+        use=place.use if place else None,
+        take=chosen.title if chosen else None,
+        answer=answer(panel),
+        notes=tuple(notes(panel)),
+        models=tuple(EntryRecord(**entry_data(entry)) for entry in panel.entries),
+    )
+
+
+def entry_data(entry: Entry) -> dict[str, Any]:
+    """An entry without its raw runs."""
+    return {one.name: getattr(entry, one.name) for one in fields(EntryRecord)}

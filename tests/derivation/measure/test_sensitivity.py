@@ -1,0 +1,105 @@
+"""What the answers feel is told in nats, for any way in which a little is changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from edgevit.data.task import open_task
+from edgevit.derivation.measure.sensitivity import (
+    Sensitivity,
+    curvature_sample,
+    felt_behind,
+    measure_sensitivity,
+    random_signs,
+)
+from edgevit.errors import DataError
+from edgevit.network.checkpoint import describe
+from edgevit.network.copies import bare_copy
+from edgevit.network.families import vit
+from edgevit.train.passes import open_passes
+from edgevit.train.settings import Training
+
+
+@pytest.fixture(scope="module")
+def task(small_vit: Any) -> Any:
+    preprocessing = describe(small_vit(), "vit_tiny_patch16_224", {}).preprocessing
+    return open_task("digits", "3,7,9", preprocessing=preprocessing, base_outputs=10)
+
+
+@pytest.fixture(scope="module")
+def network(small_vit: Any) -> Any:
+    """A small random ViT whose modules put out enough to be felt."""
+    made = small_vit()
+    with torch.no_grad():
+        for block in made.blocks:
+            block.attn.proj.weight.mul_(3)
+            block.mlp.fc2.weight.mul_(3)
+        made.head.weight.mul_(5)
+    return made.eval()
+
+
+def _felt(network: Any, task: Any, restored: Any = None) -> list[Sensitivity]:
+    outputs, passes = range(network.head.out_features), open_passes(Training(device="cpu"))
+    return measure_sensitivity(network, task.train.subset(128), outputs, passes, restored=restored, stage="")
+
+
+def _images(task: Any, count: int = 128) -> torch.Tensor:
+    return torch.cat([batch for batch, _ in task.train.subset(count).batches(32)])
+
+
+def test_the_random_gradients_have_the_curvature_of_the_cross_entropy() -> None:
+    logits = torch.tensor([[0.3, 2.0, -1.0, 0.0]])
+    samples = curvature_sample(logits.expand(20_000, 4), random_signs(20_000, 4, seed=0)).double()
+    p = logits.softmax(1)[0].double()
+    torch.testing.assert_close(samples.mT @ samples / len(samples), p.diag() - torch.outer(p, p), atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("restored", [False, True], ids=["", "mean restored"])
+@pytest.mark.parametrize("block", [0, 1])
+def test_the_predicted_loss_of_a_head_is_what_weakening_it_a_little_costs(
+    block: int, restored: bool, network: Any, task: Any
+) -> None:
+    means = torch.randn(2, 2, 32, generator=torch.Generator().manual_seed(0)) / 4  # of any size: [blocks, H, v]
+    felt, images, share = _felt(network, task, list(means) if restored else None), _images(task), 0.05
+    for head in range(2):
+        weaker = bare_copy(network)
+        with torch.no_grad():
+            part = vit.read(weaker)[block].attention
+            if restored:
+                part.bo.add_(share * part.wo[head] @ means[block, head])
+            part.wo[head] *= 1 - share
+            whole, changed = (F.log_softmax(n(images).double(), 1) for n in (network, weaker))
+        measured = float(F.kl_div(changed, whole, log_target=True, reduction="batchmean")) / share**2
+        assert float(felt[block].heads[head]) == pytest.approx(measured, rel=0.35)
+
+
+def test_tokens_that_no_answer_depends_on_weigh_least(network: Any, task: Any) -> None:
+    attention, ffn = _felt(network, task)[-1].by_token
+    assert attention.argmax() == ffn.argmax() == 0  # after the last block only the class token is read
+    torch.testing.assert_close(ffn[1:], torch.full_like(ffn[1:], 0.1))
+    torch.testing.assert_close(ffn.mean(), torch.ones_like(ffn.mean()))
+
+
+def test_gradients_that_are_no_numbers_name_their_block(network: Any, task: Any) -> None:
+    broken = bare_copy(network)
+    with torch.no_grad():
+        broken.blocks[1].mlp.fc2.bias[3] = float("nan")
+    with pytest.raises(DataError, match="the gradients of block 0 are not finite; check the base's weights"):
+        _felt(broken, task)
+
+
+def test_tokens_behind_a_block_are_felt_as_what_it_adds_to_them_is(network: Any, task: Any) -> None:
+    """Also where a block has no attention, or no FFN."""
+    images, passes = task.train.subset(64), open_passes(Training(device="cpu"))
+    behind = felt_behind(network, images, range(10), passes)
+    whole = measure_sensitivity(network, images, range(10), passes, stage="")
+    for found, block in zip(behind, whole, strict=True):
+        torch.testing.assert_close(found, block.by_token[1])
+    assert behind[-1][0] == behind[-1].max() > 10 * behind[-1][1:].max(), "the head reads the class token alone"
+    halves = vit.build(network, [replace(vit.read(network)[0], attention=None), vit.read(network)[1]])
+    assert [len(f) for f in felt_behind(halves, images, range(10), passes)] == [17, 17]

@@ -1,0 +1,43 @@
+"""Thinned sums: as many tokens as are enough, every class token among them, and on average the sums of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from edgevit.derivation.measure.thinning import ALL, ENOUGH_TOKENS, Thinning, thinning
+
+CPU = torch.device("cpu")
+
+
+def test_of_many_tokens_as_many_are_taken_as_determine_the_widest_ffn(small_vit: Any) -> None:
+    network = small_vit()  # 17 tokens
+    for images, every in ((512, 1), (5000, 3), (25_000, 16)):  # one in 17 would be the same place in every image
+        assert thinning(network, images, 8) == Thinning(every, 17, 1)
+    widest = max(block.mlp.fc1.out_features for block in network.blocks)
+    assert thinning(network, 5000, ENOUGH_TOKENS // widest + 1).every == 3
+    assert thinning(network, 5000, 2 * ENOUGH_TOKENS // widest).every == 1
+
+
+def test_every_class_token_is_taken_and_all_places_alike() -> None:
+    images, thinned = 15, Thinning(3, 5, 1)
+    places = torch.arange(images * 5).view(images, 5, 1)
+    taken = thinned.of(places).flatten()
+    assert set(range(0, images * 5, 5)) <= set(taken.tolist())
+    assert (taken % 5).bincount().tolist() == [15, 5, 5, 5, 5]
+    weights = thinned.weights(images, None, CPU)
+    assert weights is not None
+    assert (taken % 5).bincount(weights).tolist() == [15] * 5
+    by_token = torch.arange(1.0, 6.0)
+    weights = thinned.weights(images, by_token, CPU)
+    assert weights is not None
+    assert (taken % 5).bincount(weights).tolist() == (15 * by_token).tolist()
+
+
+def test_where_all_are_taken_they_are_as_they_were() -> None:
+    tokens, by_token = torch.randn(4, 5, 3), torch.rand(5)
+    assert torch.equal(ALL.of(tokens), tokens.flatten(0, 1))
+    assert ALL.weights(4, None, CPU) is None
+    weights = ALL.weights(4, by_token, CPU)
+    assert weights is not None and torch.equal(weights, by_token.repeat(4))

@@ -1,0 +1,75 @@
+"""Which width is taken, and when tokens that leave are tried beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_base import derive, write_checkpoint
+
+from edgevit.derivation.embedding import Rung
+from edgevit.derivation.methods.forge import choose, solve
+
+FEW = {"calibration_images": 96, "sensitivity_images": 32}
+MACS = 250_000  # of the small base's 1.8 M
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Derives where something is always worth a trial."""
+    monkeypatch.setattr(choose, "LITTLE", 0.0)
+
+    def make(name: str, **how: Any) -> Any:
+        options = {**FEW, **how.pop("options", {})}
+        given = {"rate": None, "macs": MACS, "shape": "fused", "training": {"steps": 0}, **how}
+        return derive(checkpoint, tmp_path / name, method="forge", options=options, **given)
+
+    return make
+
+
+def test_a_width_that_was_measured_tells_by_how_much_the_sums_of_others_fall_short() -> None:
+    shape = choose.ChosenShape([], 0.0)
+    rungs = [Rung(64, shape, 0.03, 0.10), Rung(80, shape, 0.01, 0.16), Rung(48, shape, 0.17, 0.04)]
+    assert choose._seems_best(rungs, {}) == 0
+    assert choose._seems_best(rungs, {0: 0.13}) == 0, "as predicted"
+    assert choose._seems_best(rungs, {0: 0.65}) == 2, "6.2 times as much: 48 is expected to lose 0.42"
+    assert choose._seems_best(rungs, {0: 0.65, 2: 0.5}) == 2 and choose._seems_best(rungs, {0: 0.65, 2: 0.9}) == 0
+    assert choose._seems_best(rungs, {0: 0.02}) == 1, "the sum was too high, and a wider one worth a measurement"
+
+
+@pytest.mark.parametrize(("clearly", "leave"), [(100.0, True), (0.0, False)])
+def test_tokens_leave_only_if_that_is_clearly_nearer_to_the_base(
+    made: Any, monkeypatch: pytest.MonkeyPatch, clearly: float, leave: bool
+) -> None:
+    monkeypatch.setattr(solve, "CLEARLY", clearly)
+    derivation = made("m")
+    spec, more = derivation.model.spec, derivation.record.facts.more
+    tried = more["tried"]["cut_tokens"]
+    assert tried["kept"] == leave == any(block.tokens for block in spec.blocks) and ("tokens" in more) == leave
+    assert tried["before"] > 0 and tried["after"] > 0 and spec.macs <= MACS
+    assert more["tried"]["refit_head"]["before"] <= (tried["after"] if leave else tried["before"])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"options": {"cut_tokens": "never"}},
+        {"options": {"allocation": "uniform"}, "macs": 700_000},
+        {"macs": None, "params": "20k"},
+    ],
+)
+def test_tokens_are_not_tried_where_they_are_to_stay_or_save_nothing_that_is_known(
+    made: Any, how: dict[str, Any]
+) -> None:
+    assert "cut_tokens" not in made("m", **how).record.facts.more["tried"]
+
+
+def test_where_little_is_lost_no_tokens_are_tried(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "LITTLE", float("inf"))
+    assert made("m").record.facts.more["tried"] == {}

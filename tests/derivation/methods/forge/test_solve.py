@@ -1,0 +1,64 @@
+"""What is tried is kept only where the validation images say that it helps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from problems import untrained
+
+from edgevit.data.task import open_task
+from edgevit.derivation.measure.divergence import answers, divergence
+from edgevit.derivation.methods.forge.config import Config
+from edgevit.derivation.methods.forge.solve import solve
+from edgevit.derivation.plan import Plan
+from edgevit.derivation.problem import Problem
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.checkpoint import describe
+
+
+@pytest.fixture(scope="module")
+def problem(small_vit: Any, tmp_path_factory: pytest.TempPathFactory) -> Problem:
+    network = small_vit()
+    with torch.no_grad():
+        network.head.weight.normal_()
+    base = describe(network, "vit_tiny_patch16_224", {})
+    task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
+    return untrained(base, task, 0.5, tmp_path_factory.mktemp("work"))
+
+
+def _solve(problem: Problem, width: int, **options: Any) -> Any:
+    plan = Plan.narrowed([BlockDims(2, 8, 8, width)] * 2, [torch.arange(width)] * 2)
+    even = [(torch.ones(17).double(), torch.ones(17).double())] * 2
+    solved = solve(problem, Config(calibration_images=128, **options), even, {"": plan})
+    images = problem.task.validation
+    judged = [answers(n, images, problem.columns, problem.passes) for n in (problem.network, solved.network)]
+    return solved, divergence(*judged)
+
+
+def test_what_helps_is_kept_and_told(problem: Problem) -> None:
+    _, plain = _solve(problem, 8, align=False, refit_head=False)
+    solved, loss = _solve(problem, 8)
+    align, head = solved.tried["align"], solved.tried["refit_head"]
+    assert align.before == pytest.approx(plain, rel=1e-4)
+    assert head.before == (align.after if align.kept else align.before)
+    assert head.kept and loss == pytest.approx(head.after, rel=1e-3) and loss < plain
+    for tried in (align, head):
+        assert tried.kept == (tried.after < tried.before)
+
+
+def test_nothing_is_tried_that_is_not_asked_for(problem: Problem) -> None:
+    assert _solve(problem, 8, align=False, refit_head=False)[0].tried == {}
+    assert set(_solve(problem, 8, sequential=False)[0].tried) == {"refit_head"}, "readers are aligned block by block"
+
+
+def test_what_does_not_help_is_left_out(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head whose fit ends elsewhere, as on images that are not like those of the validation part."""
+    from edgevit.derivation.methods.forge import head
+
+    fitted = head._fitted
+    monkeypatch.setattr(head, "_fitted", lambda *a: 3 + fitted(*a).flip(0))
+    solved, loss = _solve(problem, 8, align=False)
+    tried = solved.tried["refit_head"]
+    assert not tried.kept and loss == pytest.approx(tried.before, rel=1e-4) and tried.after > tried.before

@@ -1,0 +1,149 @@
+"""Every value of every option of every method, and of a super-network, derives a model once, many of them together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_base import derive, make_supernet, write_checkpoint
+
+import edgevit
+from edgevit.derivation.methods import load_method, method_names
+from edgevit.derivation.options import SUPERNET, MethodOption, describe
+
+# Fewer images and steps than anybody would take; what is not here is as by default.
+QUICK: dict[str, dict[str, Any]] = {
+    "corp": {"calibration_images": 32},
+    "forge": {"calibration_images": 32, "sensitivity_images": 16},
+    "heart": {"calibration_images": 8, "probes": 1},
+    "mdp": {"calibration_images": 32},
+    "nuwa": {"calibration_images": 32, "purification_steps": 2, "purification": "always"},
+    "nvit": {"calibration_images": 32},
+    "taylor": {"calibration_images": 32},
+    "torch_pruning": {"calibration_images": 32},
+    "dcvit": {"calibration_images": 16},
+    "xpruner": {"calibration_images": 16, "mask_passes": 1},
+    "wanda": {"calibration_images": 32},
+    "vulcan": {"calibration_images": 32},
+    SUPERNET: {"epochs": 1},
+}
+
+
+# Options that make others count for nothing, or would meet no budget beside them: each of their values goes alone.
+ALONE: dict[str, tuple[str, ...]] = {
+    "forge": (
+        "teacher", "sensitivity", "allocation",
+        "drop_heads", "drop_blocks", "cut_embedding", "cut_tokens", "sequential",
+    ),
+    "heart": ("selection", "ratios", "gates"),
+    "nuwa": ("purification", "cut_embedding", "cut_ffn"),
+    "vulcan": ("collapse", "rank", "anchor", "anchor_update"),
+}  # fmt: skip
+
+# What a value needs beside it to decide anything.
+BESIDE: dict[str, dict[str, Any]] = {
+    "selection=percentile": {"token_ratio": 0.65},
+    "token_weighting=felt": {"token_weight": 1.0},
+}
+
+# What reaches no half of the two blocks: heart cuts no widths, and attention is less than half of a block.
+RATES = {"heart": 0.25, "nuwa cut_ffn=False": 0.15}
+
+
+def others(option: MethodOption) -> tuple[str, ...]:
+    """All that it may be beside its default; of a number nothing."""
+    values = ("True", "False") if option.kind is bool else option.kind if isinstance(option.kind, tuple) else ()
+    return tuple(value for value in values if value != option.default)
+
+
+def cases(owner: str) -> Iterator[dict[str, str]]:
+    """Settings in which every option takes each of its values once: the first of all of them together, and so on."""
+    together = {option.name: others(option) for option in describe(owner).options}
+    for name in ALONE.get(owner, ()):
+        yield from ({name: value} for value in together.pop(name))
+    for number in range(max(map(len, together.values()))):
+        yield {name: values[number] for name, values in together.items() if number < len(values)}
+
+
+CASES = [pytest.param(owner, case, id=f"{owner} {' '.join(f'{n}={v}' for n, v in case.items())}")
+         for owner in (*method_names(), SUPERNET) for case in cases(owner)]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("base"))
+
+
+@pytest.mark.parametrize(("owner", "case"), CASES)
+def test_every_value_of_every_option_derives_a_model(
+    owner: str, case: dict[str, str], checkpoint: Path, tmp_path: Path
+) -> None:
+    options = {**QUICK.get(owner, {}), **case}
+    for name, value in case.items():
+        options |= BESIDE.get(f"{name}={value}", {})
+    two_steps = {"steps": 2, "evaluations": 1}
+    known = {option.name: option for option in describe(owner).options}
+    if owner == SUPERNET:
+        made = make_supernet(checkpoint, tmp_path / "m", training=two_steps, options=options)
+        config = made.record.settings.more["options"]
+    else:
+        asked = " ".join([owner, *(f"{name}={value}" for name, value in case.items())])
+        rate = RATES.get(asked, RATES.get(owner, 0.5))
+        made = derive(checkpoint, tmp_path / "m", training=two_steps, options=options, method=owner, rate=rate)
+        config = made.record.config
+        assert rate <= made.model.spec.rate < rate + 0.1
+        assert edgevit.load(tmp_path / "m")(torch.randn(2, 3, 32, 32)).isfinite().all()
+    assert {name: config[name] for name in case} == {n: known[n].convert(owner, v) for n, v in case.items()}
+
+
+def test_vulcans_rule_says_how_many_steps_where_none_are_given(checkpoint: Path, tmp_path: Path) -> None:
+    """In the sweep they are given. As published it is 6250 * 0.01 + 1250 * 0.1 at rate 0.1."""
+    training = {"steps": None, "batch_size": 256, "evaluations": 1}
+    options = {"steps_rule": "data", "calibration_images": 32}
+    made = derive(checkpoint, tmp_path / "m", rate=0.1, classes="3,7", training=training, options=options)
+    vulcan, images = load_method("vulcan"), made.record.data.images.train
+    assert vulcan.default_steps(vulcan.Config(), 0.1, images, 256) == 188
+    assert made.record.facts.steps == round(188 * images / 32_500) == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "rate", "shape", "beside", "goes"),
+    [
+        ("drop_heads", 0.85, "free", {"cut_embedding": False}, lambda spec: any(b.heads < 2 for b in spec.blocks)),
+        ("drop_blocks", 0.92, "fused", {}, lambda spec: len(spec.blocks) < 2),
+        ("cut_embedding", 0.8, "fused", {}, lambda spec: spec.timm_args["embed_dim"] < 64),
+    ],
+)
+def test_what_forge_may_let_go_goes_where_most_is_to_go_and_else_stays(
+    option: str, rate: float, shape: str, beside: dict[str, Any], goes: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    """At the sweep's rate it would stay either way."""
+    for may in (True, False):
+        options = {**QUICK["forge"], **beside, option: may}
+        how: dict[str, Any] = {"method": "forge", "rate": rate, "shape": shape, "training": {"steps": 0}}
+        made = derive(checkpoint, tmp_path / str(may), options=options, **how)
+        assert goes(made.model.spec) == may
+
+
+def test_a_super_network_is_taught_by_what_the_answers_feel_if_that_is_asked_for(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    teacher = {"teacher": "restricted", "token_weight": 1.0, "epochs": 1}
+    two_steps, found = {"steps": 2, "evaluations": 1}, []
+    for weighting in ("alike", "felt"):
+        options = {**teacher, "token_weighting": weighting}
+        make_supernet(checkpoint, tmp_path / weighting, training=two_steps, options=options)
+        lines = (tmp_path / weighting / "history.jsonl").read_text().splitlines()
+        found.append(json.loads(lines[-1])["loss_tokens"])
+    assert found[0] != found[1]

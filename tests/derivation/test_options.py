@@ -1,0 +1,53 @@
+"""What is read from a method's source is what the method is: every option, its type, its default, and a sentence."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+
+import edgevit.derivation.supernet  # noqa: F401  # edgevit.derivation.supernet is a module, edgevit.supernet a function
+from edgevit.derivation.methods import load_method, method_names
+from edgevit.derivation.options import SUPERNET, describe, read_options
+from edgevit.errors import UnknownNameError
+
+OWNERS = [*method_names(), SUPERNET]
+
+
+def config_of(owner: str) -> Any:
+    return (sys.modules["edgevit.derivation.supernet"] if owner == SUPERNET else load_method(owner)).Config
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_the_source_says_what_the_class_has(owner: str) -> None:
+    config = config_of(owner)
+    hints, described = get_type_hints(config), describe(owner)
+    assert [o.name for o in described.options] == [f.name for f in fields(config)]
+    for option, field in zip(described.options, fields(config), strict=True):
+        hint = hints[field.name]
+        assert option.kind == (get_args(hint) if get_origin(hint) is Literal else hint), option
+        if option.default != "1 / 3":  # as it is written
+            assert option.convert(owner, option.default) == field.default, option
+    if owner != SUPERNET:
+        assert described.quantities == getattr(load_method(owner), "QUANTITIES", ())
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_every_method_and_every_option_is_explained_by_a_sentence(owner: str) -> None:
+    described = describe(owner)
+    for text in (described.summary, *(option.explanation for option in described.options)):
+        assert text.endswith(".") and text[0] in "`ABCDEFGHIJKLMNOPQRSTUVWXYZ" and len(text.split()) > 3, text
+
+
+def test_an_option_is_read_without_its_method_being_imported() -> None:
+    assert read_options("forge", {"drop_heads": "no", "ridge": "1e-3", "teacher": "none"}) == {
+        "drop_heads": False,
+        "ridge": 1e-3,
+        "teacher": "none",
+    }
+    with pytest.raises(UnknownNameError, match="supernet has no option 'point'; did you mean 'points'"):
+        read_options("supernet", {"point": 3})
+    with pytest.raises(UnknownNameError, match=r"nuwa\.factorisation has no value 'token'; did you mean 'tokens'"):
+        read_options("nuwa", {"factorisation": "token"})

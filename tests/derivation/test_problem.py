@@ -1,0 +1,123 @@
+"""A method learns from a teacher: the base as it is, or after training; with images of no known class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from problems import untrained
+from safetensors.torch import load_file
+from small_base import derive as derive_small
+
+from edgevit.data.task import open_task
+from edgevit.derivation import problem as problem_module
+from edgevit.derivation.problem import Stopwatch, accuracy_on_validation
+from edgevit.errors import Interrupted, OptionError
+from edgevit.network.checkpoint import describe
+from edgevit.network.copies import bare_copy
+
+
+def test_the_seconds_of_a_stage_within_another_are_its_own_alone(monkeypatch: Any) -> None:
+    now = iter([0.0, 1.0, 3.0, 4.0, 5.0, 9.0])
+    monkeypatch.setattr(problem_module, "monotonic", lambda: next(now))
+    stopwatch = Stopwatch()
+    with stopwatch.stage("outer"):
+        for _ in range(2):
+            with stopwatch.stage("inner"):
+                pass
+    assert stopwatch.seconds == {"inner": 3.0, "outer": 6.0}
+
+
+def test_validation_images_are_shown_once_to_a_network_whose_weights_stay(
+    small_vit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = describe(small_vit(depth=2), "vit_tiny_patch16_224", {"depth": 2})
+    task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
+    problem, shown = untrained(base, task, 0.6, tmp_path), []
+    taken = problem_module.accuracy_of
+    monkeypatch.setattr(problem_module, "accuracy_of", lambda *given: shown.append(given) or taken(*given))
+    network, other = problem.network, bare_copy(problem.network)
+    first, again, _ = (accuracy_on_validation(problem, n) for n in (network, network, other))
+    assert sum(first.total) == len(task.validation) and again == first
+    assert len(shown) == 2, "another network may compute another thing with the same weights"
+    next(network.parameters()).data.zero_()
+    assert accuracy_on_validation(replace(problem, policy=problem.policy), network) == taken(*shown[0])
+    accuracy_on_validation(problem, network)
+    assert len(shown) == 3
+
+
+def test_unlabelled_images_without_a_teacher_are_refused_with_the_way_out(
+    digits_checkpoint: Path, tmp_path: Path
+) -> None:
+    given: Any = {"unlabelled": "digits", "training": {"steps": 2}}
+    with pytest.raises(OptionError, match=r"vulcan has none as asked for; try --set vulcan\.teacher=restricted"):
+        derive_small(digits_checkpoint, tmp_path / "m", method="vulcan", **given)
+    with pytest.raises(OptionError, match="with 0 steps nothing is trained"):
+        derive_small(digits_checkpoint, tmp_path / "m", method="vulcan", options={"teacher": "restricted"},
+                     unlabelled="digits", training={"steps": 0})  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["vulcan", "nuwa"])
+@pytest.mark.parametrize("head", ["subset", "full"])
+def test_a_method_learns_from_the_restricted_base(
+    digits_checkpoint: Path, tmp_path: Path, method: str, head: str
+) -> None:
+    quick = {"nuwa": {"purification": "none"}, "vulcan": {"calibration_images": 64}}
+    options = {"teacher": "restricted", "token_weight": "0.1", **quick[method]}
+    made = derive_small(digits_checkpoint, tmp_path / "m", method=method, head=head, options=options,
+                        unlabelled="digits", training={"steps": 3})  # fmt: skip
+    lines = [json.loads(line) for line in (tmp_path / "m" / "history.jsonl").read_text().splitlines()]
+    taught = [line for line in lines if line["stage"] in ("train", "finetune") and line["step"] > 1]
+    assert [line["step"] for line in taught] == [2, 3]  # at the first, vulcan's network is the teacher still
+    assert all(line["loss_teacher"] > 0 and line["loss_tokens"] > 0 for line in taught)
+    assert made.record.config["teacher"] == "restricted" and made.record.data.unlabelled.images > 1000
+
+
+def test_the_finetuned_base_is_baseline_and_teacher_and_trained_once(digits_checkpoint: Path, tmp_path: Path) -> None:
+    given: Any = {"method": "nuwa", "training": {"steps": 4, "evaluations": 2}, "cache": False}
+    quick = {"purification": "none"}
+    taught = {**quick, "teacher": "finetuned", "teacher_weight": "1"}
+    alone = derive_small(digits_checkpoint, tmp_path / "a", options=taught, **given)
+    judged = derive_small(digits_checkpoint, tmp_path / "b", options=taught, finetune_base=True, **given)
+    restricted = derive_small(
+        digits_checkpoint, tmp_path / "c", options={**taught, "teacher": "restricted"}, finetune_base=True, **given
+    )
+    for name, tensor in judged.model.network.state_dict().items():
+        torch.testing.assert_close(tensor, alone.model.network.state_dict()[name], rtol=0, atol=0, msg=name)
+    for made in (alone, judged):
+        lines = [json.loads(line) for line in (made.folder / "history.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines if line["stage"] == "finetune base"] == [1, 2, 3, 4]
+    assert judged.record.accuracy.base_finetuned == restricted.record.accuracy.base_finetuned
+    chosen_on, other = judged.record.validation, restricted.record.validation
+    assert chosen_on is not None and other is not None and chosen_on.images == judged.record.data.images.validation
+    assert 0 < chosen_on.base_restricted == other.base_restricted
+    pairs = zip(judged.model.network.parameters(), restricted.model.network.parameters(), strict=True)
+    assert any(not torch.equal(a, b) for a, b in pairs)
+
+
+def test_resuming_with_other_unlabelled_images_is_refused(
+    digits_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgevit.derivation import session
+
+    def stop(*given: Any) -> None:
+        raise Interrupted("stopped")
+
+    (tmp_path / "more").mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "more" / "a.png")
+    given: Any = {"unlabelled": tmp_path / "more", "options": {"teacher": "restricted"}, "method": "vulcan"}
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(session, "_baselines", stop)
+        derive_small(digits_checkpoint, tmp_path / "m", **given)
+    Image.new("RGB", (9, 9)).save(tmp_path / "more" / "b.png")
+    with pytest.raises(OptionError, match=r"cannot resume .* with other options: the content of unlabelled is another"):
+        derive_small(digits_checkpoint, tmp_path / "m", resume=True, **given)
+    (tmp_path / "more" / "b.png").unlink()
+    derive_small(digits_checkpoint, tmp_path / "m", resume=True, **given)
+    assert load_file(tmp_path / "m" / "model.safetensors")

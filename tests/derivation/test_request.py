@@ -1,0 +1,93 @@
+"""What derive, supernet and base are asked: every field is an option with help, a key of a jobs file, in request.json.
+
+No field is named here: one that is added is held to the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from edgevit.cli.app import app
+from edgevit.derivation.request import RESOLVED, BaseRequest, DeriveRequest, SupernetRequest
+from edgevit.errors import EdgeVitError, OptionError
+from edgevit.jobs.jobs_file import EXAMPLE, OWN_KEYS, BudgetEntry, JobsFile, MethodEntry, TaskEntry
+from edgevit.records.unfinished import open_partial, partial_folder
+from edgevit.request import options_of, plain_request
+from edgevit.train.settings import Training
+
+NOT_OPTIONS = {"job", "at_least", "at_least_embed"}  # which derive-many itself gives, and a search for a budget
+COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+ASKED = options_of(DeriveRequest)
+NAMES = [pytest.param(one, id=one.field) for one in ASKED]
+
+
+def test_every_field_is_an_option_or_known_to_be_none() -> None:
+    declared = {one.path[0] for one in ASKED}
+    assert {one.name for one in fields(DeriveRequest)} - declared == NOT_OPTIONS
+    assert {one.path[1] for one in ASKED if one.path[0] == "training"} == {one.name for one in fields(Training)}
+
+
+@pytest.mark.parametrize("asked", NAMES)
+def test_it_is_an_option_of_the_command_with_its_help_and_default(asked: Any) -> None:
+    parameter = next(p for p in COMMANDS["derive"].params if p.name == asked.field)
+    assert parameter.help == asked.option.help and asked.option.help.partition("  [")[0].endswith(".")
+    if asked.option.panel is not None:
+        assert asked.name in parameter.opts and parameter.rich_help_panel == asked.option.panel
+    assert parameter.required == asked.required
+    if asked.option.read is None and not isinstance(asked.default, dict) and not asked.required:
+        assert parameter.default == asked.default
+
+
+@pytest.mark.parametrize("name", sorted({one.path[0] for one in ASKED} - set(OWN_KEYS)))
+def test_it_is_a_key_of_a_file_of_jobs_and_the_example_has_it(name: str) -> None:
+    kinds: Any = (JobsFile, TaskEntry, BudgetEntry, MethodEntry)
+    assert any(name in kind.model_fields for kind in kinds)
+    assert f"{name}:" in EXAMPLE.read_text()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newer(DeriveRequest):
+    """A derivation with an option that nobody has heard of."""
+
+    sparkle: int = 0
+
+
+def test_what_is_asked_is_in_request_json_and_a_new_field_must_be_the_same_to_resume(tmp_path: Path) -> None:
+    assert {one.name for one in fields(DeriveRequest)} == RESOLVED, "each is resolved before it is compared, or new"
+    asked = Newer(out=tmp_path / "m", base="vit", sparkle=1)
+    assert asked.same({"base": "hash"}) == {"base": "hash", "sparkle": 1}
+    with open_partial(asked.out, asked.same({}), False, asked=plain_request(asked)):
+        pass
+    told = json.loads((partial_folder(asked.out) / "request.json").read_text())
+    assert told["asked"] == plain_request(asked) and told["edgevit"] and told["asked"]["training"]["lr"] == 1e-4
+    same = Newer(out=tmp_path / "m", base="other", sparkle=1)
+    with open_partial(same.out, same.same({}), True, asked=plain_request(same)):
+        pass
+    other = Newer(out=tmp_path / "m", sparkle=2)
+    with pytest.raises(OptionError, match="sparkle was 1 and is 2"), open_partial(other.out, other.same({}), True):
+        pass
+
+
+REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+    (DeriveRequest, {"base": "vit", "rate": 0.5}, "--data is missing"),
+    (DeriveRequest, {"base": "vit", "data": "digits"}, "a budget is one of"),
+    (DeriveRequest, {"base": "vit", "data": "digits", "rate": 0.5, "preprocessing": {"std": [0.0]}}, "--std 0 is not"),
+    (DeriveRequest, {"base": "vit", "data": "digits", "rate": 0.5, "head": "half"}, "no head 'half'"),
+    (SupernetRequest, {"base": "vit", "data": "digits", "rate": 2}, "--rate 2"),
+    (BaseRequest, {"name": "vit"}, "needs weights"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "told"), REFUSED)
+def test_what_cannot_be_is_refused_from_python_as_from_the_command_line(
+    kind: Callable[..., Any], given: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EdgeVitError, match=told):
+        kind(out=tmp_path / "m", **given).check()

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from foreign_names import hugging_face
+from PIL import Image
+from safetensors.torch import save_file
+from small_models import ARGS
+
+import edgevit
+from edgevit.data.task import open_task
+from edgevit.engines.run import evaluate
+from edgevit.errors import CheckpointError, DataError, ModelError, OptionError, UnknownNameError
+from edgevit.network.checkpoint import load
+from edgevit.progress import Silent
+from edgevit.records.export import ExportRecord
+
+
+class Noting(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+Derive = Callable[..., Path]
+Exported = tuple[Path, ExportRecord]
+
+
+def test_a_model_folder_and_its_onnx_files_agree_on_digits(exported: Exported) -> None:
+    folder, report = exported
+    own = evaluate(folder)
+    assert own.images == report.accuracy.images and own.part == "test" and own.form == "torch"
+    assert own.top1 == report.accuracy.torch
+    for precision in ("fp32", "fp16"):
+        file = evaluate(folder / "export" / f"model.{precision}.onnx", "digits")
+        assert file.form == "onnx" and file.images == own.images
+        assert file.top1 == report.accuracy.files[precision].top1
+        assert abs(file.top1 - own.top1) <= 1 / own.images
+        assert file.images_per_class == own.images_per_class
+
+
+def test_the_figures_are_those_counted_by_hand(exported: Exported) -> None:
+    folder, _ = exported
+    result = evaluate(folder, "digits")
+    model = load(folder)
+    task = open_task("digits", ["3", "5", "8"], preprocessing=model.preprocessing, base_outputs=10, seed=7)
+    images, labels = next(task.test.batches(1000))
+    logits = model(images).detach()
+    columns = torch.tensor([3, 5, 8])
+    assert result.top1 == pytest.approx(float((logits[:, columns].argmax(1) == labels).float().mean()))
+    assert result.top1_full == pytest.approx(float((logits.argmax(1) == columns[labels]).float().mean()))
+    assert result.outputs == 10 and list(result.per_class) == ["3", "5", "8"]
+
+
+def test_the_split_is_that_of_the_derivation_unless_a_seed_is_given(make_derived: Derive) -> None:
+    folder = make_derived(16, 16, seed=7)
+    model = load(folder)
+    given = {"preprocessing": model.preprocessing, "base_outputs": 10}
+    tests = [set(open_task("digits", ["3", "5"], seed=seed, **given).test.references) for seed in (7, 42)]
+    assert tests[0] != tests[1]
+    assert evaluate(folder, "digits") == evaluate(folder, "digits", seed=7)
+
+
+def test_names_for_the_outputs_of_a_model_that_names_them_are_refused(make_derived: Derive) -> None:
+    with pytest.raises(OptionError, match="names its classes itself; leave --base-classes out"):
+        evaluate(make_derived(16, 16), "digits", base_classes=["3", "5"])
+
+
+def test_a_base_is_judged_on_the_classes_asked_for(base_folder: Path) -> None:
+    whole = evaluate(base_folder, "digits")
+    assert whole.outputs == 10 and len(whole.per_class) == 10 and whole.top1 == whole.top1_full
+    some = evaluate(base_folder, "digits", classes="3,5,8", part="validation")
+    assert list(some.per_class) == ["3", "5", "8"] and some.part == "validation"
+    assert some.top1 >= some.top1_full
+
+
+def test_a_timm_name_with_a_checkpoint_is_the_same_base(base_folder: Path) -> None:
+    named = evaluate("vit_tiny_patch16_224", "digits", checkpoint=base_folder / "model.safetensors", model_args=ARGS)
+    assert named.per_class == evaluate(base_folder, "digits").per_class
+
+
+def test_weights_are_judged_by_the_labels_and_the_preprocessing_in_files_beside_them(
+    base_folder: Path, tmp_path: Path
+) -> None:
+    """As transformers saves a model whose outputs are in another order than the alphabet."""
+    order = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]  # the digit of each output
+    state = load(base_folder).network.state_dict()
+    state |= {name: state[name][order] for name in ("head.weight", "head.bias")}
+    (tmp_path / "hub").mkdir()
+    save_file(hugging_face(state, "vit."), tmp_path / "hub" / "model.safetensors")
+    labels = {str(output): str(digit) for output, digit in enumerate(order)}
+    config = {"num_attention_heads": ARGS["num_heads"], "id2label": labels}
+    size = {"height": 32, "width": 32}
+    processor = {"size": size, "resample": 2, "image_mean": [0.2] * 3, "image_std": [0.3] * 3}
+    (tmp_path / "hub" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "hub" / "preprocessor_config.json").write_text(json.dumps(processor))
+    preprocessing = {"mean": [0.2] * 3, "std": [0.3] * 3, "crop_pct": 1.0, "interpolation": "bilinear"}
+    right = {"checkpoint": base_folder / "model.safetensors", "model_args": ARGS, "preprocessing": preprocessing}
+    expected = evaluate("vit_tiny_patch16_224", "digits", **right)
+    for model in (tmp_path / "hub", tmp_path / "hub" / "model.safetensors"):
+        progress = Noting()
+        assert evaluate(model, "digits", progress=progress).per_class == expected.per_class
+        assert "0 is output 3, 1 is output 1, 2 is output 6" in progress.notes[-2]
+        assert progress.notes[-2].endswith("as config.json beside the weights says")
+        assert progress.notes[-1] == (
+            "preprocessing: crop_pct 1, interpolation bilinear, mean 0.2, std 0.3, as preprocessor_config.json beside "
+            "the weights says"
+        )
+    progress, named = Noting(), {"base_classes": list(map(str, range(10))), "preprocessing": {"mean": [0.5] * 3}}
+    evaluate(tmp_path / "hub", "digits", max_images=10, progress=progress, **named)
+    said = " ".join(progress.notes)
+    assert "preprocessor_config.json beside the weights says mean 0.2,0.2,0.2; --mean 0.5,0.5,0.5 is used" in said
+    assert "as --base-classes says, and config.json beside the weights names them otherwise" in said
+    labels["4"] = "five"
+    (tmp_path / "hub" / "config.json").write_text(json.dumps({**config, "id2label": labels}))
+    with pytest.raises(DataError, match=r"config\.json beside the weights names .* the data has other classes: '5'"):
+        evaluate(tmp_path / "hub", "digits")
+    (tmp_path / "hub" / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b"}}))
+    with pytest.raises(DataError, match=r"names 2 outputs .*, and the base has 10; move it away"):
+        evaluate(tmp_path / "hub", "digits")
+
+
+def test_data_with_folders_for_the_target_classes_only_is_enough(make_derived: Derive, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    for name in ("8", "3", "5"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(6):
+            pixels = generator.integers(0, 255, (32, 32, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{i}.png")
+    result = evaluate(make_derived(16, 16, head="full"), tmp_path / "images")
+    assert list(result.per_class) == ["3", "5", "8"] and result.outputs == 10
+    few = evaluate(make_derived(16, 16, name="other"), tmp_path / "images", max_images=2)
+    assert few.images == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"data": None}, DataError, "--data"),
+        ({"classes": "3,11"}, DataError, "no class is named 11, and where names are numbers"),
+        ({"part": "train"}, UnknownNameError, "part of the data"),
+        ({"device": "npu"}, UnknownNameError, "no device 'npu'"),
+        ({"batch_size": 0}, OptionError, "--batch-size"),
+        ({"pretrained": True}, OptionError, "brings its own weights"),
+    ],
+)
+def test_bad_input_is_one_line(base_folder: Path, options: dict, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match) as raised:
+        evaluate(base_folder, **{"data": "digits", **options})
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_no_exported_file_is_refused(tmp_path: Path, exported: Exported) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="ONNX Runtime cannot run"):
+        evaluate(tmp_path / "bad.onnx", "digits")
+    with pytest.raises(CheckpointError, match=r"there is no .*none.onnx; check the path"):
+        evaluate(tmp_path / "none.onnx", "digits")
+    file = exported[0] / "export" / "model.fp32.onnx"
+    with pytest.raises(OptionError, match="leave out pretrained"):
+        evaluate(file, "digits", pretrained=True)
+    with pytest.raises(DataError, match="--data"):
+        evaluate(file)
+    assert edgevit.evaluate is evaluate
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_and_logits_that_are_no_numbers_are_refused(digits_checkpoint: Path, tmp_path: Path, value) -> None:
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(digits_checkpoint)
+    state["blocks.1.mlp.fc1.bias"][3] = value
+    save_file(state, tmp_path / "broken.safetensors")
+    given = {"checkpoint": tmp_path / "broken.safetensors", "model_args": ARGS}
+    with pytest.raises(
+        CheckpointError, match=r"broken.safetensors: blocks.1.mlp.fc1.bias holds 1 values of 256 that are"
+    ):
+        evaluate("vit_tiny_patch16_224", "digits", **given)
+    state["blocks.1.mlp.fc1.bias"][3] = 0
+    state["head.weight"][0] = 3e38  # a number, but sums of it are none
+    save_file(state, tmp_path / "broken.safetensors")
+    with pytest.raises(ModelError, match="vit_tiny_patch16_224: its logits of test images are not finite numbers"):
+        evaluate("vit_tiny_patch16_224", "digits", **given)

@@ -1,0 +1,114 @@
+"""The ONNX file: old operator sets, types, and nodes named by their modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from small_models import random_base, slimmed, with_fewer_tokens
+
+from edgevit.errors import ExportError
+from edgevit.exporting.gates import check_graph
+from edgevit.exporting.graph import write_onnx
+from edgevit.exporting.onnx import open_model_source
+from edgevit.exporting.session import OnnxModel
+from edgevit.records.export import ExportRecord
+
+pytestmark = pytest.mark.usefixtures("traced_anew")
+
+
+@pytest.mark.parametrize(("opset", "pool", "batch"), [(16, "avg", "dynamic"), (17, "token", "dynamic"), (18, "avg", 2)])
+def test_older_operator_sets_compute_the_same(tmp_path: Path, opset: int, pool: str, batch: Any) -> None:
+    network = slimmed(random_base(depth=1, global_pool=pool, reg_tokens=1, init_values=0.1), 24, 16)
+    path, images = tmp_path / "model.onnx", torch.randn(3, 3, 32, 32)
+    write_onnx(network, path, input_size=(3, 32, 32), batch=batch, opset=opset, metadata={})
+    counts = check_graph(path, opset)
+    assert ("LayerNormalization" in counts) == (opset >= 17)
+    torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("opset", [16, 17, 20])
+@pytest.mark.parametrize("args", [{}, {"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}])
+def test_no_shape_is_taken_in_part_which_tensorrt_8_would_give_the_whole_of(
+    tmp_path: Path, opset: int, args: Any
+) -> None:
+    network, path, images = random_base(depth=1, **args), tmp_path / "model.onnx", torch.randn(3, 3, 32, 32)
+    write_onnx(network, path, input_size=(3, 32, 32), batch="dynamic", opset=opset, metadata={})
+    check_graph(path, opset)
+    model = onnx.load(path)
+    assert not [node for node in model.graph.node if node.op_type == "Shape" and node.attribute]
+    torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("args", [{}, {"class_token": False, "global_pool": "avg"}, {"no_embed_class": True}])
+def test_a_base_that_takes_images_of_any_size_is_written_for_its_own(tmp_path: Path, args: Any) -> None:
+    network, path = random_base(depth=1, img_size=128, dynamic_img_size=True, **args), tmp_path / "model.onnx"
+    images = torch.randn(3, 3, 128, 128)
+    write_onnx(network, path, input_size=(3, 128, 128), batch="dynamic", opset=20, metadata={})
+    assert "Resize" not in check_graph(path, 20)
+    torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
+    network(torch.randn(1, 3, 64, 64))  # as it could before
+
+
+def test_a_shape_that_is_taken_in_part_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    write_onnx(random_base(depth=1), path, input_size=(3, 32, 32), batch="dynamic", opset=20, metadata={})
+    model = onnx.load(path)
+    shape = next(node for node in model.graph.node if node.op_type == "Shape")
+    shape.attribute.append(onnx.helper.make_attribute("start", 0))
+    onnx.save(model, path)
+    with pytest.raises(ExportError, match="a part of a shape in model/Shape"):
+        check_graph(path, 20)
+
+
+@pytest.mark.parametrize(("opset", "merged", "args"), [
+    (16, True, {"class_token": False, "global_pool": "avg"}), (20, False, {}),
+])  # fmt: skip
+def test_tokens_leave_in_a_file_of_any_batch_as_they_do_in_torch(
+    tmp_path: Path, opset: int, merged: bool, args: Any
+) -> None:
+    network = with_fewer_tokens(random_base(depth=3, **args), 9, 4, 0, merged=merged)
+    path = tmp_path / "model.onnx"
+    write_onnx(network, path, input_size=(3, 32, 32), batch="dynamic", opset=opset, metadata={})
+    assert check_graph(path, opset)["TopK"] == 2
+    sizes = {i.name: onnx.numpy_helper.to_array(i).tolist() for i in onnx.load(path).graph.initializer if i.dims == [1]}
+    topk = [node for node in onnx.load(path).graph.node if node.op_type == "TopK"]
+    assert [sizes[node.input[1]] for node in topk] == [[16], [9 - (not args)]]  # constant, of any batch
+    for count in (1, 3):
+        images = torch.randn(count, 3, 32, 32)
+        torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
+
+
+def test_of_tokens_that_are_looked_at_alike_the_first_go_on_in_a_file_too(tmp_path: Path) -> None:
+    network = with_fewer_tokens(random_base(), 6, 0)
+    with torch.no_grad():  # no query: all tokens are looked at alike
+        network.blocks[0].attn.qkv.weight[:64] = network.blocks[0].attn.qkv.bias[:64] = 0
+    path, images = tmp_path / "model.onnx", torch.randn(2, 3, 32, 32)
+    write_onnx(network, path, input_size=(3, 32, 32), batch="dynamic", opset=20, metadata={})
+    torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
+
+
+def test_a_fp16_file_of_an_older_operator_set_is_fp16(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    how = {"input_size": (3, 32, 32), "batch": "dynamic", "metadata": {}}
+    write_onnx(random_base(depth=1), path, opset=16, precision="fp16", **how)
+    check_graph(path, 16)
+    assert onnx.TensorProto.FLOAT not in {i.data_type for i in onnx.load(path).graph.initializer}
+
+
+def test_every_node_is_named_by_its_module(exported: tuple[Path, ExportRecord]) -> None:
+    folder, report = exported
+    modules = {name for name, _ in open_model_source(folder).network.named_modules()}
+    for file in report.files:
+        nodes = onnx.load(folder / "export" / file).graph.node
+        names = [node.name for node in nodes]
+        assert len(set(names)) == len(names)
+        for node in nodes:
+            module, _, rest = node.name.partition("/")
+            assert module in modules | {"model"} and rest.split("_")[0] == node.op_type
+        assert {"blocks.0.norm1/LayerNormalization", "blocks.1.attn/Softmax", "head/Gemm"} <= set(names)
+        inside = [n for n in nodes if n.name.startswith(("blocks.0.", "blocks.0/"))]
+        assert len(inside) == len([n for n in nodes if n.name.startswith(("blocks.1.", "blocks.1/"))])

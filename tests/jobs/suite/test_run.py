@@ -1,0 +1,354 @@
+"""A proof from nothing to its file: here through ONNX Runtime, and on a board over SSH with the stand-in TensorRT."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from places import STANDINS
+from some_runs import DENSE
+
+from edgevit.agent.records import Run
+from edgevit.board.bench import Setting
+from edgevit.board.facts import BoardFacts, PowerMode
+from edgevit.board.profiles import load_profile
+from edgevit.board.request import Conditions
+from edgevit.errors import AgentError, CheckpointError, Interrupted, OptionError, RunsError, UnfitBoardError
+from edgevit.jobs.suite import request
+from edgevit.jobs.suite import run as module
+from edgevit.jobs.suite.record import read_proof
+from edgevit.jobs.suite.request import ProveRequest
+from edgevit.jobs.suite.run import run
+from edgevit.jobs.suite.suite import suite
+from edgevit.progress import Silent
+
+pytestmark = pytest.mark.usefixtures("short", "two", "examined_once")
+
+
+def test_networks_are_measured_in_turns_here_and_what_is_left_out_is_gone_on_with(tmp_path, monkeypatch):
+    asked = ProveRequest(sizes=("tiny",), rounds=1, threads=1, output=tmp_path / "p.json")
+    with monkeypatch.context() as patched:
+        patched.setattr(module._Work, "_fits", lambda self, question, subject, networks: question == "tokens")
+        part = run(asked)
+    assert part == read_proof(asked.output)
+    assert [one.name for one in part.measured] == ["tiny", "tiny 192 tokens"]
+    assert part.left_out == ("tiny 0.8 paper",) and len(part.runs) == 2
+
+    whole = run(asked)
+    assert [one.name for one in whole.measured] == ["tiny", "tiny 192 tokens", "tiny 0.8 paper"] and not whole.left_out
+    dense, tokens, paper = whole.measured
+    assert (dense.precision, tokens.tokens, paper.fused, whole.profile) == ("fp32", 192, None, None)
+    assert [[figure.batch for figure in one.figures] for one in whole.measured] == [[1], [1], [1, 8]]
+    # A loaded machine may not show in one round that it is faster, and judges by other figures than the median.
+    assert dense.figures[0].ratio is None and paper.macs < 0.5 * dense.macs
+    of_8 = {run.label: run.p50_ns() for run in map(Run.from_dict, whole.runs[2:]) if run.batch == 8}
+    assert 1 / 3 < paper.figures[1].ratio / (of_8["tiny 0.8 paper"] / of_8["tiny"]) < 3
+    assert whole.runs[:2] == part.runs and len(whole.runs) == 6 and whole.seconds > part.seconds
+
+    with pytest.raises(RunsError, match="is of another asked: rounds was 1 and is 2; choose another --output"):
+        run(replace(asked, rounds=2))
+
+
+def test_engines_are_built_and_measured_on_a_board_and_an_interrupted_question_goes_on_with_its_own(
+    tmp_path, sshd, board_tree, monkeypatch, edgevit_main
+):
+    tree = board_tree("orin-nx-16gb-jetpack6.2")
+    server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
+    monkeypatch.setattr(request, "BATCHES", (1,))
+    build, built = module.build_unjudged, []
+
+    def noted(*rest, name, **how):
+        built.append(name)
+        return build(*rest, name=name, **how)
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "build_unjudged", noted)
+    where = {"board": server.host, "ssh_config": Path(server.config)}
+    asked = ProveRequest(sizes=("tiny",), rounds=1, output=tmp_path / "p.json", **where)
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(Interrupted, match=r"goes on .* engines that wait in .* board"),
+    ):
+        patched.setattr(module._Work, "_measure", stopped)
+        run(asked)
+    assert [one.name for one in read_proof(asked.output).waiting] == built == ["tiny", "tiny 192 tokens"]
+    before = contents(tree)
+    typed = ("--ssh-config", server.config, "--sizes", "tiny", "--rounds", 1, "--output", asked.output)
+    done = edgevit_main("prove", server.host, *typed)
+    assert done.code == 0 and "tokens: 1 networks" in done.err and "shapes at 0.8: 1 networks" in done.err, done.err
+    assert f"the clocks of {server.host} are free" in " ".join(done.err.split())
+    assert "tiny 0.8 paper" in done.out and f"wrote {asked.output}" in done.out and "Vulcan" in done.out
+    assert contents(tree) == before, "power mode, clocks and all else there are as they were"
+    proof = read_proof(asked.output)
+    assert built == ["tiny", "tiny 192 tokens", "tiny 0.8 paper"], "each is built once"
+    assert proof.profile == "orin-nx-16gb" and proof.environment["jetpack"] and not proof.waiting
+    assert [one.name for one in proof.measured] == built
+    for one in proof.measured:
+        assert one.precision == "fp16" and one.build_s > 0 and one.fused is not None and one.refused is None
+        assert one.figures[0].roofline_share > 0
+    energies = [one.figures[0].energy_mj for one in proof.measured]
+    assert energies[:2] == [None, None] and energies[2] > 0, "tokens are asked without a window for it"
+    assert [one.source.split()[0] for one in proof.published] == ["Vulcan"] * 3
+    assert not [file.name for file in server.cache.glob("files/*") if file.suffix in (".engine", ".onnx")]
+
+
+def test_runs_are_in_the_file_before_the_board_forgets_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(request, "BATCHES", (1,))
+    asked = ProveRequest(sizes=("tiny",), rounds=1, threads=1, output=tmp_path / "p.json")
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(module._Work, "_measured", stopped)
+        run(asked)
+    part = read_proof(asked.output)
+    assert not part.measured and [run.label for run in part.measurements()] == ["tiny", "tiny 192 tokens"]
+    whole = run(asked)
+    assert whole.runs[:2] == part.runs and len(whole.measured) == 3
+
+
+def contents(tree):
+    """Of every file of a board, and when it was written last."""
+    return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in tree.rglob("*") if file.is_file()}
+
+
+IDENTITY = ("label", "batch", "round", "model_sha256", "precision", "runner")  # of a run, which its request decides
+RUN = replace(DENSE, latencies_ns=DENSE.latencies_ns[:3])
+
+
+class SlowBoard:
+    """A board whose jobs take their time on a clock of its own: a run of the ordinary window takes `run_s`."""
+
+    host, now_s, long = "nano", 0.0, 0
+
+    def __init__(self, run_s, build_s):
+        self.run_s, self.build_s = run_s, build_s
+
+    def call(self, method, **_):
+        return {"there": True}
+
+    def run_job(self, method, args, *, read=None, keep=None, **_):
+        if method == "trtexec":
+            self.now_s += 5.0
+            return {"gpu_ms": {"median": 1.0}}
+        asked = [request for (request,) in args["requests"]]
+        assert args["idle_s"] == 0.0
+        longer_s = [one["duration_s"] - module.WINDOW_S for one in asked]
+        self.now_s += self.run_s * len(asked) + sum(longer_s)
+        self.long += sum(seconds > 0 for seconds in longer_s)
+        runs = [
+            replace(
+                RUN,
+                session=f"{self.now_s}",
+                turn=turn,
+                model=Path(one["model"]).name,
+                **{name: one[name] for name in IDENTITY},
+            )
+            for turn, one in enumerate(asked)
+        ]
+        told = {"changed": {}, "failed": None, "alone": None, "profiles": []}
+        return keep(read({"runs": [run.to_dict() for run in runs], **told}))
+
+    def build(self, *_, name, **__):
+        self.now_s += self.build_s * (0.5 if " 0.8 " in name else 1)
+        return {"refused": None, "engine": f"/{name}.engine", "sha256": "0" * 64, "fused": 0, "seconds": self.build_s}
+
+
+def work_on(board, asked, scratch, progress=None, mode=None):
+    """The proof of a board that is not there."""
+    facts = BoardFacts(meters={"ina3221": None}, trtexec="/trtexec", power_mode=mode and PowerMode(0, mode))
+    setting = Setting("nano", facts, load_profile("orin-nano-8gb"))
+    how = Conditions(
+        runner="tensorrt", batches=asked.batches, idle_s=0.0, duration_s=module.WINDOW_S, samples=module.SAMPLES,
+        warmup=module.WARMUP, warmup_seconds=module.WARMUP_S,
+    )  # fmt: skip
+    start = module._opened(asked, setting)
+    return module._Work(
+        asked, how, board, setting, scratch, progress or Silent(), start, began=0.0, clock=lambda: board.now_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("quick", "run_s", "build_s", "whole"),
+    [
+        (False, 4.2, 40.0, True),
+        (False, 4.2, 20.0, True),
+        (False, 4.5, 70.0, False),
+        (True, 4.2, 20.0, True),
+        (True, 4.2, 40.0, False),
+        (True, 4.0, 90.0, False),
+    ],
+)
+def test_the_suite_ends_in_time_and_on_a_slower_board_what_there_is_no_time_for_is_left_out_and_named(
+    tmp_path, monkeypatch, quick, run_s, build_s, whole
+):
+    monkeypatch.undo()  # windows and networks are as they are for everybody
+    board = SlowBoard(run_s, build_s)
+    monkeypatch.setattr(module, "build_unjudged", board.build)
+    monkeypatch.setattr(module, "answers", lambda *_: ())
+    asked = ProveRequest(board="nano", quick=quick, output=tmp_path / "p.json")
+    proof = work_on(board, asked, tmp_path).finished()
+    networks = [one.name for subjects in suite(asked.sizes, quick=quick).values() for one in subjects]
+    assert proof.seconds == pytest.approx(board.now_s) and board.now_s <= 60 * asked.most_minutes
+    assert (proof.left_out == ()) == whole, proof.left_out
+    assert {*proof.left_out, *(one.name for one in proof.measured)} >= set(networks)
+    assert proof == read_proof(asked.output) and not proof.waiting
+    dense, *others = proof.measured
+    checked = [one for one in (dense, *others) if one.question in module.CHECKED]
+    if whole or not quick:
+        assert len(checked) == (4 if quick else 5), "trtexec's time is beside the dense network's and the shapes'"
+        assert {one.figures[0].trtexec_ms for one in checked} == {1.0}
+        assert {figure.trtexec_ms for one in others if one not in checked for figure in one.figures} == {None}
+    if whole and not quick:
+        assert board.long == 12, "energy of the dense network, of four shapes, and of six mixes beside it"
+        asked_twice = {one.name for one in proof.measured if len(one.figures) == 2}
+        assert asked_twice == {n for n in ("base", *networks) if n == "base" or " 0.8 " in n}
+
+
+@pytest.mark.parametrize(("minutes", "built"), [(0.1, False), (1.0, True)])
+def test_a_time_in_which_nothing_can_be_measured_is_refused_with_one_in_which_something_can(
+    tmp_path, monkeypatch, minutes, built
+):
+    monkeypatch.undo()
+    board = SlowBoard(4.2, 40.0)
+    monkeypatch.setattr(module, "build_unjudged", board.build)
+    monkeypatch.setattr(module, "answers", lambda *_: ())
+    asked = ProveRequest(board="nano", quick=True, minutes=minutes, output=tmp_path / "p.json")
+    told = rf"^--minutes {minutes:g} is too short: two networks take .* on nano, and nothing was measured; try"
+    with pytest.raises(OptionError, match=told) as refusal:
+        work_on(board, asked, tmp_path).finished()
+    assert asked.output.exists() == built, "what was built waits; else nothing is written"
+    board = SlowBoard(4.2, 40.0)
+    monkeypatch.setattr(module, "build_unjudged", board.build)
+    longer = replace(asked, minutes=float(str(refusal.value).split()[-1]))
+    assert work_on(board, longer, tmp_path).finished().measured
+
+
+def test_the_time_in_which_a_proof_goes_on_is_longer_than_it_took(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    board, warned, progress = SlowBoard(20.0, 1.0), [], Silent()  # far slower than is reckoned before a run was seen
+    monkeypatch.setattr(module, "build_unjudged", board.build)
+    monkeypatch.setattr(module, "answers", lambda *_: ())
+    progress.warn = warned.append
+    asked = ProveRequest(board="nano", quick=True, minutes=1.0, output=tmp_path / "p.json")
+    proof = work_on(board, asked, tmp_path, progress).finished()
+    assert proof.left_out and board.now_s > 60
+    assert f"the same command with --minutes {math.ceil(board.now_s / 30)} goes on" in warned[0]
+
+
+class SmallBoard(SlowBoard):
+    """A board on which the processes of some networks die, by name, batch size and round."""
+
+    def __init__(self, *dying):
+        super().__init__(0.1, 1.0)
+        self.dying, self.asked = dying, []
+
+    def run_job(self, method, args, *, read=None, keep=None, **how):
+        if method == "trtexec":
+            return super().run_job(method, args, **how)
+        asked = [(one["label"], one["batch"], one["round"]) for (one,) in args["requests"]]
+        self.asked.append(asked)
+        made = next((i for i, one in enumerate(asked) if any(one[: len(d)] == d for d in self.dying)), None)
+        as_it_is = {"read": lambda told: told, "keep": lambda told: told}
+        told = super().run_job(method, {**args, "requests": args["requests"][:made]}, **as_it_is)
+        if made is not None:
+            error = {"message": "the measurement died: out of memory?", "traceback": "..."}
+            told["failed"] = {"labels": [asked[made][0]], "batch": asked[made][1], **error}
+        return keep(read(told))
+
+
+@pytest.fixture
+def short_suite(monkeypatch):
+    """Of one size a question about few networks, at both batch sizes."""
+    monkeypatch.undo()
+    subjects = [one for one in suite(("tiny",))["shapes at 0.8"] if one.name != "tiny"][:3]
+    monkeypatch.setattr(module, "suite", lambda *_, **__: {"shapes at 0.8": subjects})
+    monkeypatch.setattr(module, "answers", lambda *_: ())
+    return subjects
+
+
+def test_a_network_whose_process_fails_is_recorded_and_the_others_go_on(tmp_path, monkeypatch, short_suite):
+    first, *others = [one.name for one in short_suite]
+    asked = ProveRequest(board="nano", sizes=("tiny",), rounds=3, output=tmp_path / "p.json")
+    board, warned = SmallBoard((first, 8), ("tiny", 8, 2)), []
+    monkeypatch.setattr(module, "build_unjudged", board.build)
+    progress = Silent()
+    progress.warn = warned.append
+    proof = work_on(board, asked, tmp_path, progress).finished()
+    assert proof == read_proof(asked.output)
+    dense, failed, *whole = proof.measured
+    assert (dense.name, failed.name, [one.name for one in whole]) == ("tiny", first, others)
+    assert failed.failed == "at batch 8: the measurement died: out of memory?" and failed.refused is None
+    assert [figure.batch for figure in failed.figures] == [1], "what was measured of it is kept"
+    assert [[figure.batch for figure in one.figures] for one in whole] == [[1, 8], [1, 8]]
+    assert {one.failed for one in whole} == {None}
+    assert all(figure.ratio is not None for one in proof.measured[1:] for figure in one.figures if figure.batch == 1)
+    again = board.asked[1]
+    assert again[0][1:] == (8, 1) and first not in {label for label, *_ in again}, (
+        "the round that it ended is made anew"
+    )
+    assert warned[0].startswith(f"cannot measure {first} at batch 8 on nano: the measurement died")
+    assert warned[0].endswith("; the others go on without it")
+    count = len(board.asked)
+    work_on(board, asked, tmp_path).finished()
+    assert len(board.asked) == count, "the same command does not try it again"
+
+
+def test_a_board_that_cannot_run_the_dense_network_ends_a_proof_and_keeps_its_runs(tmp_path, monkeypatch, short_suite):
+    asked = ProveRequest(board="nano", sizes=("tiny",), rounds=3, output=tmp_path / "p.json")
+    board = SmallBoard(("tiny", 1, 2))
+    monkeypatch.setattr(module, "build_unjudged", board.build)
+    with pytest.raises(AgentError, match="cannot measure tiny at batch 1 on nano: the measurement died"):
+        work_on(board, asked, tmp_path).finished()
+    kept = read_proof(asked.output)
+    assert not kept.measured and len(kept.runs) >= 4
+    board.dying = ()
+    proof = work_on(board, asked, tmp_path).finished()
+    assert len(proof.measured) == 4 and proof.runs[: len(kept.runs)] == kept.runs
+
+
+def test_runs_in_another_power_mode_than_the_file_states_are_not_kept(tmp_path, monkeypatch, short_suite):
+    asked = ProveRequest(board="nano", sizes=("tiny",), rounds=3, output=tmp_path / "p.json")
+    board = SmallBoard()
+    monkeypatch.setattr(module, "build_unjudged", board.build)
+    monkeypatch.setitem(RUN.environment, "power_mode", "MAXN")
+    other = "nano ran with power mode MAXN, and had power mode 15W when it was looked at"
+    with pytest.raises(UnfitBoardError, match=other):
+        work_on(board, asked, tmp_path, mode="15W").finished()
+    assert not read_proof(asked.output).runs
+    proof = work_on(board, asked, tmp_path, mode="MAXN").finished()
+    assert proof.runs and proof.environment["power_mode"]["name"] == "MAXN"
+    with pytest.raises(RunsError, match="is of another environment: power_mode was"):
+        work_on(board, asked, tmp_path, mode="15W")
+
+
+def test_with_a_checkpoint_what_can_have_its_weights_has_them(tmp_path, monkeypatch):
+    weights = timm.create_model("deit_tiny_patch16_224").state_dict()
+    weights["blocks.0.mlp.fc2.weight"].fill_(0.125)
+    file = tmp_path / "w.pth"
+    asked = ProveRequest(sizes=("tiny",), rounds=1, threads=1, output=tmp_path / "p.json", checkpoint=file)
+    torch.save(weights, file)
+    monkeypatch.setattr(request, "BATCHES", (1,))
+    written, write = {}, module.write_onnx
+
+    def noted(network, path, **how):
+        written[how["metadata"]["network"]] = network.blocks[0].mlp.fc2.weight.flatten()[:2].tolist()
+        write(network, path, **how)
+
+    monkeypatch.setattr(module, "write_onnx", noted)
+    proof = run(asked)
+    assert written["tiny"] == written["tiny 0.8 paper"] == [0.125, 0.125] != written["tiny 192 tokens"]
+    assert len(proof.asked["weights_sha256"]) == 64
+    with pytest.raises(RunsError, match="is of another asked: weights_sha256 was"):
+        run(replace(asked, checkpoint=None))
+    few = timm.create_model("deit_tiny_patch16_224", num_classes=7).state_dict()
+    torch.save(few, file)
+    with pytest.raises(CheckpointError, match=r"w\.pth has 7 outputs, and the networks of a proof have 1000; give"):
+        run(asked)
+    with pytest.raises(CheckpointError, match="does not exist, or is no file"):
+        run(replace(asked, checkpoint=tmp_path / "none.pth"))

@@ -1,0 +1,69 @@
+"""What a sweep is asked: one derivation for each rate, which differ in their rates alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgevit.errors import EdgeVitError, OptionError, OutputError, UnknownNameError
+from edgevit.jobs.sweep.request import SweepRequest
+from edgevit.train.settings import Training
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> SweepRequest:
+    return SweepRequest(base="deit_tiny_patch16_224", data="digits", out=tmp_path / "s", rates=(0.5, 0.8))
+
+
+def test_each_rate_is_a_derivation_into_a_folder_of_its_own(asked: SweepRequest, tmp_path: Path) -> None:
+    half, less = (asked.at(rate) for rate in asked.rates)
+    close = [asked.at(rate).out for rate in (0.5, 0.50000001)]
+    assert len({*close}) == 2, "each rate has its own folder"
+    assert (half.out, half.rate, half.base, half.resume) == (tmp_path / "s" / "r0.5", 0.5, asked.base, False)
+    assert replace(half, out=less.out, rate=less.rate) == less
+    (tmp_path / "s" / "r0.8.partial").mkdir(parents=True)
+    assert not asked.at(0.8).resume, "nothing that took long"
+    (tmp_path / "s" / "r0.8.partial" / "base").mkdir()
+    assert asked.at(0.8).resume, "what was interrupted is gone on with"
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "said"),
+    [
+        ({"rates": ()}, OptionError, "no rates; try --rates"),
+        ({"rates": (0.5, 1.0)}, OptionError, r"--rates 1 is not in \(0, 1\)"),
+        ({"threads": 0}, OptionError, "--threads 0 is"),
+        ({"part": "train"}, UnknownNameError, "no part of the data 'train'"),
+        ({"method": "skd"}, OptionError, "slices of a super-network need no sweep"),
+        ({"derive_from": "finetune", "base_steps": 9}, UnknownNameError, "did you mean 'finetuned'"),
+        ({"derive_from": "better", "base_steps": 0}, OptionError, "--base-steps 0 is not in"),
+        ({"base_steps": 9}, OptionError, "--base-steps is for a base that is trained; give --derive-from better, too"),
+        ({"training": Training(batch_size=8)}, OptionError, "--batch-size is for a base that is trained"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(
+    asked: SweepRequest, changed: dict[str, object], error: type[EdgeVitError], said: str, digits_checkpoint: Path
+) -> None:
+    asked = replace(asked, checkpoint=digits_checkpoint)
+    with pytest.raises(error, match=said):
+        replace(asked, **changed).check()  # type: ignore[arg-type]
+
+
+def test_a_folder_that_holds_something_else_is_not_written_to(asked: SweepRequest) -> None:
+    asked.out.mkdir()
+    (asked.out / "notes.txt").touch()
+    with pytest.raises(OutputError, match="so it is no sweep; choose another --out"):
+        asked.check()
+
+
+def test_another_list_of_rates_goes_on_with_the_same_sweep(asked: SweepRequest) -> None:
+    assert replace(asked, rates=(0.9,)).identity() == asked.identity()
+    assert replace(asked, classes="3,5").identity() != asked.identity()
+
+
+def test_a_sweep_of_the_base_as_it_is_is_told_as_ever(asked: SweepRequest) -> None:
+    trained = replace(asked, derive_from="better", base_steps=9, training=Training(lr=1e-3))
+    assert trained.identity() == {**asked.identity(), "derive_from": "better", "base_steps": 9, "lr": 1e-3}
+    assert (trained.at(0.5).derive_from, trained.at(0.5).base_steps) == ("better", 9)

@@ -1,0 +1,280 @@
+"""What becomes of the jobs of a plan, whatever happens to their processes and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import bad_jobs
+import pytest
+from forks import Program, server
+from seals import reseal
+from small_base import PLAN, write_checkpoint
+
+from edgevit.derivation import many
+from edgevit.errors import OutputError
+from edgevit.jobs.jobs_file import Job, read_jobs
+from edgevit.jobs.jobs_table import TABLE_KIND
+from edgevit.jobs.many import derive_many
+from edgevit.progress import Silent
+from edgevit.records.derivation import DERIVATION_KIND
+from edgevit.records.lock import alone_in
+from edgevit.records.unfinished import holds_state, open_partial
+
+
+def test_jobs_are_done_once_and_one_that_fails_does_not_stop_the_rest(
+    plan: Any, tmp_path: Path, edgevit_main: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgevit.jobs.workers._SPAWN", server())  # no worker need be started from nothing
+    checkpoint = str(write_checkpoint(tmp_path))
+    tasks = [{"name": "bad", "classes": ["no such class"]}, *PLAN["tasks"]]  # type: ignore[misc]
+    file = plan(checkpoint=checkpoint, tasks=tasks)
+    ran = edgevit_main("derive-many", file, "--workers", "1", "--json")
+    rows = {row["job"]: row for row in json.loads(ran.out)["rows"]}
+    assert ran.code == 1 and {name: row["state"] for name, row in rows.items()} == {
+        "bad-half-nuwa": "failed",
+        "odd-half-nuwa": "done",
+        "even-half-nuwa": "done",
+    }
+    assert "no such class" in rows["bad-half-nuwa"]["error"]
+    (weak,) = rows["odd-half-nuwa"]["warnings"]
+    assert "base" in weak and f"odd-half-nuwa: {weak}" in " ".join(ran.err.split()), "what a worker warns of is told"
+    assert rows["even-half-nuwa"]["top1"] == pytest.approx(_top1(tmp_path / "out" / "even-half-nuwa"))
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert table.count("\n") == 5 and "| odd-half-nuwa |" in table
+    stamp = (tmp_path / "out" / "odd-half-nuwa" / "model.json").stat().st_mtime_ns
+    good = plan(checkpoint=checkpoint)
+    again = derive_many(good)
+    assert all(row.state == "done" for row in again)
+    assert (tmp_path / "out" / "odd-half-nuwa" / "model.json").stat().st_mtime_ns == stamp
+    changed = derive_many(plan(checkpoint=checkpoint, budgets=[{"name": "half", "rate": 0.45}]))
+    told = "exists and is not overwritten; choose another out, or remove it"  # nothing else can be asked for
+    assert all(row.state == "failed" and row.error == f"{row.out} {told}" for row in changed)
+    assert [row.state for row in derive_many(plan(checkpoint=checkpoint))] == ["done", "done"], "nothing is forgotten"
+    _models_outlive_what_is_told_of_them(good, tmp_path / "out" / "results.json", rows)
+    _a_model_of_an_older_edgevit_is_known_by_its_row(read_jobs(good)[0][0])
+    assert (tmp_path / "out" / "odd-half-nuwa" / "model.json").stat().st_mtime_ns == stamp
+
+
+def _models_outlive_what_is_told_of_them(plan_file: Path, file: Path, rows: dict[str, Any]) -> None:
+    """Every model that is there is done, however little of results.json is left, and nothing is worked out again."""
+    good = file.read_text()
+
+    def sealed(text: str) -> str:
+        return json.dumps(TABLE_KIND.sealed(json.loads(text)))
+
+    for content, warned in (
+        (None, ""),
+        (sealed(good.replace('"done"', '"started"')), ""),  # the machine went down before the end was told
+        (sealed(good.replace('"done"', '"failed"')), ""),
+        (good.replace('"done"', '"failed"'), "was altered"),
+        ("", "is not JSON"),
+        (good[: len(good) // 2], "is not JSON"),
+        ("[]", "holds a list, expected an object"),
+        ("null", "holds nothing, expected an object"),
+        ("{}", "has schema nothing"),
+        ('{"schema": 1, "rows": 3}', "has 3 as rows"),
+        ('{"schema": 1, "rows": [{"name": "odd"}]}', "lacks rows.0.job"),
+        (good.replace('"done"', '"dnoe"'), "has 'dnoe' as rows.0.state"),
+        (good.replace('"top1": ', '"top1": "x", "was": '), "has 'x' as rows.0.top1"),
+        (good.replace('"top1": ', '"top1": NaN, "was": '), "top1, which is no finite number"),
+        ("[" * 9999, "is nested too deeply"),
+    ):
+        file.unlink() if content is None else file.write_text(content)
+        noting = Noting()
+        again = derive_many(plan_file, progress=noting)
+        assert {(row.job, row.state, row.top1) for row in again} == {
+            (name, "done", row["top1"]) for name, row in rows.items() if row["state"] == "done"
+        }, content
+        assert [w for w in noting.warnings if warned not in w] == [] and bool(noting.warnings) == bool(warned), content
+        assert json.loads(file.read_text())["rows"] == [json.loads(json.dumps(asdict(row))) for row in again]
+
+
+def _a_model_of_an_older_edgevit_is_known_by_its_row(job: Job) -> None:
+    file = Path(job.out, "derivation.json")
+    assert json.loads(file.read_text())["job"] == job.sha256()
+    reseal(DERIVATION_KIND, file, lambda content: content.pop("job"))
+    for state, known in (("started", True), ("failed", False)):
+        told = many.JobRow(job.name, job.task, job.budget, job.method, job.out, job.sha256(), state)  # type: ignore[arg-type]
+        assert (many._found(job, [told], Silent()) is not None) == known
+
+
+def test_the_error_of_a_job_names_keys_of_the_file() -> None:
+    error = "or go on as it is with --accept-weak-base --accept-preprocessing; choose another --out"
+    keys = "or go on as it is with accept_weak_base: true accept_preprocessing: true; choose another out"
+    assert many.with_keys(error) == keys
+
+
+class Noting(Silent):
+    """A progress that remembers the warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "warned"),
+    [
+        (None, None),
+        ('{"accuracy": {"der', "derivation.json is not JSON"),
+        ("[]", "derivation.json holds a list, expected an object"),
+        ('{"schema": 1, "accuracy": {"derived": {"top1": "x"}}}', "derivation.json"),
+    ],
+)
+def test_a_folder_that_does_not_say_it_is_the_job_s_is_not_taken_for_it(
+    plan: Any, content: str | None, warned: str | None
+) -> None:
+    job = read_jobs(plan())[0][0]
+    folder, noting = Path(job.out), Noting()
+    folder.mkdir(parents=True)
+    if content is not None:
+        (folder / "derivation.json").write_text(content)
+    assert many._found(job, (), noting) is None
+    assert (warned in noting.warnings[0]) if warned else noting.warnings == []
+
+
+@pytest.mark.parametrize(("name", "text"), [("results.json", '{"accuracy": 0.9}'), ("results.md", "# What I found\n")])
+def test_files_of_somebody_else_are_not_replaced_by_the_tables(plan: Any, name: str, text: str) -> None:
+    jobs, layout = read_jobs(plan())
+    file = Path(layout.out, name)
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(OutputError, match=rf"{name} is no table of jobs, so it is not overwritten; choose another out"):
+        derive_many(plan())
+    assert file.read_text() == text and not Path(jobs[0].out).exists()
+
+
+def test_a_job_begun_with_other_settings_is_told_of_what_a_jobs_file_has(plan: Any, tmp_path: Path) -> None:
+    job = read_jobs(plan(checkpoint=str(write_checkpoint(tmp_path))))[0][0]
+    folder = Path(f"{job.out}.partial")
+    with open_partial(Path(job.out), {"of": "another"}, resume=False):
+        (folder / "took_long").touch()
+    error = many.run_job(job).error
+    assert error is not None and error.endswith(f"give the same ones, choose another out, or remove {folder}")
+
+
+def _top1(folder: Path) -> float:
+    return float(json.loads((folder / "derivation.json").read_text())["accuracy"]["derived"]["top1"])
+
+
+def test_what_every_job_would_fail_with_is_refused_once_and_nothing_is_started(
+    plan: Any, tmp_path: Path, edgevit_main: Any
+) -> None:
+    missing = tmp_path / "none.safetensors"
+    assert edgevit_main("derive-many", plan(checkpoint=str(missing))).error == (
+        f"error: no weights at {missing}; check the path"
+    )
+    assert not list((tmp_path / "out").glob("*half*")) and not (tmp_path / "out" / "results.md").is_file()
+    assert edgevit_main(
+        "derive-many", plan(checkpoint=str(write_checkpoint(tmp_path)), data="nowhere")
+    ).error.startswith("error: data nowhere does not exist")
+
+
+def test_a_training_that_a_later_job_cannot_do_is_refused_before_the_first_begins(
+    plan: Any, tmp_path: Path, edgevit_main: Any
+) -> None:
+    late = {"name": "vulcan", "options": {"collapse": "activation"}, "training": {"grad_accum": 2}}
+    file = plan(checkpoint=str(write_checkpoint(tmp_path)), methods=[{"name": "nuwa"}, late])
+    assert "--grad-accum 2 computes them in parts" in edgevit_main("derive-many", file).error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_worker_that_is_ended_from_outside_fails_its_job_alone(
+    plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many, "run_job", bad_jobs.die)
+    rows = derive_many(plan(checkpoint=str(write_checkpoint(tmp_path))), workers=1)
+    assert [row.state for row in rows] == ["failed", "done"]
+    assert "ended from outside (signal 9)" in str(rows[0].error)
+
+
+def test_a_fault_of_edgevit_in_a_worker_fails_its_job_and_is_printed(
+    plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(many, "run_job", bad_jobs.fail)
+    rows = derive_many(plan(checkpoint=str(write_checkpoint(tmp_path))), workers=2)
+    assert ["exit code 1; what is printed above is a fault of edgevit" in str(row.error) for row in rows] == [True] * 2
+    assert "ZeroDivisionError: a fault of edgevit" in capfd.readouterr().err
+
+
+def test_a_second_derive_many_on_one_plan_is_one_line_and_changes_nothing(
+    plan: Any, tmp_path: Path, edgevit_main: Any
+) -> None:
+    (tmp_path / "out").mkdir()
+    with alone_in(tmp_path / "out", OutputError("busy")):
+        told = edgevit_main("derive-many", plan()).error
+    assert told == f"error: another derive-many is working in {tmp_path / 'out'}; wait until it has ended"
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_no_workers_at_all_are_refused(workers: int, plan: Any, tmp_path: Path, edgevit_main: Any) -> None:
+    file = plan(checkpoint=str(write_checkpoint(tmp_path)))
+    assert f"workers {workers} is less than 1" in edgevit_main("derive-many", file, "--workers", workers).error
+    assert not (tmp_path / "out").exists()
+
+
+TRAINING = {"steps": 3000, "batch_size": 24, "device": "cpu", "evaluations": 30, "lr": 1e-4, "early_stop": False}
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent_and_what_trains_keeps_its_state(
+    plan: Any, tmp_path: Path, sent: signal.Signals
+) -> None:
+    file = plan(
+        checkpoint=str(write_checkpoint(tmp_path)),
+        tasks=[{"name": "odd", "classes": "3,7"}],
+        methods=[{"name": "vulcan", "training": TRAINING}],
+    )
+    history = tmp_path / "out" / "odd-half-vulcan.partial" / "history.jsonl"
+    program = Program("-m", "edgevit.cli", "derive-many", file, new_session=True)
+    while not (history.is_file() and '"step": 15' in history.read_text()):
+        assert program.poll() is None
+        time.sleep(0.05)
+    workers = _children(program.pid)
+    program.send_signal(sent)
+    code = program.wait()
+    _wait_until_gone(workers)
+    assert "Traceback" not in program.stderr
+    if sent == signal.SIGTERM:
+        assert code == 130
+        assert program.stderr.splitlines()[-1].startswith("error: stopped; the same command goes on")
+    state = json.loads((history.parent / "train" / "progress.json").read_text())
+    assert 15 <= state["point"]["step"] < TRAINING["steps"] and holds_state(history.parent)
+    with alone_in(tmp_path / "out", OutputError("busy")):
+        pass
+
+
+def _children(process: int) -> list[int]:
+    told = Path(f"/proc/{process}/task/{process}/children")
+    if not told.is_file():
+        pytest.skip("this system does not tell the children of a process")
+    return [int(child) for child in told.read_text().split()]
+
+
+def _wait_until_gone(processes: list[int]) -> None:
+    assert processes
+    until = time.monotonic() + 60
+    while left := [p for p in processes if Path(f"/proc/{p}").exists()]:
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 1.0])
+def test_ctrl_c_while_a_worker_starts_is_one_line(plan: Any, tmp_path: Path, after_s: float) -> None:
+    file, begun = plan(checkpoint=str(write_checkpoint(tmp_path))), tmp_path / "out" / "results.json"
+    program = Program("-m", "edgevit.cli", "derive-many", file, new_session=True)
+    while not begun.exists() and program.poll() is None:
+        time.sleep(0.05)
+    time.sleep(after_s)
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal does
+    assert program.wait() == 130 and "Traceback" not in program.stderr
+    assert program.stderr.splitlines()[-1].startswith("error: stopped; the same command goes on")

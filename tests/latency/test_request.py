@@ -1,0 +1,121 @@
+"""What is asked of `edgevit derive` and `edgevit.meet`, and what is refused of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgevit.derivation.steps import Step
+from edgevit.errors import OptionError
+from edgevit.latency.request import MeetRequest, identity, read_budgets
+from edgevit.latency.tables.place import Place
+from edgevit.records.unfinished import REQUEST_KIND, RequestRecord, partial_folder
+from edgevit.request import request_from
+from edgevit.train.settings import Training
+
+
+def asked(tmp_path: Path, **more: Any) -> MeetRequest:
+    given = {"base": "vit_tiny_patch16_224", "pretrained": True, "data": "digits", "out": tmp_path / "t"}
+    return MeetRequest(**{**given, **more})
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("5", (5.0,)), ("4,6.5, 8", (4.0, 6.5, 8.0))])
+def test_a_budget_is_one_number_or_several(text: str, numbers: tuple[float, ...]) -> None:
+    assert read_budgets("ms")(text, {}) == numbers
+    typed = request_from(MeetRequest, {"base": "x", "out": Path("o"), "ms": text, "boards": ["orin"], "steps": 0})
+    assert typed.budgets == numbers and typed.quantity == "ms" and typed.places == (Place(board="orin"),)
+
+
+def test_two_boards_are_two_places_that_differ_in_nothing_else(tmp_path: Path) -> None:
+    both = asked(tmp_path, ms=5, boards=["orin", "nano"], place=Place(batch=4, power_mode="15W"))
+    assert both.places == tuple(Place(board=board, batch=4, power_mode="15W") for board in ("orin", "nano"))
+    assert both.is_measured and asked(tmp_path, boards="orin").places == (Place(board="orin"),)
+    assert asked(tmp_path).places == (Place(),)
+    in_fp32 = asked(tmp_path, ms=5, run_precision="fp32", cost_table="t.yaml")
+    assert in_fp32.places == (Place(precision="fp32"),) and in_fp32.is_measured
+    assert identity(asked(tmp_path, ms=5, place=Place(precision="fp16"))) == identity(
+        asked(tmp_path, ms=5, run_precision="fp16")
+    )
+    by_place = asked(tmp_path, ms=5, place=Place(board="orin"))
+    assert identity(by_place) == identity(asked(tmp_path, ms=5, boards=["orin"])), "two ways to say the same"
+    assert identity(both)["boards"] == ["orin", "nano"] and "boards" not in identity(by_place)
+
+
+def test_a_text_that_is_no_number_is_refused() -> None:
+    with pytest.raises(OptionError, match="--mj four is no number; try 40, or several"):
+        read_budgets("mj")("four", {})
+
+
+def test_several_budgets_have_a_folder_each(tmp_path: Path) -> None:
+    each = asked(tmp_path, fps=(30, 60.5)).each()
+    assert [(one.budgets, one.out.name) for one in each] == [((30,), "fps30"), ((60.5,), "fps60.5")]
+    assert asked(tmp_path, ms=5).each() == [asked(tmp_path, ms=5)]
+
+
+def test_a_folder_alone_is_gone_on_with_by_the_request_that_it_states(tmp_path: Path) -> None:
+    begun = asked(
+        tmp_path, rate=0.6, model_args={"img_size": 32}, options={"teacher": "none"}, classes=["a", "b"],
+        first=(Step("nuwa", 0.5, {}),), training=Training(steps=4), checkpoint=Path("c.pth"),
+    )  # fmt: skip
+    alone = MeetRequest(out=begun.out, resume=True)
+    assert alone.names_a_folder_alone and not replace(begun, resume=True).names_a_folder_alone
+    with pytest.raises(OptionError, match=r"nothing to go on with: there is no \S+/t\.partial/request\.json"):
+        alone.begun()
+    partial_folder(begun.out).mkdir()
+    for stated in (begun, begun.derivation()):  # as derive and meet write it
+        file = partial_folder(begun.out) / "request.json"
+        file.write_text(REQUEST_KIND.text(RequestRecord("0.1.0", stated.told())))
+        assert alone.begun().told() == replace(begun, resume=True).told()
+
+
+def test_what_a_table_or_a_rate_answers_is_derived(tmp_path: Path) -> None:
+    by_rate, by_table = asked(tmp_path, rate=0.5), asked(tmp_path, ms=5.0, cost_table="t.yaml")
+    assert not by_rate.is_measured and not by_table.is_measured and asked(tmp_path, mj=40).is_measured
+    assert asked(tmp_path, ms=5.0, cost_table="t.yaml", place=Place(board="orin")).is_measured, "it is where to begin"
+    assert by_rate.derivation().rate == 0.5 and by_rate.derivation().ms is None
+    assert (by_table.derivation().ms, by_table.derivation().cost_table) == (5.0, "t.yaml")
+    other = asked(tmp_path, ms=5.0).derivation(out=Path("elsewhere"), ms=4.9, cost_table="corrected.json")
+    assert (str(other.out), other.ms, other.cost_table, other.method) == ("elsewhere", 4.9, "corrected.json", "forge")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"ms": 5, "rate": 0.5}, "--rate and --ms exclude each other"),
+        ({"ms": 5, "mj": 40}, "--mj and --ms exclude each other"),
+        ({"ms": -1}, "--ms -1"),
+        ({"ms": (5, 5)}, "--ms has a number twice"),
+        ({"ms": 5, "first": (("nuwa", 0.5),)}, "--first counts rates in MACs"),
+        ({"ms": 5, "method": "skd"}, "--method skd slices a super-network"),
+        ({"ms": 5, "place": Place(threads=0)}, "--threads 0 is not in"),
+        ({"rate": 0.5, "place": Place(board="orin")}, "--board is for a budget that is measured, and nothing is"),
+        ({"ms": (5, 6), "cost_table": "t.yaml"}, "--ms has 2 numbers"),
+        ({}, "a budget is one of --rate"),
+        ({"ms": 5, "boards": ("orin", "orin")}, "--board orin is given twice"),
+        ({"ms": 5, "boards": ("a", "b", "c")}, "--board is given 3 times; a model is made for 2 at the most"),
+        ({"ms": 5, "boards": ("a", "b"), "cost_table": "t.yaml"}, "--cost-table is of one board"),
+        ({"ms": 5, "boards": ("a",), "place": Place(board="b")}, "the board is given as b and in boards"),
+        ({"ms": 5, "run_precision": "fp32", "place": Place(precision="fp16")}, "fp16 of the place and fp32 of run_pre"),
+        ({"rate": 0.5, "run_precision": "fp32"}, "--run-precision is for a budget that is measured"),
+        ({"rate": 0.5, "boards": ("a", "b")}, "--board is for a budget that is measured"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(given: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=told):
+        asked(tmp_path, **given).check()
+
+
+def test_several_processes_cannot_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(OptionError, match="measured by one process"):
+        asked(tmp_path, ms=5).check()
+
+
+def test_where_torch_computes_and_how_ssh_gets_there_may_change_between_runs(tmp_path: Path) -> None:
+    before = asked(tmp_path, ms=5, training=Training(device="cpu"))
+    after = asked(tmp_path, ms=5, training=Training(device="cuda"), resume=True, place=Place(ssh_config=Path("c")))
+    assert identity(before) == identity(after) != identity(asked(tmp_path, ms=6))
+    assert identity(before) != identity(asked(tmp_path, ms=5, place=Place(threads=1), training=before.training))

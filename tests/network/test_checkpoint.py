@@ -1,0 +1,443 @@
+"""Opening bases, and model folders: round trips, and everything that may be wrong with a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import torch
+from model_folders import derivation_of, rewrite_spec
+from safetensors.torch import save_file
+from small_base import ARGS, NAME
+from torch import nn
+
+from edgevit.derivation.algebra.embedding import encoder, flat_basis
+from edgevit.derivation.card import model_card
+from edgevit.errors import CheckpointError, EdgeVitError, OptionError, OutputError, UnknownNameError
+from edgevit.network.anatomy import Block, BlockDims
+from edgevit.network.checkpoint import Model, derived_spec, describe, load, network_without_weights, open_base, save
+from edgevit.network.families import family_of
+from edgevit.records.derivation import Accuracies, AccuracyRecord
+from edgevit.records.model import ClassLabel
+
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    (NAME, {}),
+    ("deit_tiny_distilled_patch16_224", {}),
+    (NAME, {"init_values": 0.1, "global_pool": "avg"}),
+    (NAME, {"reg_tokens": 4, "no_embed_class": True}),
+    (NAME, {"qkv_bias": False}),
+    (NAME, {"proj_bias": False}),
+    (NAME, {"proj_bias": False, "qkv_bias": False}),
+]
+kinds = pytest.mark.parametrize(("name", "args"), KINDS, ids=str)
+
+
+def images() -> torch.Tensor:
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def logits(model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(images())
+
+
+def derived(
+    network: nn.Module,
+    name: str,
+    args: Any,
+    qk: int,
+    vo: int,
+    *,
+    head: str = "subset",
+    embed: int | None = None,
+    half: bool = False,
+) -> Model:
+    """A model of three classes with other dimensions in its two blocks, without a key bias, as factors are.
+
+    `half`: the attention of the first block and the FFN of the second are gone.
+    """
+    base = describe(network, name, {**ARGS, **args, "num_classes": 10})
+    family = family_of(network)
+    blocks = []
+    for i, b in enumerate(family.read(network)):
+        q, v, e = qk + 8 * i, vo + 8 * i, 40 + 8 * i
+        attention = replace(b.attention.first(q, v), bk=None, bv=None)
+        blocks.append(Block(attention, b.ffn.keep(slice(e))))
+    if half:
+        blocks = [replace(blocks[0], attention=None), replace(blocks[1], ffn=None)]
+    slim = family.build(network, blocks).eval()
+    if embed is not None:
+        slim = family.with_embedding(slim, encoder(flat_basis(64), embed))
+    if head == "subset":
+        family.keep_classes(slim, [7, 0, 3])
+    labels = (ClassLabel("seven", 7), ClassLabel("zero", 0), ClassLabel("three", 3))
+    return Model(slim, derived_spec(base.spec, slim, head, labels))
+
+
+@kinds
+@pytest.mark.parametrize("form", ["base", "equal", "unequal", "full head", "narrow"])
+def test_a_saved_model_is_the_same_model(small_vit: Any, tmp_path: Path, name: str, args: Any, form: str) -> None:
+    network = small_vit(name, **args)
+    if form == "base":
+        model = describe(network, name, {**ARGS, **args})
+    else:
+        head = "full" if form == "full head" else "subset"
+        embed = 27 if form == "narrow" else None
+        model = derived(network, name, args, 16, 8 if form == "unequal" else 16, head=head, embed=embed)
+    save(model, tmp_path / "m", card="hello\n")
+    again = load(tmp_path / "m")
+    assert again.spec == model.spec and not again.network.training
+    assert torch.equal(logits(again), logits(model))
+    assert sorted(f.name for f in (tmp_path / "m").iterdir()) == ["README.md", "model.json", "model.safetensors"]
+    assert [f.name for f in tmp_path.iterdir()] == ["m"]
+    assert sum(p.numel() for p in again.network.parameters()) == again.spec.params
+    if form != "base":
+        assert again.spec.blocks[1] == BlockDims(2, 24, 16 if form == "unequal" else 24, 48)
+        assert again.classes == ["seven", "zero", "three"]
+        assert again.spec.class_columns == ([7, 0, 3] if form == "full head" else [0, 1, 2])
+        assert again.spec.plain_timm == (form != "unequal")
+        assert again.spec.base.embed == 64
+        assert again.spec.timm_args["embed_dim"] == (27 if form == "narrow" else 64)
+
+
+def test_a_model_folder_is_a_base_again(small_vit: Any, tmp_path: Path) -> None:
+    save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "m")
+    base = open_base(tmp_path / "m", preprocessing={"mean": [0.1, 0.2, 0.3]})
+    assert base.spec.base.embed == 64
+    assert base.preprocessing["mean"] == [0.1, 0.2, 0.3]
+    with pytest.raises(OptionError, match="brings its own weights"):
+        open_base(tmp_path / "m", pretrained=True)
+
+
+def test_a_model_with_another_embedding_is_a_base_of_that_width(small_vit: Any, tmp_path: Path) -> None:
+    save(derived(small_vit(), NAME, {}, 16, 16, embed=27), tmp_path / "m")
+    base = open_base(tmp_path / "m")
+    assert base.spec.base.embed == 27
+    slim = family_of(base.network).with_embedding(base.network, encoder(flat_basis(27), 9))
+    labels = tuple(ClassLabel(name, i) for i, name in enumerate(base.classes))
+    again = Model(slim, derived_spec(base.spec, slim, "subset", labels))
+    save(again, tmp_path / "n")
+    found = load(tmp_path / "n")
+    assert (found.spec.base.embed, found.spec.timm_args["embed_dim"]) == (27, 9)
+    assert torch.equal(logits(found), logits(again))
+
+
+PLAIN_TIMM = """
+import builtins, os, sys, PIL.Image
+def no_edgevit(name, *rest, real=builtins.__import__, **more):
+    assert name.partition(".")[0] != "edgevit", "edgevit is imported"
+    return real(name, *rest, **more)
+builtins.__import__ = no_edgevit
+import torch
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    readme = open("README.md").read()
+    parts = [part.partition("```")[0] for part in readme.split("```python\\n")[1:]]
+    (code,) = [part for part in parts if "import json, timm" in part]
+    PIL.Image.new("RGB", (40, 50)).save("photo.jpg")
+    scope = {}
+    exec(code, scope)
+    assert not scope["model"].training
+    with torch.inference_mode():
+        torch.save(scope["model"](torch.load("images.pt")), "logits.pt")
+assert not any(name.partition(".")[0] == "edgevit" for name in sys.modules)
+"""
+
+
+def test_the_code_in_the_readme_loads_a_model_in_plain_timm_without_edgevit(small_vit: Any, tmp_path: Path) -> None:
+    expected = {}
+    for i, (name, args) in enumerate([*KINDS, (NAME, {})]):
+        last = i == len(KINDS)  # of which one block has no attention, and the other no FFN
+        model = derived(small_vit(name, **args), name, args, 16, 16, embed=27 if i % 2 else None, half=last)
+        entry = AccuracyRecord(0.5, 3)
+        loader = family_of(model.network).plain_loader(model.network)
+        card = model_card("m", model.spec, derivation_of(None, accuracy=Accuracies(entry, entry, None, entry)), loader)
+        folder = tmp_path / str(i)
+        save(model, folder, card=card)
+        torch.save(images(), folder / "images.pt")
+        expected[folder] = logits(model)
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_TIMM, *map(str, expected)], text=True, capture_output=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    for folder, value in expected.items():
+        assert torch.equal(torch.load(folder / "logits.pt"), value), folder
+
+
+def test_the_readme_of_unequal_widths_names_edgevit_instead(small_vit: Any) -> None:
+    model = derived(small_vit(), NAME, {}, 16, 8)
+    accuracy = Accuracies(None, None, None, AccuracyRecord(0, 1))
+    card = model_card("m", model.spec, derivation_of(None, accuracy=accuracy), None)
+    assert "import edgevit" in card and "Plain timm cannot express it" in card and "timm.create_model" not in card
+
+
+# -- model folders that are not right ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(small_vit: Any, tmp_path: Path) -> Path:
+    save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "m")
+    return tmp_path / "m"
+
+
+def change(folder: Path, **fields: Any) -> None:
+    rewrite_spec(folder, lambda spec: spec.update(fields))
+
+
+def change_base(folder: Path, **fields: Any) -> None:
+    rewrite_spec(folder, lambda spec: spec["base"].update(fields))
+
+
+def edit(folder: Path, now: str, then: str) -> None:
+    """Edit model.json by hand, without its seal."""
+    text = (folder / "model.json").read_text()
+    assert now in text
+    (folder / "model.json").write_text(text.replace(now, then))
+
+
+def drop(folder: Path, field: str) -> None:
+    rewrite_spec(folder, lambda spec: spec.pop(field))
+
+
+def flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+
+
+SMALL_IMAGES = {"input_size": [3, 8, 8], "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3,
+                "crop_pct": 0.9, "crop_mode": "center"}  # fmt: skip
+BROKEN: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("no weights", lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
+    ("no spec", lambda f: (f / "model.json").unlink(), "model.json is missing"),
+    ("altered", lambda f: flip_a_bit(f / "model.safetensors"), "was altered: its hash is"),
+    ("truncated", lambda f: os.truncate(f / "model.safetensors", 1000), "was altered"),
+    (
+        "next schema",
+        lambda f: change(f, schema=6),
+        "has schema 6; this edgevit 0.1.0 reads up to 5 (written by edgevit 0.1.0): install a newer edgevit",
+    ),
+    ("no schema", lambda f: drop(f, "schema"), "has schema nothing"),
+    ("half a spec", lambda f: os.truncate(f / "model.json", 100), "is not JSON"),
+    ("binary spec", lambda f: (f / "model.json").write_bytes(b"\xff\xfe\x00"), "is not text in UTF-8"),
+    ("a list", lambda f: (f / "model.json").write_text("[1]"), "holds a list"),
+    ("no hash", lambda f: drop(f, "weights_sha256"), "lacks weights_sha256"),
+    ("no blocks", lambda f: drop(f, "blocks"), "lacks blocks"),
+    ("blocks of text", lambda f: change(f, blocks="many"), "has 'many' as blocks, expected a valid array"),
+    ("too few blocks", lambda f: change(f, blocks=[]), "blocks, tuple should have at least 1 item"),
+    ("other heads", lambda f: edit(f, '"heads": 2,', '"heads": 1,'), "was altered: the hash of what it says is"),
+    ("false MACs", lambda f: change(f, macs=1000), "it says 1000 MACs, and the model has"),
+    ("false parameters", lambda f: change(f, params=1000), "it says 1000 parameters, and the model has"),
+    ("false MACs of the base", lambda f: change_base(f, macs=9**9), "it says 387420489 MACs of the base"),
+    ("other images", lambda f: change(f, preprocessing=SMALL_IMAGES), "[3, 8, 8] input size, and the model has [3, 32"),
+    ("no such images", lambda f: change(f, preprocessing={}), "preprocessing, lacks input_size"),
+    ("a class twice", lambda f: change(f, classes=[{"name": "3", "base_index": 3}] * 3), "has a class twice"),
+    ("no such row", lambda f: change_base(f, outputs=5), "has a class beyond the 5 outputs of its base"),
+    ("no family", lambda f: change(f, family="vot"), "describes 2 blocks of family vot"),
+    ("no such model", lambda f: change(f, timm_name="vit_tinny"), "no timm model"),
+    ("odd arguments", lambda f: change(f, timm_args={"num_heads": 7, "num_classes": 3}), "num_heads=7"),
+    ("other classes", lambda f: change(f, timm_args={**ARGS, "num_classes": 5}), "has 3 classes and 5 outputs"),
+    (
+        "deeper",
+        lambda f: change(f, timm_args={**ARGS, "depth": 3, "num_classes": 3}),
+        "timm_args.depth and 2 blocks",
+    ),
+]
+
+
+@pytest.mark.parametrize(("spoil", "said"), [b[1:] for b in BROKEN], ids=[b[0] for b in BROKEN])
+def test_a_broken_model_folder_is_one_line(folder: Path, spoil: Callable[[Path], Any], said: str) -> None:
+    spoil(folder)
+    with pytest.raises(EdgeVitError) as refusal:
+        load(folder)
+    assert said in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_folder_that_is_none_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere does not exist; check the path"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="no model folder at"):
+        open_base(str(tmp_path / "nowhere"))
+
+
+def test_an_existing_folder_is_not_touched(small_vit: Any, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "mine.txt").write_text("mine")
+    with pytest.raises(OutputError, match="exists and is not overwritten"):
+        save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "m")
+    assert [f.name for f in tmp_path.rglob("*")] == ["m", "mine.txt"]
+    assert (tmp_path / "m" / "mine.txt").read_text() == "mine"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 KiB, where this user may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(small_vit: Any, small_disk: Path) -> None:
+    with pytest.raises(OutputError, match=r"cannot write .*No space left on device.*; free some space") as refusal:
+        save(derived(small_vit(), NAME, {}, 16, 16), small_disk / "m")
+    assert "\n" not in str(refusal.value)
+    assert list(small_disk.iterdir()) == []
+
+
+@pytest.mark.parametrize("limit", [0, 100_000, 300_000], ids=["at once", "in the weights", "in a later file"])
+def test_a_file_that_may_not_grow_is_one_line_and_leaves_nothing(small_vit: Any, tmp_path: Path, limit: int) -> None:
+    model = derived(small_vit(), NAME, {}, 16, 16)
+    assert 100_000 < 4 * model.spec.params < 300_000
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(OutputError, match="cannot write") as refusal:
+            save(model, tmp_path / "m", card="x" * 400_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(refusal.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_is_one_line(small_vit: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"file is not a folder, so .* cannot be made"):
+        save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "file" / "m")
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"img_size": "big"}, {"num_heads": 0}, {"num_heads": 7}, {"patch_size": 0}, {"embed_dim": -64}, {"depth": "x"},
+     {"act_layer": "gulu"}, {"global_pool": "median"}, {"colour": 1}, {"img_size": (1, 2, 3)}, {"mlp_ratio": "a"},
+     {"norm_layer": "foo"}, {"patch_size": 64}, {"num_classes": -3}, {"num_classes": "ten"}, {"pos_embed": "fourier"}],
+    ids=str,
+)  # fmt: skip
+def test_arguments_that_timm_refuses_are_one_line(small_vit: Any, tmp_path: Path, args: Any) -> None:
+    save_file(small_vit().state_dict(), tmp_path / "base.safetensors")
+    with pytest.raises(EdgeVitError) as refusal:
+        open_base(NAME, checkpoint=tmp_path / "base.safetensors", model_args={**ARGS, **args})
+    assert "\n" not in str(refusal.value) and "--model-arg" in str(refusal.value)
+
+
+def test_a_name_that_timm_does_not_know_is_corrected() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'deit_base_patch16_224'"):
+        open_base("deit_base_patch16_244", pretrained=True)
+    with pytest.raises(CheckpointError, match="give --checkpoint FILE, or --pretrained"):
+        open_base(NAME)
+    with pytest.raises(OptionError, match="exclude each other"):
+        open_base(NAME, checkpoint="x.pth", pretrained=True)
+
+
+@pytest.mark.parametrize("prefix", ["timm/", "hf-hub:timm/", "hf_hub:timm/"])
+def test_names_as_the_hubs_write_them_are_timms(small_vit: Any, tmp_path: Path, prefix: str) -> None:
+    save_file(small_vit().state_dict(), tmp_path / "base.safetensors")
+    model = open_base(f"{prefix}{NAME}.augreg_in21k", checkpoint=tmp_path / "base.safetensors", model_args=ARGS)
+    assert model.spec.timm_name == f"{NAME}.augreg_in21k"
+
+
+def test_weights_alone_are_opened_by_their_shapes_and_their_folder(small_vit: Any, tmp_path: Path) -> None:
+    """A folder as timm saves it, and a file whose heads have the usual width."""
+    network = small_vit()
+    save_file(network.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": NAME, "model_args": {"num_heads": 2}}))
+    for base in (tmp_path, tmp_path / "model.safetensors", f"local-dir:{tmp_path}"):
+        model = open_base(base)
+        assert model.spec.timm_name == NAME and torch.equal(logits(model), logits(network))
+        assert model.spec.timm_args == {**ARGS, "num_classes": 10}
+        blocks = network_without_weights(base).blocks.state_dict()
+        assert {key: value.shape for key, value in blocks.items()} == {
+            k: v.shape for k, v in network.blocks.state_dict().items()
+        }
+    (tmp_path / "config.json").unlink()
+    distilled = small_vit("deit_tiny_distilled_patch16_224", num_heads=1)
+    save_file(distilled.state_dict(), tmp_path / "model.safetensors")
+    model = open_base(tmp_path / "model.safetensors")
+    assert model.spec.timm_name == "deit_tiny_distilled_patch16_224" and torch.equal(logits(model), logits(distilled))
+    with pytest.raises(CheckpointError, match="its shapes are of the kind of deit_tiny_distilled_patch16_224"):
+        open_base(NAME, checkpoint=tmp_path, model_args=ARGS)
+    save_file(small_vit(embed_dim=96).state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="96 channels are no multiple of 64; give --model-arg num_heads=N"):
+        open_base(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"num_heads": -1}, "timm_args.num_heads=-1 is not possible"),
+        ({"norm_layer": "layernorm2d"}, "cannot run with its arguments"),
+        ({"checkpoint_path": "evil.pth"}, "timm_args.checkpoint_path is no argument that edgevit passes to timm"),
+    ],
+)
+def test_arguments_in_a_sealed_folder_are_those_of_a_network_that_runs(
+    small_vit: Any, tmp_path: Path, args: Any, said: str
+) -> None:
+    save(describe(small_vit(), NAME, ARGS), tmp_path / "m")
+    rewrite_spec(tmp_path / "m", lambda spec: spec["timm_args"].update(args))
+    with pytest.raises(CheckpointError) as refusal:
+        load(tmp_path / "m")
+    assert said in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_network_that_cannot_run_or_is_larger_than_memory_is_not_made() -> None:
+    with pytest.raises(OptionError, match="cannot run with its arguments"):
+        network_without_weights(NAME, {**ARGS, "norm_layer": "layernorm2d"})
+    with pytest.raises(OptionError, match=r"takes \d+ GB, and this machine has \d+ GB; check --model-arg"):
+        network_without_weights(NAME, {"embed_dim": 2**16, "num_heads": 1, "depth": 16})
+
+
+def test_pretrained_without_a_network_is_one_line(
+    tmp_path: Path, edgevit_main: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # which was read from the environment before
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.chdir(tmp_path)
+    ran = edgevit_main("derive", NAME, "--pretrained", "--data", "digits", "--rate", "0.5", "--out", "out")
+    assert ran.code == 1 and not ran.out
+    assert ran.told[0].startswith(f"timm's weights of {NAME}, from the Hugging Face hub")
+    assert ran.told[1].startswith(f"error: no pretrained weights for {NAME}") and "--checkpoint" in ran.told[1]
+    assert len(ran.told) == 2
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+
+
+def test_a_hub_that_does_not_answer_is_not_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waits to try again"))
+    monkeypatch.setenv("NO_PROXY", "*")
+    with pytest.raises(CheckpointError, match=r"http://127\.0\.0\.1:9 does not answer, and no copy is in the cache"):
+        open_base(NAME, pretrained=True)
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is False
+
+
+def test_preprocessing_is_the_bases_own_but_for_what_was_given(small_vit: Any) -> None:
+    network = small_vit()
+    own = describe(network, NAME, ARGS).preprocessing
+    assert own["input_size"] == [3, 32, 32] and own["mean"] == [0.5, 0.5, 0.5] and own["crop_pct"] == 0.9
+    changed = describe(network, NAME, ARGS, {"mean": [0.1, 0.2, 0.3], "crop_pct": 1.0}).preprocessing
+    assert changed == {**own, "mean": [0.1, 0.2, 0.3], "crop_pct": 1.0}
+    deit = describe(small_vit("deit_tiny_distilled_patch16_224"), "deit_tiny_distilled_patch16_224", ARGS)
+    assert deit.preprocessing["mean"] == [0.485, 0.456, 0.406]
+
+
+def test_a_base_whose_weights_do_not_matter_is_the_same_every_time_and_has_a_classifier() -> None:
+    one, other = (network_without_weights(NAME, {**ARGS, "num_classes": 0}) for _ in range(2))
+    assert one.num_classes == 1000 and not one.training
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    with pytest.raises(UnknownNameError, match="no timm model or model folder 'vit_tinny"):
+        network_without_weights("vit_tinny_patch16_224")

@@ -1,0 +1,36 @@
+"""Copies of networks that were observed and trained."""
+
+import pytest
+import timm
+import torch
+
+from edgevit.network.copies import bare_copy, shape_copy, without_values
+
+
+def test_a_copy_leaves_hooks_and_a_forward_of_the_instance_behind(small_vit):
+    network, seen = small_vit(), []
+    network.blocks[0].register_forward_hook(lambda *_: seen.append(1))
+    network.forward = lambda x: x
+    images = torch.randn(1, 3, 32, 32)
+    assert bare_copy(network)(images).shape == (1, 10) and not seen
+
+
+def test_a_copy_of_sizes_holds_no_value(small_vit):
+    network = small_vit()
+    copied = shape_copy(network)
+    kept = {name: (t.shape, t.dtype) for name, t in network.state_dict().items()}
+    assert {name: (t.shape, t.dtype) for name, t in copied.state_dict().items()} == kept
+    assert all(t.is_meta for t in copied.state_dict().values()) and not network.cls_token.is_meta
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"])
+def test_a_network_without_values_has_the_shapes_of_one_with_them(name):
+    with torch.device("meta"):
+        usual = timm.create_model(name)
+    with without_values():
+        bare, scale = timm.create_model(name), torch.nn.init.ones_(torch.empty(2, device="cpu"))
+        one = torch.nn.init.constant_(torch.empty(2), 1.0)
+    kinds = [{key: (t.shape, t.dtype, t.is_meta) for key, t in n.state_dict().items()} for n in (usual, bare)]
+    assert kinds[0] == kinds[1]
+    assert scale.tolist() == [1, 1], "a tensor on a device is filled"
+    assert one.is_meta and torch.nn.init.constant_(torch.empty(2), 1.0).tolist() == [1, 1]

@@ -1,0 +1,106 @@
+"""What a timm class has under which name, only its family knows: no other file of the package names it.
+
+A name that edgevit's own classes or functions have, too, is looked for where it is asked of a network.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterable, Iterator
+
+import timm
+import torch
+from family_examples import EXAMPLES
+from places import ROOT
+from small_models import ARGS
+from torch import nn
+
+from edgevit.network.copies import without_values
+
+# Arguments of timm.create_model, which a person may give, too (--model-arg), and model.json repeats: no attributes.
+ARGUMENT = "an argument of timm.create_model"
+ELSEWHERE = {
+    ("network/checkpoint.py", "img_size"): ARGUMENT,
+    ("network/checkpoint.py", "num_classes"): ARGUMENT,
+    ("records/model.py", "embed_dim"): ARGUMENT,
+    ("records/model.py", "num_classes"): ARGUMENT,
+    ("derivation/base.py", "num_classes"): ARGUMENT,
+    ("cli/base.py", "num_classes"): ARGUMENT,
+    ("network/request.py", "num_classes"): ARGUMENT,
+    ("jobs/suite/suite.py", "embed_dim"): ARGUMENT,
+    ("jobs/suite/suite.py", "num_heads"): ARGUMENT,
+    ("jobs/suite/suite.py", "global_pool"): ARGUMENT,
+    ("jobs/suite/suite.py", "img_size"): ARGUMENT,
+    ("exporting/structure.py", "patch_embed"): "a name of nodes of somebody's ONNX file, like those of edgevit's own",
+    ("exporting/structure.py", "attn"): "likewise",
+    ("exporting/structure.py", "mlp"): "likewise",
+    ("records/release.py", "num_heads"): ARGUMENT,
+    ("records/release.py", "global_pool"): ARGUMENT,
+    ("records/release.py", "pretrained_cfg"): "what a publisher's config.json says beside the weights",
+}
+NETWORKS = {"model", "network", "net", "teacher", "student", "dense", "slim", "copied"}
+
+
+def names_of_timm() -> set[str]:
+    """The attributes of timm's models and of their modules, and what their forward passes are given, but x."""
+    layers = (nn.Linear(1, 1), nn.LayerNorm(1), nn.Conv2d(1, 1, 1), nn.Dropout(), torch.zeros(1))
+    torchs = {"self", "x", *(name for one in layers for name in dir(one))}
+    found = set()
+    for name, args in EXAMPLES["vit"]:
+        with without_values():
+            model = timm.create_model(name, **{**ARGS, **args, "depth": 1})
+        for module in model.modules():
+            if type(module).__module__.startswith("timm."):
+                found |= {*dir(module), *inspect.signature(type(module).forward).parameters}
+    return {name for name in found - torchs if not name.startswith("__")}
+
+
+def last(node: ast.expr) -> str:
+    """`network` of network and of self.network."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def names_in(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Every name that code asks an object for, with the object's; and keywords and names in strings, without."""
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.attr, last(node.value)
+        elif isinstance(node, ast.keyword) and node.arg:
+            yield node.arg, ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            parts = [part for part in node.value.split(".") if part]
+            yield from ((part, "") for part in parts if all(map(str.isidentifier, parts)))
+
+
+def own_names(trees: Iterable[ast.Module]) -> set[str]:
+    """What edgevit's own classes have."""
+    found = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.ClassDef):
+            found |= {last(one.target) for one in node.body if isinstance(one, ast.AnnAssign)}
+            found |= {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and last(node.value) == "self":
+            found.add(node.attr)
+    return found
+
+
+def test_no_file_but_a_family_knows_an_attribute_of_a_timm_class() -> None:
+    package, timms = ROOT / "edgevit", names_of_timm()
+    assert {"qkv", "blocks", "cls_token", "fc1", "attn_mask", "num_features", "head", "gamma"} <= timms
+    trees = {
+        file.relative_to(package).as_posix(): ast.parse(file.read_text("utf-8"))
+        for file in sorted(package.rglob("*.py"))
+        if "families" not in file.relative_to(package).parts[:-1] or file.parent.name == "families"
+    }
+    del trees["network/arguments.py"]  # which lists what timm may be given
+    own = own_names(trees.values())
+    assert "blocks" in own and not own & {"qkv", "cls_token", "fc1", "num_features"}
+    known = {
+        (file, name)
+        for file, tree in trees.items()
+        for name, of in names_in(tree)
+        if name in timms and (name not in own or of in NETWORKS)
+    }
+    assert known == set(ELSEWHERE)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from model_folders import export_of
+from seals import unsealed
+
+from edgevit.errors import ExportError
+from edgevit.records.export import EXPORT_KIND, AccuracyCheck, ExportedFile, FileAccuracy, Parity
+
+FP32 = {"model.fp32.onnx": ExportedFile("d" * 64, 10, {"Add": 3})}
+PARITY = {"fp32": Parity(1e-7, 1e-4, 1e-6, 3.0, 4, "random")}
+
+
+def test_a_record_reads_back_as_it_was_written_and_does_not_say_where_it_lies() -> None:
+    record = replace(export_of(FP32), parity=PARITY)
+    content = json.loads(EXPORT_KIND.text(record))
+    assert EXPORT_KIND.checked(content, "it", folder=Path()) == record and "folder" not in content
+
+
+def test_an_export_of_schema_1_calls_nothing_other() -> None:
+    content = EXPORT_KIND.content(export_of(FP32))
+    del content["rejection"]
+    assert EXPORT_KIND.checked(unsealed(EXPORT_KIND, content, 1), "it", folder=Path()).rejection is None
+
+
+def test_checks_of_files_that_are_not_listed_are_one_line() -> None:
+    content = EXPORT_KIND.content(replace(export_of(FP32), parity=PARITY))
+    with pytest.raises(ExportError, match=r"it is wrong: it tells of model\.fp32\.onnx, which is not among its files"):
+        EXPORT_KIND.checked({**content, "files": {}}, "it", folder=Path())
+    accuracy = AccuracyCheck("d", "test", 3, 0.5, {"fp16": FileAccuracy(0.5, 1.0, 0.9, {})})
+    with pytest.raises(ValueError, match="the accuracy of other files than it lists"):
+        replace(export_of(FP32), parity=PARITY, accuracy=accuracy)

@@ -1,0 +1,526 @@
+"""Which model is to be taken, and what of it is known where."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import load
+import pytest
+from counting import calls
+from model_folders import some_spec
+from some_report import (
+    BASE,
+    CLASSES,
+    DATA,
+    GOOD,
+    NANO,
+    NX,
+    POOR,
+    accuracies,
+    accuracy,
+    derived,
+    turns,
+    write_everything,
+    write_folder,
+)
+from some_runs import MS
+
+from edgevit.board.gates import parse_gate
+from edgevit.records.answers import PartAnswers, RightImages
+from edgevit.records.derivation import (
+    DERIVATION_KIND,
+    Accuracies,
+    AccuracyRecord,
+    FirstRecord,
+    StartRecord,
+    ValidationRecord,
+)
+from edgevit.records.engine import EngineRecord
+from edgevit.records.imported import ImportedDocument
+from edgevit.records.model import ClassLabel
+from edgevit.records.model_folder import ModelFolder
+from edgevit.reporting.choice import AXES, Entry, Panel, are_level, cost_on_axis, not_shown, panels
+from edgevit.reporting.gather import Found, FoundModel, gather
+from edgevit.reporting.page import as_html
+from edgevit.reporting.tables import answer, as_markdown, heading, kept_apart, notes
+from edgevit.reporting.views import model_view, panel_data, tabs
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return gather([write_everything(tmp_path_factory.mktemp("everything"))])
+
+
+def by_title(panel: Panel) -> dict[str, Entry]:
+    return {entry.title: entry for entry in panel.entries}
+
+
+def test_each_place_is_a_panel_with_three_baselines_on_top(found: Found) -> None:
+    nano, nx, gone = panels(found)
+    assert [panel.place and panel.place.title for panel in (nano, nx, gone)] == [
+        "Nano, 25W, TensorRT 10.3.0, batch 1", *["NX, 15W, TensorRT 10.3.0, batch 1"] * 2,
+    ]  # fmt: skip
+    full, restricted, finetuned = nano.entries[:3]
+    assert [entry.is_baseline for entry in nano.entries] == [True] * 3 + [False] * 2
+    assert (full.top1, restricted.top1, finetuned.top1) == (0.9, BASE.top1, None)
+    assert (full.p50_ms, restricted.p50_ms, restricted.ratio) == (None, pytest.approx(8.009), 1.0)
+    assert (gone.task, [entry.title for entry in gone.entries]) == (None, ["lost"])
+
+
+def test_figures_are_medians_of_the_runs_and_the_ratio_is_of_the_rounds(found: Found) -> None:
+    t1 = by_title(panels(found)[0])["t1"]
+    assert (t1.repeats, t1.p50_ms, t1.macs, t1.method) == (6, pytest.approx(3.009), 500_000, "nuwa")
+    assert t1.ratio == pytest.approx(3.009 / 8.009, rel=1e-3) and t1.ratio_of == "p50"
+    assert t1.energy_mj is not None and t1.file_bytes == 2000
+
+
+def test_of_sessions_with_as_many_runs_the_latest_gives_the_ratio(found: Found) -> None:
+    first = [run for run in found.runs if run.session == "s1"]
+    for session, day, factor in (("a", 2, 2), ("z", 2, 3), ("z", 0, 4)):
+        again = [
+            replace(run, session=session, created=f"2030-01-0{day}" if day else "2000-01-01",
+                    latencies_ns=tuple(factor * n for n in run.latencies_ns) if run.label == "t1" else run.latencies_ns)
+            for run in first
+        ]  # fmt: skip
+        ratio = by_title(panels(replace(found, runs=[*first, *again]))[0])["t1"].ratio
+        assert ratio == pytest.approx(3.009 / 8.009 * (factor if day else 1), rel=1e-3)
+
+
+def test_the_accuracy_is_that_of_the_very_file_where_it_was_judged_on_the_same_images(found: Found) -> None:
+    nano, nx, _ = panels(found)
+    onnx, engine = by_title(nano)["t1"], by_title(nx)["t1"]
+    assert (onnx.top1, onnx.judged) == (pytest.approx(0.945), "model.fp16.onnx")
+    assert (engine.top1, engine.judged) == (0.94, found.models[1].engines[0].file)
+    unmeasured = by_title(nx)["t2"]
+    assert (unmeasured.top1, unmeasured.judged, unmeasured.p50_ms) == (0.7, "torch", None)
+
+    def on_fewer(record: EngineRecord) -> EngineRecord:
+        assert record.accuracy is not None
+        return replace(record, accuracy=replace(record.accuracy, images=50))
+
+    t1 = replace(found.models[1], engines=tuple(map(on_fewer, found.models[1].engines)))
+    other = by_title(panels(replace(found, models=[found.models[0], t1]))[1])["t1"]
+    assert (other.top1, other.judged) == (GOOD.top1, "torch")
+
+
+def test_the_fastest_that_is_as_accurate_as_the_base_is_taken(found: Found) -> None:
+    nano = panels(found)[0]
+    assert nano.goal == BASE.top1 and [entry.title for entry in nano.reaching()] == ["t1"]
+    taken = nano.recommended()
+    assert taken is not None and taken.title == "t1"
+    assert [axis.name for axis in nano.axes] == [axis.name for axis in AXES]
+
+
+def test_a_model_that_fails_a_gate_or_is_void_is_not_taken(found: Found) -> None:
+    assert panels(found, [parse_gate("p99<2ms")])[0].recommended() is None
+    nano = panels(found, [parse_gate("p99<4ms"), parse_gate("p99@8<1ms")])[0]
+    t1 = by_title(nano)["t1"]
+    assert nano.recommended() is t1 and (t1.gates_passed, t1.gates_failed) == (1, 0)
+    moved = [replace(run, power_mode_after="MAXN") if run.label == "t1" else run for run in found.runs]
+    void = panels(replace(found, runs=moved))[0]
+    entry = by_title(void)["t1"]
+    assert entry.void and entry.ratio is None and void.recommended() is None
+    assert [cost_on_axis(entry, axis) for axis in AXES][:2] == [None, None] and cost_on_axis(entry, AXES[5]) == 500_000
+
+
+def test_a_model_that_is_accurate_and_not_taken_is_not_called_inaccurate(found: Found) -> None:
+    """Because it was not measured where another was, all its runs are void, or a gate fails."""
+    poor = panels(replace(found, runs=[run for run in found.runs if run.label != "t1"]))[0]
+    assert [e.title for e in poor.reaching()] == ["t1"] and poor.recommended() is None
+    assert heading(poor) == "No model that is as accurate as the base has a figure for latency, p50"
+    assert answer(poor).endswith("has 96.00 %. Measure t1, too, in turns with the base.")
+    axes = {axis["name"]: axis["none"] for axis in panel_data(poor, {})["axes"]}
+    assert axes["energy_mj"] == "No model that is as accurate as the base has a figure for energy of an image"
+    moved = [replace(run, power_mode_after="MAXN") for run in found.runs]
+    void = panels(replace(found, runs=moved))[0]
+    assert heading(void) == "Every model that is as accurate as the base was measured in void runs"
+    assert answer(void).endswith("has 96.00 %. What speaks against t1 is told below the table.")
+    failing = panels(found, [parse_gate("p99<1ms")])[0]
+    assert answer(failing).endswith("has 96.00 %. What speaks against t1 is told below the table.")
+    baseless = replace(void, entries=tuple(void.models))
+    assert heading(baseless) == "Every model was measured in void runs"
+    assert "there is no base to set it against" in answer(baseless)
+
+
+def test_what_was_not_measured_passes_no_gate(found: Found) -> None:
+    without = [replace(run, power=None) if run.label == "t1" else run for run in found.runs]
+    nano = panels(replace(found, runs=without), [parse_gate("energy<1J"), parse_gate("p99<4ms")])[0]
+    t1 = by_title(nano)["t1"]
+    assert [verdict.state for verdict in t1.verdicts] == ["not measured", "pass"] and t1.gates_failed == 0
+    assert nano.recommended() is None and nano.reaching() == []
+    assert heading(nano) == "No model that is as accurate as the base passes the gates"
+    assert "t1 is not known to keep to energy<1J, which was not measured" in notes(nano)
+    assert panel_data(nano, {})["none_reaching"] == heading(nano)
+    some = [run for run in without if run.label != "t1" or run.round == 1] + [r for r in found.runs if r.round == 2]
+    assert panels(replace(found, runs=some), [parse_gate("energy<1J")])[0].recommended() is None, "one of two runs has"
+
+
+def test_a_model_without_a_run_passes_no_gate(found: Found) -> None:
+    for runs in ([run for run in found.runs if run.label != "t1"], []):
+        unmeasured = replace(found, runs=runs)
+        assert [e.title for e in panels(unmeasured)[0].reaching()] == ["t1"], "nothing was asked"
+        panel = panels(unmeasured, [parse_gate("p99<1s")])[0]
+        assert by_title(panel)["t1"].verdicts == () and panel.reaching() == []
+        assert {entry["title"]: entry["free"] for entry in panel_data(panel, {})["entries"]}["t1"] is False
+
+
+def test_weights_are_not_set_beside_files_that_were_measured(found: Found) -> None:
+    """A model that was not measured there stands by the exported file of the same name, if it has that."""
+    some = [replace(run, model="model.fp16.onnx") for run in found.runs if run.session == "s1" and run.label != "t2"]
+    assert by_title(panels(replace(found, runs=some))[0])["t2"].file_bytes == 2000
+    engine = by_title(panels(found)[1])
+    assert engine["t1"].file_bytes == 64 and engine["t2"].file_bytes is None
+    assert by_title(panels(replace(found, runs=[]))[0])["t2"].file_bytes == 3000
+
+
+def test_on_a_busy_machine_the_ratio_decides(found: Found) -> None:
+    busy = [replace(run, cpu_busy_ns=30 * 10**9, cpu_own_ns=10**9) for run in found.runs]
+    assert panels(replace(found, runs=busy))[0].axes[0].name == "ratio"
+
+
+def test_on_a_busy_machine_ratios_of_runs_that_were_not_in_turns_are_not_said_to_hold(found: Found) -> None:
+    busy = [replace(run, cpu_busy_ns=30 * 10**9, cpu_own_ns=10**9) for run in found.runs]
+
+    def apart(*labels: str) -> Panel:
+        alone = [replace(run, session=None, round=None) if run.label in labels else run for run in busy]
+        return panels(replace(found, runs=alone))[0]
+
+    none, some = apart("base", "t1", "t2"), apart("t2")
+    assert by_title(none)["t1"].ratio is by_title(some)["t2"].ratio is None and by_title(some)["t1"].ratio is not None
+    assert none.axes[0].name == some.axes[0].name == "p50_ms"
+    assert "no ratio to the base is of rounds: measure models and base in turns" in notes(none)[0]
+    assert notes(some)[0].endswith("ratios to the base are of rounds (of means), and hold, but for t2, measured apart.")
+
+
+def test_a_void_run_does_not_make_the_milliseconds_of_a_busy_machine_decide(found: Found) -> None:
+    busy = {"cpu_busy_ns": 30 * 10**9, "cpu_own_ns": 10**9}
+    runs = [replace(r, **busy, throttled=("thermal",) if r.label == "t2" else ()) for r in found.runs]
+    nano = panels(replace(found, runs=runs))[0]
+    assert by_title(nano)["t2"].void and nano.axes[0].name == "ratio"
+    assert notes(nano)[0].endswith("; ratios to the base are of rounds (of means), and hold.")
+
+
+def test_on_a_machine_whose_speed_changes_the_ratio_decides(found: Found) -> None:
+    steady = panels(found)[0]
+    assert steady.spread < 1.1 and steady.axes[0].name == "p50_ms"
+    slowed = [
+        replace(run, latencies_ns=tuple(n * (2 + (run.round or 0) % 2) // 2 for n in run.latencies_ns))
+        for run in found.runs
+    ]
+    shaken = panels(replace(found, runs=slowed))[0]
+    assert shaken.spread > 1.4 and shaken.axes[0].name == "ratio"
+    told = next(note for note in notes(shaken) if note.startswith("The machine's speed changed"))
+    assert (
+        f"lie {shaken.spread:.2g} times apart" in told
+        and "ratios to the base are of rounds (of p50s), and hold" in told
+    )
+    assert by_title(shaken)["t1"].ratio == pytest.approx(by_title(steady)["t1"].ratio, rel=0.02)
+
+
+def test_tasks_and_seeds_are_kept_apart_with_the_base_in_each(tmp_path: Path) -> None:
+    write_folder(tmp_path / "base")
+    for seed in (42, 7):
+        write_folder(tmp_path / f"s{seed}", derivation=derived(GOOD, data=replace(DATA, seed=seed)))
+    made = panels(gather([tmp_path]))
+    assert [[entry.title for entry in panel.models] for panel in made] == [["s42"], ["s7"]]
+    assert all(panel.baselines[1].model == "base" and panel.place is None for panel in made)
+    assert made[0].recommended() == made[0].models[0]  # by its MACs, as nothing was measured
+
+
+PREPROCESSING = some_spec().preprocessing
+OTHERS = {
+    "weights": ({"base": replace(some_spec().base, weights_sha256="c" * 64)}, "weights bbbbbb", "weights cccccc"),
+    "name": ({"base": replace(some_spec().base, weights_sha256="c" * 64), "timm_name": "vit_small_patch16_224"},
+             "vit_tiny_patch16_224", "vit_small_patch16_224"),
+    "preprocessing": ({"preprocessing": {**PREPROCESSING, "crop_pct": 1.0}}, "crop pct 0.9", "crop pct 1.0"),
+    "classes": ({"classes": (ClassLabel("cat", 4), ClassLabel("dog", 5))}, "outputs 3, 5", "outputs 4, 5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("differing", list(OTHERS))
+def test_models_are_judged_against_their_own_base_alone(tmp_path: Path, differing: str) -> None:
+    """Two sweeps of the same classes and images, measured in one place."""
+    spec, words, other_words = OTHERS[differing]
+    weak = replace(accuracies(POOR), base_restricted=accuracy(0.72, 52, 92))
+    for name, ms, told, fields in (("a", 8, weak, {}), ("b", 4, accuracies(GOOD), spec)):
+        runs = turns(write_folder(tmp_path / name / "base", label=f"{name}0", **fields), "base", ms, NANO, name)
+        made = derived(GOOD, accuracy=told)
+        runs += turns(
+            write_folder(tmp_path / name / "small", label=name, derivation=made, **fields), "s", ms / 4, NANO, name
+        )
+        (tmp_path / name / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in runs))
+    made = panels(found := gather([tmp_path]))
+    assert [(panel.base, panel.goal) for panel in made] == [(other_words, 0.96), (words, 0.72)], "the best base first"
+    for panel, name, ms in zip(made, "ba", (4, 8), strict=True):
+        assert [entry.model for entry in panel.entries if entry.model] == [f"{name}/base", f"{name}/small"]
+        base, small = (entry for entry in panel.entries if entry.runs)
+        assert (base.p50_ms, base.ratio, small.ratio) == (pytest.approx(ms, rel=0.01), 1, pytest.approx(0.25, rel=0.02))
+        assert panel.recommended() is small, "each is as good as its own base"
+    assert [any(f"({other_words}: 96.00 %)" in note for note in notes(panel)) for panel in made] == [False, True]
+    assert kept_apart(made) == [
+        f"2 bases are kept apart, as models are judged against their own: {other_words}; {words}."
+    ]
+    assert tabs(made) == [other_words, words] and other_words in as_html(made, found)
+    assert f"base: {words}" in as_markdown(made, [])
+
+
+def test_two_sweeps_of_one_base_share_its_baselines_and_each_has_its_own_rounds(tmp_path: Path) -> None:
+    for name, ms in (("a", 8), ("b", 4)):
+        runs = turns(write_folder(tmp_path / name / "base", label=f"{name}0"), "base", ms, NANO, name)
+        runs += turns(
+            write_folder(tmp_path / name / "small", label=name, derivation=derived(GOOD)), "s", ms / 4, NANO, name
+        )
+        (tmp_path / name / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in runs))
+    (panel,) = panels(gather([tmp_path]))
+    assert [entry.kind for entry in panel.baselines] == ["full head", "restricted", "fine-tuned"] and not panel.base
+    assert [entry.ratio for entry in panel.models] == [pytest.approx(0.25, rel=0.02)] * 2
+
+
+def test_panels_that_nobody_can_choose_by_are_not_made(tmp_path: Path) -> None:
+    small = turns(write_folder(tmp_path / "small", derivation=derived(GOOD)), "small", 2, NANO, "s")
+    sha = write_folder(tmp_path / "base")
+    other = replace(some_spec().base, weights_sha256="c" * 64)
+    alone = turns(write_folder(tmp_path / "alone" / "base", label="alone", base=other), "alone", 5, NX, "t")
+    write_folder(tmp_path / "unknown")
+    unjudged = derived(GOOD, data=None, accuracy=Accuracies(None, None, None, None))
+    (tmp_path / "unknown" / "derivation.json").write_text(DERIVATION_KIND.text(unjudged))
+    runs = [*small, *turns(sha, "base", 8, NANO, "s"), *turns(sha, "base", 8, NX, "u")]
+    for folder, lines in ((tmp_path, runs), (tmp_path / "alone", alone)):
+        (folder / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in lines))
+    made = panels(found := gather([tmp_path]))
+    assert [panel.place and panel.place.environment["board"] for panel in made] == ["Nano"], "NX has bases alone"
+    left_out = {Path(one.where).relative_to(tmp_path): one.why for one in not_shown(found, made)}
+    assert left_out == {
+        Path("alone/base"): "no model here was derived from it", Path("unknown"): "neither judged nor measured"
+    }  # fmt: skip
+    (panel,) = made = panels(found := gather([tmp_path / "alone"]))
+    assert panel.is_of_bases and panel.models[0].p50_ms and not not_shown(found, made), "where there is nothing else"
+
+
+def test_the_task_of_most_measured_models_is_first(found: Found, tmp_path: Path) -> None:
+    write_folder(tmp_path / "a", derivation=derived(GOOD, data=replace(DATA, seed=7)))
+    apart = panels(replace(found, models=[*gather([tmp_path]).models, *found.models]))
+    assert [[entry.title for entry in panel.models] for panel in apart[:2]] == [["t1", "t2"]] * 2
+
+
+def test_of_bases_that_were_fine_tuned_by_other_steps_the_most_accurate_is_the_baseline(tmp_path: Path) -> None:
+    for name, top1 in (("a", 0.7), ("b", 0.93), ("c", None)):
+        finetuned = None if top1 is None else AccuracyRecord(top1, 200)
+        write_folder(
+            tmp_path / name, derivation=derived(GOOD, accuracy=replace(accuracies(GOOD), base_finetuned=finetuned))
+        )
+    (panel,) = panels(gather([tmp_path]))
+    assert [(entry.kind, entry.top1) for entry in panel.baselines][2] == ("fine-tuned", 0.93)
+
+
+@pytest.mark.parametrize(("network", "taken"), [("finetuned", "b"), ("base", "a")])
+@pytest.mark.parametrize("known", [True, False])
+def test_models_of_a_trained_base_are_to_be_as_good_as_that(
+    tmp_path: Path, network: Any, taken: str, known: bool
+) -> None:
+    """The smaller one only reaches the base as it was, on the validation images as on the test images."""
+    finetuned, start = AccuracyRecord(0.99, 200), StartRecord(network, 30, 0.5, 0.4)
+    for name, top1, right, macs in (("a", GOOD, 181, 5 * 10**5), ("b", accuracy(0.98, 97, 99), 196, 10**6)):
+        told = replace(accuracies(top1), base_finetuned=finetuned)
+        validation = ValidationRecord(200, 180, right, 198 if known else None)
+        made = derived(top1, accuracy=told, start=start, validation=validation)
+        write_folder(tmp_path / name, derivation=made, macs=macs)
+    (panel,) = panels(gather([tmp_path]))
+    chosen = panel.recommended()
+    assert chosen is not None and chosen.title == taken
+    assert panel.part == ("validation" if known or network == "base" else "test")
+    told = "base trained on the classes has 99.00 %"
+    assert (told if network == "finetuned" else "base restricted to the classes has 96.00 %") in answer(panel)
+
+
+def test_what_cut_the_base_and_whether_it_was_trained_first_tells_models_apart(tmp_path: Path) -> None:
+    started = {name: StartRecord(name, 30, 0.5, 0.4) for name in ("base", "finetuned")}
+    first = (FirstRecord("corp", 0.1, {}, {}),)
+    write_folder(tmp_path / "a", derivation=derived(GOOD, start=started["base"]))
+    write_folder(tmp_path / "b", derivation=derived(GOOD, start=started["finetuned"]))
+    write_folder(tmp_path / "c", derivation=derived(GOOD, start=started["finetuned"], first=first))
+    found = gather([tmp_path])
+    (panel,) = panels(found)
+    ways = ["nuwa", "base trained, then nuwa", "base trained, then corp, then nuwa"]
+    assert [entry.method for entry in panel.models] == ways
+    view = model_view(found.models[2], "m0", found, [panel])
+    assert ("method", ways[2]) in view["provenance"] and "by corp, then nuwa for" in view["told"]
+
+
+def test_a_base_alone_is_a_model_whose_accuracy_is_not_known(tmp_path: Path) -> None:
+    write_folder(tmp_path / "base")
+    (panel,) = panels(gather([tmp_path]))
+    assert [(entry.kind, entry.top1) for entry in panel.entries] == [("model", None)] and panel.recommended() is None
+
+
+def test_runs_of_a_folder_that_is_gone_or_was_made_anew_are_not_its(tmp_path: Path) -> None:
+    sha = write_folder(tmp_path / "t1", derivation=derived(GOOD))
+    runs = turns(sha, "t1", 3, NANO, "s")
+    (tmp_path / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in runs))
+    (panel,) = panels(gather([tmp_path]))
+    assert [entry.p50_ms for entry in panel.models] == [pytest.approx(runs[0].p50_ns() / MS)]
+    shutil.rmtree(tmp_path / "t1")
+    (panel,) = panels(gather([tmp_path]))
+    assert [(entry.kind, entry.title) for entry in panel.entries] == [("gone", "t1")]
+
+
+def test_a_model_that_came_as_an_onnx_file_is_judged_by_its_export(tmp_path: Path) -> None:
+    write_folder(tmp_path / "o", derivation=derived(GOOD))
+    for name in ("model.json", "derivation.json"):
+        (tmp_path / "o" / name).unlink()
+    (tmp_path / "o" / "model.onnx").write_bytes(b"x" * 70)
+    preprocessing = some_spec().preprocessing
+    document = ImportedDocument(
+        file="other.onnx", file_sha256="0" * 64, weights_sha256="a" * 64, batch=1, opset=20, outputs=10, norms=(),
+        blocks=(), classes=CLASSES, preprocessing=preprocessing, seed=42, validation_fraction=0.1, data=DATA,
+        edgevit="0.1.0",
+    )  # fmt: skip
+    ModelFolder(tmp_path / "o").write_imported(document)
+    (panel,) = panels(found := gather([tmp_path]))
+    (entry,) = panel.entries
+    assert (entry.top1, entry.judged, entry.macs, entry.file_bytes) == (GOOD.top1, "the imported file", None, 70)
+    assert panel.task is not None and panel.task.classes == ("cat", "dog")
+    assert model_view(found.models[0], "m0", found, [panel])["exported_beside"] == "the imported file"
+
+
+def test_models_are_chosen_on_validation_images_where_all_were_judged_on_them(tmp_path: Path) -> None:
+    write_folder(tmp_path / "base")
+    for name, right, seen in (("small", 80, GOOD), ("large", 95, POOR)):
+        write_folder(tmp_path / name, derivation=derived(seen, validation=ValidationRecord(100, 96, right)))
+    (panel,) = panels(gather([tmp_path]))
+    assert panel.part == "validation" and [entry.title for entry in panel.reaching()] == ["large"]
+    assert "by more than chance: on 100 validation images, compared by intervals" in answer(panel)
+    assert answer(panel).endswith("On the test images the base restricted to the classes has 96.00 %.")
+    write_folder(tmp_path / "older", derivation=derived(GOOD))
+    (panel,) = panels(gather([tmp_path]))
+    assert panel.part == "test" and [entry.title for entry in panel.reaching()] == ["older", "small"]
+
+
+def on_images(right: int, total: int, first: int = 0) -> RightImages:
+    """So many right images in a row, from the first on."""
+    return RightImages.of(first <= i < first + right for i in range(total))
+
+
+def test_models_are_compared_with_their_base_by_pairs(tmp_path: Path) -> None:
+    """Of 100 validation images 6 and 10 that are lost are more than chance, and 5 are not; all reach it on test."""
+    for name, first in (("small", 0), ("large", 4)):
+        base = {"validation": on_images(100, 100), "test": on_images(192, 200)}
+        answers = {
+            "validation": PartAnswers(base["validation"], on_images(90 + first, 100)),
+            "test": PartAnswers(base["test"], on_images(190, 200)),
+        }
+        validation = ValidationRecord(100, 100, 90 + first)
+        write_folder(
+            tmp_path / name, derivation=derived(GOOD, validation=validation, answers=answers), macs=10**5 * (first + 1)
+        )
+    (panel,) = panels(gather([tmp_path]))
+    assert panel.part == "validation" and not panel.recalled
+    assert [entry.title for entry in panel.reaching()] == []
+    assert heading(panel) == "No model is as accurate as the base on the validation images"
+    assert answer(panel).startswith("The most accurate is large with 94.00 % (87.5 to 97.2) on the validation images; ")
+    fewer = {part: replace(each, derived=on_images(95, 100)) for part, each in answers.items() if part != "test"}
+    chosen = ValidationRecord(100, 100, 95)
+    write_folder(
+        tmp_path / "third", macs=10**6, derivation=derived(GOOD, validation=chosen, answers={**answers, **fewer})
+    )
+    (panel,) = panels(gather([tmp_path]))
+    taken = panel.recommended()
+    assert taken is not None and taken.title == "third", "95 of 100 would not reach 100 % by its interval"
+    assert "on 100 validation images it loses 5 right answers of the base and gains 0; a loss of up to" in answer(panel)
+
+
+def test_a_base_that_was_trained_on_the_validation_images_is_judged_on_the_test_images(tmp_path: Path) -> None:
+    """As many do: right on all of them, and on 94.5 % of the test images, where the model has 95 %."""
+    answers = {
+        "validation": PartAnswers(on_images(120, 120), on_images(108, 120)),
+        "test": PartAnswers(on_images(189, 200), on_images(190, 200)),
+    }
+    told = replace(accuracies(GOOD), base_restricted=accuracy(0.945, 94, 95))
+    validation = ValidationRecord(120, 120, 108)
+    write_folder(
+        tmp_path / "m", derivation=derived(GOOD, accuracy=told, validation=validation, answers=answers), macs=5
+    )
+    (panel,) = panels(gather([tmp_path]))
+    assert panel.part == "test" and heading(panel) == "Take m"
+    assert "on 200 test images it loses 0 right answers of the base and gains 1;" in answer(panel)
+    assert notes(panel)[-1] == (
+        "The base was probably trained on the validation images (100.0% there, 94.5% on test): the test images decide."
+    )
+
+
+def test_a_file_that_was_judged_by_itself_must_hold_on_the_test_images_too(found: Found) -> None:
+    chosen = ValidationRecord(100, 96, 96)
+    models = [m if m.derivation is None else replace(m, derivation=replace(m.derivation, validation=chosen))
+              for m in found.models]  # fmt: skip
+    nano = panels(replace(found, models=models))[0]
+    judged = {entry.title: entry.judged for entry in nano.models}
+    assert nano.part == "validation" and judged["t2"] == "model.fp16.onnx", "which is right on 70 % of the test images"
+    assert [entry.title for entry in nano.reaching()] == ["t1"]
+
+
+def level_with_t1(found: Found, right: int) -> Panel:
+    """The first panel, with t2 as accurate on the test images, at nearly t1's latency, and of `right` of 100."""
+
+    def judged(model: FoundModel) -> FoundModel:
+        if model.derivation is None or model.export is None:
+            return model
+        chosen = ValidationRecord(100, 96, 96 if model.name == "t1" else right)
+        made = replace(model.derivation, validation=chosen, accuracy=accuracies(GOOD))
+        return replace(model, derivation=made, export=replace(model.export, accuracy=None))
+
+    models = list(map(judged, found.models))
+    (slow,) = {tuple(run.latencies_ns) for run in found.runs if run.label == "t1" and run.session == "s1"}
+    by_round = {n: tuple(round(ns * (0.99 + 0.006 * (n % 3))) for ns in slow) for n in range(1, 7)}
+    waves = {n: tuple(round(ns * (0.991 + 0.006 * ((n + 1) % 3))) for ns in slow) for n in range(1, 7)}
+    times = {"t1": by_round, "t2": waves}
+    runs = [
+        replace(run, latencies_ns=times[run.label][run.round or 1], wall_ns=sum(times[run.label][run.round or 1]))
+        if run.label in times and run.session == "s1" else run
+        for run in found.runs
+    ]  # fmt: skip
+    return panels(replace(found, models=models, runs=runs))[0]
+
+
+@pytest.mark.parametrize(("right", "best"), [(95, "t1"), (97, "t2")])
+def test_of_models_whose_latency_cannot_be_told_apart_the_most_accurate_is_taken(
+    found: Found, right: int, best: str
+) -> None:
+    nano = level_with_t1(found, right)
+    t1, t2 = (by_title(nano)[title] for title in ("t1", "t2"))
+    assert nano.reaching() == [t1, t2] and are_level(t1, t2, AXES[0]) and not are_level(t1, t2, AXES[5])
+    taken, cheapest = nano.recommended(), nano.cheapest()
+    assert taken is not None and cheapest is not None and taken.title == best
+    told = f"{cheapest.title} is less accurate on the validation images, and what it costs less"
+    assert (told in answer(nano)) == (taken is not cheapest)
+
+
+def test_of_models_that_cost_the_same_the_most_accurate_is_taken(tmp_path: Path) -> None:
+    for name, right in (("closed", 95), ("trained", 97)):
+        chosen = ValidationRecord(100, 96, right)
+        write_folder(tmp_path / name, derivation=derived(GOOD, validation=chosen), macs=500_000)
+    (panel,) = panels(gather([tmp_path]))
+    taken = panel.recommended()
+    assert taken is not None and taken.title == "trained"
+    assert answer(panel).endswith("closed costs the same, and is less accurate on the validation images.")
+
+
+def test_twice_as_many_models_or_runs_take_twice_the_work(tmp_path: Path) -> None:
+    def work(models: int, repeats: int) -> int:
+        root = tmp_path / f"{models} {repeats}"
+        root.mkdir()
+        load.write_models(root, models, repeats, steps=1, samples=20)
+        found = gather([root])
+
+        def views() -> None:
+            made = panels(found)
+            for model in found.models:
+                model_view(model, "m", found, made)
+
+        return calls(views)
+
+    work(1, 1)  # what is loaded once per process
+    once = work(12, 2)
+    assert work(24, 2) < 2.3 * once and work(12, 4) < 2.3 * once
