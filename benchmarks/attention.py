@@ -66,10 +66,10 @@ from source import (
 from tables import Row, grouped, percent, picked, table
 from torch import Tensor, nn
 
+from edgevit.baselines.common.importance import group_sums, squared_changes, valued, weights_times_gradients
 from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.task import Split, Task
 from edgevit.derivation.algebra.attention import attention_spectra, narrow
-from edgevit.derivation.measure.importance import group_sums, squared_changes, valued, weights_times_gradients
 from edgevit.derivation.measure.statistics import calibrate
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Attention, Block, attentions

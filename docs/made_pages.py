@@ -219,7 +219,7 @@ def method_example_page() -> str:
     text = methods.__doc__ or ""
     head, _, rest = text.partition("A whole method")
     code = re.sub(
-        r"^    ", "", rest.partition("\n")[2].rpartition("\ntests/derive/")[0].strip("\n"), flags=re.MULTILINE
+        r"^    ", "", rest.partition("\n")[2].rpartition("\ntests/derivation/")[0].strip("\n"), flags=re.MULTILINE
     )
     says = f"```text\n{head.strip()}\n```"
     return (

@@ -25,15 +25,22 @@ def main(
     """List the methods of `edgevit derive`, or all options of one: what `--set METHOD.OPTION=VALUE` takes."""
     from dataclasses import asdict
 
-    from edgevit.derivation.methods import method_names
+    from edgevit.derivation.methods import baseline_names, method_names, own_method_names
     from edgevit.derivation.options import describe
 
     console = Console(json=json)
     if method is None:
-        known = [describe(name) for name in method_names()]
-        console.show(methods_table(known))
+        own, baselines = [[describe(name) for name in names] for names in (own_method_names(), baseline_names())]
+        console.show(methods_table(own))
+        console.show("\nBaselines, published methods to compare with:")
+        console.show(methods_table(baselines))
         console.show("Next: edgevit methods METHOD lists its options.")
-        console.result([{"name": m.name, "summary": m.summary, "quantities": m.quantities or LINEAR} for m in known])
+        console.result(
+            [
+                {"name": m.name, "summary": m.summary, "quantities": m.quantities or LINEAR, "baseline": m in baselines}
+                for m in (*own, *baselines)
+            ]
+        )
         return
     shown = describe(method)
     console.show(shown.summary)

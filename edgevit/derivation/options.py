@@ -83,7 +83,7 @@ def describe(name: str) -> MethodDescription:
         UnknownNameError: there is no such method.
     """
     if name == SUPERNET:
-        module = f"edgevit.derive.{name}"
+        module = f"edgevit.derivation.{name}"
     elif name in method_names():
         module = method_module(name)
     else:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from edgevit.data.request import BaseClasses, Classes, Data, GroupBy, OptionalData, SkipBadImages, check_data
 from edgevit.derivation.allocate.budget import MEASURED_BUDGETS, make_budget
 from edgevit.derivation.allocate.policy import make_policy
-from edgevit.derivation.methods import method_names
+from edgevit.derivation.methods import baseline_names, method_names, own_method_names
 from edgevit.derivation.options import SUPERNET, describe, methods_with, parse_assignments, read_options
 from edgevit.derivation.steps import Step, check_steps, read_steps, steps_of
 from edgevit.errors import OptionError, UnknownNameError
@@ -35,7 +35,7 @@ STARTS = ("base", "finetuned", "better")
 NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
 
 
-METHOD = f"{', '.join(method_names())}; see edgevit methods."
+METHOD = f"{', '.join(own_method_names())}, or a baseline: {', '.join(baseline_names())}; see edgevit methods."
 OUT = Option("Model folder to write; it must not exist yet.", OUTPUT)
 OVERWRITE = Option("Replace the model folder that --out names, once the new one is complete.", OUTPUT)
 ValidationFraction = Annotated[

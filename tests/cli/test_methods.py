@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from edgevit.derivation.methods import method_names
+from edgevit.derivation.methods import baseline_names, method_names
 from edgevit.derivation.options import describe
 
 
@@ -17,6 +17,9 @@ def test_methods_are_listed_with_a_line_each(edgevit_main: Any) -> None:
     assert "edgevit methods METHOD" in shown.out
     told = json.loads(edgevit_main("methods", "--json").out)
     assert [entry["name"] for entry in told] == method_names()
+    assert [entry["name"] for entry in told if entry["baseline"]] == baseline_names()
+    own, _, baselines = shown.out.partition("Baselines")
+    assert "forge" in own and "wanda" in baselines and "wanda" not in own
     quantities = {entry["name"]: entry["quantities"] for entry in told}
     assert quantities["heart"] == quantities["nuwa"] == ["macs", "params", "ms", "mj"]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from edgevit.derivation.methods import load_method, method_module, method_names
+from edgevit.derivation.methods import baseline_names, load_method, method_module, method_names
 from edgevit.errors import UnknownNameError
 
 
 def test_a_method_is_a_file_or_a_folder_with_a_file_of_that_name() -> None:
-    assert {"forge", "heart", "nuwa", "skd", "vulcan"} <= set(method_names())
+    assert method_names() == ["forge", "heart", "nuwa", "skd", "vulcan", *baseline_names()]
+    assert "wanda" in baseline_names() and "common" not in baseline_names()
     for name in method_names():
         assert load_method(name).__name__ == method_module(name)
 

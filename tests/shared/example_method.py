@@ -17,7 +17,7 @@ EXAMPLE = "example"
 
 def example() -> str:
     assert methods.__doc__ is not None
-    indented = methods.__doc__.partition("A whole method")[2].partition("\n")[2].rpartition("\ntests/derive/")[0]
+    indented = methods.__doc__.partition("A whole method")[2].partition("\n")[2].rpartition("\ntests/derivation/")[0]
     return textwrap.dedent(indented).strip("\n") + "\n"
 
 

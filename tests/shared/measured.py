@@ -10,8 +10,8 @@ import timm
 import torch
 from safetensors.torch import save_file
 
+from edgevit.baselines.common.importance import squared_changes
 from edgevit.data.task import open_task
-from edgevit.derivation.measure.importance import squared_changes
 from edgevit.derivation.measure.sensitivity import measure_sensitivity
 from edgevit.derivation.measure.statistics import calibrate
 from edgevit.derivation.methods.heart.scores import measure_scores

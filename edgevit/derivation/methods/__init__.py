@@ -41,7 +41,7 @@ train `problem.network` in place before that, or what comes of the plan after it
 `edgevit.records.derivation.Facts`: `steps` (done; 0 without training), `kept_blocks` where blocks are left out,
 `reused` where the cache is used, and so on.
 
-A whole method, to be copied to methods/<name>.py:
+A whole method, to be copied to methods/<name>.py or baselines/<name>.py:
 
     """Keep the FFN neurons with the largest weights, narrow attention by SVD, alike in every block; then train."""
 
@@ -83,7 +83,9 @@ A whole method, to be copied to methods/<name>.py:
 
     METHOD = Method(Config, default_steps, derive)
 
-tests/derivation/test_methods.py and test_methods_masked.py sweep this folder, and this example with it.
+tests/derivation/test_methods.py and test_methods_masked.py run every method and this example.
+
+Published methods that these are compared with are in `edgevit/baselines`, by the same protocol.
 '''
 
 from __future__ import annotations
@@ -94,13 +96,29 @@ from types import ModuleType
 
 from edgevit.errors import UnknownNameError
 
+BASELINES = "edgevit.baselines"  # imported by name: that package is built on this one
+
 
 def method_names() -> list[str]:
+    """List edgevit's own methods, then the baselines."""
+    return [*own_method_names(), *baseline_names()]
+
+
+def own_method_names() -> list[str]:
+    """List the methods of this folder."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
+def baseline_names() -> list[str]:
+    """List the published methods that edgevit's own are compared with: the files of `edgevit/baselines`."""
+    modules = pkgutil.iter_modules(import_module(BASELINES).__path__)
+    return sorted(module.name for module in modules if not module.ispkg)
+
+
 def method_module(name: str) -> str:
-    """Where a method is: `methods/<name>.py`, or `methods/<name>/method.py` where it has files of its own."""
+    """Name a method's module: `methods.<name>`, `methods.<name>.method` if it is a folder, or `baselines.<name>`."""
+    if name in baseline_names():
+        return f"{BASELINES}.{name}"
     is_folder = {module.name: module.ispkg for module in pkgutil.iter_modules(__path__)}
     return f"{__name__}.{name}{'.method' if is_folder[name] else ''}"
 

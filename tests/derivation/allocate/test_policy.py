@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevit.derivation.allocate import ranking
+from edgevit.baselines.common import ranking
 from edgevit.derivation.allocate.budget import make_budget, parse_count, readable
 from edgevit.derivation.allocate.cost_table import CostTable
 from edgevit.derivation.allocate.policy import POLICIES, Widths, fit, make_policy, smallest, uniform

@@ -22,12 +22,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from edgevit.derivation import ranked
-from edgevit.derivation.allocate.ranking import AttentionUnits
-from edgevit.derivation.measure.importance import Scores, UnitScores, valued, weights_times_gradients
+from edgevit.baselines.common import ranked
+from edgevit.baselines.common.importance import Scores, UnitScores, valued, weights_times_gradients
+from edgevit.baselines.common.ranked import RankOptions
+from edgevit.baselines.common.ranking import AttentionUnits
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
-from edgevit.derivation.ranked import RankOptions
 from edgevit.errors import OptionError
 from edgevit.network.families import family_of
 from edgevit.train.settings import Training

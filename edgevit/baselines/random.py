@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from edgevit.derivation import ranked
-from edgevit.derivation.allocate.ranking import Grouping
-from edgevit.derivation.measure.importance import Scores, UnitScores
+from edgevit.baselines.common import ranked
+from edgevit.baselines.common.importance import Scores, UnitScores
+from edgevit.baselines.common.ranked import RankOptions
+from edgevit.baselines.common.ranking import Grouping
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
-from edgevit.derivation.ranked import RankOptions
 from edgevit.network.families import family_of
 
 QUANTITIES = ("macs", "params", "ms", "mj")

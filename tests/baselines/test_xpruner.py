@@ -10,8 +10,8 @@ import pytest
 import torch
 from problems import untrained
 
+from edgevit.baselines.xpruner import Config, derive, learned
 from edgevit.data.task import open_task
-from edgevit.derivation.methods.xpruner import Config, derive, learned
 from edgevit.derivation.problem import Problem
 from edgevit.errors import OptionError
 from edgevit.network.checkpoint import describe

@@ -7,10 +7,10 @@ over groups of images. Over the embedding width d and each block's heads H, widt
 
 a mixed-integer program that is not linear, as costs multiply d by all others. Here it is solved width by width of the
 embedding: for each a knapsack over all blocks, and the best of them is taken. Widths are those of a ladder of at most
-eleven, about a twelfth of the embedding apart (`derive.embedding`), and not every one. For each width on it the choice
-is exact where all costs are whole numbers of at most 20,000 bins; else a bin is a 20,000th of what there is to spend
-beyond the cheapest sizes, and the choice gives up no more than the best one within a budget that is one bin per
-attention and FFN lower (`allocate.knapsack`).
+eleven, about a twelfth of the embedding apart (`derivation.embedding`), and not every one. For each width on it the
+choice is exact where all costs are whole numbers of at most 20,000 bins; else a bin is a 20,000th of what there is to
+spend beyond the cheapest sizes, and the choice gives up no more than the best one within a budget that is one bin per
+attention and FFN lower (`derivation.allocate.knapsack`).
 
 The source counts latency by a table measured beforehand, as `--ms` does here; MACs and parameters are counted, too. It
 drops whole blocks, too, in its convolutional form; here every block stays.
@@ -25,12 +25,13 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from edgevit.derivation import embedding, ranked
+from edgevit.baselines.common import ranked
+from edgevit.baselines.common.importance import Scores, UnitScores, squared_changes
+from edgevit.baselines.common.ranking import Ranked
+from edgevit.derivation import embedding
 from edgevit.derivation.allocate.knapsack import BlockMenu, Choice, allocate
 from edgevit.derivation.allocate.menus import Heads, attention_menu, ffn_menu
 from edgevit.derivation.allocate.policy import Policy
-from edgevit.derivation.allocate.ranking import Ranked
-from edgevit.derivation.measure.importance import Scores, UnitScores, squared_changes
 from edgevit.derivation.measure.sensitivity import Sensitivity
 from edgevit.derivation.method import Method
 from edgevit.derivation.methods.forge.menus import as_it_stands, block_costs

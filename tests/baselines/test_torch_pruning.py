@@ -15,12 +15,12 @@ from problems import untrained
 from torch import Tensor, nn
 
 import edgevit
+from edgevit.baselines.common.ranking import top
+from edgevit.baselines.torch_pruning import Config, derive, scores_of
 from edgevit.data.task import open_task
 from edgevit.derivation.allocate.policy import make_policy
-from edgevit.derivation.allocate.ranking import top
 from edgevit.derivation.in_a_row import settle_row
 from edgevit.derivation.method import find_method
-from edgevit.derivation.methods.torch_pruning import Config, derive, scores_of
 from edgevit.derivation.steps import Step
 from edgevit.errors import OptionError
 from edgevit.network.checkpoint import describe

@@ -9,8 +9,8 @@ from typing import Any
 
 from problems import untrained
 
+from edgevit.baselines.random import Config, derive
 from edgevit.data.task import open_task
-from edgevit.derivation.methods.random import Config, derive
 from edgevit.network.checkpoint import describe
 
 

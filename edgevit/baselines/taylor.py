@@ -6,7 +6,7 @@ blocks: QK dimensions, VO dimensions, heads, neurons and channels of the embeddi
 
 What the source leaves open, and how it is here: one gradient of all calibration images; the sum is over a group of
 signed products, and `terms=each` sums their absolute values instead, as `torch_pruning` does; a channel's group is that
-of the blocks and the classifier (`measure.importance`). Nothing makes up for what goes, but the training.
+of the blocks and the classifier (`common.importance`). Nothing makes up for what goes, but the training.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Literal
 
 import torch
 
-from edgevit.derivation import ranked
-from edgevit.derivation.allocate.ranking import AttentionUnits
-from edgevit.derivation.measure.importance import group_sums, valued, weights_times_gradients
+from edgevit.baselines.common import ranked
+from edgevit.baselines.common.importance import group_sums, valued, weights_times_gradients
+from edgevit.baselines.common.ranked import RankOptions
+from edgevit.baselines.common.ranking import AttentionUnits
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
-from edgevit.derivation.ranked import RankOptions
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 

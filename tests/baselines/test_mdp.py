@@ -11,10 +11,10 @@ import pytest
 import torch
 from problems import untrained
 
+from edgevit.baselines.common.importance import Scores, UnitScores
+from edgevit.baselines.mdp import Config, best, derive
 from edgevit.data.task import open_task
 from edgevit.derivation.embedding import geometry_at
-from edgevit.derivation.measure.importance import Scores, UnitScores
-from edgevit.derivation.methods.mdp import Config, best, derive
 from edgevit.derivation.problem import Problem
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.checkpoint import describe

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from edgevit.baselines.common.importance import GROUP, group_sums, squared_changes, valued, weights_times_gradients
 from edgevit.data.task import Task, open_task
-from edgevit.derivation.measure.importance import GROUP, group_sums, squared_changes, valued, weights_times_gradients
 from edgevit.errors import DataError
 from edgevit.network.families import family_of
 from edgevit.train.passes import open_passes

@@ -12,9 +12,9 @@ import pytest
 import torch
 from problems import untrained
 
+from edgevit.baselines.common.ranking import Grouping
+from edgevit.baselines.nvit import Config, derive
 from edgevit.data.task import open_task
-from edgevit.derivation.allocate.ranking import Grouping
-from edgevit.derivation.methods.nvit import Config, derive
 from edgevit.derivation.problem import Derived
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.checkpoint import describe

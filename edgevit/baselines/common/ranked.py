@@ -11,13 +11,13 @@ from functools import cache
 import torch
 from torch import nn
 
+from edgevit.baselines.common import ranking
+from edgevit.baselines.common.importance import Scores
+from edgevit.baselines.common.ranking import AttentionUnits, Grouping, Ranked, Units, rank, top
 from edgevit.derivation.algebra.embedding import channel_encoder
-from edgevit.derivation.allocate import ranking
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import Policy
-from edgevit.derivation.allocate.ranking import AttentionUnits, Grouping, Ranked, Units, rank, top
 from edgevit.derivation.embedding import geometry_at
-from edgevit.derivation.measure.importance import Scores
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derivation.problem import (
     Derived,

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from edgevit.derivation import ranked
+from edgevit.baselines.common import ranked
+from edgevit.baselines.common.importance import Scores, UnitScores, squared_changes
+from edgevit.baselines.common.ranked import RankOptions
+from edgevit.baselines.common.ranking import AttentionUnits, Grouping, Ranked, top
 from edgevit.derivation.allocate.budget import MEASURED
-from edgevit.derivation.allocate.ranking import AttentionUnits, Grouping, Ranked, top
-from edgevit.derivation.measure.importance import Scores, UnitScores, squared_changes
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
-from edgevit.derivation.ranked import RankOptions
 from edgevit.derivation.realise import realise
 
 QUANTITIES = ("macs", "params", "ms", "mj")

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from edgevit.baselines.common import ranked
 from edgevit.data.task import Split
-from edgevit.derivation import ranked
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import Policy, limits
 from edgevit.derivation.measure.divergence import answers, divergence

@@ -19,11 +19,11 @@ from typing import Literal
 
 from torch import Tensor
 
+from edgevit.baselines.common.importance import Scores
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.menus import least_heads
 from edgevit.derivation.allocate.policy import Policy, Widths, fit
 from edgevit.derivation.allocate.widths import Curve, widths_by_error
-from edgevit.derivation.measure.importance import Scores
 from edgevit.errors import BudgetError
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from edgevit.derivation import ranked
-from edgevit.derivation.measure.importance import group_sums, valued
+from edgevit.baselines.common import ranked
+from edgevit.baselines.common.importance import group_sums, valued
+from edgevit.baselines.common.ranked import RankOptions
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
-from edgevit.derivation.ranked import RankOptions
 from edgevit.errors import OptionError
 
 QUANTITIES = ("macs", "params", "ms", "mj")

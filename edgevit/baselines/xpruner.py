@@ -24,14 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from edgevit.baselines.common import ranked
+from edgevit.baselines.common.importance import Scores, UnitScores
+from edgevit.baselines.common.ranked import RankOptions
+from edgevit.baselines.common.ranking import Grouping
 from edgevit.data.task import Split
-from edgevit.derivation import ranked
 from edgevit.derivation.allocate.policy import Policy
-from edgevit.derivation.allocate.ranking import Grouping
-from edgevit.derivation.measure.importance import Scores, UnitScores
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
-from edgevit.derivation.ranked import RankOptions
 from edgevit.derivation.reach import Cuts
 from edgevit.errors import DataError, OptionError
 from edgevit.network.families import family_of

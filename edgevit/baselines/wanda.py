@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgevit.derivation import ranked
-from edgevit.derivation.allocate.ranking import Grouping
-from edgevit.derivation.measure.importance import Scores, UnitScores
+from edgevit.baselines.common import ranked
+from edgevit.baselines.common.importance import Scores, UnitScores
+from edgevit.baselines.common.ranked import RankOptions
+from edgevit.baselines.common.ranking import Grouping
 from edgevit.derivation.method import Method, no_steps
 from edgevit.derivation.problem import Derived, Problem
-from edgevit.derivation.ranked import RankOptions
 from edgevit.network.anatomy import Block
 from edgevit.network.families import family_of
 

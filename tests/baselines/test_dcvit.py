@@ -11,11 +11,11 @@ import pytest
 import torch
 from problems import untrained
 
+from edgevit.baselines.dcvit import Config, choose_blocks, derive, losses, plan_of
 from edgevit.data.task import open_task
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.measure.divergence import answers, divergence
-from edgevit.derivation.methods.dcvit import Config, choose_blocks, derive, losses, plan_of
 from edgevit.derivation.problem import Problem
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.anatomy import BlockDims

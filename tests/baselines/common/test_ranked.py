@@ -10,10 +10,10 @@ import pytest
 import torch
 from problems import untrained
 
+from edgevit.baselines.common.importance import Scores, UnitScores
+from edgevit.baselines.common.ranked import RankOptions, choose_units, derive_by_rank, plan_of
 from edgevit.data.task import open_task
-from edgevit.derivation.measure.importance import Scores, UnitScores
 from edgevit.derivation.problem import Problem
-from edgevit.derivation.ranked import RankOptions, choose_units, derive_by_rank, plan_of
 from edgevit.network.checkpoint import describe
 from edgevit.network.families import family_of
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from problems import untrained
 
+from edgevit.baselines.wanda import Config, derive, unit_scores
 from edgevit.data.task import open_task
-from edgevit.derivation.methods.wanda import Config, derive, unit_scores
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Attention, Block, Ffn
 from edgevit.network.checkpoint import describe

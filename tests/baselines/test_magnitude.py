@@ -10,8 +10,8 @@ import pytest
 import torch
 from problems import untrained
 
+from edgevit.baselines.magnitude import Config, derive
 from edgevit.data.task import open_task
-from edgevit.derivation.methods.magnitude import Config, derive
 from edgevit.errors import OptionError
 from edgevit.network.checkpoint import describe
 from edgevit.network.families import family_of

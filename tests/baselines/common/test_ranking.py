@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from edgevit.baselines.common.importance import Scores, UnitScores
+from edgevit.baselines.common.ranking import Units, _Counts, rank, top
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import POLICIES
-from edgevit.derivation.allocate.ranking import Units, _Counts, rank, top
-from edgevit.derivation.measure.importance import Scores, UnitScores
 from edgevit.errors import BudgetError
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry, SiteCostTerms
