@@ -54,7 +54,7 @@ pytest: .venv/ready
 # With an NVIDIA GPU: the tests that need one, and those that derive by every method, computed there.
 gpu: .venv/ready
 	$(BIN)/python -m pytest -m gpu
-	EDGEVIT_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 4 --dist worksteal tests/derivation/test_in_a_row.py \
+	EDGEVIT_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 4 --dist worksteal \
 		tests/derivation/test_methods.py tests/derivation/test_session.py tests/derivation/test_supernet.py
 
 # The page of `edgevit report` is tried in a browser where there is one; this installs one, which takes minutes.

@@ -157,10 +157,9 @@ def before_and_after(
     from edgevit.train.settings import Training
 
     training = {name: value for name, value in TRAINING.items() if name != "steps"}
-    whole = place.steps // (1 + len(given.get("first", ())))  # methods in a row share the images
     row: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, steps in (("before", 0), ("after", whole)):
+        for name, steps in (("before", 0), ("after", place.steps)):
             derived = edgevit.derive(
                 **place.source.start, data=place.source.data, classes=place.classes, shape="free",
                 out=Path(folder) / name, training=Training(**training, steps=steps, seed=seed, device=place.device),
@@ -181,14 +180,11 @@ def before_and_after(
 
 def composed(rate: float) -> dict[str, dict[str, Any]]:
     """What each row asks of `edgevit.derive` beside the rate."""
-    from edgevit.derivation.steps import Step
-
     heart = {"method": "heart", "options": {"teacher": TEACHER}}
     return {
         "forge": {"method": "forge", "options": {"cut_tokens": "never"}},
         "forge, tokens too": {"method": "forge", "options": {"cut_tokens": "predicted"}},
         "heart": heart,
-        "forge, then heart": {**heart, "first": (Step("forge", rate / 2),)},
     }
 
 

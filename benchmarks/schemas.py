@@ -30,7 +30,7 @@ from edgevit.records.imported import IMPORTED_KIND
 from edgevit.records.kinds import RecordKind
 from edgevit.records.model import MODEL_KIND
 from edgevit.records.plan import PLAN_KIND
-from edgevit.records.state import BASELINES_KIND, DECIDED_KIND, DONE_KIND
+from edgevit.records.state import BASELINES_KIND, DECIDED_KIND
 from edgevit.records.supernet import SUPERNET_KIND
 from edgevit.records.unfinished import REQUEST_KIND
 from edgevit.reporting.record import REPORT_KIND
@@ -39,7 +39,7 @@ from edgevit.train.saved import SAVED_KIND
 FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
 KINDS: tuple[RecordKind[Any], ...] = (
     MODEL_KIND, DERIVATION_KIND, PLAN_KIND, SUPERNET_KIND, EXPORT_KIND, ENGINE_KIND, SWEEP_KIND, TABLE_KIND,
-    LAYERS_KIND, PROOF_KIND, IMPORTED_KIND, HISTORY_KIND, REQUEST_KIND, BASELINES_KIND, DECIDED_KIND, DONE_KIND,
+    LAYERS_KIND, PROOF_KIND, IMPORTED_KIND, HISTORY_KIND, REQUEST_KIND, BASELINES_KIND, DECIDED_KIND,
     SAVED_KIND, SEARCH_KIND, KEY_KIND, ENGINES_KIND, REPORT_KIND,
 )  # fmt: skip
 

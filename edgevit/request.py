@@ -57,7 +57,6 @@ class Option:
     earlier: str | None = None  # a name that it once had: still taken, and not in the help
     also: str | None = None  # what a file may call it, too: its name in other commands
     metavar: str | None = None  # what stands for the value in the help
-    mappings: bool = False  # a file may list mappings; `read` is given the list, or on the command line its JSON
     repeated: bool = False  # it may be given several times; `read` gets a list
     # Turns what was typed into the field's value; the other options as typed are the second argument.
     read: Callable[[Any, Given], Any] | None = None
@@ -166,8 +165,6 @@ def request_of(kind: type[R], given: Given, what: str) -> R:
             continue
         if isinstance(value, str):
             value = _from_text(value, asked.option.read, hint, given)
-        elif asked.option.mappings and asked.option.read is not None:
-            value = asked.option.read(value, given)
         _put(values if len(asked.path) == 1 else inside, asked.path, value)
     if both := values.keys() & inside.keys():
         record = both.pop()
@@ -297,8 +294,8 @@ def plain_type(kind: Any) -> Any:
     origin, inner = get_origin(kind), tuple(map(plain_type, get_args(kind)))
     if kind is Path or is_dataclass(kind):
         return str if kind is Path else dict[str, Any]
-    if origin is tuple:  # as it is typed; a list of records is for its reader to judge
-        return Any if is_dataclass(get_args(kind)[0]) else str | None
+    if origin is tuple:  # as it is typed
+        return str | None
     if origin in (Mapping, Sequence):
         return dict[inner[0], inner[1]] if origin is Mapping else list[inner[0]]  # type: ignore[valid-type]
     return reduce(or_, inner) if origin in (Union, UnionType) else kind

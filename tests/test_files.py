@@ -555,7 +555,6 @@ def test_files_that_are_damaged_are_one_line(spoiling: Spoiling, name: str, spoi
 ELSEWHERE = {
     "edgevit/records/documents.py": "the reader itself",
     "edgevit/board/client.py": "what the agent says",
-    "edgevit/derivation/steps.py": "a list of steps, as the command line has it",
     "edgevit/derivation/card.py": "code in a model's README, which needs no edgevit",
     "edgevit/data/sources/__init__.py": "a command that an error gives, which needs no edgevit",
 }

@@ -83,11 +83,6 @@ class Command(TyperCommand):
         return super().parse_args(ctx, [today.get(name, name) + equals + value for name, equals, value in named])
 
     @property
-    def takes_mappings(self) -> set[str]:
-        """The options of which a file may list mappings."""
-        return {asked.field for asked in self._asked if asked.option.mappings}
-
-    @property
     def names_elsewhere(self) -> dict[str, str]:
         """What a file may call an option, too: the option's field by that name."""
         return {asked.option.also: asked.field for asked in self._asked if asked.option.also}

@@ -3,19 +3,17 @@
 A key is the name of an option as it is typed, with dashes or underscores, or the name that Python has for it; what is
 given by its place alone may have the name that other commands have for it, such as `base` in one for `evaluate`. Those
 of training and preprocessing stand among the others, as on the command line. A value is what would be typed. An option
-that lists several takes a list, and one of the form NAME=VALUE a mapping, too; `first` takes a list of mappings:
+that lists several takes a list, and one of the form NAME=VALUE a mapping, too:
 
     base: deit_base_patch16_224
     classes: [robin, jay]
     model-arg: {img_size: 384}
     set: {forge.ridge: 0.001}
-    first: [{method: nuwa, rate: 0.5, options: {purification: none}}]
     lr: 2e-4
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +68,7 @@ def _normal(name: str) -> str:
 
 def _checked(value: Any, parameter: Any, context: typer.Context, told: str) -> Any:
     """What stands in the file, as it would be typed."""
-    typed = _typed(value, parameter, told, mappings=parameter.name in getattr(context.command, "takes_mappings", ()))
+    typed = _typed(value, parameter, told)
     try:
         parameter.process_value(context, typed)
     except UsageError as error:
@@ -80,7 +78,7 @@ def _checked(value: Any, parameter: Any, context: typer.Context, told: str) -> A
     return typed
 
 
-def _typed(value: Any, parameter: Any, told: str, *, mappings: bool) -> Any:
+def _typed(value: Any, parameter: Any, told: str) -> Any:
     if getattr(parameter, "is_flag", False):
         if not isinstance(value, bool):
             raise OptionError(f"{told} {value!r}, expected true or false")
@@ -90,8 +88,6 @@ def _typed(value: Any, parameter: Any, told: str, *, mappings: bool) -> Any:
             raise OptionError(f"{told} as a mapping, expected one value")
         return [f"{name}={one}" for name, one in value.items()]
     many = value if isinstance(value, list) else [value]
-    if mappings and any(isinstance(one, dict) for one in many):
-        return json.dumps(many)
     for one in many:
         if isinstance(one, (bool, list, dict)) or one is None:
             raise OptionError(f"{told} {one!r}, expected a text or a number: put it in quotes")

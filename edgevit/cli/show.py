@@ -139,7 +139,7 @@ def show_derivation(console: Console, record: DerivationRecord, spec: ModelSpec)
         console.show(shown)
     seed = f"seed {record.training.seed}, " if record.training else ""
     console.show(
-        f"method {', then '.join(record.methods)}, {record.budget.asked}, shape {record.shape.name}, "
+        f"method {record.method}, {record.budget.asked}, shape {record.shape.name}, "
         f"{seed}{record.training_told()}, made {record.created} "
         f"with edgevit {record.versions['edgevit']} from {record.data.data if record.data else record.base}"
     )

@@ -59,54 +59,54 @@ def refuse_silent(method: Method[Any], cuts: Cuts, prices: Prices | None) -> Non
         )
 
 
-def lost_site(blocks: Sequence[Block]) -> str:
-    """The first block that lacks a site, in words; empty: all have both."""
+def missing_site(blocks: Sequence[Block]) -> str:
+    """Describe the first block that lacks its attention or its FFN; empty: all have both."""
     for i, block in enumerate(blocks):
         if block.attention is None or block.ffn is None:
             return f"block {i} of this base has no {'attention' if block.attention is None else 'FFN'}"
     return ""
 
 
-def refuse_half_blocks(method: Method[Any], lost: str, mend: str) -> None:
-    """Refuse a method to cut a model whose blocks lack a site.
-
-    Args:
-        lost: which blocks lack which site, in words.
-        mend: what else it can cut, or in which order.
+def refuse_base(method: Method[Any], config: Any, network: nn.Module, policy: Policy) -> None:
+    """Refuse a base from which attentions, FFNs or tokens were removed before, where the method cannot cut it.
 
     Raises:
-        OptionError: it cannot.
+        OptionError: the method, with this config, cannot cut it.
     """
-    if not method.cuts_half_blocks:
+    from edgevit.network.families import family_of
+
+    blocks = family_of(network).read(network)
+    if (missing := missing_site(blocks)) and not method.cuts_half_blocks:
         raise OptionError(
-            f"{method.name} cuts blocks that have both attention and FFN, and {lost}; {mend}, or try --method forge"
+            f"{method.name} cuts blocks that have both attention and FFN, and {missing}; derive from the model that it "
+            "came from, at the rate of both together, or try --method forge"
         )
+    if any(block.tokens for block in blocks):
+        _refuse_fewer_tokens(method, config, network, policy)
 
 
-def refuse_after_tokens(method: Method[Any], config: Any, network: nn.Module, policy: Policy) -> None:
-    """Refuse a method, as it was asked for, to cut a network that tokens leave.
-
-    Raises:
-        OptionError: it cannot; the message says in which order it can.
-    """
+def _refuse_fewer_tokens(method: Method[Any], config: Any, network: nn.Module, policy: Policy) -> None:
+    """Refuse a method that cannot cut a network some of whose blocks pass on fewer tokens."""
     from edgevit.derivation.method import find_method
 
     if method.cuts(network, config, policy).tokens:
         raise OptionError(
-            f"{method.name}: tokens leave before it already; let it cut the model that has all of them, at the rate of "
-            "both together"
+            f"{method.name} removes tokens, and this base has removed some already; derive from the model that it came "
+            "from, at the rate of both together"
         )
     every = map(find_method, method_names())
     others = [other.name for other in every if other.cuts(network, other.make_config({}), policy).tokens]
-    order = f"let tokens leave last (--first {method.name}:RATE --method {' or '.join(others)})"
+    order = f"cut with {method.name} first, then derive from its folder with --method {' or '.join(others)}"
     if method.needs_all_tokens:
-        raise OptionError(f"{method.name} measures blocks that all tokens pass through, and tokens leave; {order}")
+        raise OptionError(
+            f"{method.name} measures blocks that all tokens pass through, and this base removes tokens; {order}"
+        )
     if getattr(config, "sequential", False):
         raise OptionError(
-            f"{method.name}.sequential=true compares the model with its base token by token, and tokens leave "
-            f"this one; {order}, or --set {method.name}.sequential=false"
+            f"{method.name}.sequential=true compares the model with its base token by token, and this base removes "
+            f"tokens; {order}, or use --set {method.name}.sequential=false"
         )
     if getattr(config, "sensitivity", "fisher") == "none":
         raise OptionError(
-            f"{method.name}.sensitivity=none weighs all tokens of the base alike, and tokens leave; {order}"
+            f"{method.name}.sensitivity=none weighs all tokens of the base alike, and this base removes tokens; {order}"
         )

@@ -151,12 +151,11 @@ def model_card(name: str, spec: ModelSpec, record: DerivationRecord, loader: str
     other = ""
     if spec.rejection is not None and measured is not None and measured.rejection is not None:
         other = _other(spec.rejection, measured.rejection["test"])
-    methods = ", then ".join(f"`{name}`" for name in record.methods)
     embedding = "" if spec.embedding_text is None else f"\n{spec.embedding_text.capitalize()}."
     order = "in this order" if spec.head == "subset" else "among all outputs of the base"
     return f"""# {name}
 
-{spec.timm_name}, {100 * spec.rate:.1f} % of its multiply-accumulates removed with {methods} for
+{spec.timm_name}, {100 * spec.rate:.1f} % of its multiply-accumulates removed with `{record.method}` for
 {len(spec.classes)} classes ({order}): {_classes(spec)}.{embedding}
 
 | | {f"top-1 on {measured.images} test images" if measured else "top-1"} | MACs | parameters |

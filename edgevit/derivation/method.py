@@ -92,12 +92,10 @@ def find_method(name: str) -> Method[Any]:
 
 
 def refuse_training(request: Deriving) -> None:
-    """Refuse, before anything is opened, a training that the method cannot do, or one that cuts first.
+    """Refuse, before anything is opened, a training that the method cannot do.
 
     Raises:
         UnknownNameError, OptionError: it cannot, or has no such options.
     """
-    first = [(step.method, step.options) for step in request.first]
-    for name, options in (*first, (request.method, request.settings)):
-        method = find_method(name)
-        method.check_training(method.make_config(options), request.training)
+    method = find_method(request.method)
+    method.check_training(method.make_config(request.settings), request.training)

@@ -7,7 +7,7 @@ for that. An option is a field of the method's `Config`; the comments above the 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from edgevit.derivation.methods import method_module, method_names
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.numbers import FINITE, WORD, check_number
-from edgevit.request import nearest
 
 C = TypeVar("C")
 SUPERNET = "supernet"  # it is no method, but its options are given as a method's are
@@ -128,31 +127,21 @@ def make_config(owner: str, config: type[C], options: Mapping[str, Any]) -> C:
     return config(**read_options(owner, options))
 
 
-def parse_assignments(
-    method: str, assignments: Iterable[str], earlier: Sequence[str] = ()
-) -> dict[str, dict[str, str]]:
-    """Turn `vulcan.rho=0.5` into {"vulcan": {"rho": "0.5"}}: the options of each method that stands in a row.
-
-    Args:
-        method: the last one.
-        earlier: those before it; one that stands there twice has the same options each time.
+def parse_assignments(owner: str, assignments: Iterable[str]) -> dict[str, str]:
+    """Turn `vulcan.rho=0.5` into {"rho": "0.5"}, for the method `owner`.
 
     Raises:
-        OptionError: it is no assignment, or to a method that stands nowhere in the row.
+        OptionError: it is no assignment, or one to another method.
     """
-    owners = list(dict.fromkeys((*earlier, method)))
-    options: dict[str, dict[str, str]] = {owner: {} for owner in owners}
+    options: dict[str, str] = {}
     for text in assignments:
         name, equals, value = text.partition("=")
-        owner, dot, option = name.strip().partition(".")
+        method, dot, option = name.strip().partition(".")
         if not equals or not dot:
-            raise OptionError(f"--set {text} is not of the form method.option=value; try --set {method}.option=value")
-        if owner not in options:
-            seen = f"--set {text} is an option of {owner!r}"
-            if not earlier:
-                raise OptionError(f"{seen}, but the method is {method!r}")
-            raise OptionError(f"{seen}, which stands nowhere in the row; {nearest(owner, owners)}")
-        options[owner][option] = value.strip()
+            raise OptionError(f"--set {text} is not of the form method.option=value; try --set {owner}.option=value")
+        if method != owner:
+            raise OptionError(f"--set {text} is an option of {method!r}, but the method is {owner!r}")
+        options[option] = value.strip()
     return options
 
 

@@ -39,31 +39,13 @@ class Cuts:
     images: int = 0
     # How many tokens each block may pass on (0: all that it is given): each a way to cut.
     ladders: Sequence[tuple[int, ...]] = ()
-    tries_tokens: bool = False  # whether tokens leave where trying says so; no budget counts on that
     # Options that would let more go, each with the value that does.
     more: Mapping[str, Any] = field(default_factory=dict)
-    # Options with which all sites stay, and all tokens do, for a method behind this one; none: nothing keeps them.
-    all_sites: Mapping[str, Any] = field(default_factory=dict)
-    all_tokens: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tokens(self) -> bool:
         """Whether tokens may leave behind some block."""
         return any(map(any, self.ladders))
-
-
-def together(cuts: Sequence[Cuts]) -> Cuts:
-    """The most that several methods in a row may take away, each from what the one before it leaves."""
-    narrowing = [one for one in cuts if one.embed]
-    return Cuts(
-        widths=any(one.widths for one in cuts),
-        heads=any(one.heads for one in cuts),
-        blocks=any(one.blocks for one in cuts),
-        sites=any(one.sites for one in cuts),
-        embed=min((one.embed for one in narrowing), default=0),
-        images=0 if any(one.images == 0 for one in narrowing) else max((one.images for one in narrowing), default=0),
-        ladders=[ladder for one in cuts for ladder in one.ladders],
-    )
 
 
 @dataclass(frozen=True)
@@ -144,8 +126,8 @@ def check_reachable(asked: Asked, owner: str, cuts_of: Callable[[Any], Cuts], co
         return
     options = ", ".join(f"{owner}.{name}={written(value)}" for name, value in _more(asked, cuts_of, config, least))
     mend = [f"let more go ({options})"] if options else []
-    if not cuts.widths and budget.prices is None:  # steps before have rates of MACs
-        mend.append("let another method cut first (--first forge:RATE)")
+    if not cuts.widths and budget.prices is None:
+        mend.append("cut widths with another method first, and derive from its folder")
     if policy.name != "free":
         mend.append("try another --shape")
     family = family_of(asked.network)

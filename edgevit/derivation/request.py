@@ -17,7 +17,6 @@ from edgevit.derivation.allocate.budget import MEASURED_BUDGETS, make_budget
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.methods import baseline_names, method_names, own_method_names
 from edgevit.derivation.options import SUPERNET, describe, methods_with, parse_assignments, read_options
-from edgevit.derivation.steps import Step, check_steps, read_steps, steps_of
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.network.request import BASE, BaseOptions
 from edgevit.numbers import check_number
@@ -73,12 +72,10 @@ RESUME = "Go on with an interrupted {}, from its last saved step."
 
 
 def method_options(help: str, metavar: str = "METHOD.OPTION=VALUE") -> Option:
-    """--set, whose texts are of the method that is asked for, or of one before it; or of what has only one."""
+    """The option --set, for the method of the request, or for the super-network."""
 
     def read(texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, str]:
-        method = given.get("method") or SUPERNET
-        earlier = read_steps(given["first"]) if given.get("first") else ()
-        return parse_assignments(method, texts, [step.method for step in earlier])[method]
+        return parse_assignments(given.get("method") or SUPERNET, texts)
 
     return Option(help, SHAPE, name="--set", metavar=metavar, repeated=True, read=read)
 
@@ -93,16 +90,6 @@ def one_rate(text: str, _: Mapping[str, Any]) -> float:
         if "," in text:
             raise OptionError(f"--rate {text}: several rates: edgevit sweep --rates {text} ...") from None
         raise OptionError(f"--rate {text} is not a number; try 0.6") from None
-
-
-def read_first(listed: str | Sequence[Any], given: Mapping[str, Any]) -> tuple[Step, ...]:
-    """Read the methods that come before, with what --set gives of their options; a step's own, in a file, win."""
-    steps = read_steps(listed) if isinstance(listed, str) else steps_of(listed)
-    texts = given.get("options")
-    if not texts or isinstance(texts, Mapping):  # a mapping, from Python, is of the last method alone
-        return steps
-    options = parse_assignments(given.get("method") or "", texts, [step.method for step in steps])
-    return tuple(replace(step, options={**options[step.method], **step.options}) for step in steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +140,7 @@ RESOLVED = {
     "accept_weak_base", "accept_preprocessing", "checkpoint", "pretrained", "model_args", "preprocessing", "shape",
     "ffn_multiple", "embed_multiple", "training", "options", "method", "supernet", "head", "rate", "macs", "params",
     "ms", "mj", "fps", "cost_table", "finetune_base", "derive_from", "base_steps", "finetune_epochs", "unlabelled",
-    "reject", "cache", "first", "resume", "overwrite", "job", "at_least", "at_least_embed",
+    "reject", "cache", "resume", "overwrite", "job", "at_least", "at_least_embed",
 }  # fmt: skip
 
 
@@ -291,8 +278,7 @@ class Deriving(Request):
     options: Annotated[
         Mapping[str, Any],
         method_options(
-            "Option of the method, or of one in --first, such as forge.teacher=none; edgevit methods METHOD lists "
-            "all; repeatable."
+            "Option of the method, such as forge.teacher=none; edgevit methods METHOD lists all; repeatable."
         ),
     ] = field(default_factory=dict)
     supernet: Annotated[
@@ -334,17 +320,6 @@ class Deriving(Request):
         ),
     ] = None
     cache: Cache = True
-    first: Annotated[
-        tuple[Step, ...],
-        Option(
-            "Methods that cut the base before this one does, each with the share of the base's MACs that is gone "
-            "after it, such as nuwa:0.5,vulcan:0.7.",
-            SHAPE,
-            metavar="METHOD:RATE",
-            mappings=True,
-            read=read_first,
-        ),
-    ] = ()
     resume: Annotated[bool, Option(RESUME.format("derivation"), OUTPUT)] = False
     overwrite: Annotated[bool, OVERWRITE] = False
 
@@ -430,7 +405,6 @@ class DeriveRequest(Deriving):
         if self.data is None and self.needs_images():
             raise OptionError("--data is missing; only a slice of a super-network that is not trained needs no images")
         self.check_budget()
-        check_steps(self.first, self.method, self.rate, measured=self.measured)
         if self.head not in HEADS:
             raise UnknownNameError("head", self.head, HEADS)
         if self.reject is not None:
@@ -450,8 +424,7 @@ class DeriveRequest(Deriving):
             )
         if self.base_steps is not None:
             check_number("--base-steps", self.base_steps, "[1, 2**31)")
-            options = (self.options, *(step.options for step in self.first))
-            if not self.finetunes_base and all("finetuned" not in given.values() for given in options):  # as a teacher
+            if not self.finetunes_base and "finetuned" not in self.options.values():  # as a teacher
                 raise OptionError(
                     "--base-steps is for a base that is trained; give --finetune-base or --derive-from, too"
                 )

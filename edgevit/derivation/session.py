@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,7 +17,7 @@ from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.assumptions import Sureness
 from edgevit.data.task import Split, Task, without
 from edgevit.data.unseen import without_images
-from edgevit.derivation.abilities import refuse_silent, refuse_untaught
+from edgevit.derivation.abilities import refuse_base, refuse_silent, refuse_untaught
 from edgevit.derivation.allocate.budget import Budget, make_budget
 from edgevit.derivation.allocate.cost_table import load_cost_table
 from edgevit.derivation.allocate.policy import Policy, make_policy
@@ -26,11 +25,10 @@ from edgevit.derivation.base_check import ask, judge_base
 from edgevit.derivation.card import model_card
 from edgevit.derivation.estimate import estimate
 from edgevit.derivation.head import open_task_for
-from edgevit.derivation.in_a_row import check_row, cut_first, settle_row
 from edgevit.derivation.method import Method, find_method, refuse_training
 from edgevit.derivation.opening import Opened, known_classes, open_for, resumable, unfinished, write_model
 from edgevit.derivation.problem import Problem, accuracy_on_validation, finetuned_base
-from edgevit.derivation.reach import Asked, asked_of
+from edgevit.derivation.reach import Asked
 from edgevit.derivation.rejection import RejectionImages, calibrate_rejection, find_rejection_images
 from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.start import start_from
@@ -52,7 +50,7 @@ from edgevit.records.derivation import (
 from edgevit.records.kinds import plain
 from edgevit.records.model import Rejection
 from edgevit.records.model_folder import ModelFolder
-from edgevit.records.plan import PlanRecord, StepRecord
+from edgevit.records.plan import PlanRecord
 from edgevit.records.state import BASELINES_KIND, Baselines
 from edgevit.records.unfinished import BASELINES
 from edgevit.records.writing import write_whole, writing
@@ -91,6 +89,7 @@ class _Wanted:
 
     request: DeriveRequest
     opened: Opened
+    earlier: PlanRecord | None  # by which the base was derived itself
     method: Method[Any]
     config: Any
     budget: Budget
@@ -106,7 +105,6 @@ class _Wanted:
             **self.opened.resolved(self.training),
             "base_columns": self.opened.task.base_columns,
             "budget": plain(self.budget.record()),
-            "first": [asdict(step) for step in self.request.first],
             "method": self.method.name,
             "options": asdict(self.config),
             "shape": asdict(self.policy),
@@ -296,7 +294,7 @@ def _budget(
     """What is asked of `network`, which has the classes that are kept of the base, and training images.
 
     Raises:
-        BudgetError: the method cannot meet it, or one that cuts first cannot meet its own.
+        BudgetError: the method cannot meet it.
     """
     geometry = load_family(base.spec.family).geometry(network)
     table = None if request.cost_table is None else load_cost_table(request.cost_table)
@@ -305,8 +303,7 @@ def _budget(
     budget = make_budget(base.spec.macs, base.spec.params, **request.budget(), table=table)
     refuse_silent(method, method.cuts(network, config, policy), budget.prices)
     budget = replace(budget, at_least=request.at_least, at_least_embed=request.at_least_embed)
-    asked = Asked(network, budget, policy, images)
-    check_row(request.first, method, config, asked, base)
+    method.check(config, Asked(network, budget, policy, images))
     return budget
 
 
@@ -336,7 +333,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     request.check()
     request, progress, training = request.on_its_base(), progress or Silent(), request.training
     assert request.base is not None
-    _plans(str(request.base), ())  # refuses one that a newer version wrote, before anything takes its time
+    earlier = ModelFolder(Path(request.base)).plan()  # refuses one of a newer version, before anything takes its time
     refuse_training(request)
     method = find_method(request.method)
     config = method.make_config(request.settings)
@@ -350,8 +347,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         progress.note(
             "the head is of features that never saw these classes; --derive-from better trains the base first"
         )
-    first = settle_row(request.first, method, request.settings, opened.network, policy, progress)
-    request = replace(request, first=first)
+    refuse_base(method, config, opened.network, policy)
     budget = _budget(opened.base, opened.network, len(task.train), policy, request, method, config)
     if training.steps is None:
         usual = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
@@ -361,7 +357,7 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
     training = fill(training, gentle=method.gentle)
     if request.unlabelled is not None:
         refuse_untaught(request.method, config, training.steps)
-    wanted = _Wanted(request, opened, method, config, budget, policy, training, base_training, rejection)
+    wanted = _Wanted(request, opened, earlier, method, config, budget, policy, training, base_training, rejection)
     with unfinished(request, wanted.resolved(), opened.passes.compute) as folder:
         return _carry_out(wanted, opened.problem(budget, policy, training, base_training, folder))
 
@@ -394,31 +390,21 @@ def _open_images(
     return task, rejection
 
 
-def _plans(base_name: str, steps: Sequence[StepRecord]) -> PlanRecord:
-    """These steps, after those of the base where it was derived itself."""
-    earlier = ModelFolder(Path(base_name)).plan()
-    return PlanRecord((*(earlier.steps if earlier else ()), *steps))
-
-
 def _carry_out(wanted: _Wanted, problem: Problem) -> Derivation:
     """Take the baselines, let the method work, measure what it made, and write the model folder."""
-    first, seen = wanted.request.first, problem.task.has_images
+    seen = problem.task.has_images
     torch.manual_seed(problem.training.seed)
     with resumable(problem.folder, is_main=problem.compute.is_main):
         baselines, checked = _judge_base(wanted, problem) if seen else (None, None)
         is_trained = baselines is not None and baselines.base_finetuned is not None
         start, found = start_from(wanted.request.derive_from, problem, is_trained=is_trained)
         torch.manual_seed(problem.training.seed)  # the method draws the same whether or not baselines were worked out
-        before = cut_first(first, start, wanted.opened.base, wanted.request.training)
-        if first:  # only now is it known what is left to cut
-            wanted.method.check(wanted.config, asked_of(before.problem))
-        derived = wanted.method.derive(before.problem, wanted.config)
+        derived = wanted.method.derive(start, wanted.config)
         judged = _UNSEEN if baselines is None else _judge(derived.network, baselines, wanted, problem)
     network = derived.network.cpu().eval()
     base, opened = wanted.opened.base.spec, wanted.opened
     spec = replace(derived_spec(base, network, opened.head, opened.labels), rejection=judged.rule)
-    geometry, kept = load_family(spec.family).geometry(network), before.kept_blocks(derived.plan)
-    cost = problem.budget.cost(spec.blocks, geometry, kept)
+    cost = problem.budget.cost(spec.blocks, load_family(spec.family).geometry(network), derived.plan.kept_blocks)
     assert problem.budget.holds(cost)
     record = wanted.record(
         accuracy=judged.accuracy,
@@ -430,8 +416,7 @@ def _carry_out(wanted: _Wanted, problem: Problem) -> Derivation:
         seconds=problem.stopwatch.seconds,
         start=found,
         base_training=training_record(problem.base_training) if judged.accuracy.base_finetuned else None,
-        first=before.records,
-        facts=Facts.of(before.in_terms_of_the_base(derived)),
+        facts=Facts.of(derived.facts),
     )
     model, out = Model(network, spec), wanted.request.out
     write_model(
@@ -440,8 +425,8 @@ def _carry_out(wanted: _Wanted, problem: Problem) -> Derivation:
         problem,
         card=model_card(out.name, spec, record, load_family(spec.family).plain_loader(network)),
         derivation=record,
-        plan=_plans(opened.base_name, [*before.plans, derived.plan.record(wanted.method.name)]),
-        history=[*before.history, *problem.history.lines] if seen else None,
+        plan=PlanRecord((*(wanted.earlier.steps if wanted.earlier else ()), derived.plan.record(wanted.method.name))),
+        history=problem.history.lines if seen else None,
     )
     if problem.compute.is_main:
         record = ModelFolder(out).derivation() or record  # with the hash of the weights

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from edgevit.data.neighbours import hint_in
-from edgevit.derivation.abilities import lost_site
+from edgevit.derivation.abilities import missing_site
 from edgevit.derivation.allocate.budget import make_budget, readable
 from edgevit.derivation.allocate.policy import Policy, make_policy
 from edgevit.derivation.base_check import ask, judge_base
@@ -172,10 +172,10 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     budget = make_budget(spec.macs, spec.params, rate=request.rate)
     blocks = family_of(opened.network).read(opened.network)
     check_all_pass(blocks, "a super-network")
-    if lost := lost_site(blocks):
+    if missing := missing_site(blocks):
         raise UnsupportedModelError(
-            f"a super-network is of a model whose blocks have both attention and FFN, and {lost}; give the model that "
-            "it came from"
+            f"a super-network is of a model whose blocks have both attention and FFN, and {missing}; give the model "
+            "that it came from"
         )
     asked_for = Asked(opened.network, budget, policy, len(task.train))
     check_reachable(asked_for, SUPERNET, partial(_cuts, opened.network, policy), config)

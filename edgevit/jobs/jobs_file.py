@@ -22,7 +22,6 @@ from edgevit.derivation.contents import contents
 from edgevit.derivation.methods import method_names
 from edgevit.derivation.options import describe, read_options
 from edgevit.derivation.request import DeriveRequest
-from edgevit.derivation.steps import check_steps
 from edgevit.errors import JobsError, OptionError, UnknownNameError
 from edgevit.numbers import check_number
 from edgevit.records.documents import Reader
@@ -204,7 +203,6 @@ def _jobs(layout: Layout, file: Path) -> list[Job]:
         asked = job.request()
         read_options(asked.method, asked.settings)
         make_policy(asked.shape, asked.ffn_multiple, asked.embed_multiple)
-        check_steps(asked.first, asked.method, asked.rate, measured=asked.measured)
     _refuse_shared_folders(jobs, file)
     return tasks_side_by_side(jobs, layout.workers)
 

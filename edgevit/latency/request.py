@@ -113,8 +113,6 @@ class MeetRequest(Deriving):
         if len(set(self.budgets)) < len(self.budgets):
             raise OptionError(f"--{self.quantity} has a number twice; give each once")
         refuse_linear(self.method, self.quantity)
-        if self.first:
-            raise OptionError(f"--first counts rates in MACs; with --{self.quantity} leave it out")
         self._check_places()
         # Without a table, the numbers themselves are judged by what is measured.
         instead: dict[str, Any] = {} if self.cost_table is not None else {"rate": 0.5, **NONE_MEASURED}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgevit.board.connection import THIS_MACHINE
+from edgevit.derivation.abilities import refuse_base
 from edgevit.derivation.allocate.budget import Budget, make_budget
 from edgevit.derivation.allocate.cost_table import Where
 from edgevit.derivation.allocate.policy import make_policy
@@ -20,7 +21,6 @@ from edgevit.derivation.allocate.prices import Measured as Quantity
 from edgevit.derivation.base_check import check_opened
 from edgevit.derivation.cache import shared_cache
 from edgevit.derivation.head import open_task_for
-from edgevit.derivation.in_a_row import settle_row
 from edgevit.derivation.method import find_method, refuse_training
 from edgevit.derivation.opening import open_for
 from edgevit.derivation.problem import Stopwatch
@@ -141,7 +141,7 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
         base = shared.on_its_base().base
         assert base is not None
         network = network_without_weights(base, shared.model_args, checkpoint=shared.checkpoint)
-        _refuse_method(shared.on_its_base(), network, progress)
+        _refuse_method(shared.on_its_base(), network)
         _check_base(shared.on_its_base(), once)
         costs = tuple(Costs(network, shared, place, once) for place in shared.places)
         if len(each := shared.each()) > 1:
@@ -156,10 +156,11 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
     return tuple(found)
 
 
-def _refuse_method(request: MeetRequest, network: nn.Module, progress: Progress) -> None:
+def _refuse_method(request: MeetRequest, network: nn.Module) -> None:
     """Raise OptionError for a method that cannot cut this base, before a cost is measured for it."""
     policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
-    settle_row((), find_method(request.method), request.settings, network, policy, progress)
+    method = find_method(request.method)
+    refuse_base(method, method.make_config(request.settings), network, policy)
 
 
 def _check_base(request: MeetRequest, progress: Progress) -> None:

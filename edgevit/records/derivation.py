@@ -336,16 +336,6 @@ class FittedHead:
         )
 
 
-@dataclass(frozen=True)
-class FirstRecord:
-    """A method that cut the base before the last one did."""
-
-    method: str
-    rate: Fraction  # share of the first base's MACs that was gone after it
-    options: dict[str, Any]
-    facts: dict[str, Any]
-
-
 @dataclass(frozen=True, kw_only=True)
 class DerivationRecord:
     """What derivation.json says."""
@@ -368,7 +358,6 @@ class DerivationRecord:
     start: StartRecord | None = None  # None: the base was cut as it is, and nothing else was asked for
     # Of the base, as the third baseline and where it was cut after it; None: neither, or an older edgevit's.
     base_training: TrainingRecord | None = None
-    first: tuple[FirstRecord, ...] = ()  # what cut the base before the method did
     fitted_head: FittedHead | None = None  # None: the base had a classifier of its own
     met: MetRecord | None = None  # None: the budget was not measured
     validation: ValidationRecord | None = None  # None: a slice without images, or of an older edgevit
@@ -378,15 +367,10 @@ class DerivationRecord:
     # By part, which of its images are classified rightly; None: a slice without images, or of an older edgevit.
     answers: dict[JudgedPart, PartAnswers] | None = None
 
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """All that cut the base, in their order."""
-        return (*(step.method for step in self.first), self.method)
-
     def way_told(self) -> str:
-        """By what the model came of its base, such as `base trained, then corp, then forge`."""
+        """By what the model came of its base, such as `base trained, then forge`."""
         trained = self.start is not None and self.start.network == "finetuned"
-        return ", then ".join([*["base trained"] * trained, *self.methods])
+        return ", then ".join([*["base trained"] * trained, self.method])
 
     def training_told(self) -> str:
         """How long the model was trained, and what it was cut from where that is no base as it is."""

@@ -2,7 +2,6 @@
 
     baselines.json    what the derived model will be judged against
     plan.json         what a method that trains has decided
-    stepN/done.json   what a method that cuts before the last one has done
 
 Schema history, of each: 0  files that say no schema, and not which edgevit wrote them
                          1  edgevit. Later files of schema 1 may have finetuned_right_on_validation
@@ -13,7 +12,6 @@ Schema history, of each: 0  files that say no schema, and not which edgevit wrot
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from edgevit.records.answers import PartAnswers
 from edgevit.records.derivation import AccuracyRecord, JudgedPart
@@ -21,8 +19,6 @@ from edgevit.records.kinds import UNMARKED, RecordKind, Seal
 from edgevit.records.model import Index
 from edgevit.records.plan import StepRecord
 from edgevit.records.unfinished import STATE
-
-DONE = "done.json"
 
 
 @dataclass(frozen=True)
@@ -45,15 +41,5 @@ class DecidedStep(StepRecord):
     edgevit: str | None = None
 
 
-@dataclass(frozen=True)
-class DoneStep:
-    """done.json of an unfinished derivation: what a method did that cuts before the last one."""
-
-    plan: StepRecord
-    facts: dict[str, Any]
-    edgevit: str | None = None
-
-
 BASELINES_KIND = RecordKind("baselines", Baselines, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))
 DECIDED_KIND = RecordKind("decided", DecidedStep, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))
-DONE_KIND = RecordKind("done", DoneStep, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))

@@ -177,7 +177,7 @@ def _told(model: FoundModel) -> str:
     taken = made.accuracy.derived
     accuracy = f" top-1 {share_text(taken.top1, taken.images)} in torch on {taken.images} test images." if taken else ""
     return (
-        f"{document.timm_name} without {100 * document.rate:.1f} % of its MACs, by {', then '.join(made.methods)} for "
+        f"{document.timm_name} without {100 * document.rate:.1f} % of its MACs, by {made.method} for "
         f"{made.budget.asked}.{accuracy}{_rejecting(taken)} {readable(document.macs)} MACs, "
         f"{readable(document.params)} parameters."
         + ("" if (embed := document.narrowed) is None else f" The embedding has {embed[0]} of {embed[1]} channels.")

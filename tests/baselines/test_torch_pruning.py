@@ -12,19 +12,18 @@ import pytest
 import torch
 import torch_pruning
 from problems import untrained
+from small_models import with_fewer_tokens
 from torch import Tensor, nn
 
 import edgevit
 from edgevit.baselines.common.ranking import top
 from edgevit.baselines.torch_pruning import Config, derive, scores_of
 from edgevit.data.task import open_task
+from edgevit.derivation.abilities import refuse_base
 from edgevit.derivation.allocate.policy import make_policy
-from edgevit.derivation.in_a_row import settle_row
 from edgevit.derivation.method import find_method
-from edgevit.derivation.steps import Step
 from edgevit.errors import OptionError
 from edgevit.network.checkpoint import describe
-from edgevit.progress import Silent
 
 MEASURES = {
     "taylor": torch_pruning.importance.GroupTaylorImportance,
@@ -116,12 +115,13 @@ def test_the_library_is_asked_for_before_anything_is_opened(tmp_path: Path, monk
         )  # fmt: skip
 
 
-def test_without_the_library_other_methods_cut_behind_one_another_as_with_it(
+def test_without_the_library_other_methods_are_named_in_a_refusal(
     small_vit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch_pruning", None)
-    row = [Step("forge", 0.5)], find_method("taylor"), {}, small_vit(), make_policy("fused")
-    assert not settle_row(*row, Silent())[0].options, "tokens may leave"
+    network, dcvit = with_fewer_tokens(small_vit(), 9, 0), find_method("dcvit")
+    with pytest.raises(OptionError, match="then derive from its folder with --method forge or heart"):
+        refuse_base(dcvit, dcvit.make_config({}), network, make_policy("fused"))
 
 
 def test_images_are_counted() -> None:

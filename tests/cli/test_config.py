@@ -128,56 +128,21 @@ REFUSED = [
 ]  # fmt: skip
 
 
-IN_A_ROW = {"base": "v", "data": "d", "rate": 0.9, "out": "o"}
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        {"first": "nuwa:0.5,dcvit:0.7", "set": {"nuwa.purification": "none", "forge.ridge": 0.001}},
-        {"first": ["nuwa:0.5", "dcvit:0.7"], "set": ["nuwa.purification=none", "forge.ridge=0.001"]},
-        {
-            "first": [{"method": "nuwa", "rate": 0.5, "options": {"purification": "none"}}, "dcvit:0.7"],
-            "set": {"nuwa.purification": "always", "forge.ridge": 0.001},  # the step's own wins
-        },
-    ],
-)
-def test_options_of_a_step_are_the_same_typed_in_a_file_and_from_python(write: Any, first: dict[str, Any]) -> None:
-    from edgevit.derivation.request import DeriveRequest
-    from edgevit.derivation.steps import Step
-
-    typed = ["v", "--data", "d", "--rate", "0.9", "--out", "o", "--first", "nuwa:0.5,dcvit:0.7"]
-    asked = built("derive", *typed, "--set", "nuwa.purification=none", "--set", "forge.ridge=0.001")
-    steps = (Step("nuwa", 0.5, {"purification": "none"}), Step("dcvit", 0.7))
-    assert (asked.first, asked.options) == (steps, {"ridge": "0.001"})
-    from_file = built("derive", "--config", write({**IN_A_ROW, **first}))
-    assert (from_file.first, from_file.options) == (asked.first, asked.options)
-    of_python = DeriveRequest(base="v", data="d", rate=0.9, out=Path("o"), first=steps, options={"ridge": "0.001"})
-    assert (of_python.first, of_python.options) == (asked.first, asked.options)
-
-
-def test_a_method_that_stands_twice_in_a_row_has_its_options_each_time() -> None:
-    typed = ["v", "--data", "d", "--rate", "0.9", "--out", "o", "--first", "forge:0.5,nuwa:0.7"]
-    asked = built("derive", *typed, "--set", "forge.ridge=0.1")
-    assert [step.options for step in asked.first] == [{"ridge": "0.1"}, {}] and asked.options == {"ridge": "0.1"}
+GIVEN = {"base": "v", "data": "d", "rate": 0.9, "out": "o"}
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"first": "nuwa:0.5", "set": {"nuwaa.ridge": 1}}, "stands nowhere in the row; did you mean 'nuwa'?"),
-        ({"first": "nuwa:0.5", "set": {"vulcan.rho": 1}}, "stands nowhere in the row; known: nuwa, forge"),
         ({"set": {"nuwa.ridge": 1}}, "an option of 'nuwa', but the method is 'forge'"),
-        ({"first": "nuwa:0.5", "set": {"nuwa.rigde": 1}}, "nuwa has no option 'rigde'; did you mean 'ridge'"),
-        ({"first": [{"method": "nuwa", "rates": 1}]}, "a step has the unknown key 'rates'; did you mean 'rate'?"),
-        ({"first": {"method": "nuwa"}}, "c.yaml has first as a mapping, expected one value"),
+        ({"set": {"forge.rigde": 1}}, "forge has no option 'rigde'; did you mean 'ridge'"),
         ({"classes": [{"a": 1}]}, "expected a text or a number: put it in quotes"),
     ],
 )
-def test_an_option_of_no_method_in_the_row_is_one_line(
+def test_a_wrong_option_in_a_file_is_refused_in_one_line(
     edgevit_main: Any, write: Any, more: dict[str, Any], told: str
 ) -> None:
-    assert told in edgevit_main("derive", "--config", write({**IN_A_ROW, "data": "digits", **more})).error
+    assert told in edgevit_main("derive", "--config", write({**GIVEN, "data": "digits", **more})).error
 
 
 @pytest.mark.parametrize(("command", "content", "told"), REFUSED, ids=[f"{c} {d}" for c, d, _ in REFUSED])

@@ -155,16 +155,8 @@ def test_options_are_read_by_type_and_wrong_ones_refused():
 
 def test_assignments_name_the_method_they_are_for():
     told = parse_assignments("vulcan", ["vulcan.rho=0.5", "vulcan.rank = false"])
-    assert told == {"vulcan": {"rho": "0.5", "rank": "false"}}
+    assert told == {"rho": "0.5", "rank": "false"}
     with pytest.raises(OptionError, match=r"not of the form method\.option=value"):
         parse_assignments("vulcan", ["rho=1"])
     with pytest.raises(OptionError, match="an option of 'nuwa', but the method is 'vulcan'"):
         parse_assignments("vulcan", ["nuwa.rho=1"])
-
-
-def test_an_option_goes_to_its_method_where_that_stands_in_the_row():
-    texts = ["nuwa.purification=none", "forge.ridge=0.1"]
-    expected = {"nuwa": {"purification": "none"}, "forge": {"ridge": "0.1"}, "dcvit": {}}
-    assert parse_assignments("forge", texts, ["nuwa", "dcvit", "nuwa"]) == expected
-    with pytest.raises(OptionError, match=r"nuwaa\.rho=1 .* stands nowhere in the row; did you mean 'nuwa'\?"):
-        parse_assignments("forge", ["nuwaa.rho=1"], ["nuwa"])

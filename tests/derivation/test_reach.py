@@ -89,7 +89,7 @@ def test_the_axis_that_ends_a_budget_is_told_and_what_would_let_more_go(
     assert found is not None and int(found[1]) == at, said
     allowed = re.search(r"let more go \((.*?)\)", said)
     assert (allowed[1].split(", ") if allowed else []) == [f"{method}.{option}" for option in more]
-    assert ("--first forge:RATE" in said) == (method == "heart")
+    assert ("cut widths with another method first" in said) == (method == "heart")
     assert "or try another --shape" in said
 
 
@@ -164,12 +164,11 @@ def test_what_heart_reaches_is_its_smallest_choice(small_vit: Any, shape: str, m
     assert least("heart", {"token_multiple": 8}, one) > found.cost(smallest)
 
 
-def test_no_method_that_cuts_first_is_offered_for_a_budget_by_a_table(small_vit: Any, tmp_path: Path) -> None:
-    """Steps before have rates of MACs."""
+def test_no_other_method_is_suggested_for_a_budget_by_a_table(small_vit: Any, tmp_path: Path) -> None:
     network = small_vit(**ARGS)
     budget = make_budget(1, 1, ms=0.2, table=load_cost_table(write_cost_table(tmp_path)))
     said = str(refused("heart", {}, Asked(network, budget, make_policy("fused"), 1000)))
-    assert "--first" not in said
+    assert "another method first" not in said
     assert re.search(r"reaches no less than [\d.]+ ms \(rate 0\.\d+\): FFN [\d.]+ ms, .*; raise the budget", said)
 
 

@@ -1,7 +1,8 @@
-"""A derivation ends in the same weights however it is run: interrupted, shared, by workers, in micro-batches."""
+"""A derivation ends in the same weights however it is run, and its folder is the base of another derivation."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from small_base import ARGS, DEVICE, assert_same_weights, derive, press_ctrl_c_i
 
 import edgevit
 from edgevit.derivation import opening, session
-from edgevit.errors import DataError, Interrupted, TrainingError
+from edgevit.errors import DataError, EdgeVitError, Interrupted, ModelError, TrainingError
+from edgevit.records.model_folder import ModelFolder
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +168,50 @@ def test_ctrl_c_while_the_model_is_written_comes_too_late(tmp_path, monkeypatch)
     monkeypatch.setattr(opening, "save", press_and_save)
     derive(write_checkpoint(tmp_path), tmp_path / "out", training={"steps": 1})
     assert sorted(file.name for file in tmp_path.iterdir()) == ["base.safetensors", "out"]
+
+
+# -- a derived folder as a base ----------------------------------------------------------------------------------------
+
+FORGE = {"calibration_images": 32, "sensitivity_images": 16, "measured_images": 8}
+AGAIN = {"classes": "3,9", "data": "digits", "accept_weak_base": True, "steps": 0, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def half(checkpoint, tmp_path_factory):
+    """A folder that dcvit derived, one of whose blocks has no attention."""
+    out = tmp_path_factory.mktemp("half") / "m"
+    options = {"options": {"calibration_images": 8}, "training": {"steps": 0}, "cache": False}
+    derivation = derive(checkpoint, out, method="dcvit", rate=0.3, **options)
+    assert sum(not dims.has_attention for dims in derivation.model.spec.blocks) == 1
+    return derivation
+
+
+def test_a_derived_folder_is_the_base_of_another_derivation_and_their_plans_chain(half, tmp_path):
+    given = {"rate": 0.4, "options": FORGE, "cache": tmp_path / "cache", **AGAIN}
+    second = edgevit.derive(half.folder, out=tmp_path / "second", **given)
+    assert [step.method for step in ModelFolder(second.folder).plan().steps] == ["dcvit", "forge"]
+    assert 0.57 * half.model.spec.macs < second.model.spec.macs <= 0.6 * half.model.spec.macs
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(edgevit.load(second.folder)(images), second.model(images))
+    again = edgevit.derive(half.folder, out=tmp_path / "again", **given)
+    assert_same_weights(weights(second.folder), weights(again.folder))  # what the cache had is what was worked out
+    third = edgevit.derive(second.folder, out=tmp_path / "third", method="magnitude", rate=0.1, **AGAIN)
+    assert [step.method for step in ModelFolder(third.folder).plan().steps] == ["dcvit", "forge", "magnitude"]
+
+
+def test_a_base_that_the_method_cannot_cut_is_refused_before_anything_is_measured(half, tmp_path):
+    with pytest.raises(EdgeVitError, match="vulcan cuts blocks that have both") as error:
+        edgevit.derive(half.folder, out=tmp_path / "m", method="vulcan", data="digits", classes="3,9", rate=0.3)
+    with pytest.raises(EdgeVitError, match="a super-network is of a model whose blocks have both attention and FFN"):
+        edgevit.supernet(half.folder, out=tmp_path / "m", data="digits", classes="3,9")
+    assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_a_base_whose_plan_is_of_a_newer_schema_is_refused_before_anything_is_measured(half, tmp_path):
+    folder = tmp_path / "base"
+    shutil.copytree(half.folder, folder)
+    file = ModelFolder(folder).plan_file
+    file.write_text(json.dumps({**json.loads(file.read_text()), "schema": 99}))
+    with pytest.raises(ModelError, match=r"schema 99; this edgevit .* reads up to .*: install"):
+        edgevit.derive(folder, data="digits", classes="3,7", rate=0.6, out=tmp_path / "m")
+    assert not (tmp_path / "m.partial").exists()

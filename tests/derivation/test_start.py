@@ -155,41 +155,15 @@ def test_its_answers_are_the_restricted_teachers_too(
     assert taught and max(taught) < 0.02
 
 
-def test_a_method_before_the_last_cuts_it(digits_checkpoint: Path, tmp_path: Path) -> None:
-    made = start(digits_checkpoint, tmp_path / "m", "finetuned", first=({"method": "corp", "rate": 0.1},))
-    record = made.record
-    assert [step.method for step in record.first] == ["corp"] and found(made).network == "finetuned"
-    assert record.accuracy.derived.top1 > record.accuracy.base_restricted.top1
-
-
-@pytest.mark.parametrize("row", [("corp", "forge"), ("vulcan", "corp")])  # whose teacher is the trained one
-def test_in_a_row_each_is_taught_by_what_it_was_given_trained_once(
-    digits_checkpoint: Path, tmp_path: Path, row: tuple[str, str]
-) -> None:
-    first, last = row
-    taught = {"teacher": "finetuned", "token_weight": 0.0}
-    options, more = (taught, {}) if last == "forge" else ({}, taught)
-    step = {"method": first, "rate": 0.1, "options": more}
-    training = {"steps": 2, "lr": 3e-3}
-    given: dict[str, Any] = {"first": (step,), "method": last, "options": options, "training": training, "rate": 0.4}
-    made = start(digits_checkpoint, tmp_path / "m", "finetuned", base_steps=10, cache=False, **given)
-    trained = {stage for stage in stages(made.folder) if "finetune" in stage}
-    assert trained == {"finetune base", *(["finetune step1"] if last == "forge" else [])}
-    assert made.record.accuracy.base_finetuned == start(
-        digits_checkpoint, tmp_path / "alone", "finetuned", base_steps=10, training={"steps": 0, "lr": 3e-3}
-    ).record.accuracy.base_finetuned  # fmt: skip
-
-
 def test_a_teacher_is_trained_where_anything_learns_from_it(digits_checkpoint: Path, tmp_path: Path) -> None:
     taught = {"teacher": "finetuned"}
     closed = start(digits_checkpoint, tmp_path / "closed", "base", options=taught, base_steps=5, cache=False)
     assert not [stage for stage in stages(closed.folder) if "finetune" in stage]
-    first = ({"method": "vulcan", "rate": 0.1, "options": taught},)
-    row = start(
-        digits_checkpoint, tmp_path / "row", "base", first=first, method="corp", base_steps=5, cache=False,
-        training={"steps": 2, "lr": 3e-3},
+    trained = start(
+        digits_checkpoint, tmp_path / "trained", "base", method="vulcan", rate=0.1, options=taught, base_steps=5,
+        cache=False, training={"steps": 2, "lr": 3e-3},
     )  # fmt: skip
-    assert "step1: finetune base" in stages(row.folder)
+    assert "finetune base" in stages(trained.folder)
 
 
 def test_going_on_with_another_start_is_refused(

@@ -12,7 +12,6 @@ import pytest
 from small_base import ARGS
 
 from edgevit.derivation import jobs_file
-from edgevit.derivation.steps import Step
 from edgevit.errors import JobsError
 from edgevit.jobs.jobs_file import (
     BUDGET_KEYS,
@@ -59,20 +58,6 @@ def test_a_job_that_was_done_without_options_that_only_let_it_go_on_is_done(plan
     assert job(shape="free").sha256() not in lenient.hashes()
 
 
-@pytest.mark.parametrize(
-    ("first", "options"),
-    [
-        ("vulcan:0.3", {}),
-        (["vulcan:0.3"], {}),
-        ([{"method": "vulcan", "rate": 0.3, "options": {"teacher": "none"}}], {"teacher": "none"}),
-    ],
-)
-def test_methods_before_a_job_are_texts_or_mappings_with_their_options(plan: Any, first: Any, options: Any) -> None:
-    jobs, _ = read_jobs(plan(first=first))
-    assert all(job.request().first == (Step("vulcan", 0.3, options),) for job in jobs)
-    assert {job.sha256() for job in jobs}.isdisjoint(job.sha256() for job in read_jobs(plan())[0])
-
-
 JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
 
 
@@ -80,17 +65,6 @@ JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
     ("changed", "error", "told"),
     [
         ({"boards": ["orin"]}, JobsError, "boards says how models are measured; derive-many measures nothing"),
-        ({"first": "vulcan"}, JobsError, "'vulcan' is not METHOD:RATE; try --first nuwa:0.5"),
-        ({"first": "vulcan:0.6"}, JobsError, "each step cuts more than the one before it"),
-        ({"first": [{"method": "vulkan", "rate": 0.3}]}, JobsError, "no method 'vulkan'; did you mean 'vulcan'"),
-        ({"first": [{"method": "nuwa", "rat": 0.3}]}, JobsError, "a step has the unknown key 'rat'; did you mean"),
-        (
-            {"first": [{"method": "nuwa", "rate": 0.3, "options": {"rigde": 1}}]},
-            JobsError,
-            "nuwa has no option 'rigde'; did you mean 'ridge'",
-        ),
-        ({"first": [3]}, JobsError, "3 is not METHOD:RATE; try --first nuwa:0.5"),
-        ({"first": 3}, JobsError, "3 is not METHOD:RATE; try --first nuwa:0.5"),
         ({"finetune_epochs": 2}, JobsError, "--steps and --finetune-epochs exclude each other"),
         ({"tsks": []}, JobsError, r"jobs.yaml has the unknown key 'tsks'; did you mean 'tasks'"),
         ({"budgets": [{"name": "x", "rat": 0.5}]}, JobsError, r"the unknown key 'budgets.0.rat'; did you mean 'rate'"),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from edgevit.derivation.steps import Step
 from edgevit.errors import OptionError
 from edgevit.latency.request import MeetRequest, identity, read_budgets
 from edgevit.latency.tables.place import Place
@@ -58,7 +57,7 @@ def test_several_budgets_have_a_folder_each(tmp_path: Path) -> None:
 def test_a_folder_alone_is_gone_on_with_by_the_request_that_it_states(tmp_path: Path) -> None:
     begun = asked(
         tmp_path, rate=0.6, model_args={"img_size": 32}, options={"teacher": "none"}, classes=["a", "b"],
-        first=(Step("nuwa", 0.5, {}),), training=Training(steps=4), checkpoint=Path("c.pth"),
+        training=Training(steps=4), checkpoint=Path("c.pth"),
     )  # fmt: skip
     alone = MeetRequest(out=begun.out, resume=True)
     assert alone.names_a_folder_alone and not replace(begun, resume=True).names_a_folder_alone
@@ -88,7 +87,6 @@ def test_what_a_table_or_a_rate_answers_is_derived(tmp_path: Path) -> None:
         ({"ms": 5, "mj": 40}, "--mj and --ms exclude each other"),
         ({"ms": -1}, "--ms -1"),
         ({"ms": (5, 5)}, "--ms has a number twice"),
-        ({"ms": 5, "first": (("nuwa", 0.5),)}, "--first counts rates in MACs"),
         ({"ms": 5, "method": "skd"}, "--method skd slices a super-network"),
         ({"ms": 5, "place": Place(threads=0)}, "--threads 0 is not in"),
         ({"rate": 0.5, "place": Place(board="orin")}, "--board is for a budget that is measured, and nothing is"),

@@ -10,14 +10,13 @@ from seals import unsealed
 from edgevit.errors import UnfinishedError
 from edgevit.records.derivation import AccuracyRecord
 from edgevit.records.plan import AttentionRecord, BlockRecord, StepRecord
-from edgevit.records.state import BASELINES_KIND, DECIDED_KIND, DONE_KIND, Baselines, DecidedStep, DoneStep
+from edgevit.records.state import BASELINES_KIND, DECIDED_KIND, Baselines, DecidedStep
 
 TAKEN = AccuracyRecord(0.5, 8, {"3": 0.5})
 STEP = StepRecord("vulcan", (BlockRecord(0, AttentionRecord("0-1", 16, 16), None),))
 RECORDS = [
     (BASELINES_KIND, Baselines(TAKEN, TAKEN, 4, edgevit="0.1.0")),
     (DECIDED_KIND, DecidedStep(STEP.method, STEP.blocks, edgevit="0.1.0")),
-    (DONE_KIND, DoneStep(STEP, {"steps": 3}, "0.1.0")),
 ]
 
 

@@ -160,7 +160,12 @@ def test_a_folder_without_training_is_no_obstacle(tmp_path: Path) -> None:
         pass
 
 
-TYPED: dict[str, Any] = {"rate": 0.5, "training": {"steps": 200, "lr": 1e-4, "workers": 0}, "first": [], "out": "m"}
+TYPED: dict[str, Any] = {
+    "rate": 0.5,
+    "training": {"steps": 200, "lr": 1e-4, "workers": 0},
+    "model_args": {},
+    "out": "m",
+}
 CAME_TO: dict[str, Any] = {"budget": {"limit": 10, "base": 20}, "images": "0" * 64, "options": {}}
 
 
@@ -173,10 +178,10 @@ CAME_TO: dict[str, Any] = {"budget": {"limit": 10, "base": 20}, "images": "0" * 
             "rate was 0.5 and is 0.6, training.steps was 200 and is 100",
         ),
         (
-            {"first": [{"method": "nuwa", "rate": 0.3}], "macs": "1M", "classes": ["a", "b"], "shape": "free"},
+            {"model_args": {"img_size": 64, "depth": 3}, "macs": "1M", "classes": ["a", "b"], "shape": "free"},
             {"budget": {"limit": 8, "base": 20}},
-            "classes was not given and is a,b, first.1.method was not given and is nuwa, "
-            "first.1.rate was not given and is 0.3, macs was not given and is 1M, and 1 more",
+            "classes was not given and is a,b, macs was not given and is 1M, model_args.depth was not given and is 3, "
+            "model_args.img_size was not given and is 64, and 1 more",
         ),
         (
             {"training": {"steps": 200, "lr": 1e-4, "workers": 2}},

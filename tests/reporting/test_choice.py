@@ -34,7 +34,6 @@ from edgevit.records.derivation import (
     DERIVATION_KIND,
     Accuracies,
     AccuracyRecord,
-    FirstRecord,
     StartRecord,
     ValidationRecord,
 )
@@ -338,16 +337,14 @@ def test_models_of_a_trained_base_are_to_be_as_good_as_that(
 
 def test_what_cut_the_base_and_whether_it_was_trained_first_tells_models_apart(tmp_path: Path) -> None:
     started = {name: StartRecord(name, 30, 0.5, 0.4) for name in ("base", "finetuned")}
-    first = (FirstRecord("corp", 0.1, {}, {}),)
     write_folder(tmp_path / "a", derivation=derived(GOOD, start=started["base"]))
     write_folder(tmp_path / "b", derivation=derived(GOOD, start=started["finetuned"]))
-    write_folder(tmp_path / "c", derivation=derived(GOOD, start=started["finetuned"], first=first))
     found = gather([tmp_path])
     (panel,) = panels(found)
-    ways = ["nuwa", "base trained, then nuwa", "base trained, then corp, then nuwa"]
+    ways = ["nuwa", "base trained, then nuwa"]
     assert [entry.method for entry in panel.models] == ways
-    view = model_view(found.models[2], "m0", found, [panel])
-    assert ("method", ways[2]) in view["provenance"] and "by corp, then nuwa for" in view["told"]
+    view = model_view(found.models[1], "m0", found, [panel])
+    assert ("method", ways[1]) in view["provenance"] and "by nuwa for" in view["told"]
 
 
 def test_a_base_alone_is_a_model_whose_accuracy_is_not_known(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def _folder(folder: Path) -> ListedFolder:
         return replace(
             one, kind="super-network", top1=net.curve[0].top1, images=net.data.images.validation, part="validation"
         )
-    return one if record is None else _judged(replace(one, method=", ".join(record.methods)), record)
+    return one if record is None else _judged(replace(one, method=record.method), record)
 
 
 def _judged(one: ListedFolder, record: DerivationRecord) -> ListedFolder:

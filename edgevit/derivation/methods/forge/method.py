@@ -83,7 +83,6 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
         embed=embedding.narrowest(network, policy, config.embed_width, "forge") if config.cuts_embedding else 0,
         images=config.calibration_images,
         ladders=ladders(family.geometry(network), len(blocks)) if config.cut_tokens == "predicted" else (),
-        tries_tokens=config.cuts_embedding and config.cut_tokens == "tried",
         more={
             **dict.fromkeys(switches, True),
             "cut_tokens": "predicted",
@@ -91,8 +90,6 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
             "allocation": "joint",
             "sensitivity": "fisher",
         },
-        all_sites={"drop_sites": False},
-        all_tokens={"cut_tokens": "never"},
     )
 
 
