@@ -20,7 +20,7 @@ from typing import Any, Sequence
 from .measure import TICK_NS, MeasurementRequest, Report, import_requirements, make_run, repeat
 from .meters import AnyMeter, clocks, load, nvpmodel, thermal
 from .records import Run
-from .runners import Loaded, import_runner, open_beside
+from .runners import Loaded, import_runner, open_shared
 
 # A visit has as many inferences as take these times when nothing slows them, at least one of each kind: VISIT_NS those
 # that count, COLD_NS those before them. Of models of 7 and 4 MB in turn on a CPU, the larger took 15 to 20 % longer
@@ -51,19 +51,19 @@ class _Visited:
     @property
     def done(self) -> float:
         """How much of the samples and of the duration there is; 1 is all."""
-        wanted_ns = self.request.duration_s * 1e9
-        return min(1.0, len(self.latencies) / max(self.request.samples, 1), self.wall_ns / max(wanted_ns, 1))
+        duration_ns = self.request.duration_s * 1e9
+        return min(1.0, len(self.latencies) / max(self.request.samples, 1), self.wall_ns / max(duration_ns, 1))
 
     def warm_up(self, report: Report) -> None:
-        asked, told = self.request, lambda done: report("warm up", done)
-        warm, _ = repeat(self.loaded.infer, asked.warmup, asked.warmup_seconds, told)
+        request, tick = self.request, lambda done: report("warm up", done)
+        warm, _ = repeat(self.loaded.infer, request.warmup, request.warmup_seconds, tick)
         self.warmup, self.fastest_ns = len(warm), min([self.first_ns, *warm])
 
     def visit(self) -> None:
         repeat(self.loaded.infer, self._lasting(COLD_NS), 0.0)
-        own = time.process_time_ns()
-        latencies, wall_ns = repeat(self.loaded.infer, self._lasting(VISIT_NS), 0.0, seen=self._seen)
-        self.own_ns += time.process_time_ns() - own
+        before_ns = time.process_time_ns()
+        latencies, wall_ns = repeat(self.loaded.infer, self._lasting(VISIT_NS), 0.0, after_each=self._read_gpu_time)
+        self.own_ns += time.process_time_ns() - before_ns
         self.latencies += latencies
         self.wall_ns += wall_ns
 
@@ -71,7 +71,7 @@ class _Visited:
         """How many inferences take so long."""
         return max(1, round(nanoseconds / self.fastest_ns))
 
-    def _seen(self) -> None:
+    def _read_gpu_time(self) -> None:
         if self.loaded.gpu_ns:
             self.gpu_ns.append(self.loaded.gpu_ns())
 
@@ -124,18 +124,18 @@ def alternate(requests: Sequence[MeasurementRequest], report: Report, root: str 
 
 def _open(runner: ModuleType, request: MeasurementRequest, opened: ExitStack) -> _Visited:
     started = perf_counter_ns()
-    loaded = opened.enter_context(open_beside(runner, request.model, request.batch, request.options, request.label))
+    loaded = opened.enter_context(open_shared(runner, request.model, request.batch, request.options, request.label))
     load_ns = perf_counter_ns() - started
     first, _ = repeat(loaded.infer, 1, 0.0)
     return _Visited(request, loaded, load_ns, first[0], {**loaded.environment, **loaded.settle()})
 
 
 def _run(
-    model: _Visited, requests: Sequence[MeasurementRequest], root: str, seen: dict[str, Any], window_ns: int
+    model: _Visited, requests: Sequence[MeasurementRequest], root: str, shared: dict[str, Any], window_ns: int
 ) -> Run:
-    figures = {**seen, **dict.fromkeys(SHARED), "cpu_own_ns": model.own_ns}
-    if seen["cpu_busy_ns"] is not None:  # what others took meanwhile is shared out by time: ticks are of 10 ms
-        others = max(0, seen["cpu_busy_ns"] - seen["cpu_own_ns"]) / window_ns
+    figures = {**shared, **dict.fromkeys(SHARED), "cpu_own_ns": model.own_ns}
+    if shared["cpu_busy_ns"] is not None:  # what others took meanwhile is shared out by time: ticks are of 10 ms
+        busy = max(0, shared["cpu_busy_ns"] - shared["cpu_own_ns"]) / window_ns
         figures["cpu_busy_ns"] = model.own_ns + round(others * model.wall_ns)
-    beside = tuple(request.label for request in requests if request is not model.request)
-    return make_run(model.request, model.loaded, model.load_ns, root, {**model.timed(), "beside": beside}, figures)
+    others = tuple(request.label for request in requests if request is not model.request)
+    return make_run(model.request, model.loaded, model.load_ns, root, {**model.timed(), "beside": others}, figures)

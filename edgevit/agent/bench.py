@@ -63,7 +63,7 @@ def bench(
         todo = [*((False, alike) for alike in requests), *((True, [request]) for request in profiled)]
         for number, (profile, alike) in enumerate(todo, 1):
             place = {"run": number, "of": len(todo), "batch": alike[0]["batch"]}
-            tell = lambda told, place=place: report(**{**told, **place})  # noqa: E731
+            tell = lambda progress, place=place: report(**{**progress, **place})  # noqa: E731
             answer = _ask(root, "profile", alike[0], tell) if profile else _measure(root, alike, tell)
             if "error" in answer:
                 labels = [request["label"] for request in alike]
@@ -153,8 +153,8 @@ def _ask(
             process.terminate()
         code = process.wait()
         stderr.seek(0)
-        said = stderr.read().decode("utf-8", "replace").strip()
-        tail = " | ".join(said.splitlines()[-TAIL_LINES:]) or "it said nothing"
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        stderr_text = stderr.read().decode("utf-8", "replace").strip()
+        tail = " | ".join(stderr_text.splitlines()[-TAIL_LINES:]) or "it said nothing"
+        ending = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         hint = "; out of memory? try a smaller --batch" if code == -9 else ""
-        return {"error": {"message": f"the measurement died ({how}): {tail}{hint}", "traceback": said}}
+        return {"error": {"message": f"the measurement died ({ending}): {tail}{hint}", "traceback": stderr_text}}

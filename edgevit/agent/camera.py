@@ -78,8 +78,8 @@ class Camera:
         fill = tuple(round(255 * value) for value in settings["mean"]) if border else (0, 0, 0)
         canvas = Image.new("RGB", (max(width, picture.width), max(height, picture.height)), fill)
         canvas.paste(picture, ((canvas.width - picture.width) // 2, (canvas.height - picture.height) // 2))
-        left, top = round((canvas.width - width) / 2), round((canvas.height - height) / 2)
-        return canvas.crop((left, top, left + width, top + height))
+        x, y = round((canvas.width - width) / 2), round((canvas.height - height) / 2)
+        return canvas.crop((x, y, x + width, y + height))
 
     def _scaled(self, width: int, height: int) -> tuple[int, int]:
         """Width and height before the crop."""

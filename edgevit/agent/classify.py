@@ -46,9 +46,9 @@ def classify(
     _check_file(images, count, shape, dtype)
     trt = import_tensorrt()
     predicted: list[int] = []
-    kept: list[tuple[float, ...]] = []
+    all_logits: list[tuple[float, ...]] = []
     nonfinite = 0
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     with open(images, "rb") as file, open_cuda() as cuda, open_engine(trt, make_log(trt), engine) as opened:
         output = _check_engine(opened, shape, columns)
         with closing(Execution(opened, cuda, batch)) as execution:
@@ -57,12 +57,12 @@ def classify(
                 rows = classifier.run(file, min(batch, count - len(predicted)))
                 nonfinite += sum(not math.isfinite(value) for row in rows for value in row)
                 predicted += [_largest(row, columns) for row in rows]
-                kept += rows if logits else ()
-                if time.monotonic() - told >= TICK_S:
-                    told = time.monotonic()
+                all_logits += rows if logits else ()
+                if time.monotonic() - reported >= TICK_S:
+                    reported = time.monotonic()
                     send({"progress": {"stage": "classify", "done": len(predicted) / count}})
-    seen = {"predicted": predicted, "nonfinite": nonfinite, "seconds": time.monotonic() - began}
-    return {**seen, "logits": kept} if logits else seen
+    answer = {"predicted": predicted, "nonfinite": nonfinite, "seconds": time.monotonic() - began}
+    return {**answer, "logits": all_logits} if logits else answer
 
 
 class _Classifier:
@@ -116,12 +116,12 @@ def _check_file(images: str, count: int, shape: Sequence[int], dtype: str) -> No
         raise RunnerError(f"images of {dtype} cannot be read; known: {', '.join(FORMATS)}")
     expected = count * math.prod(shape) * struct.calcsize(FORMATS[dtype])
     try:
-        found = os.path.getsize(images)
+        size = os.path.getsize(images)
     except OSError as error:
         raise RunnerError(f"cannot read {images} ({error.strerror}); send the images again") from error
-    if found != expected:
+    if size != expected:
         raise RunnerError(
-            f"{images} has {found} bytes, and {count} images of {list(shape)} in {dtype} have {expected}; send it again"
+            f"{images} has {size} bytes, and {count} images of {list(shape)} in {dtype} have {expected}; send it again"
         )
 
 

@@ -88,10 +88,10 @@ def controlled(
         RunnerError: it cannot be done; nothing has been changed, or it was put back.
     """
     folder = state_dir or restore_folder(root)
-    told: list[str] = []
+    messages: list[str] = []
 
     def tell(text: str) -> None:
-        told.append(text)
+        messages.append(text)
         report(text)
 
     recover(root, report=tell, state_dir=folder, wait_s=GUARDIAN_S)
@@ -101,7 +101,7 @@ def controlled(
         tell(f"the memory's clock is not known and may move: it needs root, see {SETUP}")
         lock_clocks = False
     if mode is None and (not lock_clocks or (locked and memory_locked)):
-        yield {**_state(root), "told": told}
+        yield {**_state(root), "told": messages}
         return
     with ExitStack() as ends:
         lock = ends.enter_context(_held(folder, 0.0))
@@ -109,16 +109,16 @@ def controlled(
             raise RunnerError("nothing is changed before what an earlier process changed is put back (see above)")
         guardian = ends.enter_context(_guarded(root, folder, lock))
         current = jetson.power_mode(root)
-        found = (
+        before = (
             FoundSettings(current["id"], mode["id"], locked) if current and mode else FoundSettings(None, None, locked)
         )
         ends.callback(_restore, root, folder, tell, guardian)
-        _remember(root, folder, found)
+        _remember(root, folder, before)
         if mode:
             _set_mode(root, mode, guardian)
         if lock_clocks:
             _lock_clocks(root, guardian)
-        yield {**_state(root), "told": told}
+        yield {**_state(root), "told": messages}
 
 
 def recover(root: str, *, report: Report, state_dir: Path | None = None, wait_s: float = 0.0) -> bool:
@@ -256,55 +256,55 @@ def _mode_to_set(root: str, name: str) -> dict[str, Any] | None:
         # It can be done as long as the GPU is unused, and once it was used there is no way back.
         raise _needs_reboot(current, mode, "they differ in the parts of the GPU that are switched on")
     if jetson.modes_want_a_reboot(jetson.l4t(root)):
-        why = "from L4T 39 on nvpmodel may want one after the GPU was used, so that the mode could not be put back"
-        raise _needs_reboot(current, mode, why)
+        reason = "from L4T 39 on nvpmodel may want one after the GPU was used, so that the mode could not be put back"
+        raise _needs_reboot(current, mode, reason)
     return mode
 
 
-def _needs_reboot(current: dict[str, Any], mode: dict[str, Any], why: str) -> RunnerError:
+def _needs_reboot(current: dict[str, Any], mode: dict[str, Any], reason: str) -> RunnerError:
     return RunnerError(
-        f"from power mode {current['name']} to {mode['name']} this board needs a reboot ({why}); nothing was changed: "
-        f"run `sudo nvpmodel -m {mode['id']}` in a terminal there, answer yes, and try again once it is back"
+        f"from power mode {current['name']} to {mode['name']} this board needs a reboot ({reason}); nothing was "
+        f"changed: run `sudo nvpmodel -m {mode['id']}` in a terminal there, answer yes, and try again once it is back"
     )
 
 
 def _set_mode(root: str, mode: dict[str, Any], guardian: Guardian) -> None:
     before = jetson.power_mode(root)
-    said = _as_root(root, "nvpmodel", "-m", str(mode["id"]), guardian=guardian)
+    output = _as_root(root, "nvpmodel", "-m", str(mode["id"]), guardian=guardian)
     now = jetson.power_mode(root)
     if now and now == before:
         # It asks whether to reboot and, as nobody answers, does nothing.
-        raise _needs_reboot(now, mode, f"nvpmodel left it as it was, and said {_last_line(said)}")
+        raise _needs_reboot(now, mode, f"nvpmodel left it as it was, and said {_last_line(output)}")
     if now is None or now["id"] != mode["id"]:
         raise RunnerError(
             f"`nvpmodel -m {mode['id']}` made the power mode {now and now['name']}, expected {mode['name']}; it said "
-            f"{_last_line(said)}; try `sudo nvpmodel -m {mode['id']}` in a terminal there"
+            f"{_last_line(output)}; try `sudo nvpmodel -m {mode['id']}` in a terminal there"
         )
 
 
 def _lock_clocks(root: str, guardian: Guardian) -> None:
-    said = _as_root(root, "jetson_clocks", guardian=guardian)
+    output = _as_root(root, "jetson_clocks", guardian=guardian)
     if jetson.clocks_locked(root):
         return
     clocks = jetson.clocks(root).items()
     free = [name for name, clock in clocks if clock and not jetson.is_locked(clock)]
     raise RunnerError(
         f"jetson_clocks ran, and {', '.join(free) or 'no clock that can be read'} is not locked; it said "
-        f"{_last_line(said)}; look at `sudo jetson_clocks --show` there"
+        f"{_last_line(output)}; look at `sudo jetson_clocks --show` there"
     )
 
 
-def _remember(root: str, folder: Path, found: FoundSettings) -> None:
+def _remember(root: str, folder: Path, before: FoundSettings) -> None:
     """Write down how the board is, so that not even a power cut loses it."""
     store = folder / CLOCKS
     try:
         with suppress(FileNotFoundError):
             store.unlink()  # else jetson_clocks asks whether it may
-        said = _as_root(root, "jetson_clocks", "--store", str(store))
+        output = _as_root(root, "jetson_clocks", "--store", str(store))
         if not store.is_file() or not store.stat().st_size:
-            raise RunnerError(f"`jetson_clocks --store {store}` stored nothing; it said {_last_line(said)}")
+            raise RunnerError(f"`jetson_clocks --store {store}` stored nothing; it said {_last_line(output)}")
         unfinished = folder / f"{RECORD}.part"
-        unfinished.write_text(json.dumps(asdict(found)), encoding="utf-8")
+        unfinished.write_text(json.dumps(asdict(before)), encoding="utf-8")
         for path in (store, unfinished):
             _sync(path)
         unfinished.replace(folder / RECORD)
@@ -325,46 +325,46 @@ def _restore(root: str, folder: Path, report: Report, guardian: Guardian | None 
     """Carry out the record, if there is one, and remove it. `late`: anything may have happened to the board since."""
     record, store = folder / RECORD, folder / CLOCKS
     try:
-        found = FoundSettings(**json.loads(record.read_text(encoding="utf-8")))
+        before = FoundSettings(**json.loads(record.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return True  # nothing was changed
     except (OSError, ValueError, TypeError) as error:
         report(f"{record} cannot be read ({error}): look at `sudo nvpmodel -q`, put right what is not, and remove it")
         return False
     try:
-        said = _put_back(root, found, str(store), guardian, late)
+        outcome = _put_back(root, before, str(store), guardian, late)
     except RunnerError as error:
-        mode = "" if found.mode is None else f"sudo nvpmodel -m {found.mode} && "
+        mode = "" if before.mode is None else f"sudo nvpmodel -m {before.mode} && "
         report(f"not as it was found: {error}; try `{mode}sudo jetson_clocks --restore {store}`, and remove {record}")
         return False
     if guardian and guardian.awaits_program:
-        report(f"{said}; this is looked at once more when the program that hangs has ended")
+        report(f"{outcome}; this is looked at once more when the program that hangs has ended")
         return False
     for path in (record, store):
         with suppress(FileNotFoundError):
             path.unlink()
-    report(f"an earlier process was cut off: {said}" if late else said)
+    report(f"an earlier process was cut off: {outcome}" if late else outcome)
     return True
 
 
-def _put_back(root: str, found: FoundSettings, store: str, guardian: Guardian | None, late: bool) -> str:
+def _put_back(root: str, before: FoundSettings, store: str, guardian: Guardian | None, late: bool) -> str:
     """Undo in the reverse order. The clocks once more after the mode, as setting that sets their limits, too."""
     now = jetson.power_mode(root)
-    if late and found.mode is not None and now and now["id"] not in (found.mode, found.set_mode):
+    if late and before.mode is not None and now and now["id"] not in (before.mode, before.set_mode):
         return f"somebody has set the power mode {now['name']} since, and it is left so"
     _as_root(root, "jetson_clocks", "--restore", store, guardian=guardian)
-    said = "the clocks are as they were"
-    if found.mode is not None and (now is None or now["id"] != found.mode):
-        told = _as_root(root, "nvpmodel", "-m", str(found.mode), guardian=guardian)
+    outcome = "the clocks are as they were"
+    if before.mode is not None and (now is None or now["id"] != before.mode):
+        output = _as_root(root, "nvpmodel", "-m", str(before.mode), guardian=guardian)
         _as_root(root, "jetson_clocks", "--restore", store, guardian=guardian)
         now = jetson.power_mode(root)
-        if now is None or now["id"] != found.mode:
-            raise RunnerError(f"the power mode is {now and now['name']}, nvpmodel said {_last_line(told)}")
-        said = f"the power mode is {now['name']} again, and {said}"
+        if now is None or now["id"] != before.mode:
+            raise RunnerError(f"the power mode is {now and now['name']}, nvpmodel said {_last_line(output)}")
+        outcome = f"the power mode is {now['name']} again, and {outcome}"
     locked = jetson.clocks_locked(root)
-    if locked != found.locked:
+    if locked != before.locked:
         raise RunnerError(f"the clocks are {'' if locked else 'not '}locked")
-    return said
+    return outcome
 
 
 def _state(root: str) -> dict[str, Any]:
@@ -383,7 +383,7 @@ def _as_root(root: str, name: str, *arguments: str, guardian: Guardian | None = 
     sudo = () if os.geteuid() == 0 or root != "/" else ("sudo", "-n")
     command = " ".join((name, *arguments))
     try:
-        returned, said = _run([*sudo, program, *arguments], guardian)
+        returned, output = _run([*sudo, program, *arguments], guardian)
     except subprocess.TimeoutExpired:
         raise RunnerError(
             f"`{command}` did not end in {PROGRAM_S:.0f} s, and is not waited for any longer; end it there with "
@@ -391,12 +391,12 @@ def _as_root(root: str, name: str, *arguments: str, guardian: Guardian | None = 
         ) from None
     except OSError as error:
         raise RunnerError(f"cannot run {error.filename or program}: {error.strerror}") from error
-    if sudo and returned and REFUSED.search(said):
+    if sudo and returned and REFUSED.search(output):
         raise RunnerError(
-            f"`sudo -n {command}` was refused ({_last_line(said)}): power mode and clocks need root; {SETUP} lets "
+            f"`sudo -n {command}` was refused ({_last_line(output)}): power mode and clocks need root; {SETUP} lets "
             f"you run nvpmodel and jetson_clocks without a password, or do it by hand first: `sudo {command}`"
         )
-    return said
+    return output
 
 
 def _run(command: Sequence[str], guardian: Guardian | None) -> tuple[int, str]:
@@ -431,7 +431,7 @@ def _run(command: Sequence[str], guardian: Guardian | None) -> tuple[int, str]:
         return returned, output.read().decode("utf-8", errors="replace").strip()
 
 
-def _last_line(said: str) -> str:
+def _last_line(output: str) -> str:
     """What is worth telling of it: that a reboot is wanted, which other lines follow, or else its last line."""
-    lines = said.splitlines()
+    lines = output.splitlines()
     return repr(next((line for line in lines if "reboot" in line.lower()), lines[-1])) if lines else "nothing"

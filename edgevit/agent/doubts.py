@@ -101,11 +101,11 @@ def _gpu_clock(run: Run) -> str | None:
 
 
 def _no_graph(run: Run) -> str | None:
-    found = run.environment.get("cuda_graph", "off")
-    if found in ("on", "off"):
+    state = run.environment.get("cuda_graph", "off")
+    if state in ("on", "off"):
         return None
     return (
-        f"a CUDA graph was {found}, so latency holds the launch of every kernel; "
+        f"a CUDA graph was {state}, so latency holds the launch of every kernel; "
         "compare it with runs of --option cuda_graph=False"
     )
 
@@ -127,8 +127,8 @@ def _power_window(run: Run) -> str | None:
 def _no_total(run: Run) -> str | None:
     if run.power is None or run.power.total:
         return None
-    seen = ", ".join(run.power.rails)
-    return f"which rails make up this module is not known, so there is no energy ({seen} were read); try --profile"
+    rails = ", ".join(run.power.rails)
+    return f"which rails make up this module is not known, so there is no energy ({rails} were read); try --profile"
 
 
 def _cpu_clocks(run: Run) -> tuple[int, int]:

@@ -160,7 +160,7 @@ def _check_inputs(onnx: str) -> None:
             )
 
 
-def _workspace(root: str, onnx: str, wanted: int | None, warnings: list[str]) -> int | None:
+def _workspace(root: str, onnx: str, requested: int | None, warnings: list[str]) -> int | None:
     """Return how much memory TensorRT may try kernels with; None, its default, where nothing tells what is free.
 
     Raises:
@@ -169,7 +169,7 @@ def _workspace(root: str, onnx: str, wanted: int | None, warnings: list[str]) ->
     # Not what CUDA says is free: where CPU and GPU share memory that leaves out what the page cache would give back.
     available = read_bytes(root, "proc/meminfo", "MemAvailable")
     if available is None:
-        return wanted
+        return requested
     weights = os.path.join(os.path.dirname(onnx), os.path.basename(onnx) + ".data")
     size = sum(os.path.getsize(path) for path in (onnx, weights) if os.path.exists(path))
     needed = BUILD_BYTES + BUILD_PER_FILE_BYTE * size
@@ -179,9 +179,9 @@ def _workspace(root: str, onnx: str, wanted: int | None, warnings: list[str]) ->
     free = f"{available / 1e9:.1f} GB are free" + (f" and {swap / 1e9:.1f} GB of swap" if swap else "")
     if available + swap < LEAST_SHARE * needed:
         raise RunnerError(f"the build needs about {needed / 1e9:.1f} GB, by an estimate, and {free}; {FREE_MEMORY}")
-    left = max(0, available - needed)
-    workspace = int(WORKSPACE_SHARE * left) if wanted is None else min(wanted, left)
-    least = LEAST_WORKSPACE_BYTES if wanted is None else min(wanted, LEAST_WORKSPACE_BYTES)
+    spare = max(0, available - needed)
+    workspace = int(WORKSPACE_SHARE * spare) if requested is None else min(requested, spare)
+    least = LEAST_WORKSPACE_BYTES if requested is None else min(requested, LEAST_WORKSPACE_BYTES)
     if workspace < least:
         warnings.append(
             f"by an estimate the build needs {needed / 1e9:.1f} GB beside its workspace, and {free}: TensorRT tries "
@@ -237,7 +237,7 @@ def _open_builder(trt: Any, log: Any) -> Any:
 
 def _check_libraries(trt: Any, log: Any) -> None:
     """Raises: RunnerError: a library of TensorRT could not be loaded."""
-    lacking = next((found for line in (*log.errors, *log.warnings) if (found := LACKS_LIBRARY.search(line))), None)
+    lacking = next((match for line in (*log.errors, *log.warnings) if (match := LACKS_LIBRARY.search(line))), None)
     if lacking is None:
         return
     library, release = lacking.groups()
@@ -252,11 +252,11 @@ def _check_libraries(trt: Any, log: Any) -> None:
 
 def _check_memory(trt: Any, log: Any) -> None:
     """Raises: RunnerError: the builder was short of memory."""
-    said = (*log.errors, *log.warnings)
-    short = next((line for line in said if SHORT_OF_MEMORY.search(line)), None)
+    lines = (*log.errors, *log.warnings)
+    short = next((line for line in lines if SHORT_OF_MEMORY.search(line)), None)
     if short is None:
         return
-    sizes = [int(found.group(1)) for line in said if (found := SKIPPED.search(line))]
+    sizes = [int(match.group(1)) for line in lines if (match := SKIPPED.search(line))]
     if sizes:
         short = (
             f"it skipped kernels for want of memory, of which the smallest needs {min(sizes) / 1e6:.0f} MB "
@@ -354,12 +354,12 @@ def _set_batches(trt: Any, builder: Any, network: Any, config: Any, batches: Seq
 
 def _reporter(send: Send) -> Callable[[str, float], None]:
     """Return what tells progress: each stage at once, and then a few times a second."""
-    told: list[Any] = [None, 0.0]  # the stage, and when
+    last: list[Any] = [None, 0.0]  # the stage, and when
 
     def report(stage: str, done: float) -> None:
         now = time.monotonic()
-        if stage != told[0] or now - told[1] >= TICK_S:
-            told[:] = [stage, now]
+        if stage != last[0] or now - last[1] >= TICK_S:
+            last[:] = [stage, now]
             send({"progress": {"stage": stage, "done": done}})
 
     return report

@@ -21,7 +21,7 @@ def usable_cpus() -> list[int]:
 
 
 def describe_environment(root: str) -> dict[str, str]:
-    known = {
+    facts = {
         "kernel": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
         "board": read_text(root, "proc/device-tree/model"),
@@ -33,8 +33,8 @@ def describe_environment(root: str) -> dict[str, str]:
         "gpu_driver": read_keys(root, "proc/driver/nvidia/version").get("NVRM version"),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
     }
-    known.update(_jetson(root))
-    return {name: value for name, value in known.items() if value}
+    facts.update(_jetson(root))
+    return {name: value for name, value in facts.items() if value}
 
 
 def _jetson(root: str) -> dict[str, str | None]:

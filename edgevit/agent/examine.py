@@ -43,10 +43,10 @@ def examine(send: Send, root: str, owner: str | None = None) -> dict[str, Any]:
     """
     if owner:
         wait_for_others(root, owner, lambda waiting: send({"progress": waiting}))
-    told: list[str] = []
-    clean = control.recover(root, report=told.append)
+    messages: list[str] = []
+    clean = control.recover(root, report=messages.append)
     send({"progress": {"stage": "examine", "done": 0.0}})
-    asked = {name: _ask(function) for name, function in LIBRARIES.items()}
+    processes = {name: _ask(function) for name, function in LIBRARIES.items()}
     deadline = monotonic() + LIBRARIES_S
     facts = {
         **_system(root),
@@ -58,10 +58,10 @@ def examine(send: Send, root: str, owner: str | None = None) -> dict[str, Any]:
         "trtexec": find_program(root, "trtexec"),
         "programs": {name: find_program(root, name) for name in PROGRAMS},
         "sudo": control.can_control(root),
-        "recovered": {"clean": clean, "told": told},
+        "recovered": {"clean": clean, "told": messages},
     }
     send({"progress": {"stage": "examine", "done": 0.5}})
-    answers = {name: _answer(process, deadline) for name, process in asked.items()}
+    answers = {name: _answer(process, deadline) for name, process in processes.items()}
     runtime = answers["onnxruntime"]
     packages = runtime.get("packages") or {}
     # Last: the kernel tells the GPU's clock only once the GPU has been woken, as CUDA has done by now.
@@ -142,7 +142,7 @@ def _ask(function: Callable[[], None]) -> subprocess.Popen[bytes]:
 
 def _answer(process: subprocess.Popen[bytes], deadline: float) -> dict[str, Any]:
     try:
-        output, said = process.communicate(timeout=max(0.0, deadline - monotonic()))
+        output, stderr = process.communicate(timeout=max(0.0, deadline - monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         with suppress(subprocess.TimeoutExpired):  # one that hangs in a driver cannot be killed
@@ -155,7 +155,7 @@ def _answer(process: subprocess.Popen[bytes], deadline: float) -> dict[str, Any]
         answer: dict[str, Any] = json.loads(output)
         return answer
     except ValueError:
-        lines = said.decode("utf-8", errors="replace").strip().splitlines()
+        lines = stderr.decode("utf-8", errors="replace").strip().splitlines()
         code = process.returncode
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return {"error": f"{how}: {lines[-1] if lines else 'it said nothing'}"}
+        ending = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return {"error": f"{ending}: {lines[-1] if lines else 'it said nothing'}"}

@@ -113,8 +113,8 @@ def read_tensor(kind: str, name: str, dtype: Any, shape: Sequence[int]) -> Tenso
     Raises: RunnerError.
     """
     if dtype.name not in TYPES:
-        known = ", ".join(name for name, _ in TYPES.values())
-        raise RunnerError(f"{kind} {name!r} has the type {dtype.name}; known: {known}; try exporting the model again")
+        names = ", ".join(name for name, _ in TYPES.values())
+        raise RunnerError(f"{kind} {name!r} has the type {dtype.name}; known: {names}; try exporting the model again")
     sizes = tuple(int(size) for size in shape)
     if not sizes or any(size < 0 for size in sizes[1:]):
         raise RunnerError(f"{kind} {name!r} has the shape {list(sizes)}; only its first axis may be dynamic")
@@ -303,9 +303,9 @@ class Execution:
 
         return gather
 
-    def _check(self, accepted: bool, what: str) -> None:
+    def _check(self, accepted: bool, action: str) -> None:
         if not accepted:
-            raise RunnerError(f"TensorRT refuses {what}: {first_error(self.engine.log)}; {AGAIN}")
+            raise RunnerError(f"TensorRT refuses {action}: {first_error(self.engine.log)}; {AGAIN}")
 
     def close(self) -> None:
         self._context = None

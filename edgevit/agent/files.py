@@ -72,8 +72,8 @@ def _is_right(path: str, sha256: str) -> bool:
     """Whether the content is what the name promises: read once in a session, and again when the file was touched."""
     if not os.path.isfile(path):
         return False
-    found = os.stat(path)
-    mark = (found.st_size, found.st_mtime_ns, found.st_ino)
+    status = os.stat(path)
+    mark = (status.st_size, status.st_mtime_ns, status.st_ino)
     if _right.get(path) != mark:
         if sha256_of(path) != sha256:
             return False
@@ -83,10 +83,10 @@ def _is_right(path: str, sha256: str) -> bool:
 
 def keep(send: Send, root: str, path: str, part: str, sha256: str) -> dict[str, Any]:
     """Give an upload its name, now that its content is known to be whole."""
-    found = sha256_of(part)
-    if found != sha256:
+    digest = sha256_of(part)
+    if digest != sha256:
         os.remove(part)
-        raise RunnerError(f"the upload of {path} arrived altered: its sha256 is {found[:12]}..., not {sha256[:12]}...")
+        raise RunnerError(f"the upload of {path} arrived altered: its sha256 is {digest[:12]}..., not {sha256[:12]}...")
     os.replace(part, path)
     return {"path": path}
 

@@ -56,7 +56,7 @@ def identify(root: str) -> dict[str, Any]:
     numbers = [PART.findall(name) for name in compatible if name.startswith("nvidia,")]
     return {
         # "nvidia,p3768-0000+p3767-0000-super": the carrier board, the module on it, and that it runs at Super clocks
-        "part": next((found[-1] for found in numbers if found), None),
+        "part": next((groups[-1] for groups in numbers if groups), None),
         "compatible": compatible,
         "model": read_text(root, "proc/device-tree/model") or None,
         "super": any(name.endswith("-super") for name in compatible),
@@ -111,8 +111,8 @@ def _add_setting(mode: dict[str, Any], words: list[str]) -> None:
 
 
 def default_power_mode(root: str) -> int | None:
-    found = DEFAULT_MODE.search(read_text(root, "etc/nvpmodel.conf") or "")
-    return int(found.group(1)) if found else None
+    match = DEFAULT_MODE.search(read_text(root, "etc/nvpmodel.conf") or "")
+    return int(match.group(1)) if match else None
 
 
 def power_mode(root: str) -> dict[str, Any] | None:
@@ -130,8 +130,8 @@ def power_mode(root: str) -> dict[str, Any] | None:
 
 def parse_answer(text: str) -> tuple[str, int | None] | None:
     """Return name and number of the mode from what `nvpmodel -q` prints; warnings may come first."""
-    found = ANSWER.search(text)
-    return (found.group(1), integer(found.group(2) or "")) if found else None
+    match = ANSWER.search(text)
+    return (match.group(1), integer(match.group(2) or "")) if match else None
 
 
 def gpu_devfreq(root: str) -> str | None:
@@ -155,12 +155,12 @@ def cpufreq(root: str) -> dict[str, str]:
 def clocks(root: str) -> dict[str, dict[str, Any] | None]:
     """Return `cur_khz`, `min_khz`, `max_khz` and `governor` of "gpu" (None if not told) and of each core."""
     gpu = gpu_devfreq(root)
-    found = {"gpu": _clock(gpu, "{}_freq", "governor", 1000) if gpu else None}
+    clocks = {"gpu": _clock(gpu, "{}_freq", "governor", 1000) if gpu else None}
     for core, folder in cpufreq(root).items():
         clock = _clock(folder, "scaling_{}_freq", "scaling_governor", 1)
         if clock:
-            found[core] = clock
-    return found
+            clocks[core] = clock
+    return clocks
 
 
 def _clock(folder: str, file: str, governor: str, per_khz: int) -> dict[str, Any] | None:
@@ -203,9 +203,9 @@ def temperatures_c(root: str) -> dict[str, float]:
 
 def rails(root: str) -> list[dict[str, Any]]:
     """Return what each power rail draws now."""
-    found = []
+    readings = []
     for rail in ina3221.sensor_channels(root):
         milliwatts = rail.milliwatts()
         if milliwatts is not None:
-            found.append({"address": rail.address, "label": rail.label, "milliwatts": milliwatts})
-    return found
+            readings.append({"address": rail.address, "label": rail.label, "milliwatts": milliwatts})
+    return readings

@@ -29,7 +29,7 @@ from datetime import datetime, timezone
 from typing import IO, Any, Callable, Iterator
 
 from .files import cache_folder, open_regular
-from .lock import hold, lock_path
+from .lock import acquire_lock, lock_path
 from .methods import method_named, reply
 from .runners import RunnerError
 
@@ -40,7 +40,7 @@ REPEAT_S = 5.0  # the last progress is told again after this time, as a sign of 
 TAIL_LINES = 5  # of a job's stderr, shown when it died
 GENTLY_S = 20.0  # that a cancelled job has to put the board back as it was
 HARD_S = 5.0
-GONE = "the job is gone: it was cancelled, or its result was collected by another command"
+NO_JOB = "the job is gone: it was cancelled, or its result was collected by another command"
 
 
 class DamagedError(RunnerError):
@@ -55,7 +55,7 @@ def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], ow
     may have been put right since; `owner` is who started it. Progress of an earlier attempt is not shown again.
     """
     with _registry():
-        state, said = _look(job)
+        state, message = _look(job)
         if state in ("new", "failed", "dead", "damaged"):
             _remove(job)
             request = {"method": method, "args": args, "owner": owner, "root": root, "started": _now()}
@@ -66,7 +66,7 @@ def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], ow
             except OSError:  # a full disk: what is left of it would be told as a job that died
                 _remove(job)
                 raise
-        return {"state": state, "said": said, "owner": _owner(job)}
+        return {"state": state, "said": message, "owner": _owner(job)}
 
 
 def follow(send: Send, root: str, job: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def follow(send: Send, root: str, job: str) -> dict[str, Any]:
             fcntl.flock(progress, fcntl.LOCK_SH)  # keeps the job until every follower has its outcome
             return {**_stream(send, job, progress), "collected_late": late}
     except FileNotFoundError:
-        raise RunnerError(GONE) from None
+        raise RunnerError(NO_JOB) from None
 
 
 def _stream(send: Send, job: str, progress: IO[bytes]) -> dict[str, Any]:
@@ -132,13 +132,13 @@ def jobs(send: Send, root: str) -> dict[str, Any]:
     """
     listed = []
     for job in _names():
-        state, said = _look(job)
+        state, message = _look(job)
         request = _request(job)
-        told = {key: request.get(key) for key in ("method", "owner", "started")}
-        told["age_s"] = _age_s(request.get("started"))
+        entry = {key: request.get(key) for key in ("method", "owner", "started")}
+        entry["age_s"] = _age_s(request.get("started"))
         if state == "damaged":
-            told["said"] = said
-        listed.append({"job": job, "state": state, **told})
+            entry["said"] = message
+        listed.append({"job": job, "state": state, **entry})
     return {"jobs": listed}
 
 
@@ -152,8 +152,8 @@ def cancel(send: Send, root: str, job: str | None = None, owner: str | None = No
     lost: list[str] = []
     with _registry():
         names = [job] if job else _names()
-        left = [name for name in names if owner and _owner(name) != owner and _state(name) == "running"]
-        states = {name: _state(name) for name in names if name not in left}
+        others = [name for name in names if owner and _owner(name) != owner and _state(name) == "running"]
+        states = {name: _state(name) for name in names if name not in others}
         for name in (name for name, state in states.items() if state == "running"):
             try:
                 pids[name] = _read_pid(name)
@@ -164,9 +164,9 @@ def cancel(send: Send, root: str, job: str | None = None, owner: str | None = No
             _remove(name)
     for name, pid in pids.items():
         # Its children are in its process group, and go with it.
-        for how, patience_s in ((signal.SIGTERM, GENTLY_S), (signal.SIGKILL, HARD_S)):
+        for signum, patience_s in ((signal.SIGTERM, GENTLY_S), (signal.SIGKILL, HARD_S)):
             with suppress(ProcessLookupError):
-                os.killpg(pid, how)
+                os.killpg(pid, signum)
             deadline = time.monotonic() + patience_s
             while _is_running(name) and time.monotonic() < deadline:
                 time.sleep(POLL_S[0])
@@ -175,7 +175,10 @@ def cancel(send: Send, root: str, job: str | None = None, owner: str | None = No
             _remove(name)
     if lost:
         raise RunnerError("; ".join(lost))
-    return {"cancelled": [*pids, *damaged], "left": [one for one in jobs(send, root)["jobs"] if one["job"] in left]}
+    return {
+        "cancelled": [*pids, *damaged],
+        "left": [job for job in jobs(send, root)["jobs"] if job["job"] in others],
+    }
 
 
 def work(job: str) -> None:
@@ -194,7 +197,7 @@ def work(job: str) -> None:
 
         def act() -> Any:
             method = method_named(request["method"])
-            with hold(
+            with acquire_lock(
                 lock_path(root), request["owner"], request["method"], lambda waiting: send({"progress": waiting})
             ):
                 return method(send, root, **request["args"])
@@ -233,16 +236,16 @@ def _outcome(job: str) -> dict[str, Any] | None:
             return None
         outcome = {"error": {"message": f"the job died: {_tail(job)}", "traceback": _read_stderr(job)}}
         if not os.path.isdir(_folder(job)):
-            raise RunnerError(GONE)
+            raise RunnerError(NO_JOB)
     return {**outcome, "started": (_read_request(job) or {}).get("started")}
 
 
 def _remove(job: str) -> None:
     """Remove a job's folder, at once for whoever is reading in it."""
-    gone = _folder(f".gone-{os.getpid()}")
+    removed = _folder(f".gone-{os.getpid()}")
     with suppress(FileNotFoundError):
-        os.rename(_folder(job), gone)
-        shutil.rmtree(gone)
+        os.rename(_folder(job), removed)
+        shutil.rmtree(removed)
 
 
 def _state(job: str) -> str:
@@ -281,11 +284,11 @@ def _new_lines(file: IO[bytes]) -> Iterator[dict[str, Any]]:
             file.seek(-len(line), os.SEEK_CUR)
             return
         try:
-            told = json.loads(line)
+            progress = json.loads(line)
         except (ValueError, RecursionError):  # it is only for show
             continue
-        if isinstance(told, dict):
-            yield told
+        if isinstance(progress, dict):
+            yield progress
 
 
 @contextmanager
@@ -400,8 +403,8 @@ def _read_stderr(job: str) -> str:
 
 
 def _tail(job: str) -> str:
-    said = " | ".join(_read_stderr(job).splitlines()[-TAIL_LINES:])
-    return said or "it said nothing (out of memory, a full disk, or a restart?)"
+    text = " | ".join(_read_stderr(job).splitlines()[-TAIL_LINES:])
+    return text or "it said nothing (out of memory, a full disk, or a restart?)"
 
 
 def _now() -> str:

@@ -76,7 +76,7 @@ def describe_layer(layer: Any) -> Layer:
     )
 
 
-def with_times(known: Sequence[Layer], inferences: Sequence[Sequence[tuple[str, int]]]) -> list[Layer]:
+def with_times(described: Sequence[Layer], inferences: Sequence[Sequence[tuple[str, int]]]) -> list[Layer]:
     """Give layers their times, by name and, of equal names, by order; one that is not known has its name only.
 
     `inferences` are the name and the nanoseconds of each layer, in the order of each inference.
@@ -85,15 +85,15 @@ def with_times(known: Sequence[Layer], inferences: Sequence[Sequence[tuple[str, 
         RunnerError: the inferences do not have the same layers, so that times belong to none.
     """
     names = [[name for name, _ in layers] for layers in inferences]
-    if not names or not names[0] or any(other != names[0] for other in names):
+    if not names or not names[0] or any(later != names[0] for later in names):
         raise RunnerError("the profiler did not time the same layers in each inference; run again, or without --layers")
-    left = list(known)
+    unmatched = list(described)
     timed = []
     for place, name in enumerate(names[0]):
-        found = next((layer for layer in left if layer.name == name), None)
-        if found is not None:
-            left.remove(found)
-        layer = found or describe_layer(name)
+        match = next((layer for layer in unmatched if layer.name == name), None)
+        if match is not None:
+            unmatched.remove(match)
+        layer = match or describe_layer(name)
         timed.append(replace(layer, times_ns=tuple(layers[place][1] for layers in inferences)))
     return timed
 
@@ -108,8 +108,11 @@ def _nodes(layer: Any) -> tuple[str, ...]:
 def _precision(layer: Any) -> str | None:
     outputs = layer.get("Outputs") if isinstance(layer, dict) else None
     first = outputs[0] if isinstance(outputs, list) and outputs else None
-    told = _text(first, "Format/Datatype") if isinstance(first, dict) else ""
-    return next((ours for theirs, ours in PRECISIONS.items() if re.search(rf"\b{theirs}\b", told, re.I)), told or None)
+    text = _text(first, "Format/Datatype") if isinstance(first, dict) else ""
+    return next(
+        (ours for theirs, ours in PRECISIONS.items() if re.search(rf"\b{theirs}\b", text, re.I)),
+        text or None,
+    )
 
 
 def count_fused(layers: Sequence[Any]) -> int | None:

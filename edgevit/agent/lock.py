@@ -28,8 +28,8 @@ SAY_EVERY_S = 10.0  # while nothing changes
 
 
 @contextmanager
-def hold(path: str | None, owner: str, method: str, report: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """Wait for the board, and hold it while the block runs. `path` is a lock of another name, None the board's own.
+def acquire_lock(path: str | None, owner: str, method: str, report: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Acquire the lock at `path`, or that of the board, for the duration of the block.
 
     Who holds the board meanwhile is reported as `{"stage": "wait", "holder": {...}}`, and a holder that died as
     `{"stage": "wait", "stale": {...}}`; both have an age, because the clocks of boards are often wrong.
@@ -49,26 +49,26 @@ def hold(path: str | None, owner: str, method: str, report: Callable[[dict[str, 
         os.close(lock)
 
 
-_taken = ExitStack()  # what `take` holds
+_acquired = ExitStack()  # the lock that `take` acquired
 
 
-def take(send: Callable[[Any], None], root: str, owner: str, what: str) -> dict[str, Any]:
+def take(send: Callable[[Any], None], root: str, owner: str, method: str) -> dict[str, Any]:
     """Wait for the board, and hold it for the host until `release`, this agent's end, or for `COPY_S`."""
     path = lock_path(root)
     if path:
         os.makedirs(os.path.dirname(path), exist_ok=True)
     held = ExitStack()
-    held.enter_context(hold(path, owner, what, lambda waiting: send({"progress": waiting})))
+    held.enter_context(acquire_lock(path, owner, method, lambda waiting: send({"progress": waiting})))
     timer = threading.Timer(COPY_S, held.close)
     timer.daemon = True
     timer.start()
-    _taken.callback(held.close)
-    _taken.callback(timer.cancel)
+    _acquired.callback(held.close)
+    _acquired.callback(timer.cancel)
     return {}
 
 
 def release(send: Callable[[Any], None], root: str) -> dict[str, Any]:
-    _taken.close()
+    _acquired.close()
     return {}
 
 
@@ -98,20 +98,20 @@ def _paths(path: str | None) -> list[str]:
     return [path] if path else [os.path.join(folder, "edgevit.lock") for folder in FOLDERS]
 
 
-def _wait(lock: int, report: Callable[[dict[str, Any]], None], beside: str | None = None) -> None:
-    """Get the lock, or see that who is called `beside` has it."""
-    told, said = None, 0.0
+def _wait(lock: int, report: Callable[[dict[str, Any]], None], allowed: str | None = None) -> None:
+    """Acquire the lock, or verify that the owner `allowed` has it."""
+    last_identity, reported_s = None, 0.0
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             holder = _read(lock)
-        if beside and holder and holder["owner"] == beside:
+        if allowed and holder and holder["owner"] == allowed:
             return
         identity = holder and (holder["owner"], holder["method"], holder["pid"])
-        if identity != told or time.monotonic() - said > SAY_EVERY_S:
-            told, said = identity, time.monotonic()
+        if identity != last_identity or time.monotonic() - reported_s > SAY_EVERY_S:
+            last_identity, reported_s = identity, time.monotonic()
             report({"stage": "wait", "done": 0.0, "holder": holder})
         time.sleep(POLL_S)
 

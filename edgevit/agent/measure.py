@@ -156,13 +156,13 @@ def _time(
     gpu_ns: list[int] = []
     parts_ns: dict[str, list[int]] = {}
 
-    def seen() -> None:
+    def read_counters() -> None:
         if loaded.gpu_ns:
             gpu_ns.append(loaded.gpu_ns())
         for name, ns in (used.parts_ns() if used else {}).items():
             parts_ns.setdefault(name, []).append(ns)
 
-    def told(done: float) -> None:
+    def warming_up(done: float) -> None:
         report("warm up", done)
         if power:
             power.read()  # what it has said so far is old when the window begins
@@ -170,7 +170,7 @@ def _time(
     with ExitStack() as window:
         if power:  # first, so that it ends last: it waits for its sensor, and clocks fall while nothing runs
             window.enter_context(power)
-        warm, _ = repeat(infer, request.warmup, request.warmup_seconds, told, pace=warmed)
+        warm, _ = repeat(infer, request.warmup, request.warmup_seconds, warming_up, pace=warmed)
         if power:
             power.begin()
         for meter in meters:
@@ -178,7 +178,7 @@ def _time(
         if len(loaded.lanes) > 1:
             latencies, wall_ns = repeat_lanes(loaded.lanes, request.samples, request.duration_s, tick)
         else:
-            latencies, wall_ns = repeat(infer, request.samples, request.duration_s, tick, seen, pace)
+            latencies, wall_ns = repeat(infer, request.samples, request.duration_s, tick, read_counters, pace)
     return {
         "environment": environment,
         "first_inference_ns": first[0],
@@ -197,13 +197,13 @@ def repeat(
     samples: int,
     duration_s: float,
     tick: Callable[[float], None] = lambda done: None,
-    seen: Callable[[], None] = lambda: None,
+    after_each: Callable[[], None] = lambda: None,
     pace: Pace | None = None,
 ) -> tuple[list[int], int]:
     """Run until both `samples` and `duration_s` are reached; return each latency, and the wall time without ticks.
 
-    `seen` is called after each inference, outside of its time. With `pace`, inferences begin on its schedule, and the
-    wall time is all of it, the pauses and what happens in them included.
+    `after_each` is called after each inference, outside of its time. With `pace`, inferences begin on its schedule, and
+    the wall time is all of it, the pauses and what happens in them included.
     """
     min_ns = int(duration_s * 1e9)
     latencies: list[int] = []
@@ -218,7 +218,7 @@ def repeat(
         latencies.append(now - start)
         if pace:
             pace.done()
-        seen()
+        after_each()
         if now >= next_tick:
             tick(min(1.0, len(latencies) / max(samples, 1), (now - began) / max(min_ns, 1)))
             ticked = perf_counter_ns()

@@ -60,6 +60,6 @@ def _message(error: Exception) -> str:
     if isinstance(error, RunnerError):
         return str(error)
     if isinstance(error, OSError) and error.errno in FULL:  # most often as a job begins, or writes its result
-        where = error.filename or cache_folder()
-        return f"the disk is full (cannot write {where}: {error.strerror}); make room there, see `df -h`"
+        path = error.filename or cache_folder()
+        return f"the disk is full (cannot write {path}: {error.strerror}); make room there, see `df -h`"
     return f"{type(error).__name__}: {error}"

@@ -18,31 +18,31 @@ EITHER = f"{CPU} (as edgevit[cpu] does), or {GPU} (edgevit[gpu]) for an NVIDIA G
 
 def installed() -> dict[str, str]:
     """The version of each of the two packages that this Python has."""
-    found = {}
+    versions = {}
     for name in (CPU, GPU):
         try:
-            found[name] = str(metadata.version(name))
+            versions[name] = str(metadata.version(name))
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
-def what_is_installed() -> str:
+def describe_installed() -> str:
     """A sentence's end: which of the two there is, and what that leaves to be desired."""
-    found = installed()
-    named = " and ".join(f"{name} {version}" for name, version in found.items())
-    if len(found) > 1:
+    versions = installed()
+    named = " and ".join(f"{name} {version}" for name, version in versions.items())
+    if len(versions) > 1:
         return f"{named} are installed side by side and overwrite one another"
-    return f"{named} is installed" if found else f"neither {CPU} nor {GPU} is installed"
+    return f"{named} is installed" if versions else f"neither {CPU} nor {GPU} is installed"
 
 
-def how_to_mend() -> str:
+def install_hint() -> str:
     """What to do where ONNX Runtime cannot be imported, or is not whole."""
-    found, pip = installed(), f"{sys.executable} -m pip"
-    if len(found) > 1:
+    versions, pip = installed(), f"{sys.executable} -m pip"
+    if len(versions) > 1:
         return f"`{pip} uninstall -y {CPU} {GPU}`, then install {EITHER}"
-    if found:
-        return f"`{pip} install --force-reinstall {next(iter(found))}`"
+    if versions:
+        return f"`{pip} install --force-reinstall {next(iter(versions))}`"
     return f"install {EITHER}"
 
 
@@ -53,8 +53,8 @@ def import_onnxruntime() -> Any:
     except ImportError as error:
         reason = str(error).strip().splitlines()[0]
         raise RunnerError(
-            f"{sys.executable} cannot import onnxruntime ({reason}): {what_is_installed()}; {how_to_mend()}"
+            f"{sys.executable} cannot import onnxruntime ({reason}): {describe_installed()}; {install_hint()}"
         ) from error
     if not hasattr(onnxruntime, "get_available_providers"):  # what is left of two when one of them was removed
-        raise RunnerError(f"onnxruntime is not whole in {sys.executable}: {what_is_installed()}; {how_to_mend()}")
+        raise RunnerError(f"onnxruntime is not whole in {sys.executable}: {describe_installed()}; {install_hint()}")
     return onnxruntime

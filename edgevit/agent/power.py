@@ -28,21 +28,21 @@ class PowerMeter(AnyMeter, Protocol):
         """Take a reading, and begin the window, which began when it was entered, anew: without waiting."""
 
 
-def power_meter(root: str, wanted: str | None, total: Rails) -> PowerMeter | None:
+def power_meter(root: str, requested: str | None, total: Rails) -> PowerMeter | None:
     """Return the meter asked for, or the best that can read power here; None if none can.
 
     `total` are the rails that make up the module.
 
     Raises: RunnerError: the one asked for cannot read, or does not exist.
     """
-    if wanted is not None:
-        if wanted not in METERS:
-            raise RunnerError(f"no power meter {wanted!r}; known: {', '.join(METERS)}")
-        reason = _module(wanted).why_not(root)
+    if requested is not None:
+        if requested not in METERS:
+            raise RunnerError(f"no power meter {requested!r}; known: {', '.join(METERS)}")
+        reason = _module(requested).why_not(root)
         if reason:
-            raise RunnerError(f"{wanted} cannot read the power here: {reason}")
-    for name in (wanted,) if wanted else METERS:
-        if wanted or _module(name).why_not(root) is None:
+            raise RunnerError(f"{requested} cannot read the power here: {reason}")
+    for name in (requested,) if requested else METERS:
+        if requested or _module(name).why_not(root) is None:
             meter: PowerMeter = _module(name).Meter(root, total)
             return meter
     return None
@@ -88,11 +88,11 @@ class Readings:
 
     def total(self) -> list[str]:
         """Return the names of the rails that make up the module; none of them, if one is missing."""
-        found = [
+        names = [
             next((name for name in (f"{label}@{address}", label) if name in self.names), None)
             for address, label in self.wanted
         ]
-        return [name for name in found if name] if all(found) else []
+        return [name for name in names if name] if all(names) else []
 
     def figures(self, interval_ms: float | None) -> dict[str, Any]:
         gaps_ns = [b - a for a, b in zip(self.times_ns, self.times_ns[1:])]

@@ -27,8 +27,8 @@ def profile(request: MeasurementRequest, report: Report, root: str = "/") -> dic
     """
     runner = import_runner(request.runner)
     if not has_profiler(request.runner):
-        known = ", ".join(name for name in runner_names() if has_profiler(name))
-        raise RunnerError(f"the runner {request.runner!r} cannot time layers; those that can: {known}")
+        names = ", ".join(name for name in runner_names() if has_profiler(name))
+        raise RunnerError(f"the runner {request.runner!r} cannot time layers; those that can: {names}")
     report("load", 0.0)
     import_requirements(runner)
     count = min(request.samples, MOST)

@@ -79,8 +79,8 @@ def metadata(path: str) -> dict[str, str]:
     """
 
     def entries(content: mmap.mmap) -> dict[str, str]:
-        found = (_texts(content, entry, KEY, VALUE) for entry in _messages(content, (0, len(content)), METADATA))
-        return {"".join(told[KEY]): "".join(told[VALUE]) for told in found}
+        texts = (_texts(content, entry, KEY, VALUE) for entry in _messages(content, (0, len(content)), METADATA))
+        return {"".join(pair[KEY]): "".join(pair[VALUE]) for pair in texts}
 
     return _read(path, entries)
 
@@ -119,9 +119,9 @@ def _node(content: mmap.mmap, within: Span) -> Node:
     return Node(name, kind, tuple(texts[NODE_INPUT]), tuple(texts[NODE_OUTPUT]))
 
 
-def _texts(content: mmap.mmap, within: Span, *wanted: int) -> dict[int, list[str]]:
+def _texts(content: mmap.mmap, within: Span, *numbers: int) -> dict[int, list[str]]:
     """The texts of these fields, each in order."""
-    texts: dict[int, list[str]] = {number: [] for number in wanted}
+    texts: dict[int, list[str]] = {number: [] for number in numbers}
     for number, value in _fields(content, within):
         if number in texts and not isinstance(value, int):
             texts[number].append(content[slice(*value)].decode("utf-8", "replace"))

@@ -139,8 +139,8 @@ def _at(times: Sequence[int], values: Sequence[float], time: int) -> float:
     i = bisect_left(times, time)
     if i == 0 or i == len(times):
         return values[min(i, len(times) - 1)]
-    left, right = times[i - 1], times[i]
-    return values[i - 1] + (values[i] - values[i - 1]) * (time - left) / (right - left)
+    earlier, later = times[i - 1], times[i]
+    return values[i - 1] + (values[i] - values[i - 1]) * (time - earlier) / (later - earlier)
 
 
 def _integral(times: Sequence[int], values: Sequence[float], start: int, end: int) -> float:
@@ -339,7 +339,7 @@ class Run:
     def images_per_second(self) -> float:
         return self.images() * 1e9 / self.wall_ns
 
-    def memory_taken_bytes(self) -> int | None:
+    def memory_drop_bytes(self) -> int | None:
         """How far the machine's available memory fell: where CPU and GPU share it, this counts both."""
         if self.memory_available_before_bytes is None or self.memory_available_min_bytes is None:
             return None

@@ -60,8 +60,12 @@ def find_timing_cache(
     if capability is None:
         remarks.append("no timing cache: the kind of GPU is not known; see `edgevit board`")
         return None
-    told = (f"tensorrt-{trt.__version__}", f"sm{capability.replace('.', '')}", re.sub(r"[^\w-]", "_", power_mode or ""))
-    path = os.path.join(cache_folder(), "timing", "-".join(filter(None, told)) + ".cache")
+    parts = (
+        f"tensorrt-{trt.__version__}",
+        f"sm{capability.replace('.', '')}",
+        re.sub(r"[^\w-]", "_", power_mode or ""),
+    )
+    path = os.path.join(cache_folder(), "timing", "-".join(filter(None, parts)) + ".cache")
     stored = b""
     with suppress(OSError):
         stored = Path(path).read_bytes()

@@ -33,18 +33,18 @@ def read_trace(path: str, count: int, origins: dict[str, tuple[str, ...]]) -> li
         names = [[e["name"] for e in nodes] for nodes in inferences]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunnerError(f"ONNX Runtime's profile cannot be read ({error}); run again, or without --layers") from None
-    if len(runs) != count or not names[0] or any(other != names[0] for other in names):
+    if len(runs) != count or not names[0] or any(later != names[0] for later in names):
         raise RunnerError("ONNX Runtime's profile does not hold the same nodes in each run; run again")
     return [_layer(nodes, origins) for nodes in zip(*inferences)]
 
 
 def _layer(events: Sequence[dict[str, Any]], origins: dict[str, tuple[str, ...]]) -> Layer:
     """One node from its events, one per run."""
-    name, told = events[0]["name"][: -len(TIMED)], events[0].get("args", {})
-    types = [kind for output in told.get("output_type_shape") or () for kind in output]
+    name, args = events[0]["name"][: -len(TIMED)], events[0].get("args", {})
+    types = [kind for output in args.get("output_type_shape") or () for kind in output]
     return Layer(
         name=name,
-        kind=told.get("op_name"),
+        kind=args.get("op_name"),
         precision=PRECISIONS.get(types[0], types[0]) if types else None,
         tactic=None,
         nodes=origins.get(name, ()),
@@ -60,20 +60,20 @@ def find_origins(file: Sequence[Node], optimised: Sequence[Node]) -> dict[str, t
     """
     names = {node.name for node in file}
     makers = {tensor: node.name for node in file for tensor in node.outputs}
-    found: dict[str, str] = {}
+    origins: dict[str, str] = {}
     for node in optimised:
         begun = [name for name in names if node.name == name or node.name.startswith(name + "/")]
-        same = [makers[tensor] for tensor in node.outputs if tensor in makers]
-        if begun or same:
-            found[node.name] = max(begun, key=len) if begun else same[0]
+        unchanged = [makers[tensor] for tensor in node.outputs if tensor in makers]
+        if begun or unchanged:
+            origins[node.name] = max(begun, key=len) if begun else unchanged[0]
     readers = {tensor: node.name for node in reversed(optimised) for tensor in node.inputs}
     for node in reversed(optimised):
-        served = [found[readers[t]] for t in node.outputs if readers.get(t) in found]
-        if node.name not in found and served:
-            found[node.name] = served[0]
-    made_by = {tensor: node.name for node in optimised for tensor in node.outputs}
+        served = [origins[readers[t]] for t in node.outputs if readers.get(t) in origins]
+        if node.name not in origins and served:
+            origins[node.name] = served[0]
+    producers = {tensor: node.name for node in optimised for tensor in node.outputs}
     for node in optimised:
-        served = [found[made_by[t]] for t in node.inputs if made_by.get(t) in found]
-        if node.name not in found and served:
-            found[node.name] = served[0]
-    return {name: (origin,) for name, origin in found.items()}
+        served = [origins[producers[t]] for t in node.inputs if producers.get(t) in origins]
+        if node.name not in origins and served:
+            origins[node.name] = served[0]
+    return {name: (origin,) for name, origin in origins.items()}

@@ -71,8 +71,8 @@ def trtexec(
     program = find_program(root, "trtexec")
     if program is None:
         raise RunnerError("no trtexec on this board; `sudo apt install libnvinfer-bin` brings it")
-    known = _run([program, "--help"], HELP_S)
-    command = [program, *_arguments(known, _shapes(engine, batch), engine, seconds, streams)]
+    help_text = _run([program, "--help"], HELP_S)
+    command = [program, *_arguments(help_text, _shapes(engine, batch), engine, seconds, streams)]
 
     def report(stage: str) -> None:
         send({"progress": {"stage": stage, "done": 0.0}})
@@ -95,15 +95,15 @@ def _shapes(path: str, batch: int) -> str | None:
         )
 
 
-def _arguments(known: str, shapes: str | None, engine: str, seconds: float, streams: int) -> list[str]:
+def _arguments(help_text: str, shapes: str | None, engine: str, seconds: float, streams: int) -> list[str]:
     """Ask for what edgevit measures, in the words of this release's help."""
     arguments = [f"--loadEngine={engine}", f"--duration={seconds:g}", f"--warmUp={WARM_UP_MS}"]
     arguments.append("--percentile=90,95,99")
     if shapes:
         arguments.append(f"--shapes={shapes}")
     if streams > 1:
-        arguments.append(f"--infStreams={streams}" if "--infStreams" in known else f"--streams={streams}")
-    if "--noCudaGraph" not in known:  # a release that has to be told not to is one that does
+        arguments.append(f"--infStreams={streams}" if "--infStreams" in help_text else f"--streams={streams}")
+    if "--noCudaGraph" not in help_text:  # a release that has to be told not to is one that does
         arguments += ["--useCudaGraph", "--useSpinWait", "--noDataTransfers"]
     return arguments
 
@@ -129,8 +129,8 @@ def _run(command: list[str], timeout_s: float) -> str:
         raise RunnerError(f"{name} did not end within {timeout_s:.0f} s; try it there: {shlex.join(command)}") from None
     text = done.stdout.decode("utf-8", errors="replace")
     if done.returncode:
-        said = ERROR.search(text)
-        reason = said.group(1).strip() if said else f"exit code {done.returncode}"
+        match = ERROR.search(text)
+        reason = match.group(1).strip() if match else f"exit code {done.returncode}"
         raise RunnerError(f"{name} failed: {reason[:200]}; try it there: {shlex.join(command)}")
     return text
 
@@ -156,13 +156,13 @@ def parse_summary(text: str) -> dict[str, Any]:
 def _times(name: str, line: str | None) -> dict[str, float] | None:
     if line is None and name not in REQUIRED:
         return None
-    found = {STATISTICS[key]: float(value) for key, value in STATISTIC.findall(line or "") if key in STATISTICS}
-    missing = [theirs for theirs, ours in STATISTICS.items() if ours not in found]
+    times = {STATISTICS[key]: float(value) for key, value in STATISTIC.findall(line or "") if key in STATISTICS}
+    missing = [theirs for theirs, ours in STATISTICS.items() if ours not in times]
     if missing:
         raise RunnerError(f"trtexec printed no {missing[0]} of {name!r}; this edgevit does not know its output")
     if name in REQUIRED:
-        _positive(name, found["mean"])
-    return found
+        _positive(name, times["mean"])
+    return times
 
 
 def _positive(name: str, value: float) -> float:

@@ -61,7 +61,7 @@ class Row:
     samples: int
     images_per_s: float
     memory_peak_mib: float | None  # resident set of the process
-    memory_taken_mib: float | None  # fall of the machine's available memory
+    memory_drop_mib: float | None  # fall of the machine's available memory
     memory_engine_mib: float | None
     load_ms: float
     first_inference_ms: float
@@ -88,7 +88,7 @@ class Row:
 
         How far that falls is of all programs there: on a CPU they move it by more than two models differ.
         """
-        return self.memory_peak_mib if self.provider == "CPUExecutionProvider" else self.memory_taken_mib
+        return self.memory_peak_mib if self.provider == "CPUExecutionProvider" else self.memory_drop_mib
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def make_row(run: Run, least_s: float | None = None) -> Row:
         samples=len(run.latencies_ns),
         images_per_s=run.images_per_second(),
         memory_peak_mib=_over(run.memory_peak_rss_bytes, 2**20),
-        memory_taken_mib=_over(run.memory_taken_bytes(), 2**20),
+        memory_drop_mib=_over(run.memory_drop_bytes(), 2**20),
         memory_engine_mib=_over(run.memory_engine_bytes, 2**20),
         load_ms=run.load_ns / 1e6,
         first_inference_ms=run.first_inference_ns / 1e6,

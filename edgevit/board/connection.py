@@ -130,7 +130,7 @@ class Board:
         """Hold the board as a job does: what is copied takes of its memory and processor, which others measure."""
         agent = self._connected()
         with _Show(what, self.host, progress, self._said) as show:
-            agent.call("take", show.waits, owner=_owner(), what=what)
+            agent.call("take", show.waits, owner=_owner(), method=what)
         try:
             yield
         except BaseException:

@@ -91,7 +91,7 @@ METRICS: dict[str, Metric] = {
     "load": Metric("time", "a run", lambda run: run.load_ns),
     "throughput": Metric("rate", "a run", Run.images_per_second),
     "spread": Metric("share", "a run", lambda run: 100 * run.stddev_ns() / run.mean_ns()),
-    "memory": Metric("bytes", "meminfo", Run.memory_taken_bytes),
+    "memory": Metric("bytes", "meminfo", Run.memory_drop_bytes),
     "rss": Metric("bytes", "meminfo", lambda run: run.memory_peak_rss_bytes),
     "engine": Metric("bytes", "engine", lambda run: run.memory_engine_bytes),
     "nvmap": Metric("bytes", "nvmap", lambda run: run.memory_nvmap_bytes),

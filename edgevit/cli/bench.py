@@ -483,7 +483,7 @@ def rows_table(rows: Sequence[Row]) -> Table:
             *(three_digits(value) for value in (row.p50_ms, row.p90_ms, row.p95_ms, row.p99_ms)),
             f"{row.spread:.1%}",
             str(row.samples),
-            *(three_digits(value) for value in (row.images_per_s, row.memory_peak_mib, row.memory_taken_mib)),
+            *(three_digits(value) for value in (row.images_per_s, row.memory_peak_mib, row.memory_drop_mib)),
             *(three_digits(value) for value in (row.load_ms, row.first_inference_ms)),
         )
     return table

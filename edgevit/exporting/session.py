@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgevit.agent.onnx_runtime import GPU, import_onnxruntime, what_is_installed
+from edgevit.agent.onnx_runtime import GPU, describe_installed, import_onnxruntime
 from edgevit.agent.runners import RunnerError
 from edgevit.errors import CheckpointError, ExportError, OptionError
 from edgevit.network.device import find_device
@@ -116,7 +116,7 @@ class OnnxModel:
         # Asked for a provider that it lists but cannot start, ONNX Runtime silently runs on the CPU.
         if device != "auto" and self.session.get_providers()[0] != name:
             raise OptionError(
-                f"ONNX Runtime cannot use {device} on this machine: {what_is_installed()}; try {GPU} (edgevit[gpu]) "
+                f"ONNX Runtime cannot use {device} on this machine: {describe_installed()}; try {GPU} (edgevit[gpu]) "
                 "alone, with its CUDA libraries, or --device cpu"
             )
         self.path = path

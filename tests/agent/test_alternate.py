@@ -92,7 +92,7 @@ def test_what_is_the_processs_is_not_told_as_any_models_and_the_rest_is(monkeypa
     runs = alternate([request("base", round=3), request("half", round=3)], silent)
     assert [(run.label, run.beside, run.round) for run in runs] == [("base", ("half",), 3), ("half", ("base",), 3)]
     for run in runs:
-        assert run.memory_peak_rss_bytes is run.memory_taken_bytes() is run.memory_nvmap_bytes is None
+        assert run.memory_peak_rss_bytes is run.memory_drop_bytes() is run.memory_nvmap_bytes is None
         assert run.power is run.energy_per_image_mj() is run.gpu_load() is None
         assert run.memory_engine_bytes == len("/base.onnx")
         assert run.first_inference_ns >= MS and run.warmup >= 3

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgevit.agent import lock
-from edgevit.agent.lock import hold, lock_path
+from edgevit.agent.lock import acquire_lock, lock_path
 from edgevit.agent.runners import RunnerError
 
 
@@ -28,16 +28,16 @@ def test_a_lock_that_says_nothing_readable_is_still_a_lock(tmp_path):
         assert json.loads(holder.stdout.readline()) == {"stage": "wait", "done": 0.0, "holder": None}
     with holder:
         assert holder.stdout.readline() == "held\n"
-    with hold(str(path), "anna@desk", "bench", told.append):
+    with acquire_lock(str(path), "anna@desk", "bench", told.append):
         assert json.loads(path.read_text())["owner"] == "anna@desk"
     assert told == []
 
 
 HOLD = """
 import json, sys
-from edgevit.agent.lock import hold
+from edgevit.agent.lock import acquire_lock
 # become
-with hold(sys.argv[1], "bert@lab", "build", lambda waiting: print(json.dumps(waiting), flush=True)):
+with acquire_lock(sys.argv[1], "bert@lab", "build", lambda waiting: print(json.dumps(waiting), flush=True)):
     print("held", flush=True)
 """
 
@@ -61,7 +61,7 @@ def test_a_lock_that_cannot_be_made_is_named(tmp_path):
     for path in (tmp_path / "nowhere" / "lock", tmp_path):
         with (
             pytest.raises(RunnerError, match=f"cannot lock the board: .*{tmp_path.name}"),
-            hold(str(path), "anna@desk", "bench", print),
+            acquire_lock(str(path), "anna@desk", "bench", print),
         ):
             pass
 

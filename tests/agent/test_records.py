@@ -63,7 +63,7 @@ def use(run):
         run.gpu_load(),
         run.temperature_max_c(),
     )
-    return run.energy_per_image_mj(), run.net_energy_per_image_mj(), run.memory_taken_bytes()
+    return run.energy_per_image_mj(), run.net_energy_per_image_mj(), run.memory_drop_bytes()
 
 
 @given(runs)
@@ -87,7 +87,7 @@ def test_statistics_are_of_the_raw_samples():
     assert run.mean_ns() == pytest.approx(100.5 * MS)
     assert run.stddev_ns() == pytest.approx(statistics.stdev(run.latencies_ns))
     assert run.images_per_second() == pytest.approx(32)
-    assert run.memory_taken_bytes() == 2**26
+    assert run.memory_drop_bytes() == 2**26
 
 
 def test_a_single_sample_has_no_spread():
@@ -95,7 +95,7 @@ def test_a_single_sample_has_no_spread():
 
 
 def test_what_was_not_measured_is_none_and_never_zero():
-    assert replace(QUIET, memory_available_before_bytes=None).memory_taken_bytes() is None
+    assert replace(QUIET, memory_available_before_bytes=None).memory_drop_bytes() is None
 
 
 def test_comparable_names_what_differs():

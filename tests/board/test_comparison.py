@@ -27,14 +27,14 @@ def test_a_row_has_the_figures_in_the_units_of_a_table():
     assert (row.p50_ms, row.p90_ms, row.p99_ms) == pytest.approx((10.099, 10.179, 10.197))
     assert row.images_per_s == pytest.approx(200 / 2.1)
     assert row.memory_peak_mib == row.memory_mib == 96
-    assert row.memory_taken_mib is None
+    assert row.memory_drop_mib is None
     assert row.warnings == ()
 
 
 def test_a_row_from_a_board_has_gpu_times_power_and_what_it_is_made_of():
     row = make_row(ON_A_BOARD)
     assert (row.p50_ms, row.p95_ms, row.gpu_p50_ms, row.gpu_p99_ms, row.streams) == (8, 10, 7, 9, 1)
-    assert (row.memory_taken_mib, row.memory_engine_mib, row.gpu_load) == (300, 48, pytest.approx(0.95))
+    assert (row.memory_drop_mib, row.memory_engine_mib, row.gpu_load) == (300, 48, pytest.approx(0.95))
     assert row.memory_mib == 300
     assert (row.power_w, row.idle_power_w) == pytest.approx((10, 4))
     assert (row.energy_mj, row.energy_net_mj) == pytest.approx((100, 60))  # 100 images/s

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from edgevit.agent import files
 from edgevit.agent.__main__ import MARK
-from edgevit.agent.lock import hold
+from edgevit.agent.lock import acquire_lock
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.board.client import LOCAL, Agent, pack_agent
 from edgevit.board.connection import Board, _owner, open_board
@@ -289,7 +289,7 @@ def test_copying_and_looking_wait_for_the_job_of_somebody_else(board, server, tm
     }.items():
         told = Told()
         waiting = threading.Thread(target=act, args=(told,))
-        with hold(str(server.cache / "lock"), owner, "bench", print):
+        with acquire_lock(str(server.cache / "lock"), owner, "bench", print):
             assert board.call("jobs") == {"jobs": []}
             waiting.start()
             while not told.notes:
@@ -297,7 +297,7 @@ def test_copying_and_looking_wait_for_the_job_of_somebody_else(board, server, tm
             assert waiting.is_alive() and not told.stages
         waiting.join(60)
         assert not waiting.is_alive() and told.notes[0].startswith(f"waiting for board: bench by {owner} since ")
-    with hold(str(server.cache / "lock"), _owner(), "bench", print):
+    with acquire_lock(str(server.cache / "lock"), _owner(), "bench", print):
         examine(board, told := Told())
     assert not told.notes, "whoever comes back for a job begins by looking"
 

@@ -99,9 +99,9 @@ def _pycuda() -> Type[PycudaCuda] | None:
 
 def describe_cuda() -> dict[str, Any]:
     """Say what there is, or in `error` why there is nothing; never raises."""
-    known = {"binding": None, "error": None, "device": None, "sms": None, "capability": None, "runtime": None}
+    empty = {"binding": None, "error": None, "device": None, "sms": None, "capability": None, "runtime": None}
     try:
         with open_cuda() as cuda:
-            return {**known, "binding": cuda.binding, **cuda.describe()}
+            return {**empty, "binding": cuda.binding, **cuda.describe()}
     except RunnerError as error:
-        return {**known, "error": str(error)}
+        return {**empty, "error": str(error)}

@@ -15,7 +15,7 @@ if not hasattr(driver.Device, "retain_primary_context"):
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _one_line_errors() -> Iterator[None]:
     """Turn what pycuda raises into one line."""
     try:
         yield
@@ -34,7 +34,7 @@ class PycudaCuda:
         self._spin = spin
         self._owned = ExitStack()
         self._streams: dict[int, Any] = {}
-        with _told():
+        with _one_line_errors():
             driver.init()
             self._device = driver.Device(0)
             context = self._device.retain_primary_context()
@@ -49,7 +49,7 @@ class PycudaCuda:
         self._owned.close()
 
     def describe(self) -> dict[str, Any]:
-        with _told():
+        with _one_line_errors():
             major, minor = self._device.compute_capability()
             runtime = driver.get_version()
             return {
@@ -60,59 +60,59 @@ class PycudaCuda:
             }
 
     def malloc(self, size: int) -> int:
-        with _told():
+        with _one_line_errors():
             memory = driver.mem_alloc(size)
         self._owned.callback(memory.free)
         return int(memory)
 
     def host(self, size: int) -> memoryview:
-        with _told():
+        with _one_line_errors():
             memory = driver.pagelocked_empty(size, "uint8")
         return memoryview(memory)  # which keeps it
 
     def stream(self) -> int:
-        with _told():
+        with _one_line_errors():
             stream = driver.Stream(1)  # CU_STREAM_NON_BLOCKING
         handle: int = stream.handle
         self._streams[handle] = stream
         return handle
 
     def event(self) -> Any:
-        with _told():
+        with _one_line_errors():
             return driver.Event(driver.event_flags.BLOCKING_SYNC if self._spin is False else driver.event_flags.DEFAULT)
 
     def copy_in(self, device: int, host: memoryview, stream: int) -> None:
-        with _told():
+        with _one_line_errors():
             driver.memcpy_htod_async(device, host, self._streams[stream])
 
     def copy_out(self, host: memoryview, device: int, stream: int) -> None:
-        with _told():
+        with _one_line_errors():
             driver.memcpy_dtoh_async(host, device, self._streams[stream])
 
     def record(self, event: Any, stream: int) -> None:
-        with _told():
+        with _one_line_errors():
             event.record(self._streams[stream])
 
     def wait(self, event: Any) -> None:
         """Return when the event has come. The primary context's schedule cannot be set from here: spin in Python."""
-        with _told():
+        with _one_line_errors():
             while self._spin and not event.query():
                 pass
             event.synchronize()
 
     def elapsed_ns(self, start: Any, end: Any) -> int:
-        with _told():
+        with _one_line_errors():
             milliseconds: float = start.time_till(end)
         return round(milliseconds * 1e6)
 
     def synchronize(self, stream: int) -> None:
-        with _told():
+        with _one_line_errors():
             self._streams[stream].synchronize()
 
     def capture(self, stream: int, enqueue: Callable[[], object]) -> Callable[[], None]:
         place = self._streams[stream]
         try:
-            with _told():
+            with _one_line_errors():
                 place.begin_capture()
                 try:
                     enqueue()
@@ -123,7 +123,7 @@ class PycudaCuda:
             raise CaptureError(str(error)) from None
 
         def launch() -> None:
-            with _told():
+            with _one_line_errors():
                 executable.launch(place)
 
         return launch

@@ -136,8 +136,8 @@ class RuntimeCuda:
         hint = HINTS.get(name)
         return f"{function}: {text} ({name})" + (f"; {hint}" if hint else "")
 
-    def _own(self, free: str, handle: Any) -> int:
-        """Free it on leaving; what that returns is not looked at, as an earlier error comes back from every call."""
+    def _register(self, free: str, handle: Any) -> int:
+        """Call `free` with the handle on leaving, and ignore its code: every call repeats an earlier error."""
         self._owned.callback(getattr(self._library, free), handle)
         assert isinstance(handle.value, int)
         return handle.value
@@ -164,22 +164,22 @@ class RuntimeCuda:
             free, total = c_size_t(), c_size_t()
             self._library.cudaMemGetInfo(free, total)
             raise RunnerError(f"{size / 1e6:.1f} MB asked for, {free.value / 1e6:.1f} MB free: {error}") from None
-        return self._own("cudaFree", address)
+        return self._register("cudaFree", address)
 
     def host(self, size: int) -> memoryview:
         address = c_void_p()
         self._call("cudaHostAlloc", address, size, 0)
-        return memoryview((ctypes.c_ubyte * size).from_address(self._own("cudaFreeHost", address))).cast("B")
+        return memoryview((ctypes.c_ubyte * size).from_address(self._register("cudaFreeHost", address))).cast("B")
 
     def stream(self) -> int:
         stream = c_void_p()
         self._call("cudaStreamCreateWithFlags", stream, NON_BLOCKING_STREAM)
-        return self._own("cudaStreamDestroy", stream)
+        return self._register("cudaStreamDestroy", stream)
 
     def event(self) -> Any:
         event = c_void_p()
         self._call("cudaEventCreateWithFlags", event, self._event_flags)
-        return self._own("cudaEventDestroy", event)
+        return self._register("cudaEventDestroy", event)
 
     def copy_in(self, device: int, host: memoryview, stream: int) -> None:
         self._call("cudaMemcpyAsync", device, _address(host), len(host), TO_DEVICE, stream)
@@ -215,7 +215,7 @@ class RuntimeCuda:
         finally:
             if graph:
                 self._library.cudaGraphDestroy(graph)
-        launched = self._own("cudaGraphExecDestroy", executable)
+        launched = self._register("cudaGraphExecDestroy", executable)
         return lambda: self._call("cudaGraphLaunch", launched, stream)
 
 

@@ -44,21 +44,21 @@ class SensorChannel:
 
 def sensor_channels(root: str) -> list[SensorChannel]:
     """Return the rails that have a name and a sensor that is switched on. The folders' numbers change between boots."""
-    found = []
+    channels = []
     for folder in sorted(Path(root, "sys/bus/i2c/drivers/ina3221").glob("*-004[01]/hwmon/hwmon*")):
         address = folder.parts[-3][-2:]
         for channel in CHANNELS:
             label = read_text(str(folder), f"in{channel}_label")
             if label and label != "NC" and read_integer(str(folder), f"in{channel}_enable") != 0:
-                found.append(SensorChannel(address, label, str(folder), channel))
-    return found
+                channels.append(SensorChannel(address, label, str(folder), channel))
+    return channels
 
 
 def interval_ms(root: str, total: Rails = ()) -> float | None:
     """Return the time constant of the slowest sensor that carries a rail of `total`, or of all; None: unknown."""
     channels = sensor_channels(root)
-    wanted = {tuple(rail) for rail in total}
-    folders = {channel.folder for channel in channels if (channel.address, channel.label) in wanted}
+    keys = {tuple(rail) for rail in total}
+    folders = {channel.folder for channel in channels if (channel.address, channel.label) in keys}
     intervals = [_interval_ms(folder) for folder in folders or {channel.folder for channel in channels}]
     return max((ms for ms in intervals if ms is not None), default=None)
 

@@ -28,14 +28,14 @@ def why_not(root: str) -> str | None:
     if reason := _no_service(root):
         return reason
     try:
-        asked = subprocess.run(
+        finished = subprocess.run(
             own_command(tell, os.path.abspath(root)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=ANSWER_S,
         )
-        answer: str | None = json.loads(asked.stdout)["reason"]
+        answer: str | None = json.loads(finished.stdout)["reason"]
         return answer
     except subprocess.TimeoutExpired:
         return f"jtop: no answer within {ANSWER_S:.0f} s; {RESTART}"
@@ -53,8 +53,8 @@ def tell(root: str) -> None:
 
 
 def _no_service(root: str) -> str | None:
-    there = os.path.exists(os.path.join(root, SOCKET))
-    return None if there else f"no /{SOCKET}: the service of jetson_stats does not run"
+    running = os.path.exists(os.path.join(root, SOCKET))
+    return None if running else f"no /{SOCKET}: the service of jetson_stats does not run"
 
 
 class Meter:
@@ -87,8 +87,8 @@ class Meter:
         # Not its JtopException alone, which tells of permissions and versions: it leaves to its caller what sockets and
         # pickles raise, as when the service is restarted or of another Python.
         except Exception as error:
-            said = " ".join(str(error).split())
-            self.reason = f"jtop: {said}" if isinstance(error, jtop.JtopException) else f"jtop: {error!r}"
+            text = " ".join(str(error).split())
+            self.reason = f"jtop: {text}" if isinstance(error, jtop.JtopException) else f"jtop: {error!r}"
             return
         self.client = client
 

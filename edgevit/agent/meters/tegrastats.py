@@ -93,8 +93,8 @@ class Meter:
         assert process.stdout
         os.set_blocking(process.stdout.fileno(), False)
         deadline = time.monotonic() + FIRST_LINE_S
-        while not self.printed and (left := deadline - time.monotonic()) > 0:
-            select.select([process.stdout], [], [], left)
+        while not self.printed and (remaining_s := deadline - time.monotonic()) > 0:
+            select.select([process.stdout], [], [], remaining_s)
             self.read()
             if process.poll() is not None:
                 return

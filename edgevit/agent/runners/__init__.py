@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Protocol, Seque
 if TYPE_CHECKING:
     from ..layers import Layer
 
-BESIDE = "beside"
+SHARED = "shared"
 
 
 class RunnerError(Exception):
@@ -102,17 +102,17 @@ def runner_options(name: str) -> list[str]:
 def option_types(name: str) -> Dict[str, str]:
     """The options of a runner with their types as its file writes them, such as `int | None`."""
     _model, _batch, *options = inspect.signature(import_runner(name).open_runner).parameters.values()
-    return {option.name: str(option.annotation) for option in options if option.name != BESIDE}
+    return {option.name: str(option.annotation) for option in options if option.name != SHARED}
 
 
 @contextmanager
-def open_beside(runner: ModuleType, model: str, batch: int, options: Dict[str, Any], label: str) -> Iterator[Loaded]:
+def open_shared(runner: ModuleType, model: str, batch: int, options: Dict[str, Any], label: str) -> Iterator[Loaded]:
     """Open one of several models of a process; what is wrong with it is told with its label.
 
     Raises:
         AloneError, RunnerError: as their names say.
     """
-    shared = {BESIDE: True} if BESIDE in inspect.signature(runner.open_runner).parameters else {}
+    shared = {SHARED: True} if SHARED in inspect.signature(runner.open_runner).parameters else {}
     with ExitStack() as opened:
         try:
             loaded = opened.enter_context(runner.open_runner(model, batch, **options, **shared))

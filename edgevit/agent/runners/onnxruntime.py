@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 from ..environment import usable_cpus
 from ..files import cache_folder
-from ..onnx_runtime import GPU, how_to_mend, installed, what_is_installed
+from ..onnx_runtime import GPU, describe_installed, install_hint, installed
 from ..protobuf import graph_nodes, input_types
 from ..trace import find_origins, read_trace
 from . import AloneError, Loaded, Profiled, RunnerError
@@ -52,13 +52,13 @@ def open_runner(
     provider: str = "cpu",
     threads: int | None = None,
     transfers: bool = True,
-    beside: bool = False,
+    shared: bool = False,
 ) -> Iterator[Loaded]:
     """Threads are those within one operator; all cores unless asked otherwise."""
     import onnxruntime as ort
 
     threads = threads or len(usable_cpus())
-    session = _open_session(model, provider, threads, *([_share_threads] if beside and threads > 1 else []))
+    session = _open_session(model, provider, threads, *([_share_threads] if shared and threads > 1 else []))
     feed = _random_inputs(session, batch)
     environment = {
         "onnxruntime": ort.__version__,
@@ -156,9 +156,9 @@ def _open_session(
         RuntimeException,
     )
 
-    wanted = PROVIDERS[provider]
+    providers = PROVIDERS[provider]
     offered = ort.get_available_providers()
-    if wanted[0] not in offered:
+    if providers[0] not in offered:
         raise RunnerError(_provider_message(provider, f"this ONNX Runtime offers {', '.join(offered)}"))
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -167,12 +167,12 @@ def _open_session(
     adapt(options)
     try:
         try:
-            session = ort.InferenceSession(model, options, providers=_with_options(wanted, model))
+            session = ort.InferenceSession(model, options, providers=_with_options(providers, model))
         except RuntimeException as error:
             if BROKEN_FUSION not in str(error):
                 raise
             without = {"disabled_optimizers": [BROKEN_FUSION]}
-            session = ort.InferenceSession(model, options, providers=_with_options(wanted, model), **without)
+            session = ort.InferenceSession(model, options, providers=_with_options(providers, model), **without)
     except InvalidProtobuf as error:
         raise RunnerError(
             "ONNX Runtime cannot load it: it is no ONNX file, or a part of one; try exporting it again"
@@ -181,7 +181,7 @@ def _open_session(
         reason = str(error).rpartition(" : ")[2].splitlines()[0]
         raise RunnerError(f"ONNX Runtime cannot load it: {reason}; try exporting it again") from error
     # ONNX Runtime lists providers it has no driver for, and then runs on the CPU without an error.
-    if session.get_providers()[0] != wanted[0]:
+    if session.get_providers()[0] != providers[0]:
         raise RunnerError(_provider_message(provider, f"it runs on {session.get_providers()[0]} instead"))
     return session
 
@@ -202,18 +202,18 @@ def _with_options(providers: tuple[str, ...], model: str) -> list[str | tuple[st
     return [(providers[0], options), *providers[1:]]
 
 
-def _provider_message(provider: str, seen: str) -> str:
-    told = f"provider {provider!r} is {PROVIDERS[provider][0]}, but {seen}: {what_is_installed()}"
+def _provider_message(provider: str, reason: str) -> str:
+    problem = f"provider {provider!r} is {PROVIDERS[provider][0]}, but {reason}: {describe_installed()}"
     if provider == "cpu":
-        return f"{told}; {how_to_mend()}"
-    found = installed()
-    if len(found) > 1:
-        advice = how_to_mend()
-    elif GPU in found:
+        return f"{problem}; {install_hint()}"
+    versions = installed()
+    if len(versions) > 1:
+        advice = install_hint()
+    elif GPU in versions:
         advice = "install the CUDA libraries that it needs"
     else:
-        advice = f"replace it with {GPU}, as edgevit[gpu] brings it" if found else f"install {GPU}"
-    return f"{told}; {advice}, or try --provider cpu"
+        advice = f"replace it with {GPU}, as edgevit[gpu] brings it" if versions else f"install {GPU}"
+    return f"{problem}; {advice}, or try --provider cpu"
 
 
 def _random_inputs(session: ort.InferenceSession, batch: int) -> dict[str, Any]:
@@ -248,12 +248,12 @@ def _feeder(feed: dict[str, Any]) -> Callable[[Any], None]:
 
 def _shape(name: str, declared: list[Any], batch: int) -> tuple[int, ...]:
     """Put `batch` in place of the first axis; a fixed one must already be that."""
-    first, *rest = declared
+    first, *others = declared
     if isinstance(first, int) and first != batch:
         raise RunnerError(
             f"batch {batch} was asked for, and input {name!r} was exported with a fixed batch of {first}; "
             "try `edgevit export --batch dynamic`"
         )
-    if not all(isinstance(size, int) for size in rest):
+    if not all(isinstance(size, int) for size in others):
         raise RunnerError(f"input {name!r} has the shape {declared}; only its first axis may be dynamic")
-    return (batch, *rest)
+    return (batch, *others)

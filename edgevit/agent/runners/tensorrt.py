@@ -80,12 +80,12 @@ def open_profiler(
         execution = opened.enter_context(closing(Execution(engine, cuda, batch)))
         lane = TensorrtLane(cuda, execution, batch, transfers=False)
         gather = execution.profile()
-        known = [describe_layer(layer) for layer in read_layers(trt, engine.handle)]
+        layers = [describe_layer(layer) for layer in read_layers(trt, engine.handle)]
         gathered: list[list[tuple[str, int]]] = []
         yield Profiled(
             infer=lane.infer,
             gather=lambda: gathered.append(gather()),
-            layers=lambda count: with_times(known, gathered[-count:]),
+            layers=lambda count: with_times(layers, gathered[-count:]),
             provider="TensorRT",
             environment={"tensorrt": trt.__version__, "cuda_graph": "off", "transfers": "excluded"},
             gpu_ns=lane.gpu_ns,
