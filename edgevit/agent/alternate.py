@@ -136,6 +136,6 @@ def _run(
     figures = {**shared, **dict.fromkeys(SHARED), "cpu_own_ns": model.own_ns}
     if shared["cpu_busy_ns"] is not None:  # what others took meanwhile is shared out by time: ticks are of 10 ms
         busy = max(0, shared["cpu_busy_ns"] - shared["cpu_own_ns"]) / window_ns
-        figures["cpu_busy_ns"] = model.own_ns + round(others * model.wall_ns)
+        figures["cpu_busy_ns"] = model.own_ns + round(busy * model.wall_ns)
     others = tuple(request.label for request in requests if request is not model.request)
     return make_run(model.request, model.loaded, model.load_ns, root, {**model.timed(), "beside": others}, figures)

@@ -101,7 +101,7 @@ def controlled(
         tell(f"the memory's clock is not known and may move: it needs root, see {SETUP}")
         lock_clocks = False
     if mode is None and (not lock_clocks or (locked and memory_locked)):
-        yield {**_state(root), "told": messages}
+        yield {**_state(root), "messages": messages}
         return
     with ExitStack() as ends:
         lock = ends.enter_context(_held(folder, 0.0))
@@ -118,7 +118,7 @@ def controlled(
             _set_mode(root, mode, guardian)
         if lock_clocks:
             _lock_clocks(root, guardian)
-        yield {**_state(root), "told": messages}
+        yield {**_state(root), "messages": messages}
 
 
 def recover(root: str, *, report: Report, state_dir: Path | None = None, wait_s: float = 0.0) -> bool:

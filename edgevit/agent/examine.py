@@ -58,7 +58,7 @@ def examine(send: Send, root: str, owner: str | None = None) -> dict[str, Any]:
         "trtexec": find_program(root, "trtexec"),
         "programs": {name: find_program(root, name) for name in PROGRAMS},
         "sudo": control.can_control(root),
-        "recovered": {"clean": clean, "told": messages},
+        "recovered": {"clean": clean, "messages": messages},
     }
     send({"progress": {"stage": "examine", "done": 0.5}})
     answers = {name: _answer(process, deadline) for name, process in processes.items()}

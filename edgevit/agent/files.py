@@ -65,7 +65,7 @@ def offer(send: Send, root: str, path: str, part: str, sha256: str) -> dict[str,
     with suppress(FileNotFoundError):
         os.remove(part)
     disk = os.statvfs(folder)
-    return {"there": _is_right(path, sha256), "free_bytes": disk.f_bavail * disk.f_frsize}
+    return {"present": _is_right(path, sha256), "free_bytes": disk.f_bavail * disk.f_frsize}
 
 
 def _is_right(path: str, sha256: str) -> bool:

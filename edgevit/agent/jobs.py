@@ -66,7 +66,7 @@ def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], ow
             except OSError:  # a full disk: what is left of it would be told as a job that died
                 _remove(job)
                 raise
-        return {"state": state, "said": message, "owner": _owner(job)}
+        return {"state": state, "message": message, "owner": _owner(job)}
 
 
 def follow(send: Send, root: str, job: str) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def jobs(send: Send, root: str) -> dict[str, Any]:
         entry = {key: request.get(key) for key in ("method", "owner", "started")}
         entry["age_s"] = _age_s(request.get("started"))
         if state == "damaged":
-            entry["said"] = message
+            entry["message"] = message
         listed.append({"job": job, "state": state, **entry})
     return {"jobs": listed}
 
@@ -177,7 +177,7 @@ def cancel(send: Send, root: str, job: str | None = None, owner: str | None = No
         raise RunnerError("; ".join(lost))
     return {
         "cancelled": [*pids, *damaged],
-        "left": [job for job in jobs(send, root)["jobs"] if job["job"] in others],
+        "others": [job for job in jobs(send, root)["jobs"] if job["job"] in others],
     }
 
 

@@ -47,14 +47,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Offer:
-    there: bool
+    present: bool
     free_bytes: int
 
 
 @dataclass(frozen=True)
 class Started:
     state: Literal["new", "running", "finished", "failed", "dead", "damaged"]
-    said: str
+    message: str
     owner: str | None
 
 
@@ -66,7 +66,7 @@ class ListedJob:
     owner: str | None
     started: str | None
     age_s: float | None
-    said: str | None = None
+    message: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class Jobs:
 @dataclass(frozen=True)
 class Cancelled:
     cancelled: tuple[str, ...]
-    left: tuple[ListedJob, ...]
+    others: tuple[ListedJob, ...]
 
 
 @dataclass(frozen=True)
 class Changed:
     power_mode: str | None
     clocks_locked: bool | None
-    told: tuple[str, ...]
+    messages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -201,5 +201,5 @@ def answer_records(host: str, method: str) -> Iterator[None]:
         raise wrong_answer(host, method, str(error)) from error
 
 
-def wrong_answer(host: str, method: str, what: str) -> AgentError:
-    return AgentError(f"the answer of {host} to {method!r} is wrong: {what}; {READER.mend}")
+def wrong_answer(host: str, method: str, problem: str) -> AgentError:
+    return AgentError(f"the answer of {host} to {method!r} is wrong: {problem}; {READER.mend}")

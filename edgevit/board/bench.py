@@ -26,7 +26,7 @@ from edgevit.board.layers import LayerProfile, profile_of
 from edgevit.board.models import Measurable, Work, check_sendable, find_engine_file, find_file, of_this_board
 from edgevit.board.profiles import Profile, load_profile, match
 from edgevit.board.request import BenchRequest, Conditions
-from edgevit.board.roofline import Ceiling, ceiling_found, least_bytes, roofline
+from edgevit.board.roofline import Ceiling, board_ceiling, least_bytes, roofline
 from edgevit.errors import AgentError, UnfitBoardError
 from edgevit.progress import Progress, Silent
 from edgevit.records.writing import file_sha256
@@ -83,13 +83,13 @@ class Bench:
         best, reason = next(iter(self.setting.facts.meters.items()), ("", None))
         if used and best not in used and reason:
             remarks.append(f"power through {' and '.join(sorted(used))} ({best}: {reason})")
-        return [*remarks, *self.changed["told"]]
+        return [*remarks, *self.changed["messages"]]
 
 
 @takes_options(BenchRequest)
 def bench(
     models: str | Path | Sequence[str | Path] | BenchRequest | None = None,
-    how: Conditions | None = None,
+    conditions: Conditions | None = None,
     *,
     before: Callable[[Setting, str], None] | None = None,
     on_run: Callable[[Run], None] | None = None,
@@ -108,16 +108,16 @@ def bench(
         OptionError: also of an option that there is not. What else is raised, and what gets `before`, `on_run` and
             `on_profile`: see `edgevit.board.bench.run`.
     """
-    given = options if how is None else {"how": how, **options}
+    keywords = options if conditions is None else {"conditions": conditions, **options}
     several = (models,) if isinstance(models, (str, Path)) else models
-    request = as_request(BenchRequest, "models", several, given)
+    request = as_request(BenchRequest, "models", several, keywords)
     return run(request, before=before, on_run=on_run, on_profile=on_profile, progress=progress)
 
 
 @takes_options(BenchRequest)
 def bench_in_turns(
     models: Sequence[str | Path] | BenchRequest,
-    how: Conditions | None = None,
+    conditions: Conditions | None = None,
     *,
     rounds: int | None = None,
     before: Callable[[Setting, str], None] | None = None,
@@ -126,8 +126,8 @@ def bench_in_turns(
     **options: Any,
 ) -> Bench:
     """Measure models against each other: `bench` of several, whose `repeat` is here called `rounds`."""
-    given = options if rounds is None else {"repeat": rounds, **options}
-    return bench(models, how, before=before, on_run=on_run, progress=progress, **given)
+    keywords = options if rounds is None else {"repeat": rounds, **options}
+    return bench(models, conditions, before=before, on_run=on_run, progress=progress, **keywords)
 
 
 def run(
@@ -156,70 +156,77 @@ def run(
         BoardError: the board cannot be reached, lacks something, or cannot run a model as asked.
     """
     request.check()
-    how, runner, told = request.how, request.runner, progress or Silent()
+    conditions, runner, shown = request.conditions, request.runner, progress or Silent()
     paths = [Path(model) for model in request.models]
     # Whatever can be wrong here is found before the board is bothered; which engine is the right one, the board says.
-    files = [_file(path, how, runner) for path in paths]
-    images = find_images(Path(how.images)) if how.images else []
-    known = None if request.profile is None else load_profile(request.profile)
+    files = [_file(path, conditions, runner) for path in paths]
+    images = find_images(Path(conditions.images)) if conditions.images else []
+    profile = None if request.profile is None else load_profile(request.profile)
     with open_board(request.board, ssh_config=request.ssh_config) as place:
-        setting = look(place, known, how, told)
+        setting = look(place, profile, conditions, shown)
         if before:
             before(setting, runner)
-        built = [_built(path, file, setting, how) for path, file in zip(paths, files, strict=True)]
+        built = [_built(path, file, setting, conditions) for path, file in zip(paths, files, strict=True)]
         names = request.labels or _names(paths, built)
-        found = [replace(file, label=name) for file, name in zip(built, names, strict=True)]
+        measured = [replace(file, label=name) for file, name in zip(built, names, strict=True)]
 
         if place.host != THIS_MACHINE:
-            for file in found:
+            for file in measured:
                 check_sendable(file, place.host)
 
         def sent(path: Path, sha256: str) -> str:
-            return str(path) if place.host == THIS_MACHINE else place.put(path, sha256, told)
+            return str(path) if place.host == THIS_MACHINE else place.put(path, sha256, shown)
 
-        there = [sent(file.path, file.sha256) for file in found]
+        remote_paths = [sent(file.path, file.sha256) for file in measured]
         pictures = [sent(path, file_sha256(path)) for path in images]
         shapes = [
-            requests_of(how, path, file, runner, setting, pictures) for path, file in zip(there, found, strict=True)
+            requests_of(conditions, path, file, runner, setting, pictures)
+            for path, file in zip(remote_paths, measured, strict=True)
         ]
         turns = in_turns(shapes, request.rounds, request.seed, alternate=request.alternate)
-        kept = (on_run or _ignore, on_profile or _ignore)
-        return _bench(place, how, found, shapes, turns, setting, *kept, told)
+        callbacks = (on_run or _ignore, on_profile or _ignore)
+        return _bench(place, conditions, measured, shapes, turns, setting, *callbacks, shown)
 
 
-def _file(path: Path, how: Conditions, runner: str) -> Measurable | None:
+def _file(path: Path, conditions: Conditions, runner: str) -> Measurable | None:
     """What is measured of a model; None: its engine, and the board says which."""
-    return None if runner == "tensorrt" and path.is_dir() else find_file(path, how.precision, how.provider)
+    return (
+        None if runner == "tensorrt" and path.is_dir() else find_file(path, conditions.precision, conditions.provider)
+    )
 
 
-def _built(path: Path, file: Measurable | None, setting: Setting, how: Conditions) -> Measurable:
+def _built(path: Path, file: Measurable | None, setting: Setting, conditions: Conditions) -> Measurable:
     if file is None:
-        return find_engine_file(path, setting.facts, how.batches, how.precision)
+        return find_engine_file(path, setting.facts, conditions.batches, conditions.precision)
     return of_this_board(file, setting.facts)
 
 
 def requests_of(
-    how: Conditions, model: str, found: Measurable, runner: str, setting: Setting, pictures: Sequence[str] = ()
+    conditions: Conditions, model: str, file: Measurable, runner: str, setting: Setting, pictures: Sequence[str] = ()
 ) -> list[MeasurementRequest]:
     """One for each batch size and number of streams."""
     request = MeasurementRequest(
         model=model,
-        model_sha256=found.sha256,
-        label=found.label,
-        precision=found.precision,
+        model_sha256=file.sha256,
+        label=file.label,
+        precision=file.precision,
         runner=runner,
         batch=1,
-        samples=how.samples,
-        duration_s=_or(how.duration_s, ON_A_BOARD_S if setting.facts.has_power else ELSEWHERE_S),
-        warmup=how.warmup,
-        warmup_seconds=how.warmup_seconds,
-        power_meter=how.power_meter,
+        samples=conditions.samples,
+        duration_s=_or(conditions.duration_s, ON_A_BOARD_S if setting.facts.has_power else ELSEWHERE_S),
+        warmup=conditions.warmup,
+        warmup_seconds=conditions.warmup_seconds,
+        power_meter=conditions.power_meter,
         total_rails=tuple(setting.profile.total_rails()) if setting.profile else (),
-        period_ms=how.period_ms,
+        period_ms=conditions.period_ms,
         images=pictures,
-        preprocessing=preprocessing_of(found.path) if pictures else None,
+        preprocessing=preprocessing_of(file.path) if pictures else None,
     )
-    shapes = [(batch, how.runner_options(runner, streams)) for batch in how.batches for streams in how.streams]
+    shapes = [
+        (batch, conditions.runner_options(runner, streams))
+        for batch in conditions.batches
+        for streams in conditions.streams
+    ]
     return [replace(request, batch=batch, options=options) for batch, options in shapes]
 
 
@@ -241,14 +248,14 @@ def in_turns(
     return turns
 
 
-def _names(paths: Sequence[Path], found: Sequence[Measurable]) -> list[str]:
+def _names(paths: Sequence[Path], files: Sequence[Measurable]) -> list[str]:
     """A name for each model, unlike all others: that of its folder or file, else its path, else with a number."""
-    names = [file.label for file in found]
+    names = [file.label for file in files]
     names = [str(path) if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)]
     return [f"{name} ({names[:i].count(name) + 1})" if name in names[:i] else name for i, name in enumerate(names)]
 
 
-def look(board: Board, profile: Profile | None, how: Conditions, progress: Progress) -> Setting:
+def look(board: Board, profile: Profile | None, conditions: Conditions, progress: Progress) -> Setting:
     """Find out what the board is, and whether it has what was asked for.
 
     Raises:
@@ -260,8 +267,8 @@ def look(board: Board, profile: Profile | None, how: Conditions, progress: Progr
     if profile is not None:
         profile.check(facts)
     setting = Setting(board.host, facts, profile or match(facts))
-    _check_power(setting, how)
-    if how.cross_check and not facts.trtexec:
+    _check_power(setting, conditions)
+    if conditions.cross_check and not facts.trtexec:
         raise UnfitBoardError(
             f"{board.host} has no trtexec, which --cross-check runs; install it there with "
             "`sudo apt install libnvinfer-bin`, or leave the option out"
@@ -271,8 +278,8 @@ def look(board: Board, profile: Profile | None, how: Conditions, progress: Progr
 
 def _bench(
     board: Board,
-    how: Conditions,
-    found: Sequence[Measurable],
+    conditions: Conditions,
+    files: Sequence[Measurable],
     shapes: Sequence[Sequence[MeasurementRequest]],
     turns: Sequence[Sequence[MeasurementRequest]],
     setting: Setting,
@@ -280,8 +287,8 @@ def _bench(
     on_profile: Callable[[LayerProfile], None],
     progress: Progress,
 ) -> Bench:
-    profiled = list(chain.from_iterable(shapes)) if how.layers else []
-    name = f"bench {', '.join(file.label for file in found)} on {board.host}"
+    profiled = list(chain.from_iterable(shapes)) if conditions.layers else []
+    name = f"bench {', '.join(file.label for file in files)} on {board.host}"
 
     def keep(done: Turns) -> None:
         for run in done.runs:
@@ -289,13 +296,13 @@ def _bench(
         for profile in done.profiles:
             on_profile(profile)
 
-    done = take_turns(board, how, turns, setting, name, progress, keep, profiled=profiled)
+    done = take_turns(board, conditions, turns, setting, name, progress, keep, profiled=profiled)
     if failed := done.failed:
-        paths = " and ".join(str(file.path) for file in found if file.label in failed["labels"])
-        what = f"cannot measure {paths} at batch {failed['batch']} on {board.host}"
-        raise AgentError(f"{what}: {failed['message']}", remote_traceback=failed["traceback"])
-    checks = _cross_check(board, chain.from_iterable(shapes), how, progress)
-    work = {file.label: file.work for file in found if file.work}
+        paths = " and ".join(str(file.path) for file in files if file.label in failed["labels"])
+        problem = f"cannot measure {paths} at batch {failed['batch']} on {board.host}"
+        raise AgentError(f"{problem}: {failed['message']}", remote_traceback=failed["traceback"])
+    checks = _cross_check(board, chain.from_iterable(shapes), conditions, progress)
+    work = {file.label: file.work for file in files if file.work}
     return Bench(done.runs, setting, done.changed, checks, work, _ceiling(setting, done.changed), done.profiles)
 
 
@@ -311,7 +318,7 @@ class Turns:
 
 def take_turns(
     board: Board,
-    how: Conditions,
+    conditions: Conditions,
     turns: Sequence[Sequence[MeasurementRequest]],
     setting: Setting,
     name: str,
@@ -334,16 +341,16 @@ def take_turns(
     args = {
         "requests": [[asdict(request) for request in alike] for alike in turns],
         "profiled": [asdict(request) for request in profiled],
-        "idle_s": _or(how.idle_s, ON_A_BOARD_S) if setting.facts.has_power else 0.0,
-        "power_mode": how.power_mode,
-        "lock_clocks": how.lock_clocks,
+        "idle_s": _or(conditions.idle_s, ON_A_BOARD_S) if setting.facts.has_power else 0.0,
+        "power_mode": conditions.power_mode,
+        "lock_clocks": conditions.lock_clocks,
     }
 
-    def kept(result: tuple[Turns, str | None]) -> Turns:
+    def keep_stated(result: tuple[Turns, str | None]) -> Turns:
         done, alone = result
         if alone:
             progress.note(f"models are measured one after the other on {board.host}, and not alternately: {alone}")
-        if not (as_stated and _other_state(done.runs, how, setting)):
+        if not (as_stated and _other_state(done.runs, conditions, setting)):
             keep(done)
         return done
 
@@ -351,13 +358,13 @@ def take_turns(
         with answer_records(board.host, "bench"):
             return _turns_of(result, turns, profiled, board.host, setting.facts), result["alone"]
 
-    turns_made: Turns = board.run_job("bench", args, name=name, progress=progress, read=read, keep=kept)
-    if as_stated and (told := _other_state(turns_made.runs, how, setting)):
+    turns_done: Turns = board.run_job("bench", args, name=name, progress=progress, read=read, keep=keep_stated)
+    if as_stated and (state := _other_state(turns_done.runs, conditions, setting)):
         raise UnfitBoardError(
-            f"{board.host} ran with {told} when it was looked at, as if another job had set it for itself; these runs "
+            f"{board.host} ran with {state} when it was looked at, as if another job had set it for itself; these runs "
             "are not kept: try again"
         )
-    return turns_made
+    return turns_done
 
 
 def _turns_of(
@@ -378,9 +385,9 @@ def _turns_of(
     requests = list(chain.from_iterable(turns))
     for number, (run, request) in enumerate(zip(runs, requests), 1):  # noqa: B905 (the counts are compared below)
         for name, value in _identity(request).items():
-            if (seen := getattr(run, name)) != value:
-                what = f"run {number} has {name} {seen!r}, and {value!r} was asked for"
-                raise wrong_answer(host, "bench", shortened(what, 200))
+            if (actual := getattr(run, name)) != value:
+                problem = f"run {number} has {name} {actual!r}, and {value!r} was asked for"
+                raise wrong_answer(host, "bench", shortened(problem, 200))
     count, expected = len(runs) + len(profiles), len(requests) + len(profiled)
     if count > expected or (count < expected and not failed) or (profiles and len(runs) != len(requests)):
         raise wrong_answer(host, "bench", f"{count} runs and profiles came, and {expected} were asked for")
@@ -393,7 +400,7 @@ def _turns_of(
             raise wrong_answer(host, "bench", "what failed is not what was the next to be measured")
         failed = {**failed, "labels": [request.label for request in remaining[0]]}
     ahead_s = facts.clock_ahead_s or 0.0
-    made = tuple(
+    dated_runs = tuple(
         replace(
             run,
             label=request.label,
@@ -403,8 +410,8 @@ def _turns_of(
         )
         for run, request in zip(runs, requests)  # noqa: B905 (one that failed ended the rest)
     )
-    layers = (profile_of(request, profile, made) for request, profile in zip(profiled, profiles))  # noqa: B905
-    return Turns(made, result["changed"], failed, tuple(layers))
+    layers = (profile_of(request, profile, dated_runs) for request, profile in zip(profiled, profiles))  # noqa: B905
+    return Turns(dated_runs, result["changed"], failed, tuple(layers))
 
 
 def _identity(request: MeasurementRequest) -> dict[str, Any]:
@@ -431,30 +438,30 @@ def dated(created: str, ahead_s: float, now: datetime | None = None) -> str:
     return (at if possible else now).isoformat(timespec="seconds")
 
 
-def _other_state(runs: Sequence[Run], how: Conditions, setting: Setting) -> str | None:
+def _other_state(runs: Sequence[Run], conditions: Conditions, setting: Setting) -> str | None:
     """In what runs were made otherwise than was asked for and found; what cannot be read is not compared."""
-    mode, locked = setting.facts.power_mode, how.lock_clocks or setting.facts.clocks_locked
+    mode, locked = setting.facts.power_mode, conditions.lock_clocks or setting.facts.clocks_locked
     stated = {
-        "power_mode": how.power_mode or (mode.name if mode else None),
+        "power_mode": conditions.power_mode or (mode.name if mode else None),
         "clocks": None if locked is None else "locked" if locked else "free",
     }
     for name, value in stated.items():
-        for seen in (run.environment.get(name) for run in runs):
-            if None not in (seen, value) and seen != value:
+        for actual in (run.environment.get(name) for run in runs):
+            if None not in (actual, value) and actual != value:
                 called = name.replace("_", " ")
-                return f"{called} {seen}, and had {called} {value}"
+                return f"{called} {actual}, and had {called} {value}"
     return None
 
 
-def _check_power(setting: Setting, how: Conditions) -> None:
+def _check_power(setting: Setting, conditions: Conditions) -> None:
     """A meter that was asked for by name must be there; one that was not may be missing."""
-    if how.power_meter is None:
+    if conditions.power_meter is None:
         return
     meters = setting.facts.meters
-    if reason := meters.get(how.power_meter, "unknown to the agent"):
-        works = ", ".join(name for name, why in meters.items() if why is None) or "none"
+    if reason := meters.get(conditions.power_meter, "unknown to the agent"):
+        works = ", ".join(name for name, unavailable in meters.items() if unavailable is None) or "none"
         raise UnfitBoardError(
-            f"{setting.host} has no power meter {how.power_meter!r} ({reason}); it has: {works}; "
+            f"{setting.host} has no power meter {conditions.power_meter!r} ({reason}); it has: {works}; "
             "leave --power-meter out to go without"
         )
 
@@ -463,25 +470,25 @@ def _ceiling(setting: Setting, changed: Mapping[str, Any]) -> Ceiling | None:
     """By the power mode that the runs were made in."""
     if setting.profile is None:
         return None
-    return ceiling_found(setting.profile, setting.facts, setting.facts.listed_mode(changed.get("power_mode")))
+    return board_ceiling(setting.profile, setting.facts, setting.facts.listed_mode(changed.get("power_mode")))
 
 
 def _cross_check(
-    board: Board, requests: Iterable[MeasurementRequest], how: Conditions, progress: Progress
+    board: Board, requests: Iterable[MeasurementRequest], conditions: Conditions, progress: Progress
 ) -> tuple[dict[str, Any], ...]:
     """Let trtexec measure the same engine in its own way, on the board set as it was for the runs.
 
     Where it fails, there is a warning and no figure: the runs that it was to check were made.
     """
     checks = []
-    for request in requests if how.cross_check else ():
+    for request in requests if conditions.cross_check else ():
         args = {
             "engine": request.model,
             "batch": request.batch,
             "seconds": max(CROSS_CHECK_S, request.duration_s),
             "streams": request.options.get("streams", 1),
-            "power_mode": how.power_mode,
-            "lock_clocks": how.lock_clocks,
+            "power_mode": conditions.power_mode,
+            "lock_clocks": conditions.lock_clocks,
         }
         shape = {"label": request.label, "batch": request.batch, "streams": args["streams"]}
         name = f"trtexec {request.label}, batch {request.batch}"

@@ -88,13 +88,13 @@ def in_sh(script: str) -> str:
     """Return a command line that runs `script` with sh, whatever the login shell is, and in English.
 
     ssh hands this machine's language on, a board may know it, and what programs say there is looked through. What a
-    login shell says first, as of a .bashrc that fails, is told apart: see `said_by`.
+    login shell says first, as of a .bashrc that fails, is told apart: see `stderr_of`.
     """
     marked = f'echo "{MARK}" >&2; {script}'
     return f"exec env LC_ALL=C sh -c {shlex.quote(marked)}"
 
 
-def said_by(stderr: bytes) -> str:
+def stderr_of(stderr: bytes) -> str:
     """Return what a command line of `in_sh` said, or what was said in place of it where it never began."""
     before, began, after = stderr.decode(errors="replace").partition(MARK)
     return printable((after if began else before).strip(), keep="\n\t")
@@ -204,12 +204,12 @@ class Agent:
             while line := self._read_line(deadline):
                 if not line.startswith(MARK.encode()):
                     noise = line.strip() or noise
-                elif (said := line[len(MARK) :].strip()) == b"send":
+                elif (message := line[len(MARK) :].strip()) == b"send":
                     self._write(content, deadline)
-                elif said == b"start":
+                elif message == b"start":
                     stored = True
                 else:
-                    return self._parse_hello(said)
+                    return self._parse_hello(message)
         except BrokenPipeError:
             pass  # it died; what it said says why
         except TimeoutError:
@@ -220,12 +220,12 @@ class Agent:
             ) from None
         raise self._failure_to_start(stored, printable(noise.decode(errors="replace")))
 
-    def _parse_hello(self, said: bytes) -> dict[str, Any]:
-        hello: dict[str, Any] = _from_json(said)
+    def _parse_hello(self, line: bytes) -> dict[str, Any]:
+        hello: dict[str, Any] = _from_json(line)
         try:
             return dict(read_answer(self.host, "hello", hello))
         except AgentError as error:
-            raise UnreachableError(f"cannot start the agent: {self._not_the_protocol(said)}") from error
+            raise UnreachableError(f"cannot start the agent: {self._not_the_protocol(line)}") from error
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         reply: dict[str, Any] = _from_json(line)
@@ -237,11 +237,11 @@ class Agent:
         raise AgentError(self._not_the_protocol(line))
 
     def _not_the_protocol(self, line: bytes) -> str:
-        said = line.decode(errors="replace").strip()[:80]
-        return f"the agent on {self.host} answered {said!r}, which is not its protocol"
+        text = line.decode(errors="replace").strip()[:80]
+        return f"the agent on {self.host} answered {text!r}, which is not its protocol"
 
     def _failure_to_start(self, stored: bool, noise: str) -> BoardError:
-        code, how, text = self._end()
+        code, ending, text = self._end()
         if reason := self.explain(text, code):
             return reason
         text, _, folder = text.partition(FOLDER)
@@ -249,45 +249,45 @@ class Agent:
         tail = _tail(text) or noise
         if stored:
             return UnreachableError(
-                f"cannot start the agent on {self.host} with {self.python}: {how}: {tail or 'it said nothing'}; "
+                f"cannot start the agent on {self.host} with {self.python}: {ending}: {tail or 'it said nothing'}; "
                 "it needs a `python3` of 3.8 or newer on its PATH; try `sudo apt install python3` there"
             )
         if is_full(text):
             free = re.search(r"(\d+) +\d+% +(/.*)$", text)  # of `df -Pk`
-            where = f" on {free[2]} ({int(free[1])} KiB free)" if free else ""
-            return UnfitBoardError(f"{self.host} has no space left{where} for the agent in {folder}; make room")
-        mend = ""
+            place = f" on {free[2]} ({int(free[1])} KiB free)" if free else ""
+            return UnfitBoardError(f"{self.host} has no space left{place} for the agent in {folder}; make room")
+        hint = ""
         if re.search(r"mkdir|cannot create|Read-only", text):
-            mend = f"; make {folder} writable there, or set XDG_CACHE_HOME to a folder that is"
-        return UnreachableError(f"cannot copy the agent to {self.host}: {tail or how}{mend}")
+            hint = f"; make {folder} writable there, or set XDG_CACHE_HOME to a folder that is"
+        return UnreachableError(f"cannot copy the agent to {self.host}: {tail or ending}{hint}")
 
     def _death(self, method: str) -> BoardError:
-        code, how, text = self._end()
+        code, ending, text = self._end()
         if reason := self.explain(text, code):
             return ConnectionLostError(str(reason))
         return AgentError(
-            f"the agent died during {method!r} ({how}): {_tail(text) or 'it said nothing'}", remote_traceback=text
+            f"the agent died during {method!r} ({ending}): {_tail(text) or 'it said nothing'}", remote_traceback=text
         )
 
     def _end(self) -> tuple[int, str, str]:
         """Return the exit code, in words too, and the stderr of an agent that has closed its output."""
         try:
             code = self._process.wait(STOP_S)
-            how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            ending = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         except subprocess.TimeoutExpired:
-            code, how = 0, "it closed its output and goes on"
-        return code, how, self._read_stderr()
+            code, ending = 0, "it closed its output and goes on"
+        return code, ending, self._read_stderr()
 
     def _deadline(self) -> float | None:
         return None if self.silence_seconds is None else time.monotonic() + self.silence_seconds
 
     def _write(self, content: bytes, deadline: float | None) -> None:
         """Raises: BrokenPipeError, TimeoutError."""
-        left = memoryview(content)
-        while left:
+        remaining = memoryview(content)
+        while remaining:
             _wait_for(self._stdin, select.POLLOUT, deadline)
             with suppress(BlockingIOError):
-                left = left[os.write(self._stdin, left) :]
+                remaining = remaining[os.write(self._stdin, remaining) :]
 
     def _read_line(self, deadline: float | None) -> bytes:
         """Return the next line, or nothing at the end. Raises: TimeoutError."""
@@ -308,7 +308,7 @@ class Agent:
 
     def _read_stderr(self) -> str:
         self._stderr.seek(0)
-        return said_by(self._stderr.read())
+        return stderr_of(self._stderr.read())
 
     def _stop(self, *, gently: bool = False) -> None:
         """End the agent: at the end of its input, or at once. It never outlives us."""
@@ -322,8 +322,8 @@ class Agent:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
-        if said := self._read_stderr():
-            logger.info("the agent on %s said: %s", self.host, said)
+        if stderr := self._read_stderr():
+            logger.info("the agent on %s said: %s", self.host, stderr)
         self._stderr.close()
 
 

@@ -124,16 +124,16 @@ class RunReader:
         self._reader = reader
         self._values: dict[int, Any] = {}  # by their hash
 
-    def content(self, line: bytes, where: str) -> dict[str, Any]:
+    def content(self, line: bytes, source: str) -> dict[str, Any]:
         """The plain values of a line, of a run or of something else; those of a run are checked by `run`.
 
         Raises: the error of the reader.
         """
-        values = self._reader.values(line, where)
+        values = self._reader.values(line, source)
         # Without an escape no string can have a zero byte or half a character, which `run` does not look for.
         if isinstance(values, dict) and "latencies_ns" in values and b"\\u" not in line:
             return values
-        return self._reader.checked(values, dict[str, Any], where)
+        return self._reader.checked(values, dict[str, Any], source)
 
     def run(self, content: dict[str, Any]) -> Run:
         """Raises: RecordError."""
@@ -165,15 +165,15 @@ def load_runs(path: str | Path) -> list[Run]:
             f"`edgevit bench {shlex.quote(str(path))} OTHER --output runs.jsonl` writes one"
         )
     reader, runs = RunReader(READER), []
-    for where, line in READER.lines(Path(path)):
-        content = reader.content(line, where)
+    for source, line in READER.lines(Path(path)):
+        content = reader.content(line, source)
         if "profiled" in content:
             show = f"edgevit show {shlex.quote(str(path))}"
-            raise RunsError(f"{where} holds profiled layers, which are no latencies; see `{show}`")
+            raise RunsError(f"{source} holds profiled layers, which are no latencies; see `{show}`")
         try:
             runs.append(reader.run(content))
         except RecordError as error:
-            raise RunsError(f"{where}: {error}; {READER.mend}") from error
+            raise RunsError(f"{source}: {error}; {READER.mend}") from error
     if not runs:
         raise RunsError(f"no runs in {path}; write some with `edgevit bench MODEL --output {shlex.quote(str(path))}`")
     return runs
@@ -264,8 +264,8 @@ def decisive(comparisons: Sequence[Comparison]) -> list[Comparison]:
     It is the p50; where other programs were busy, the processor time of an inference, or the mean where there is none.
     """
     busy = any(c.outcome == BUSY for c in comparisons)
-    known = {c.figure for c in comparisons}
-    figure = ("processor" if "processor" in known else "mean") if busy else "p50"
+    figures = {c.figure for c in comparisons}
+    figure = ("processor" if "processor" in figures else "mean") if busy else "p50"
     return [c for c in comparisons if c.figure == figure]
 
 
@@ -352,16 +352,16 @@ class _Partners:
                 self._groups[alike.shape, use].append(alike)
                 self._groups[alike.shape, use, alike.name].append(alike)
 
-    def of_use(self, other: _Group) -> list[_Group]:
+    def of_use(self, group: _Group) -> list[_Group]:
         """Those of its batch size, streams and use. Where none has its use, all: comparing them says what differs."""
-        return self._groups.get((other.shape, self._use(other)), [])
+        return self._groups.get((group.shape, self._use(group)), [])
 
-    def of_name(self, other: _Group) -> list[_Group]:
+    def of_name(self, group: _Group) -> list[_Group]:
         """The same of its model; where there is none, of every model."""
-        return self._groups.get((other.shape, self._use(other), other.name)) or self.of_use(other)
+        return self._groups.get((group.shape, self._use(group), group.name)) or self.of_use(group)
 
-    def _use(self, other: _Group) -> str | None:
-        return other.use if (other.shape, other.use) in self._groups else None
+    def _use(self, group: _Group) -> str | None:
+        return group.use if (group.shape, group.use) in self._groups else None
 
 
 def _model(run: Run) -> tuple[str, str, str | None]:
@@ -388,11 +388,11 @@ def _of_one_environment(before: _Group, after: _Group) -> list[list[Run]]:
 def _refuse_different_environments(runs: Sequence[Run]) -> None:
     for run in runs:
         if names := comparable(runs[0], run):
-            here, there = run.environment, runs[0].environment
-            seen = "; ".join(
-                f"{name} was {there.get(name, 'unknown')!r}, now {here.get(name, 'unknown')!r}" for name in names
+            current, first = run.environment, runs[0].environment
+            differences = "; ".join(
+                f"{name} was {first.get(name, 'unknown')!r}, now {current.get(name, 'unknown')!r}" for name in names
             )
-            raise RunsError(f"not comparable: {seen}. Measure both in one place, or compare anyway with --force")
+            raise RunsError(f"not comparable: {differences}. Measure both in one place, or compare anyway with --force")
 
 
 def _refuse_different_use(pairs: Sequence[tuple[_Group, _Group]]) -> None:
@@ -424,8 +424,8 @@ def _compare(before: _Group, after: _Group, *, force: bool) -> list[Comparison]:
     for ratio in ratios(before, after):
         # Of several runs, the spread between them holds what moved within them.
         widened = before.unsteadiness * after.unsteadiness if ratio.blocks else 1.0
-        found = _widen(ratio, widened)
-        withheld = None if force else _withheld(before, after, found)
+        widened_ratio = _widen(ratio, widened)
+        withheld = None if force else _withheld(before, after, widened_ratio)
         comparisons.append(
             Comparison(
                 before=before.name,
@@ -433,17 +433,17 @@ def _compare(before: _Group, after: _Group, *, force: bool) -> list[Comparison]:
                 batch=after.runs[0].batch,
                 streams=after.runs[0].streams,
                 use=after.use,
-                figure=found.figure,
-                unit=UNITS[found.figure],
-                before_value=found.before,
-                after_value=found.after,
-                ratio=found.ratio,
-                low=None if withheld else found.low,
-                high=None if withheld else found.high,
-                outcome=withheld or _outcome(found),
+                figure=widened_ratio.figure,
+                unit=UNITS[widened_ratio.figure],
+                before_value=widened_ratio.before,
+                after_value=widened_ratio.after,
+                ratio=widened_ratio.ratio,
+                low=None if withheld else widened_ratio.low,
+                high=None if withheld else widened_ratio.high,
+                outcome=withheld or _outcome(widened_ratio),
                 runs=(len(before.runs), len(after.runs)),
-                blocks=None if withheld else found.blocks,
-                rounds=found.rounds,
+                blocks=None if withheld else widened_ratio.blocks,
+                rounds=widened_ratio.rounds,
                 widened=widened,
                 void=tuple(dict.fromkeys((*before.void, *after.void))),
                 warnings=(*before.warnings, *after.warnings),
@@ -467,13 +467,13 @@ def gather_warnings(runs: Sequence[Run], who: str | None = None) -> list[str]:
     ]
 
 
-def _widen(found: Ratio, factor: float) -> Ratio:
-    if found.low is None or found.high is None:
-        return found
-    return replace(found, low=found.low / factor, high=found.high * factor)
+def _widen(ratio: Ratio, factor: float) -> Ratio:
+    if ratio.low is None or ratio.high is None:
+        return ratio
+    return replace(ratio, low=ratio.low / factor, high=ratio.high * factor)
 
 
-def _withheld(before: _Group, after: _Group, found: Ratio) -> Outcome | None:
+def _withheld(before: _Group, after: _Group, ratio: Ratio) -> Outcome | None:
     """Why a ratio is not judged.
 
     Other programs that are busy throughout a round meet all of its models, and each gets the same share of the time: so
@@ -481,16 +481,16 @@ def _withheld(before: _Group, after: _Group, found: Ratio) -> Outcome | None:
     """
     if before.void or after.void:
         return "void"
-    holds = found.rounds is not None and found.figure in ("mean", "throughput", "processor")
-    return BUSY if not holds and (before.is_busy or after.is_busy) else None
+    steady = ratio.rounds is not None and ratio.figure in ("mean", "throughput", "processor")
+    return BUSY if not steady and (before.is_busy or after.is_busy) else None
 
 
-def _outcome(found: Ratio) -> Outcome:
-    if found.low is None or found.high is None:
-        return "too few samples" if found.rounds is None else "too few rounds"
-    if found.low <= 1 <= found.high:
+def _outcome(ratio: Ratio) -> Outcome:
+    if ratio.low is None or ratio.high is None:
+        return "too few samples" if ratio.rounds is None else "too few rounds"
+    if ratio.low <= 1 <= ratio.high:
         return "cannot be told apart"
-    return "better" if (found.low > 1) == (found.figure in MORE_IS_BETTER) else "worse"
+    return "better" if (ratio.low > 1) == (ratio.figure in MORE_IS_BETTER) else "worse"
 
 
 def _inference_s(run: Run) -> float:

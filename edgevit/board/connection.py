@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from edgevit.agent.__main__ import MARK, user
 from edgevit.board.answers import JobOutcome, read_answer
-from edgevit.board.client import LOCAL, Agent, Explain, in_sh, is_full, pack_agent, said_by
+from edgevit.board.client import LOCAL, Agent, Explain, in_sh, is_full, pack_agent, stderr_of
 from edgevit.board.ssh import Ssh
 from edgevit.errors import (
     AgentError,
@@ -126,11 +126,11 @@ class Board:
             return self.call("examine", show.waits, owner=_owner())
 
     @contextmanager
-    def _alone(self, what: str, progress: Progress) -> Iterator[None]:
+    def _alone(self, method: str, progress: Progress) -> Iterator[None]:
         """Hold the board as a job does: what is copied takes of its memory and processor, which others measure."""
         agent = self._connected()
-        with _Show(what, self.host, progress, self._said) as show:
-            agent.call("take", show.waits, owner=_owner(), method=what)
+        with _Show(method, self.host, progress, self._said) as show:
+            agent.call("take", show.waits, owner=_owner(), method=method)
         try:
             yield
         except BaseException:
@@ -178,8 +178,8 @@ class Board:
             ConnectionLostError: the connection broke and did not come back; the next call collects.
             Interrupted: Ctrl-C; the job goes on, but on this machine it is cancelled.
         """
-        asked = json.dumps([method, args, pack_agent()[0]], sort_keys=True)
-        job = hashlib.sha256(asked.encode()).hexdigest()[:16]
+        identity = json.dumps([method, args, pack_agent()[0]], sort_keys=True)
+        job = hashlib.sha256(identity.encode()).hexdigest()[:16]
         with _Show(name, self.host, progress, self._said) as show:
             try:
                 outcome = self._persist(lambda: self._start_and_follow(job, method, args, show), method)
@@ -192,9 +192,9 @@ class Board:
         except AgentError:
             self._forget(job)
             raise
-        kept = keep(result)
+        returned = keep(result)
         self._forget(job)
-        return kept
+        return returned
 
     def _result(self, method: str, outcome: Any) -> Any:
         """Return the result of a job that has ended.
@@ -269,21 +269,21 @@ class Board:
             if self._lost_at is None:
                 self._lost_at, pause = now, PAUSES_S[0]
             if now + pause > self._lost_at + self._retry_seconds:
-                goes_on = f"{job} goes on there, and the same command collects its result" if job else "try again"
-                raise ConnectionLostError(f"the connection to {self.host} is lost ({lost}); {goes_on}") from lost
+                hint = f"{job} goes on there, and the same command collects its result" if job else "try again"
+                raise ConnectionLostError(f"the connection to {self.host} is lost ({lost}); {hint}") from lost
             time.sleep(pause)
             pause = min(PAUSES_S[1], 2 * pause)
 
     def _put(self, path: Path, sha256: str, progress: Progress) -> str:
         agent = self._connected()
         size = path.stat().st_size
-        there = f"{agent.hello['cache']}/files/{sha256}{path.suffix}"
-        part = f"{there}.{hashlib.sha256(_owner().encode()).hexdigest()[:8]}.part"  # another host sends its own
-        offered = agent.call("offer", path=there, part=part, sha256=sha256)
-        if offered["there"]:
-            return there
+        target = f"{agent.hello['cache']}/files/{sha256}{path.suffix}"
+        part = f"{target}.{hashlib.sha256(_owner().encode()).hexdigest()[:8]}.part"  # another host sends its own
+        offered = agent.call("offer", path=target, part=part, sha256=sha256)
+        if offered["present"]:
+            return target
         free = offered["free_bytes"]
-        full = f"{self.host} has {free / MIB:.1f} MiB free in {os.path.dirname(there)}, and {path.name} needs "
+        full = f"{self.host} has {free / MIB:.1f} MiB free in {os.path.dirname(target)}, and {path.name} needs "
         full += f"{size / MIB:.1f} MiB; make room there"
         if free < size:
             raise UnfitBoardError(full)
@@ -300,8 +300,8 @@ class Board:
                     chunk = chunk[process.stdin.write(chunk) :]
                 stage.update(file.tell() // MIB)
             process.stdin.close()
-        agent.call("keep", path=there, part=part, sha256=sha256)
-        return there
+        agent.call("keep", path=target, part=part, sha256=sha256)
+        return target
 
     def _fetch(self, remote: str, path: Path, sha256: str, progress: Progress) -> None:
         size: int | None = self._connected().call("size", path=remote)["bytes"]
@@ -359,24 +359,24 @@ class Board:
                 raise
             code = process.wait()
             stderr.seek(0)
-            said = said_by(stderr.read())
+            text = stderr_of(stderr.read())
         if not code:
             return
-        if reason := self._explain(said, code):
+        if reason := self._explain(text, code):
             raise ConnectionLostError(str(reason))
-        if is_full(said):
+        if is_full(text):
             raise UnfitBoardError(full)
-        raise AgentError(f"`{script}` failed on {self.host}: {' | '.join(said.splitlines()) or f'exit code {code}'}")
+        raise AgentError(f"`{script}` failed on {self.host}: {' | '.join(text.splitlines()) or f'exit code {code}'}")
 
 
 class _Show:
     """Shows the progress of a job: a bar for each of its stages, and a line for whatever it waits for."""
 
-    def __init__(self, name: str, host: str, progress: Progress, said: set[str]) -> None:
+    def __init__(self, name: str, host: str, progress: Progress, messages: set[str]) -> None:
         self.started = False  # it is known that the job exists
         self.owner: object = None  # who started it
         self._name, self._host, self._progress = name, host, progress
-        self._once = OnlyOnce(progress, said)
+        self._once = OnlyOnce(progress, messages)
         self._open = ExitStack()  # holds the stage
         self._stage: Stage | None = None
         self._stage_name: object = None
@@ -387,17 +387,17 @@ class _Show:
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)
 
-    def start(self, method: str, found: dict[str, Any]) -> None:
+    def start(self, method: str, answer: dict[str, Any]) -> None:
         """Say what `jobs.start` found."""
         self.started = True
-        self.owner = found["owner"]
-        match found:
+        self.owner = answer["owner"]
+        match answer:
             case {"state": "running" | "finished" as state}:
-                how = "is running already" if state == "running" else "has finished, and nobody has seen its result"
-                self._progress.note(f"the same {method} on {self._host} {how}: collecting that one")
-            case {"state": "failed" | "dead" | "damaged" as state, "said": said}:
+                ended = "is running already" if state == "running" else "has finished, and nobody has seen its result"
+                self._progress.note(f"the same {method} on {self._host} {ended}: collecting that one")
+            case {"state": "failed" | "dead" | "damaged" as state, "message": message}:
                 ended = {"failed": "failed", "dead": "died", "damaged": "cannot be read"}[state]
-                self._progress.note(f"an earlier {method} on {self._host} {ended}: {said}; trying again")
+                self._progress.note(f"an earlier {method} on {self._host} {ended}: {message}; trying again")
 
     def __call__(self, progress: dict[str, Any]) -> None:
         match progress:

@@ -18,7 +18,7 @@ from edgevit.agent.meters.ina3221 import ROOT_ALONE
 from edgevit.agent.onnx_runtime import CPU, GPU
 from edgevit.board.facts import CLOCK_OFF_S, BoardFacts, ListedMode
 from edgevit.board.profiles import Profile
-from edgevit.board.roofline import ceiling_found
+from edgevit.board.roofline import board_ceiling
 
 OLDEST_PYTHON = (3, 8)
 GIB = 2**30
@@ -37,9 +37,9 @@ class Check:
 
     name: str
     state: Literal["ok", "warning", "problem"]
-    seen: str
+    actual: str
     expected: str | None = None
-    mend: str | None = None  # a command, or what to do; never None unless all is well
+    hint: str | None = None  # a command, or what to do; never None unless all is well
 
 
 def diagnose(facts: BoardFacts, profile: Profile | None) -> tuple[Check, ...]:
@@ -67,7 +67,7 @@ def _no_jetson(facts: BoardFacts, host: str) -> Iterator[Check]:
     )
     if facts.tensorrt.version is None:
         hint = "`edgevit export --trt` and engines need a Jetson; elsewhere measure with --runner onnxruntime"
-        yield Check("TensorRT", "problem", _what(facts.tensorrt.error), "one that Python imports there", hint)
+        yield Check("TensorRT", "problem", _without_advice(facts.tensorrt.error), "one that Python imports there", hint)
     if not facts.onnxruntime and not facts.onnxruntime_packages:
         yield Check("ONNX Runtime", "ok", "none; only --runner onnxruntime needs it")
 
@@ -106,20 +106,20 @@ def _module(facts: BoardFacts, profile: Profile | None) -> Check:
 
 def _left_behind(facts: BoardFacts, profile: Profile | None) -> Check | None:
     recovered = facts.recovered
-    seen = "; ".join(recovered.told)
+    messages = "; ".join(recovered.messages)
     if recovered.clean:
-        return Check("earlier changes", "ok", seen) if seen else None
-    if not seen:
+        return Check("earlier changes", "ok", messages) if messages else None
+    if not messages:
         return Check("earlier changes", "ok", "a job that is running has changed power mode or clocks for itself")
-    return Check("earlier changes", "problem", seen, "power mode and clocks as they were", "sudo nvpmodel -q")
+    return Check("earlier changes", "problem", messages, "power mode and clocks as they were", "sudo nvpmodel -q")
 
 
 def _jetpack(facts: BoardFacts, profile: Profile | None) -> Check:
     jetpack = facts.jetpack
-    known = " or ".join(release.jetpack for release in profile.software) if profile else None
+    releases = " or ".join(release.jetpack for release in profile.software) if profile else None
     if jetpack is None:
-        seen = "not known for this L4T" if facts.l4t else "cannot be read"
-        return Check("JetPack", "warning", seen, known, "apt show nvidia-jetpack")
+        actual = "not known for this L4T" if facts.l4t else "cannot be read"
+        return Check("JetPack", "warning", actual, releases, "apt show nvidia-jetpack")
     if jetpack.startswith("5."):
         return Check(
             "JetPack",
@@ -154,11 +154,11 @@ def _l4t(facts: BoardFacts, profile: Profile | None) -> Check:
 
 
 def _python(facts: BoardFacts, profile: Profile | None) -> Check:
-    seen = f"{facts.python} ({facts.python_path})"
+    actual = f"{facts.python} ({facts.python_path})"
     version = re.match(r"(\d{1,3})\.(\d{1,3})", facts.python)
     if version is None or (int(version[1]), int(version[2])) < OLDEST_PYTHON:
-        return Check("Python", "problem", seen, "3.8 or newer", "sudo apt install python3.8")
-    return Check("Python", "ok", seen)
+        return Check("Python", "problem", actual, "3.8 or newer", "sudo apt install python3.8")
+    return Check("Python", "ok", actual)
 
 
 def _tensorrt(facts: BoardFacts, profile: Profile | None) -> Check:
@@ -166,13 +166,15 @@ def _tensorrt(facts: BoardFacts, profile: Profile | None) -> Check:
     if version is None and not facts.is_jetson:
         return Check("TensorRT", "ok", "none; ONNX Runtime does without")
     if version is None:
-        mend = "sudo apt install python3-libnvinfer tensorrt"
+        hint = "sudo apt install python3-libnvinfer tensorrt"
         if facts.in_venv:
-            mend = f"python3 -m venv --system-site-packages VENV, as other venvs do not see it; and {mend}"
+            hint = f"python3 -m venv --system-site-packages VENV, as other venvs do not see it; and {hint}"
         elif not facts.python_path.startswith(f"{SYSTEM_PYTHON}/"):  # conda's or pyenv's, which apt does not serve
             folder = facts.python_path.rpartition("/")[0]
-            mend = f"{SYSTEM_PYTHON} before {folder} in the PATH of a command by ssh (see ~/.bashrc there); and {mend}"
-        return Check("TensorRT", "problem", _what(error), "one that Python imports; pip has none for Jetsons", mend)
+            hint = f"{SYSTEM_PYTHON} before {folder} in the PATH of a command by ssh (see ~/.bashrc there); and {hint}"
+        return Check(
+            "TensorRT", "problem", _without_advice(error), "one that Python imports; pip has none for Jetsons", hint
+        )
     if version.startswith("10.3."):
         return Check(
             "TensorRT",
@@ -187,19 +189,19 @@ def _tensorrt(facts: BoardFacts, profile: Profile | None) -> Check:
 def _cuda(facts: BoardFacts, profile: Profile | None) -> Check:
     cuda = facts.cuda
     if cuda.binding:
-        seen = f"{cuda.runtime} on {cuda.device}, {cuda.sms} SMs, through {cuda.binding}"
-        return Check("CUDA", "ok", seen)
+        actual = f"{cuda.runtime} on {cuda.device}, {cuda.sms} SMs, through {cuda.binding}"
+        return Check("CUDA", "ok", actual)
     if not facts.is_jetson:
-        return Check("CUDA", "ok", f"none ({_what(cuda.error)})")
-    mend = "sudo apt install nvidia-jetpack; in a container: docker run --runtime nvidia"
+        return Check("CUDA", "ok", f"none ({_without_advice(cuda.error)})")
+    hint = "sudo apt install nvidia-jetpack; in a container: docker run --runtime nvidia"
     if facts.denied:
-        seen = f"{_what(cuda.error)}; {facts.user} may not open {facts.denied[0]}"
-        mend = f"sudo usermod -aG video,render {facts.user}, and log in anew; if that is not it, {mend}"
-        return Check("CUDA", "problem", seen, "a user in the groups video and render", mend)
-    return Check("CUDA", "problem", _what(cuda.error), "libcudart, or pycuda", mend)
+        actual = f"{_without_advice(cuda.error)}; {facts.user} may not open {facts.denied[0]}"
+        hint = f"sudo usermod -aG video,render {facts.user}, and log in anew; if that is not it, {hint}"
+        return Check("CUDA", "problem", actual, "a user in the groups video and render", hint)
+    return Check("CUDA", "problem", _without_advice(cuda.error), "libcudart, or pycuda", hint)
 
 
-def _what(error: str | None) -> str:
+def _without_advice(error: str | None) -> str:
     """An error without its advice, which is for others."""
     return (error or "cannot be read").partition(";")[0]
 
@@ -207,18 +209,18 @@ def _what(error: str | None) -> str:
 def _power_mode(facts: BoardFacts, profile: Profile | None) -> Check:
     current, modes = facts.power_mode, {mode.id: mode for mode in facts.power_modes}
     if current is None or current.id not in modes:
-        seen = current.name if current else "unknown"
-        return Check("power mode", "warning", seen, "one of /etc/nvpmodel.conf", "sudo nvpmodel -q")
-    seen = current.name + _label_misleads(modes[current.id], facts.power_modes)
+        actual = current.name if current else "unknown"
+        return Check("power mode", "warning", actual, "one of /etc/nvpmodel.conf", "sudo nvpmodel -q")
+    actual = current.name + _label_misleads(modes[current.id], facts.power_modes)
     faster = _fastest(facts, profile)
     if faster is None or faster.id == current.id:
-        return Check("power mode", "ok", seen)
+        return Check("power mode", "ok", actual)
     command = f"sudo nvpmodel -m {faster.id}"
     if faster.tpc_mask != modes[current.id].tpc_mask or modes_want_a_reboot(facts.l4t):
-        mend = f"{command} (in a terminal: it asks for a reboot)"
+        hint = f"{command} (in a terminal: it asks for a reboot)"
     else:
-        mend = f"{command}, or --power-mode {faster.name} of edgevit bench"
-    return Check("power mode", "warning", seen, f"{faster.name}, where the GPU is fastest, unless it is meant", mend)
+        hint = f"{command}, or --power-mode {faster.name} of edgevit bench"
+    return Check("power mode", "warning", actual, f"{faster.name}, where the GPU is fastest, unless it is meant", hint)
 
 
 def _fastest(facts: BoardFacts, profile: Profile | None) -> ListedMode | None:
@@ -227,7 +229,7 @@ def _fastest(facts: BoardFacts, profile: Profile | None) -> ListedMode | None:
         return None
 
     def rank(mode: ListedMode) -> tuple[float, bool]:
-        peak = ceiling_found(profile, facts, mode).flop_per_s()
+        peak = board_ceiling(profile, facts, mode).flop_per_s()
         return peak, facts.power_mode is not None and mode.id == facts.power_mode.id
 
     return max(facts.power_modes, key=rank)
@@ -239,13 +241,15 @@ def _label_misleads(current: ListedMode, modes: Sequence[ListedMode]) -> str:
     faster = [mode for mode in modes if hz and 0 < _watts(mode) < watts and (mode.gpu_max_hz or 0) > hz]
     if not faster or hz is None:
         return ""
-    other = max(faster, key=_watts)
-    return f": its GPU clock is {hz / 1e6:.0f} MHz, below the {(other.gpu_max_hz or 0) / 1e6:.0f} MHz of {other.name}"
+    fastest = max(faster, key=_watts)
+    return (
+        f": its GPU clock is {hz / 1e6:.0f} MHz, below the {(fastest.gpu_max_hz or 0) / 1e6:.0f} MHz of {fastest.name}"
+    )
 
 
 def _watts(mode: ListedMode) -> int:
-    found = re.search(r"(\d+)W", mode.name)
-    return int(found.group(1)) if found else 0
+    match = re.search(r"(\d+)W", mode.name)
+    return int(match.group(1)) if match else 0
 
 
 def _clocks(facts: BoardFacts, profile: Profile | None) -> Check:
@@ -253,23 +257,23 @@ def _clocks(facts: BoardFacts, profile: Profile | None) -> Check:
     if locked is None:
         return Check("clocks", "warning", "cannot be read", "/sys/class/devfreq", "sudo jetson_clocks --show")
     low, high = (f"{khz / 1000:.0f}" for khz in (gpu.min_khz, gpu.max_khz)) if gpu else ("?", "?")
-    mend = "sudo jetson_clocks, or --lock-clocks of edgevit bench, which frees them again"
+    hint = "sudo jetson_clocks, or --lock-clocks of edgevit bench, which frees them again"
     if locked and facts.memory_clock_locked is False:
         return Check(
-            "clocks", "warning", f"the GPU at {high} MHz, and the memory's is free", "all of them locked", mend
+            "clocks", "warning", f"the GPU at {high} MHz, and the memory's is free", "all of them locked", hint
         )
     if locked:
         unknown = "" if facts.memory_clock_locked else "; the memory's is not known, as root alone can read it"
         return Check("clocks", "ok", f"locked, the GPU at {high} MHz{unknown}")
-    return Check("clocks", "warning", f"free, the GPU between {low} and {high} MHz", "locked while measuring", mend)
+    return Check("clocks", "warning", f"free, the GPU between {low} and {high} MHz", "locked while measuring", hint)
 
 
 def _memory(facts: BoardFacts, profile: Profile | None) -> Check | None:
     free, total = facts.memory.available_bytes, facts.memory.total_bytes
     if free is None or total is None:
         return None
-    mend = "sudo systemctl isolate multi-user.target (ends the desktop; graphical.target brings it back)"
-    return _room("memory", free, MEMORY_GIB, f" of {total / GIB:.1f} GiB", mend)
+    hint = "sudo systemctl isolate multi-user.target (ends the desktop; graphical.target brings it back)"
+    return _room("memory", free, MEMORY_GIB, f" of {total / GIB:.1f} GiB", hint)
 
 
 def _disk(facts: BoardFacts, profile: Profile | None) -> Check | None:
@@ -278,12 +282,12 @@ def _disk(facts: BoardFacts, profile: Profile | None) -> Check | None:
     return None if free is None else _room("disk", free, DISK_GIB, f" for {cache}", hint)
 
 
-def _room(name: str, free: int, limits: tuple[float, float], of: str, mend: str) -> Check:
+def _room(name: str, free: int, limits: tuple[float, float], of: str, hint: str) -> Check:
     enough, least = limits
-    seen = f"{free / GIB:.1f} GiB free{of}"
+    actual = f"{free / GIB:.1f} GiB free{of}"
     if free >= enough * GIB:
-        return Check(name, "ok", seen)
-    return Check(name, "warning" if free >= least * GIB else "problem", seen, f"{enough:g} GiB", mend)
+        return Check(name, "ok", actual)
+    return Check(name, "warning" if free >= least * GIB else "problem", actual, f"{enough:g} GiB", hint)
 
 
 def _temperature(facts: BoardFacts, profile: Profile | None) -> Check | None:
@@ -291,11 +295,11 @@ def _temperature(facts: BoardFacts, profile: Profile | None) -> Check | None:
     if not zones:
         return None
     zone = max(zones, key=lambda name: zones[name])
-    seen = f"{zones[zone]:.0f} °C at most ({zone})"
+    actual = f"{zones[zone]:.0f} °C at most ({zone})"
     if zones[zone] < HOT_C:
-        return Check("temperature", "ok", seen)
-    mend = "let it cool, and look at its fan and where its air comes from"
-    return Check("temperature", "warning", f"{seen}, close to slowing down", f"below {HOT_C:.0f} °C", mend)
+        return Check("temperature", "ok", actual)
+    hint = "let it cool, and look at its fan and where its air comes from"
+    return Check("temperature", "warning", f"{actual}, close to slowing down", f"below {HOT_C:.0f} °C", hint)
 
 
 def _clock(facts: BoardFacts, profile: Profile | None) -> Check | None:
@@ -304,8 +308,8 @@ def _clock(facts: BoardFacts, profile: Profile | None) -> Check | None:
         return None
     days = abs(ahead_s) / 86_400
     off = f"{days:.0f} days" if days >= 2 else f"{abs(ahead_s) / 60:.0f} minutes"
-    seen = f"{off} {'ahead of' if ahead_s > 0 else 'behind'} this machine's; runs are dated by this machine"
-    return Check("clock", "warning", seen, "the same time", "sudo timedatectl set-ntp true, or sudo date -s TIME")
+    actual = f"{off} {'ahead of' if ahead_s > 0 else 'behind'} this machine's; runs are dated by this machine"
+    return Check("clock", "warning", actual, "the same time", "sudo timedatectl set-ntp true, or sudo date -s TIME")
 
 
 def _rails(facts: BoardFacts, profile: Profile | None) -> Check:
@@ -313,62 +317,62 @@ def _rails(facts: BoardFacts, profile: Profile | None) -> Check:
     able = [name for name, reason in meters.items() if reason is None]
     reasons = "; ".join(f"{name}: {reason}" for name, reason in meters.items() if reason is not None)
     if not able:
-        mend = "sudo modprobe ina3221; in a container: docker run -v /sys:/sys:ro"
+        hint = "sudo modprobe ina3221; in a container: docker run -v /sys:/sys:ro"
         if ROOT_ALONE in reasons:  # as some kernels of JetPack 5 have it
-            mend = f"sudo chmod a+r {RAIL_FILES}, until the next boot"
-        return Check("power rails", "warning", f"no meter can read them, so no energy ({reasons})", "ina3221", mend)
-    found = {(rail.address, rail.label) for rail in rails}
+            hint = f"sudo chmod a+r {RAIL_FILES}, until the next boot"
+        return Check("power rails", "warning", f"no meter can read them, so no energy ({reasons})", "ina3221", hint)
+    names = {(rail.address, rail.label) for rail in rails}
     shown = ", ".join(f"{rail.label} {rail.milliwatts / 1000:.2f} W" for rail in rails)
     interval = f", each over {facts.power_interval_ms:.0f} ms" if facts.power_interval_ms else ""
-    seen = f"{shown or 'read'} through {' or '.join(able)}{interval}" + (f" ({reasons})" if reasons else "")
-    missing = [label for address, label in profile.total_rails() if (address, label) not in found] if profile else []
+    actual = f"{shown or 'read'} through {' or '.join(able)}{interval}" + (f" ({reasons})" if reasons else "")
+    missing = [label for address, label in profile.total_rails() if (address, label) not in names] if profile else []
     if rails and missing:
         return Check(
             "power rails",
             "warning",
-            f"{seen}; {', '.join(missing)} is missing, so the module's power is not known",
+            f"{actual}; {', '.join(missing)} is missing, so the module's power is not known",
             " + ".join(label for _, label in profile.total_rails()) if profile else None,
             "--profile FILE with the rails of this board (`edgevit profiles NAME --json` prints an example)",
         )
-    return Check("power rails", "ok", seen)
+    return Check("power rails", "ok", actual)
 
 
 def _trtexec(facts: BoardFacts, profile: Profile | None) -> Check:
     if facts.trtexec:
         return Check("trtexec", "ok", facts.trtexec)
-    mend = "sudo apt install libnvinfer-bin"
-    return Check("trtexec", "warning", "not found: no --cross-check", "/usr/src/tensorrt/bin/trtexec", mend)
+    hint = "sudo apt install libnvinfer-bin"
+    return Check("trtexec", "warning", "not found: no --cross-check", "/usr/src/tensorrt/bin/trtexec", hint)
 
 
 def _onnxruntime(facts: BoardFacts, profile: Profile | None) -> Check:
-    found, packages = facts.onnxruntime, facts.onnxruntime_packages
+    package, packages = facts.onnxruntime, facts.onnxruntime_packages
     named = " and ".join(f"{name} {version}" for name, version in packages.items())
     pip = f"{facts.python_path} -m pip"
     if len(packages) > 1:
-        seen = f"{named} side by side, which overwrite one another"
-        mend = f"{pip} uninstall -y {' '.join(packages)} && {pip} install {CPU}, or {GPU} for an NVIDIA GPU"
-        return Check("ONNX Runtime", "warning" if facts.is_jetson else "problem", seen, "one of the two", mend)
-    if found:
-        providers = ", ".join(name.replace("ExecutionProvider", "") for name in found.providers)
-        return Check("ONNX Runtime", "ok", f"{named or found.version} ({providers})")
+        actual = f"{named} side by side, which overwrite one another"
+        hint = f"{pip} uninstall -y {' '.join(packages)} && {pip} install {CPU}, or {GPU} for an NVIDIA GPU"
+        return Check("ONNX Runtime", "warning" if facts.is_jetson else "problem", actual, "one of the two", hint)
+    if package:
+        providers = ", ".join(name.replace("ExecutionProvider", "") for name in package.providers)
+        return Check("ONNX Runtime", "ok", f"{named or package.version} ({providers})")
     if packages and not facts.is_jetson:
-        mend = f"{pip} install --force-reinstall {' '.join(packages)}"
-        return Check("ONNX Runtime", "problem", f"{named}, which cannot be imported", "what can run a model here", mend)
+        hint = f"{pip} install --force-reinstall {' '.join(packages)}"
+        return Check("ONNX Runtime", "problem", f"{named}, which cannot be imported", "what can run a model here", hint)
     if facts.is_jetson:
         return Check("ONNX Runtime", "ok", "none; only --runner onnxruntime needs it")
-    mend = f"{pip} install {CPU}, or {GPU} for an NVIDIA GPU (edgevit[cpu], edgevit[gpu])"
-    return Check("ONNX Runtime", "problem", "none", "what can run a model here", mend)
+    hint = f"{pip} install {CPU}, or {GPU} for an NVIDIA GPU (edgevit[cpu], edgevit[gpu])"
+    return Check("ONNX Runtime", "problem", "none", "what can run a model here", hint)
 
 
 def _sudo(facts: BoardFacts, profile: Profile | None) -> Check:
     if facts.sudo:
         return Check("root", "ok", "nvpmodel and jetson_clocks run as root without a password")
-    seen = "nvpmodel and jetson_clocks need a password: no --power-mode and --lock-clocks"
+    actual = "nvpmodel and jetson_clocks need a password: no --power-mode and --lock-clocks"
     missing = [name for name in ("nvpmodel", "jetson_clocks") if not facts.programs.get(name)]
     if missing:
-        seen = f"no {' and no '.join(missing)}: no --power-mode and --lock-clocks"
-    mend = "read deploy/jetson/setup.sh and run it there once, or set both by hand"
-    return Check("root", "warning", seen, "sudo without a password for these two, if you want those options", mend)
+        actual = f"no {' and no '.join(missing)}: no --power-mode and --lock-clocks"
+    hint = "read deploy/jetson/setup.sh and run it there once, or set both by hand"
+    return Check("root", "warning", actual, "sudo without a password for these two, if you want those options", hint)
 
 
 def _jtop(facts: BoardFacts, profile: Profile | None) -> Check:

@@ -109,7 +109,7 @@ class Recovered:
     """What a process left changed that was cut off, and whether all of it could be put back."""
 
     clean: bool = True
-    told: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

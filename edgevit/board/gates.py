@@ -145,7 +145,7 @@ class Verdict:
     value: float | None  # in the gate's unit, the worst of the repeats
     margin: float | None  # share of the limit that is to spare; below 0: missed by it. None: not measured, or limit 0
     state: State
-    why: tuple[str, ...]  # it is void, or was not measured and what to try
+    reasons: tuple[str, ...]  # it is void, or was not measured and what to try
 
 
 def parse_gate(text: str, source: str | None = None) -> Gate:
@@ -154,24 +154,24 @@ def parse_gate(text: str, source: str | None = None) -> Gate:
     Raises:
         GateError: it is none, or would never mean anything.
     """
-    said = f"gate {text!r}" + (f" of {source}" if source else "")
+    title = f"gate {text!r}" + (f" of {source}" if source else "")
     match = GATE.fullmatch(text)
     if match is None:
-        raise GateError(f"{said} is not of the form METRIC<VALUE or METRIC@BATCH<VALUE; try 'p99<8ms'")
+        raise GateError(f"{title} is not of the form METRIC<VALUE or METRIC@BATCH<VALUE; try 'p99<8ms'")
     name, number, unit = match["metric"], match["value"], match["unit"]
     if name not in METRICS:
-        raise GateError(f"{said}: {UnknownNameError('metric', name, METRICS)}")
+        raise GateError(f"{title}: {UnknownNameError('metric', name, METRICS)}")
     units = UNITS[METRICS[name].quantity]
-    asked = f"{name}{match['comparison']}{number}"
+    limit = f"{name}{match['comparison']}{number}"
     if unit not in units:
-        what = f"{unit!r} is no unit of {name}" if unit else "the unit is missing"
-        raise GateError(f"{said}: {what}; try '{asked}{next(iter(units))}', or one of {', '.join(units)}")
+        problem = f"{unit!r} is no unit of {name}" if unit else "the unit is missing"
+        raise GateError(f"{title}: {problem}; try '{limit}{next(iter(units))}', or one of {', '.join(units)}")
     value = float(number)
     if not math.isfinite(value) or value < 0:
-        raise GateError(f"{said}: {number} is not a bound of anything measured; try a number from 0 on")
+        raise GateError(f"{title}: {number} is not a bound of anything measured; try a number from 0 on")
     batch = int(match["batch"]) if match["batch"] else None
     if batch == 0:
-        raise GateError(f"{said}: no batch has 0 images; try '{name}@1{match['comparison']}{number}{unit}'")
+        raise GateError(f"{title}: no batch has 0 images; try '{name}@1{match['comparison']}{number}{unit}'")
     return Gate(name, match["comparison"], value, unit, text.strip(), batch, source)
 
 
@@ -183,7 +183,7 @@ def measurable(
     `total_rails`: whether it is known which rails make up the module; `idle`: whether its idle power will be read.
     """
     power = total_rails and facts.has_power
-    given = {
+    sources = {
         "a run": True,
         "gpu": runner == "tensorrt" and streams == 1,
         "engine": runner == "tensorrt",
@@ -193,7 +193,7 @@ def measurable(
         "idle": power and idle,
         "thermal": bool(facts.temperatures_c),
     }
-    return {name for name, metric in METRICS.items() if given[metric.needs]}
+    return {name for name, metric in METRICS.items() if sources[metric.needs]}
 
 
 def check_measurable(gates: Iterable[Gate], available: Collection[str], batches: Collection[int] = ()) -> None:
@@ -207,9 +207,9 @@ def check_measurable(gates: Iterable[Gate], available: Collection[str], batches:
             advice = ADVICE[METRICS[gate.metric].needs]
             raise GateError(f"gate {gate}: {gate.metric} cannot be measured there: {advice}")
         if batches and gate.batch is not None and gate.batch not in batches:
-            seen = ", ".join(map(str, sorted(batches)))
+            sizes = ", ".join(map(str, sorted(batches)))
             raise GateError(
-                f"gate {gate} is about batch {gate.batch}, and {seen} are measured; add --batch {gate.batch}"
+                f"gate {gate} is about batch {gate.batch}, and {sizes} are measured; add --batch {gate.batch}"
             )
 
 
@@ -236,10 +236,10 @@ def verdicts_of(gates: Iterable[Gate], runs: Iterable[Run]) -> tuple[Verdict, ..
     for gate in gates:
         if len(uses) > 1:
             raise GateError(f"gate {gate} is about one use of a model, and these inferences were {' and '.join(uses)}")
-        meant = [repeats for repeats in groups if gate.batch in (None, repeats[0].batch)]
-        if not meant:
+        judged = [repeats for repeats in groups if gate.batch in (None, repeats[0].batch)]
+        if not judged:
             raise GateError(f"gate {gate} is about none of the runs; measure what it is about, or leave it out")
-        verdicts += [_judge(gate, repeats) for repeats in meant]
+        verdicts += [_judge(gate, repeats) for repeats in judged]
     return tuple(verdicts)
 
 
@@ -259,7 +259,7 @@ def _judge(gate: Gate, repeats: Sequence[Run]) -> Verdict:
     margin = None
     if worst is not None and gate.limit:
         margin = (gate.limit - worst if below else worst - gate.limit) / gate.limit
-    state, why = _state(gate, worst if len(values) == len(repeats) else None, void)
+    state, reasons = _state(gate, worst if len(values) == len(repeats) else None, void)
     first = repeats[0]
     return Verdict(
         gate=gate,
@@ -272,7 +272,7 @@ def _judge(gate: Gate, repeats: Sequence[Run]) -> Verdict:
         value=None if worst is None else worst / gate.units,
         margin=margin,
         state=state,
-        why=why,
+        reasons=reasons,
     )
 
 

@@ -20,26 +20,30 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 READER = Reader(DataError, mend="export the model again")
 
 
-def find_images(where: Path, most: int = MOST_IMAGES) -> list[Path]:
+def find_images(pictures: Path, most: int = MOST_IMAGES) -> list[Path]:
     """The pictures of a folder and of those in it, spread evenly over all, or the one of a path.
 
     Raises:
         DataError: there is none.
     """
-    if not where.exists():
-        raise DataError(f"there is no {where}; --images takes a picture or a folder of them")
-    found = [where] if where.is_file() else sorted(p for p in where.rglob("*") if _is_picture(p.relative_to(where)))
-    if not found:
-        raise DataError(f"{where} holds no picture ({', '.join(SUFFIXES)}); --images takes one, or a folder of them")
-    return [path.absolute() for path in _spread(found, most)]
+    if not pictures.exists():
+        raise DataError(f"there is no {pictures}; --images takes a picture or a folder of them")
+    files = (
+        [pictures]
+        if pictures.is_file()
+        else sorted(p for p in pictures.rglob("*") if _is_picture(p.relative_to(pictures)))
+    )
+    if not files:
+        raise DataError(f"{pictures} holds no picture ({', '.join(SUFFIXES)}); --images takes one, or a folder of them")
+    return [path.absolute() for path in _spread(files, most)]
 
 
 def _is_picture(below: Path) -> bool:
     return below.suffix.lower() in SUFFIXES and not any(map(is_litter, below.parts))
 
 
-def _spread(found: Sequence[Path], most: int) -> list[Path]:
-    return [found[i * len(found) // min(most, len(found))] for i in range(min(most, len(found)))]
+def _spread(paths: Sequence[Path], most: int) -> list[Path]:
+    return [paths[i * len(paths) // min(most, len(paths))] for i in range(min(most, len(paths)))]
 
 
 def preprocessing_of(file: Path) -> dict[str, Any]:
@@ -51,12 +55,12 @@ def preprocessing_of(file: Path) -> dict[str, Any]:
     if suffix_of(file) == ".engine" and model_of(file).export.record_file.is_file():
         return dict(model_of(file).export_record().preprocessing)
     try:
-        said = metadata(str(file)).get("preprocessing") if suffix_of(file) == ".onnx" else None
+        stated = metadata(str(file)).get("preprocessing") if suffix_of(file) == ".onnx" else None
     except RunnerError as error:
         raise OptionError(str(error)) from error
-    if said is None:
+    if stated is None:
         raise OptionError(
             f"{file} does not say how its pictures are preprocessed, which --end-to-end must know; "
             "give a model folder, or a file that `edgevit export` wrote"
         )
-    return READER.parse(said, Preprocessing, f"{file}, preprocessing,").plain()
+    return READER.parse(stated, Preprocessing, f"{file}, preprocessing,").plain()

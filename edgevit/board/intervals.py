@@ -108,7 +108,7 @@ def ratios(before: Side, after: Side) -> list[Ratio]:
     random = np.random.default_rng(0)
     single = len(before.runs) == len(after.runs) == 1
     within = [_spread_within(side.runs[0], random) for side in (before, after)] if single else []
-    found = []
+    ratios = []
     for figure in FIGURES:
         sides = [side.figures[figure] for side in (before, after)]
         if any(values.min() <= 0 for values in sides):
@@ -121,9 +121,9 @@ def ratios(before: Side, after: Side) -> list[Ratio]:
             deviations = within[1].figures[figure] - within[0].figures[figure]
         low, high = _interval(float(new.mean() - old.mean()), deviations)
         blocks = (within[0].block, within[1].block) if single and low is not None else None
-        one, other = math.exp(old.mean()), math.exp(new.mean())
-        found.append(Ratio(figure, one, other, other / one, low, high, blocks))
-    return found
+        first, second = math.exp(old.mean()), math.exp(new.mean())
+        ratios.append(Ratio(figure, first, second, second / first, low, high, blocks))
+    return ratios
 
 
 def _common_rounds(before: Side, after: Side) -> list[tuple[int, int]]:
@@ -138,7 +138,7 @@ def _ratios_in_turns(before: Side, after: Side, rounds: Sequence[tuple[int, int]
     import numpy as np
 
     places = np.array(rounds)  # [rounds, 2]
-    found = []
+    ratios = []
     for figure in IN_TURNS:
         pairs = np.stack([side.figures[figure][places[:, i]] for i, side in enumerate((before, after))], axis=1)
         if pairs.min() <= 0:
@@ -149,8 +149,8 @@ def _ratios_in_turns(before: Side, after: Side, rounds: Sequence[tuple[int, int]
             apart = np.array([_by_visits(*pair, whole) for pair, whole in zip(runs, apart, strict=True)])
         low, middle, high = _median(apart)
         old, new = np.median(pairs, axis=0)
-        found.append(Ratio(figure, float(old), float(new), math.exp(middle), low, high, rounds=len(rounds)))
-    return found
+        ratios.append(Ratio(figure, float(old), float(new), math.exp(middle), low, high, rounds=len(rounds)))
+    return ratios
 
 
 def _median(apart: Floats) -> tuple[float | None, float, float | None]:

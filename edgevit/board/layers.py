@@ -59,15 +59,15 @@ class LayerProfile:
 LAYERS_KIND = RecordKind("layers", LayerProfile, READER, schemas=(1,), seal=None)
 
 
-def profile_of(request: MeasurementRequest, told: dict[str, Any], runs: Sequence[Run]) -> LayerProfile:
+def profile_of(request: MeasurementRequest, answer: dict[str, Any], runs: Sequence[Run]) -> LayerProfile:
     """What an agent tells of the layers of one model, beside the plain runs of the same bench."""
     plain = [run for run in runs if (run.label, run.batch) == (request.label, request.batch)]
-    by_gpu = told["clock"] == "gpu"
+    by_gpu = answer["clock"] == "gpu"
     content = {
         **{name: getattr(request, name) for name in ("label", "model_sha256", "precision", "runner", "batch")},
         "model": Path(request.model).name,
         "plain_ns": [ns for run in plain for ns in (run.gpu_ns if by_gpu else run.latencies_ns) or ()],
-        **told,
+        **answer,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "edgevit": written_by(),
     }
@@ -85,12 +85,12 @@ def load_profiles(path: Path) -> list[LayerProfile]:
     Raises:
         RunsError: it is missing, or a line of it is none.
     """
-    found = []
-    for where, line in READER.lines(path):
-        content = READER.parse(line, dict[str, Any], where)
+    profiles = []
+    for source, line in READER.lines(path):
+        content = READER.parse(line, dict[str, Any], source)
         if "profiled" not in content:
             raise RunsError(
-                f"{where} holds no profiled layers; of plain runs, see `edgevit compare {shlex.quote(str(path))}`"
+                f"{source} holds no profiled layers; of plain runs, see `edgevit compare {shlex.quote(str(path))}`"
             )
-        found.append(LAYERS_KIND.checked(content, where))
-    return found
+        profiles.append(LAYERS_KIND.checked(content, source))
+    return profiles

@@ -65,7 +65,7 @@ def find_file(model: Path, precision: str | None, provider: str | None) -> Measu
             f"{model} is not an ONNX file: it holds weights alone; try `edgevit base NAME "
             f"--checkpoint {shlex.quote(str(model))} --out DIR` and `edgevit export DIR`, and measure that"
         )
-    return Measurable(model.absolute(), _checked_sha256(model, _record_beside(model)), precision, model.stem)
+    return Measurable(model.absolute(), _checked_sha256(model, _export_record_of(model)), precision, model.stem)
 
 
 def find_engine_file(folder: Path, facts: BoardFacts, batches: Sequence[int], precision: str | None) -> Measurable:
@@ -80,7 +80,7 @@ def find_engine_file(folder: Path, facts: BoardFacts, batches: Sequence[int], pr
     )
 
 
-def of_this_board(found: Measurable, facts: BoardFacts) -> Measurable:
+def of_this_board(file: Measurable, facts: BoardFacts) -> Measurable:
     """Check an engine that was given by its path against the record beside it, and add what that says.
 
     A file without a record is taken as it is.
@@ -88,13 +88,13 @@ def of_this_board(found: Measurable, facts: BoardFacts) -> Measurable:
     Raises:
         EngineError: it was built for another board than that with these facts, or altered since.
     """
-    if suffix_of(found.path) != ".engine" or not found.path.with_suffix(".json").is_file():
-        return found
-    record = recorded_engine(found.path, facts)
-    return replace(found, precision=record.precision, work=_work(model_of(record.path)))
+    if suffix_of(file.path) != ".engine" or not file.path.with_suffix(".json").is_file():
+        return file
+    record = recorded_engine(file.path, facts)
+    return replace(file, precision=record.precision, work=_work(model_of(record.path)))
 
 
-def check_sendable(found: Measurable, host: str) -> None:
+def check_sendable(file: Measurable, host: str) -> None:
     """See that a file is whole by itself, before it is sent alone.
 
     Raises:
@@ -104,15 +104,15 @@ def check_sendable(found: Measurable, host: str) -> None:
     from google.protobuf.message import DecodeError
     from onnx.external_data_helper import uses_external_data
 
-    if suffix_of(found.path) != ".onnx":
+    if suffix_of(file.path) != ".onnx":
         return
     try:
-        model = onnx.load(found.path, load_external_data=False)
+        model = onnx.load(file.path, load_external_data=False)
     except (DecodeError, OSError, ValueError):
         return  # whoever runs it says what is wrong with it
     if any(uses_external_data(tensor) for tensor in model.graph.initializer):
         raise CheckpointError(
-            f"{found.path} has its weights in other files, which are not sent to {host}; `edgevit export` writes one "
+            f"{file.path} has its weights in other files, which are not sent to {host}; `edgevit export` writes one "
             "file, and so does onnx.save_model(model, FILE, save_as_external_data=False) below 2 GB"
         )
 
@@ -132,15 +132,15 @@ def _find_exported(folder: ModelFolder, precision: str) -> Path:
         return path
     others = folder.export.onnx_files()
     if others:
-        there = ", ".join(other.name for other in others)
-        raise CheckpointError(f"{path} is missing, and {there} is there: try another --precision")
+        names = ", ".join(file.name for file in others)
+        raise CheckpointError(f"{path} is missing, and {names} is there: try another --precision")
     raise CheckpointError(
         f"{folder.path} has no {path.relative_to(folder.path)}: "
         f"run `edgevit export {shlex.quote(str(folder.path))}` first"
     )
 
 
-def _record_beside(path: Path) -> ExportRecord | None:
+def _export_record_of(path: Path) -> ExportRecord | None:
     """Read the export.json beside a file, if it lists the file."""
     export = export_of(path)
     record = export.record() if export.record_file.is_file() else None

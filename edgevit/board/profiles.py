@@ -171,12 +171,12 @@ class Profile(BaseModel, extra="forbid", frozen=True):
         """
         untold = facts.is_jetson and _part(facts) is None and self._has_memory_of(facts)
         if not untold and not self.fits(facts):
-            found = match(facts)
-            hint = f"try --profile {found.name}" if found else "`edgevit profiles` lists those known"
+            nearest = match(facts)
+            hint = f"try --profile {nearest.name}" if nearest else "`edgevit profiles` lists those known"
             low, high = self.mem_total_gib
             raise ProfileError(
                 f"profile {self.name} is for {' or '.join(self.parts)} with {low:g} to {high:g} GiB, and the board has "
-                f"{_seen(facts)}; {hint}"
+                f"{_describe_module(facts)}; {hint}"
             )
 
 
@@ -189,7 +189,7 @@ def _mem_total_gib(facts: BoardFacts) -> float | None:
     return None if size is None else size / 2**30
 
 
-def _seen(facts: BoardFacts) -> str:
+def _describe_module(facts: BoardFacts) -> str:
     part, gib = _part(facts), _mem_total_gib(facts)
     return f"{part or 'no Jetson module'} with {'unknown memory' if gib is None else f'{gib:.1f} GiB'}"
 

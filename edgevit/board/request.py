@@ -152,20 +152,20 @@ class Conditions:
     def runner_options(self, runner: str, streams: int) -> dict[str, Any]:
         """The runner's own options; those that it does not know are refused by name, and values of other types."""
         several = None if streams == 1 else streams  # one is what every runner does by itself
-        given = {"provider": self.provider, "threads": self.threads, "streams": several}
-        options = {**{name: value for name, value in given.items() if value is not None}, **self.options}
-        known = option_types(runner)
-        if self.end_to_end and "transfers" in known:
+        named = {"provider": self.provider, "threads": self.threads, "streams": several}
+        options = {**{name: value for name, value in named.items() if value is not None}, **self.options}
+        types = option_types(runner)
+        if self.end_to_end and "transfers" in types:
             options = {"transfers": True, **options}
         for name, value in options.items():
-            if name not in known:
+            if name not in types:
                 raise OptionError(
-                    f"the runner {runner!r} has no option {name!r}; its options: {', '.join(known) or 'none'}"
+                    f"the runner {runner!r} has no option {name!r}; its options: {', '.join(types) or 'none'}"
                 )
-            kind, _, optional = known[name].partition(" | ")
-            fits, told = TYPES[kind]
+            kind, _, optional = types[name].partition(" | ")
+            fits, description = TYPES[kind]
             if not fits(value) and not (optional and value is None):
-                raise OptionError(f"--option {name}={value} is not {told}, as the runner {runner!r} takes")
+                raise OptionError(f"--option {name}={value} is not {description}, as the runner {runner!r} takes")
         return options
 
     def check(self, runner: str, rounds: int) -> None:
@@ -176,9 +176,9 @@ class Conditions:
             ("precision", self.precision, PRECISIONS),
             ("power meter", self.power_meter, POWER_METERS),
         )
-        for kind, name, known in named:
-            if name is not None and name not in known:
-                raise UnknownNameError(kind, name, known)
+        for kind, name, allowed in named:
+            if name is not None and name not in allowed:
+                raise UnknownNameError(kind, name, allowed)
         if not self.batches or not self.streams:
             raise OptionError("no batch size or no streams: give at least one --batch, and one --streams if any")
         limits = (
@@ -208,20 +208,20 @@ class Conditions:
     def _check_use(self) -> None:
         """Of a model as it is used there is one camera, and one inference at a time."""
         named = {"--period-ms": self.period_ms is not None, "--end-to-end": self.end_to_end}
-        used = [name for name, given in named.items() if given]
+        used = [name for name, present in named.items() if present]
         if used and max(self.streams) > 1:
             raise OptionError(f"{used[0]} is for one stream, and --streams is {max(self.streams)}; leave one out")
         if used and (self.layers or self.cross_check):
-            other = "--layers" if self.layers else "--cross-check"
-            raise OptionError(f"{other} is for inferences one after another, and not for {used[0]}; leave one out")
+            option = "--layers" if self.layers else "--cross-check"
+            raise OptionError(f"{option} is for inferences one after another, and not for {used[0]}; leave one out")
         if self.end_to_end != (self.images is not None):
-            given, missing = ("--end-to-end", "--images FILE") if self.end_to_end else ("--images", "--end-to-end")
-            raise OptionError(f"{given} needs {missing}: pictures as the camera gives them")
+            present, missing = ("--end-to-end", "--images FILE") if self.end_to_end else ("--images", "--end-to-end")
+            raise OptionError(f"{present} needs {missing}: pictures as the camera gives them")
 
     def _check_layers(self, runner: str) -> None:
         if not has_profiler(runner):
-            known = ", ".join(name for name in runner_names() if has_profiler(name))
-            raise OptionError(f"--layers needs a runner that can time them: {known}; this one is {runner!r}")
+            runners = ", ".join(name for name in runner_names() if has_profiler(name))
+            raise OptionError(f"--layers needs a runner that can time them: {runners}; this one is {runner!r}")
         if max(self.streams) > 1:
             raise OptionError(f"--layers is for one stream, and --streams is {max(self.streams)}; leave one out")
         if self.provider not in (None, "cpu"):
@@ -253,7 +253,7 @@ class BenchRequest:
             repeated=True,
         ),
     ] = None
-    how: Annotated[Conditions, Nested()] = field(default_factory=Conditions)
+    conditions: Annotated[Conditions, Nested()] = field(default_factory=Conditions)
     board: AskedBoard = None
     ssh_config: SshConfig = None
     profile: Annotated[
@@ -289,27 +289,29 @@ class BenchRequest:
         Raises:
             OptionError: there is no model, or engines are to be measured with what no engine runs.
         """
-        return self.how.runner or _usual_runner([Path(model) for model in self.models], on_board=self.board is not None)
+        return self.conditions.runner or _usual_runner(
+            [Path(model) for model in self.models], on_board=self.board is not None
+        )
 
     def check(self) -> None:
         """Find what makes no sense before anything is started.
 
         Raises: UnknownNameError, OptionError.
         """
-        self.how.check(self.runner, self.rounds)
+        self.conditions.check(self.runner, self.rounds)
         self._check_alternate()
         if self.labels is not None and len(set(self.labels)) != len(self.models):
             raise OptionError(f"{len(self.models)} models have the labels {', '.join(self.labels)}; give each its own")
 
     def _check_alternate(self) -> None:
         """One inference of one model at a time, and nothing that is of the whole process."""
-        given = {
+        refused = {
             "one model": len(self.models) == 1,
-            f"--streams {max(self.how.streams)}": max(self.how.streams) > 1,
-            "--period-ms": self.how.period_ms is not None,
-            "--end-to-end": self.how.end_to_end,
+            f"--streams {max(self.conditions.streams)}": max(self.conditions.streams) > 1,
+            "--period-ms": self.conditions.period_ms is not None,
+            "--end-to-end": self.conditions.end_to_end,
         }
-        for name in (name for name, there in given.items() if self.alternate and there):
+        for name in (name for name, applies in refused.items() if self.alternate and applies):
             raise OptionError(f"--alternate is for several models at full speed, and not for {name}; leave one out")
 
 
@@ -319,8 +321,8 @@ def _usual_runner(models: Sequence[Path], *, on_board: bool) -> str:
         raise OptionError("there is no model to measure; give at least one")
     engines = [on_board or suffix_of(model) == ".engine" for model in models]
     if len(set(engines)) > 1:
-        first, other = models[engines.index(True)], models[engines.index(False)]
-        raise OptionError(f"{first.name} is an engine and {other} is not; measure engines with engines")
+        first, stranger = models[engines.index(True)], models[engines.index(False)]
+        raise OptionError(f"{first.name} is an engine and {stranger} is not; measure engines with engines")
     return "tensorrt" if engines[0] else "onnxruntime"
 
 

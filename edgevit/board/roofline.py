@@ -63,11 +63,11 @@ def ceiling(profile: Profile, mode: Mode | str | None = None, *, super_clocks: b
     if mode is None:
         variant = profile.variant(super_clocks=super_clocks)
         return _ceiling(profile, profile.sms, variant.gpu_max_mhz * 1e6, variant.emc_max_mhz)
-    found = profile.mode(mode, super_clocks=super_clocks) if isinstance(mode, str) else mode
-    return _ceiling(profile, SMS_PER_TPC * found.tpcs, found.gpu_hz, found.emc_mhz)
+    caps = profile.mode(mode, super_clocks=super_clocks) if isinstance(mode, str) else mode
+    return _ceiling(profile, SMS_PER_TPC * caps.tpcs, caps.gpu_hz, caps.emc_mhz)
 
 
-def ceiling_found(profile: Profile, facts: BoardFacts, mode: ListedMode | None = None) -> Ceiling:
+def board_ceiling(profile: Profile, facts: BoardFacts, mode: ListedMode | None = None) -> Ceiling:
     """By the caps of a mode of the board's own table, the one that it is in unless another is given.
 
     What the table does not say is uncapped.

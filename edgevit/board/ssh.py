@@ -112,18 +112,21 @@ class Ssh:
         lines = [line.strip() for line in stderr.splitlines() if line.strip()]
         options = ["ssh", *self._config]
         ssh, ssh_batch = (shlex.join([*options, *more, "--", self.host]) for more in ((), ("-o", "BatchMode=yes")))
-        for pattern, what, hint in REASONS:
+        for pattern, reason_text, hint in REASONS:
             for line in lines:
                 if re.search(pattern, line):
-                    forget = self._how_to_forget(stderr)
-                    reason, remedy = what.format(line=line), hint.format(ssh=ssh, ssh_batch=ssh_batch, forget=forget)
+                    forget = self._forget_command(stderr)
+                    reason, remedy = (
+                        reason_text.format(line=line),
+                        hint.format(ssh=ssh, ssh_batch=ssh_batch, forget=forget),
+                    )
                     return UnreachableError(f"cannot reach {self.host}: {reason}; try {remedy}")
         of_ssh = [line for line in lines if not re.search(OF_A_SHELL, line)]
         return UnreachableError(
             f"cannot reach {self.host}: {of_ssh[-1] if of_ssh else 'the connection broke'}; try `{ssh} true`"
         )
 
-    def _how_to_forget(self, stderr: str) -> str:
+    def _forget_command(self, stderr: str) -> str:
         """The command that removes a host's old key, as ssh itself says it: Debian's in full, others where it is."""
         if command := re.search(r"ssh-keygen -f .*", stderr):
             return command[0].strip()
@@ -131,11 +134,11 @@ class Ssh:
             return shlex.join(["sed", "-i.old", f"{place[2]}d", place[1]])
         return shlex.join(["ssh-keygen", "-R", self.host.rpartition("@")[2]])
 
-    def _ask(self, what: str) -> bool:
+    def _ask(self, word: str) -> bool:
         """Put a word to the ssh process that has the connection, if there is one."""
         with suppress(OSError, subprocess.TimeoutExpired):
             return not subprocess.run(
-                [*self._ssh, "-O", what, "--", self.host],
+                [*self._ssh, "-O", word, "--", self.host],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 start_new_session=True,

@@ -37,11 +37,11 @@ def recorded_engine(path: Path, facts: BoardFacts) -> EngineRecord:
         EngineError: it was built for another, from other weights than those of the folder that it lies in, or altered
             since.
     """
-    folder, here = model_of(path), fingerprint(facts)
+    folder, board = model_of(path), fingerprint(facts)
     record = folder.engine_record(path)
-    if record.fingerprint != here:
+    if record.fingerprint != board:
         build = _build_command(folder.path, facts)
-        raise EngineError(f"{path} was built for {record.fingerprint}, and this is {here}; {build}")
+        raise EngineError(f"{path} was built for {record.fingerprint}, and this is {board}; {build}")
     return _check_unaltered(record)
 
 
@@ -54,28 +54,28 @@ def find_engine(
         EngineError: there is none, or only one for another board, other weights, or other batches; or it was altered.
     """
     batches = [batch] if isinstance(batch, int) else list(batch)
-    here, build = fingerprint(facts), _build_command(model, facts)
+    board, build = fingerprint(facts), _build_command(model, facts)
     folder = ModelFolder(model)
     records = folder.export.engines()
     if not records:
         raise EngineError(f"{model} has no engine; {build}")
-    fitting = [record for record in records if record.fingerprint == here]
+    fitting = [record for record in records if record.fingerprint == board]
     if not fitting:
-        raise EngineError(f"the engine in {model} was built for {records[0].fingerprint}, and this is {here}; {build}")
+        raise EngineError(f"the engine in {model} was built for {records[0].fingerprint}, and this is {board}; {build}")
     weights = folder.weights_sha256()
     current = [r for r in fitting if weights_fault(r.path, r.weights_sha256, model, weights) is None]
     if not current:
         raise EngineError(f"the engine in {model} was built from other weights than the model has now; {build}")
     of_precision = [record for record in current if precision in (None, record.precision)]
     if not of_precision:
-        there = ", ".join(sorted({record.precision for record in current}))
-        raise EngineError(f"the engine in {model} for {here} is {there}, and {precision} was asked for; {build}")
+        names = ", ".join(sorted({record.precision for record in current}))
+        raise EngineError(f"the engine in {model} for {board} is {names}, and {precision} was asked for; {build}")
     accepting = [r for r in of_precision if all(r.batches[0] <= b <= r.batches[2] for b in batches)]
     if not accepting:
-        seen = of_precision[0].batches
-        span = f"--batches {min(seen[0], *batches)},{min(batches)},{max(seen[2], *batches)}"
+        others = of_precision[0].batches
+        span = f"--batches {min(others[0], *batches)},{min(batches)},{max(others[2], *batches)}"
         raise EngineError(
-            f"the engine in {model} for {here} takes {seen[0]} to {seen[2]} images, and "
+            f"the engine in {model} for {board} takes {others[0]} to {others[2]} images, and "
             f"{', '.join(map(str, batches))} were asked for; {build}, and with {span}"
         )
     return _check_unaltered(_nearest(accepting, batches))

@@ -68,7 +68,7 @@ def main(
     console = Console(json=json, quiet=quiet, verbose=verbose)
     gates = [parse_gate(text) for text in judging.gate]
     earlier = load_runs(judging.compare) if judging.compare else []
-    keep, keep_layers = writers(judging.output, layers=request.how.layers)
+    keep, keep_layers = writers(judging.output, layers=request.conditions.layers)
     runs: list[Run] = []
 
     def on_run(run: Run) -> None:
@@ -124,7 +124,7 @@ def profiles_of_base(
     """Where the time of its base goes, if one derived model is asked for; its runs are neither kept nor judged."""
     from edgevit.board.bench import run
 
-    if not request.how.layers or len(request.models) > 1:
+    if not request.conditions.layers or len(request.models) > 1:
         return ()
     base = base_of(request.models[0])
     if base is None:
@@ -148,7 +148,7 @@ def check_gates(gates: list[Gate], request: BenchRequest, setting: Setting, runn
     """
     from edgevit.board.gates import check_measurable, check_paced, measurable, parse_gate
 
-    how = request.how
+    how = request.conditions
     if how.period_ms is not None:
         check_paced(gates)
     if request.profile and setting.profile and not (how.used or request.alternate):  # its budgets are for a model alone
@@ -194,7 +194,7 @@ def page_command(request: BenchRequest, judging: JudgingRequest) -> str:
     if judging.output is None:
         return f"These runs are not in a file: --output {RUNS} writes them to one, for `edgevit compare` and a page"
     folders = [arguments.among(model) for model in request.models if model.is_dir()]
-    files = [judging.output, layers_file(judging.output)] if request.how.layers else [judging.output]
+    files = [judging.output, layers_file(judging.output)] if request.conditions.layers else [judging.output]
     return arguments.page_line(*folders, *files, gates=judging.gate)
 
 
@@ -530,7 +530,7 @@ def verdicts_table(verdicts: Sequence[Verdict]) -> Table:
             f"{verdict.batch}{streams}",
             "-" if verdict.value is None else f"{three_digits(verdict.value)} {verdict.gate.unit}",
             "-" if verdict.margin is None else f"{verdict.margin:+.1%}",
-            "; ".join((verdict.state, *verdict.why)),
+            "; ".join((verdict.state, *verdict.reasons)),
         )
     return table
 

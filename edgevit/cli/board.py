@@ -34,9 +34,9 @@ def main(request: BoardRequest, *, json: JsonFlag = False, verbose: VerboseFlag 
         if request.cancel or request.cancel_all:
             ended = board.cancel(everybodys=request.cancel_all)
             console.result(ended)
-            nothing = "nothing of yours was running" if ended["left"] else "nothing was running"
+            nothing = "nothing of yours was running" if ended["others"] else "nothing was running"
             console.show(f"cancelled on {board.host}: {', '.join(ended['cancelled']) or nothing}")
-            for job in ended["left"]:
+            for job in ended["others"]:
                 by = job["owner"] or "somebody unknown, as its request cannot be read"
                 console.show(f"left: {job['job']}, {job['method'] or 'a job'} by {by}; --cancel-all ends it, too")
         elif request.jobs:
@@ -44,8 +44,8 @@ def main(request: BoardRequest, *, json: JsonFlag = False, verbose: VerboseFlag 
             console.result({"jobs": listed})
             console.show(jobs_table(board.host, listed) if listed else f"no jobs on {board.host}")
             for job in listed:
-                if job.get("said"):
-                    console.warn(job["said"])
+                if job.get("message"):
+                    console.warn(job["message"])
         else:
             _doctor(console, board, wanted)
 
@@ -79,7 +79,7 @@ def checks_table(host: str, checks: Sequence[Check]) -> Table:
     table.add_column("check", no_wrap=True)
     table.add_column("seen, expected, and what to do")
     for check in checks:
-        lines = (check.seen, check.expected and f"expected: {check.expected}", check.mend and f"try: {check.mend}")
+        lines = (check.actual, check.expected and f"expected: {check.expected}", check.hint and f"try: {check.hint}")
         shown = "\n".join(line for line in lines if line)
         table.add_row(Text(check.state, style=COLOURS[check.state]), check.name, shown)
     return table

@@ -96,8 +96,8 @@ def run(request: ReportRequest, progress: Progress | None = None) -> Report:
         if not of_gate:
             raise GateError(f"gate {gate} is about none of the runs; measure what it is about, or leave it out")
         if all(verdict.state == "not measured" for verdict in of_gate):
-            (why,) = of_gate[0].why
-            raise GateError(f"gate {gate}: {gate.metric} was measured in none of the runs: {why}; or leave it out")
+            (reason,) = of_gate[0].reasons
+            raise GateError(f"gate {gate}: {gate.metric} was measured in none of the runs: {reason}; or leave it out")
     seen: Mapping[str, Sequence[Wrong]] = {}
     if thumbnails:
         from edgevit.reporting.wrong import pictures

@@ -106,7 +106,7 @@ def test_mode_and_clocks_are_set_read_back_and_put_back(root, state_dir):
         clock["min_khz"] for clock in before[1].values()
     ]
     assert set_up(root) == ("MAXN_SUPER", False)
-    assert told == ["the power mode is MAXN_SUPER again, and the clocks are as they were"] == state["told"]
+    assert told == ["the power mode is MAXN_SUPER again, and the clocks are as they were"] == state["messages"]
     assert [path.name for path in state_dir.iterdir()] == ["lock"]
 
 
@@ -135,7 +135,7 @@ def test_what_is_not_asked_for_or_is_so_already_is_not_touched(root, state_dir, 
     for program in ("usr/sbin/nvpmodel", "usr/bin/jetson_clocks"):
         Path(root, program).unlink()
     with controlled(root, mode, report=print, state_dir=state_dir) as state:
-        assert state == {"power_mode": "MAXN_SUPER", "clocks_locked": False, "told": []}
+        assert state == {"power_mode": "MAXN_SUPER", "clocks_locked": False, "messages": []}
     assert not state_dir.exists()
 
 
@@ -245,7 +245,7 @@ def test_what_a_restart_left_is_put_back_and_said(root, state_dir, left_behind):
 def test_the_next_job_puts_back_before_it_measures(root, state_dir, left_behind):
     with controlled(root, report=print, state_dir=state_dir) as state:
         assert (state["power_mode"], state["clocks_locked"]) == ("MAXN_SUPER", False)
-        assert state["told"][0].startswith("an earlier process was cut off")
+        assert state["messages"][0].startswith("an earlier process was cut off")
 
 
 def test_a_mode_that_somebody_set_since_is_left(root, state_dir, left_behind):
@@ -280,7 +280,7 @@ def test_what_cannot_be_put_back_is_told_with_the_commands_and_tried_again(root,
     replace_nvpmodel(root, f'if [ "$1 $2" = "-m 0" ] && [ ! -e {root}/mended ]; then echo no; exit; fi')
     with controlled(root, "40W", report=print, state_dir=state_dir) as state:
         pass
-    (said,) = state["told"]
+    (said,) = state["messages"]
     assert "the power mode is 40W, nvpmodel said 'no'" in said
     assert f"try `sudo nvpmodel -m 0 && sudo jetson_clocks --restore {state_dir}/clocks.store`" in said
     with (
@@ -400,7 +400,7 @@ def test_clocks_that_jetson_clocks_holds_by_their_governor_count_as_locked(root,
     Path(root, "usr/bin/jetson_clocks").write_text(f'#!/bin/sh\ncase "$1" in {cases} esac\n{write}\n')
     with controlled(root, None, True, report=print, state_dir=state_dir) as state:
         assert state["clocks_locked"] is True
-    assert (state["told"], set_up(root)) == (["the clocks are as they were"], ("MAXN_SUPER", False))
+    assert (state["messages"], set_up(root)) == (["the clocks are as they were"], ("MAXN_SUPER", False))
 
 
 @pytest.mark.parametrize(("memory", "calls"), [("1", 0), ("0", 3), (None, 3)])
@@ -424,7 +424,7 @@ def test_locked_clocks_without_root_are_enough_and_the_memorys_is_said_to_be_unk
     Path(root, "usr/bin/jetson_clocks").unlink()
     with controlled(root, None, True, report=print, state_dir=state_dir) as state:
         assert state["clocks_locked"] is True
-    assert state["told"] == [f"the memory's clock is not known and may move: it needs root, see {control.SETUP}"]
+    assert state["messages"] == [f"the memory's clock is not known and may move: it needs root, see {control.SETUP}"]
 
 
 def test_clocks_that_do_not_lock_are_named(root, state_dir):

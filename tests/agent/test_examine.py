@@ -57,7 +57,7 @@ def test_a_captured_board_tells_all_that_its_files_and_programs_tell(board, boar
     assert facts["meters"]["ina3221"] is None and facts["meters"]["tegrastats"] is None
     assert "jtop" in facts["meters"]["jtop"]
     assert facts["sudo"] is True and all(facts["programs"].values()) and "trtexec" in unread
-    assert facts["recovered"] == {"clean": True, "told": []}
+    assert facts["recovered"] == {"clean": True, "messages": []}
 
 
 def test_a_board_without_room_for_a_temporary_file_is_examined_all_the_same(board_tree, tmp_path, monkeypatch):
@@ -155,7 +155,7 @@ def test_what_an_earlier_process_left_changed_is_put_back_first(board_tree, cach
     subprocess.run([root / "usr/bin/jetson_clocks"], check=True)
     facts = facts_of(root)
     assert (facts["power_mode"]["name"], facts["clocks_locked"]) == ("MAXN_SUPER", False)
-    assert facts["recovered"]["clean"] and "the power mode is MAXN_SUPER again" in facts["recovered"]["told"][0]
+    assert facts["recovered"]["clean"] and "the power mode is MAXN_SUPER again" in facts["recovered"]["messages"][0]
 
 
 def test_the_agent_examines_under_the_oldest_python(board_tree, monkeypatch):

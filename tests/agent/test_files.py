@@ -12,11 +12,11 @@ def test_an_upload_gets_its_name_once_its_content_is_right(tmp_path):
     path, part, content = tmp_path / "new" / "model.onnx", tmp_path / "new" / "part", b"a model"
     sha256 = hashlib.sha256(content).hexdigest()
     told = offer(print, "/", str(path), str(part), sha256)
-    assert told["there"] is False and told["free_bytes"] > 0 and path.parent.is_dir()
+    assert told["present"] is False and told["free_bytes"] > 0 and path.parent.is_dir()
     part.write_bytes(content)
     assert keep(print, "/", str(path), str(part), sha256) == {"path": str(path)}
     assert sha256_of(str(path)) == sha256 and not part.exists()
-    assert offer(print, "/", str(path), str(part), sha256)["there"] is True
+    assert offer(print, "/", str(path), str(part), sha256)["present"] is True
     assert size(print, "/", str(path)) == {"bytes": 7} and size(print, "/", str(part)) == {"bytes": None}
 
 

@@ -142,7 +142,7 @@ def test_a_job_that_dies_leaves_its_last_words_and_can_be_tried_again(careful):
         assert "the job died: one moment please" in agent.call("follow", job="a")["error"]["message"]
         assert agent.call("jobs")["jobs"][0]["state"] == "dead"
         again = start(agent)
-        assert again["state"] == "dead" and "one moment please" in again["said"]
+        assert again["state"] == "dead" and "one moment please" in again["message"]
         assert "result" in agent.call("follow", job="a")
 
 
@@ -151,7 +151,7 @@ def test_a_number_given_out_again_is_not_taken_for_the_job(folder):
     (folder / "a" / "pid").write_text(str(os.getpid()))
     with Agent() as agent:
         assert agent.call("jobs")["jobs"][0]["state"] == "dead"
-        assert agent.call("cancel") == {"cancelled": [], "left": []}
+        assert agent.call("cancel") == {"cancelled": [], "others": []}
 
 
 def test_a_cancelled_job_puts_back_what_it_changed_and_is_gone(careful, tmp_path):
@@ -161,7 +161,7 @@ def test_a_cancelled_job_puts_back_what_it_changed_and_is_gone(careful, tmp_path
     with Agent() as agent, Agent() as other:
         with pytest.raises(AgentError, match="the job a is still running"):
             other.call("forget", job="a")
-        assert other.call("cancel", job="a") == {"cancelled": ["a"], "left": []}
+        assert other.call("cancel", job="a") == {"cancelled": ["a"], "others": []}
         assert (tmp_path / "restored").exists()
         with pytest.raises(AgentError, match="the job is gone: it was cancelled"):
             agent.call("follow", job="a")
@@ -175,13 +175,13 @@ def test_of_many_who_share_an_account_each_ends_their_own_jobs_and_learns_whose_
         assert agent.call("start", job="b", method="measure", args=LONG, owner="anna@desk")["owner"] == "bert@lab"
         ended = agent.call("cancel", owner="anna@desk")
         assert ended["cancelled"] == ["a"]
-        (left,) = ended["left"]
+        (left,) = ended["others"]
         assert (left["job"], left["method"], left["owner"]) == ("b", "measure", "bert@lab")
         assert [job["job"] for job in agent.call("jobs")["jobs"]] == ["b"]
         (folder / "b" / "request.json").write_text("{")
-        (unknown,) = agent.call("cancel", owner="anna@desk")["left"]
+        (unknown,) = agent.call("cancel", owner="anna@desk")["others"]
         assert unknown["owner"] is None
-        assert agent.call("cancel") == {"cancelled": ["b"], "left": []}
+        assert agent.call("cancel") == {"cancelled": ["b"], "others": []}
 
 
 def test_two_hosts_that_follow_one_job_both_get_its_outcome(folder):
@@ -230,7 +230,7 @@ def test_a_job_that_does_not_end_when_asked_is_killed(careful, monkeypatch):
         start(agent, careful)
         working(agent)
     with Agent() as agent:
-        assert agent.call("cancel") == {"cancelled": ["a"], "left": []}
+        assert agent.call("cancel") == {"cancelled": ["a"], "others": []}
         assert agent.call("jobs") == {"jobs": []}
 
 
@@ -286,8 +286,8 @@ def test_a_damaged_job_is_listed_by_its_file_removed_by_cancel_and_holds_up_no_o
         damage(folder, "a", name, content)
         damaged, other = agent.call("jobs")["jobs"]
         assert (damaged["job"], damaged["state"], other["job"], other["state"]) == ("a", "damaged", "b", "running")
-        assert f"/jobs/a/{name} is damaged (" in damaged["said"] and "--cancel" in damaged["said"]
-        assert "\n" not in damaged["said"]
+        assert f"/jobs/a/{name} is damaged (" in damaged["message"] and "--cancel" in damaged["message"]
+        assert "\n" not in damaged["message"]
         assert sorted(agent.call("cancel")["cancelled"]) == ["a", "b"]
         assert agent.call("jobs") == {"jobs": []}
     assert not (folder / "a").exists()
@@ -300,7 +300,7 @@ def test_a_damaged_job_is_started_anew_and_following_it_names_the_file(folder):
         with pytest.raises(AgentError, match=r"jobs/a/result.json is damaged \(.*\); `edgevit board --cancel`"):
             agent.call("follow", job="a")
         found = start(agent)
-        assert found["state"] == "damaged" and "result.json is damaged" in found["said"]
+        assert found["state"] == "damaged" and "result.json is damaged" in found["message"]
         assert agent.call("follow", job="a")["result"]["label"] == "any"
 
 
@@ -323,4 +323,4 @@ def test_a_number_that_is_not_the_jobs_process_ends_no_process(folder, text):
         with pytest.raises(AgentError, match=r"jobs/a/pid does not hold the job's process; end it with `fuser -k"):
             agent.call("cancel")
         pid.write_text(right)
-        assert agent.call("cancel") == {"cancelled": ["a"], "left": []}
+        assert agent.call("cancel") == {"cancelled": ["a"], "others": []}

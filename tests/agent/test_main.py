@@ -34,7 +34,7 @@ def test_a_job_runs_under_each_python(version, tmp_path, monkeypatch):
         assert agent.call("start", job="a", method="measure", args=asdict(REQUEST), owner="anna@desk")["state"] == "new"
         run = Run.from_dict(agent.call("follow", told.append, job="a")["result"])
         agent.call("forget", job="a")
-        assert agent.call("cancel") == {"cancelled": [], "left": []}
+        assert agent.call("cancel") == {"cancelled": [], "others": []}
     assert version in run.environment["python"]
     assert told[0]["stage"] == "load"
 

@@ -24,8 +24,8 @@ REQUESTS = [
     MeasurementRequest("/c/files/x.onnx", "ab", label, "fp32", "onnxruntime", batch=1, round=1)
     for label in ("t1", "t2")
 ]
-STATE = {"power_mode": None, "clocks_locked": None, "told": []}
-STARTED = {"state": "new", "said": "", "owner": "me"}
+STATE = {"power_mode": None, "clocks_locked": None, "messages": []}
+STARTED = {"state": "new", "message": "", "owner": "me"}
 
 
 def run_of(request, **changed):
@@ -93,14 +93,14 @@ ODD = [
     (lambda board: board.call("jobs"), [{"jobs": [{**LISTED, "age_s": "old"}]}], "'old' as jobs.0.age_s"),
     (lambda board: board.call("jobs"), [{"jobs": ["\x1b[2J"]}], r"has '\\x1b[2J' as jobs.0"),
     (lambda board: board.cancel(), [{"cancelled": []}], "orin to 'cancel' lacks left"),
-    (lambda board: board.cancel(), [{"cancelled": [1], "left": []}], "has 1 as cancelled.0"),
-    (lambda board: board.put(Path(__file__), "ab", Silent()), [{"there": 1, "free_bytes": 1}], "has 1 as there"),
-    (lambda board: board.put(Path(__file__), "ab", Silent()), [{"there": False}], "'offer' lacks free_bytes"),
+    (lambda board: board.cancel(), [{"cancelled": [1], "others": []}], "has 1 as cancelled.0"),
+    (lambda board: board.put(Path(__file__), "ab", Silent()), [{"present": 1, "free_bytes": 1}], "has 1 as present"),
+    (lambda board: board.put(Path(__file__), "ab", Silent()), [{"present": False}], "'offer' lacks free_bytes"),
     (lambda board: board.fetch("/e", Path("e"), "ab", Silent()), [{"bytes": "5"}], "'size' has '5' as bytes"),
     (look_over, [[]], "orin to 'examine' has a list"),
     (look_over, ["text"], "orin to 'examine' has 'text'"),
     (look_over, [{"memory": {"total_bytes": "much"}}], "has 'much' as memory.total_bytes"),
-    (look_over, [{"recovered": {"told": None}}], "has nothing as recovered.told"),
+    (look_over, [{"recovered": {"messages": None}}], "has nothing as recovered.messages"),
     (job_of("build"), [{**STARTED, "state": "odd"}], "orin to 'start' has 'odd' as state"),
     (job_of("build"), [None], "orin to 'start' has nothing"),
     (job_of("build"), [STARTED, [], {}], "orin to 'follow' has a list"),

@@ -142,8 +142,14 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(models, monkeypat
             {"models": models[:1], "alternate": True},
             "--alternate is for several models at full speed, and not for one model",
         ),
-        ({"models": models, "alternate": True, "how": Conditions(period_ms=5)}, "not for --period-ms; leave one out"),
-        ({"models": models, "alternate": True, "how": Conditions(runner="tensorrt", streams=(1, 2))}, "--streams 2"),
+        (
+            {"models": models, "alternate": True, "conditions": Conditions(period_ms=5)},
+            "not for --period-ms; leave one out",
+        ),
+        (
+            {"models": models, "alternate": True, "conditions": Conditions(runner="tensorrt", streams=(1, 2))},
+            "--streams 2",
+        ),
     ):
         with pytest.raises(OptionError, match=message):
             bench_in_turns(**arguments)

@@ -492,7 +492,7 @@ def test_a_copy_is_read_once_in_a_session_while_its_time_stands_still(tmp_path):
     digest = hashlib.sha256(b"right weights").hexdigest()
 
     def is_there(path=copy):
-        return files.offer(print, "/", str(path), part, digest)["there"]
+        return files.offer(print, "/", str(path), part, digest)["present"]
 
     assert is_there() and not is_there(tmp_path / "other")
     before = copy.stat().st_mtime_ns

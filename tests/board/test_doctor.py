@@ -69,15 +69,15 @@ def judged(answer, profile="match", host="orin"):
 def check_of(answer, name, profile="match", host="orin"):
     checks = {check.name: check for check in judged(answer, profile, host)}
     for check in checks.values():
-        assert (check.mend is None) == (check.state == "ok"), check
-        assert check.seen
+        assert (check.hint is None) == (check.state == "ok"), check
+        assert check.actual
     return checks[name]
 
 
 def test_a_board_in_order_has_nothing_to_mend(healthy):
     checks = judged(healthy)
     assert [check for check in checks if check.state != "ok"] == []
-    seen = {check.name: check.seen for check in checks}
+    seen = {check.name: check.actual for check in checks}
     assert (
         len(seen) == len(checks) == len(CHECKS) - 2
     )  # nothing was left behind by an earlier process, and its clock is right
@@ -134,7 +134,7 @@ ONLY_JTOP = {**NO_METER, "jtop": None}
         ({"power_mode": None}, "power mode", "warning", "unknown", "sudo nvpmodel -q"),
         ({"power_mode": {"id": None, "name": "MINE"}}, "power mode", "warning", "MINE", "sudo nvpmodel -q"),
         (
-            {"recovered": {"clean": False, "told": ["not as it was found: try `sudo nvpmodel -m 2`"]}},
+            {"recovered": {"clean": False, "messages": ["not as it was found: try `sudo nvpmodel -m 2`"]}},
             *("earlier changes", "problem", "not as it was found", "nvpmodel"),
         ),
     ],
@@ -143,7 +143,7 @@ ONLY_JTOP = {**NO_METER, "jtop": None}
 def test_what_is_wrong_is_told_with_what_mends_it(healthy, spoil, name, state, seen, mend):
     check = check_of({**healthy, **spoil}, name)
     assert check.state == state
-    assert seen in check.seen and mend in check.mend
+    assert seen in check.actual and mend in check.hint
     others = {other.name: other.state for other in judged(healthy) if other.name != name}
     told = {c.name: c.state for c in judged({**healthy, **spoil}) if c.name in others}
     assert told == others
@@ -154,16 +154,16 @@ def test_a_missing_tensorrt_is_a_venv_that_hides_it_or_a_missing_package(healthy
     error = "no TensorRT for this Python (No module named 'tensorrt'); long advice"
     facts = {**healthy, "in_venv": in_venv, "tensorrt": {"version": None, "error": error}}
     check = check_of(facts, "TensorRT")
-    assert check.state == "problem" and check.seen.endswith("'tensorrt')")
-    assert "sudo apt install python3-libnvinfer tensorrt" in check.mend
-    assert ("--system-site-packages" in check.mend) is in_venv
+    assert check.state == "problem" and check.actual.endswith("'tensorrt')")
+    assert "sudo apt install python3-libnvinfer tensorrt" in check.hint
+    assert ("--system-site-packages" in check.hint) is in_venv
 
 
 def test_a_python_that_jetpacks_tensorrt_is_not_for_is_named(healthy):
     missing = {**healthy, "tensorrt": {"version": None, "error": "no TensorRT for this Python"}}
     check = check_of({**missing, "python_path": "/home/jetson/miniforge3/bin/python3"}, "TensorRT")
-    assert check.mend.startswith("/usr/bin before /home/jetson/miniforge3/bin in the PATH of a command by ssh")
-    assert "PATH" not in check_of({**missing, "python_path": "/usr/bin/python3"}, "TensorRT").mend
+    assert check.hint.startswith("/usr/bin before /home/jetson/miniforge3/bin in the PATH of a command by ssh")
+    assert "PATH" not in check_of({**missing, "python_path": "/usr/bin/python3"}, "TensorRT").hint
 
 
 def in_mode(facts, name):
@@ -174,13 +174,13 @@ def in_mode(facts, name):
 def test_a_faster_power_mode_is_named_with_its_own_number(healthy):
     check = check_of(in_mode(healthy, "25W"), "power mode")
     assert check.state == "warning" and check.expected.startswith("MAXN_SUPER, where the GPU is fastest")
-    assert check.mend == "sudo nvpmodel -m 0, or --power-mode MAXN_SUPER of edgevit bench"
-    assert check.seen == "25W: its GPU clock is 408 MHz, below the 612 MHz of 15W"
+    assert check.hint == "sudo nvpmodel -m 0, or --power-mode MAXN_SUPER of edgevit bench"
+    assert check.actual == "25W: its GPU clock is 408 MHz, below the 612 MHz of 15W"
 
 
 def test_a_faster_mode_with_more_of_the_gpu_says_that_it_needs_a_reboot(healthy):
     check = check_of(in_mode(healthy, "15W"), "power mode")
-    assert check.mend == "sudo nvpmodel -m 0 (in a terminal: it asks for a reboot)"
+    assert check.hint == "sudo nvpmodel -m 0 (in a terminal: it asks for a reboot)"
 
 
 def test_a_mode_that_is_as_fast_for_the_gpu_is_left(healthy):
@@ -191,26 +191,26 @@ def test_without_a_profile_no_mode_is_called_faster_and_the_module_is_unknown(he
     facts = in_mode(healthy, "15W")
     assert check_of(facts, "power mode", profile=None).state == "ok"
     check = check_of(facts, "module", profile=None)
-    assert check.state == "warning" and "--profile FILE" in check.mend
+    assert check.state == "warning" and "--profile FILE" in check.hint
 
 
 def test_rails_that_only_one_coarse_meter_reads_are_enough(healthy):
     check = check_of({**healthy, "rails": [], "meters": ONLY_JTOP}, "power rails")
-    assert check.state == "ok" and "read through jtop" in check.seen and "no INA3221" in check.seen
-    assert check_of({**healthy, "meters": ONLY_JTOP}, "jtop").seen == "its service answers"
+    assert check.state == "ok" and "read through jtop" in check.actual and "no INA3221" in check.actual
+    assert check_of({**healthy, "meters": ONLY_JTOP}, "jtop").actual == "its service answers"
 
 
 def test_a_rail_of_the_total_that_is_missing_is_named(healthy):
     rails = [rail for rail in healthy["rails"] if rail["label"] != "VDD_IN"]
     check = check_of({**healthy, "rails": rails}, "power rails")
-    assert check.state == "warning" and "VDD_IN is missing" in check.seen and check.expected == "VDD_IN"
+    assert check.state == "warning" and "VDD_IN is missing" in check.actual and check.expected == "VDD_IN"
 
 
 def test_what_an_earlier_process_left_is_said(healthy):
-    mended = {"clean": True, "told": ["an earlier process was cut off: the clocks are as they were"]}
-    assert "cut off" in check_of({**healthy, "recovered": mended}, "earlier changes").seen
-    at_work = {"clean": False, "told": []}
-    assert "a job that is running" in check_of({**healthy, "recovered": at_work}, "earlier changes").seen
+    mended = {"clean": True, "messages": ["an earlier process was cut off: the clocks are as they were"]}
+    assert "cut off" in check_of({**healthy, "recovered": mended}, "earlier changes").actual
+    at_work = {"clean": False, "messages": []}
+    assert "a job that is running" in check_of({**healthy, "recovered": at_work}, "earlier changes").actual
 
 
 @pytest.mark.parametrize(
@@ -228,13 +228,13 @@ def test_captured_boards_are_known_and_warned_of_what_they_are(board, profile, w
     facts = {**with_libraries(captured), "clocks_locked": captured["clocks_locked"]}
     checks = judged(facts)
     assert {check.name for check in checks if check.state != "ok"} == worst
-    assert checks[0].seen.endswith(f"profile {profile}")
+    assert checks[0].actual.endswith(f"profile {profile}")
 
 
 def test_a_machine_that_is_no_jetson_says_so_and_what_still_works(bare):
     check = check_of(bare, "module", host=THIS_MACHINE)
-    assert check.state == "warning" and check.seen.startswith("no Jetson but ")
-    assert "edgevit bench DIR" in check.mend
+    assert check.state == "warning" and check.actual.startswith("no Jetson but ")
+    assert "edgevit bench DIR" in check.hint
     checks = judged(bare, None, THIS_MACHINE)
     assert {check.state for check in checks[1:]} == {"ok"}
     assert not {"JetPack", "power mode", "power rails", "root"} & {check.name for check in checks}
@@ -244,28 +244,28 @@ def test_a_named_board_that_is_no_jetson_is_a_problem_and_no_other_name_is_asked
     bare = {**bare, "onnxruntime": None, "onnxruntime_packages": {}, "disk": {"cache_free_bytes": 0, "cache": "/big/c"}}
     here, named = ({check.name: check for check in judged(bare, None, host)} for host in (THIS_MACHINE, "orin-nx"))
     assert {name for name, check in here.items() if check.state == "problem"} == {"ONNX Runtime", "disk"}
-    assert here["TensorRT"].state == "ok" and "name a board" in here["module"].mend
+    assert here["TensorRT"].state == "ok" and "name a board" in here["module"].hint
     assert {name for name, check in named.items() if check.state == "problem"} == {"module", "TensorRT", "disk"}
-    assert named["module"].mend.startswith("check which machine `ssh orin-nx` reaches")
+    assert named["module"].hint.startswith("check which machine `ssh orin-nx` reaches")
     assert list(named) == list(here) and "name a board" not in str(named.values())
-    assert "for /big/c" in named["disk"].seen and "rm -r /big/c/files" in named["disk"].mend
+    assert "for /big/c" in named["disk"].actual and "rm -r /big/c/files" in named["disk"].hint
 
 
 def test_without_a_jetson_and_onnx_runtime_nothing_can_be_measured(bare):
     on_this_machine = partial(check_of, name="ONNX Runtime", host=THIS_MACHINE)
     check = on_this_machine({**bare, "onnxruntime": None, "onnxruntime_packages": {}})
-    assert check.state == "problem" and "-m pip install onnxruntime, or onnxruntime-gpu" in check.mend
+    assert check.state == "problem" and "-m pip install onnxruntime, or onnxruntime-gpu" in check.hint
     both = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.22.0"}
     check = on_this_machine({**bare, "onnxruntime_packages": both})
     assert (check.state, check.expected) == ("problem", "one of the two")
-    assert check.seen == "onnxruntime 1.31.1 and onnxruntime-gpu 1.22.0 side by side, which overwrite one another"
-    assert "-m pip uninstall -y onnxruntime onnxruntime-gpu && " in check.mend
+    assert check.actual == "onnxruntime 1.31.1 and onnxruntime-gpu 1.22.0 side by side, which overwrite one another"
+    assert "-m pip uninstall -y onnxruntime onnxruntime-gpu && " in check.hint
     gpu = {"onnxruntime": {"version": "1.22.0", "providers": ["CUDAExecutionProvider"]}}
     check = on_this_machine({**bare, **gpu, "onnxruntime_packages": {"onnxruntime-gpu": "1.22.0"}})
-    assert (check.state, check.seen) == ("ok", "onnxruntime-gpu 1.22.0 (CUDA)")
+    assert (check.state, check.actual) == ("ok", "onnxruntime-gpu 1.22.0 (CUDA)")
     check = on_this_machine({**bare, "onnxruntime": None, "onnxruntime_packages": {"onnxruntime": "1.31.1"}})
-    assert (check.state, check.seen) == ("problem", "onnxruntime 1.31.1, which cannot be imported")
-    assert "--force-reinstall onnxruntime" in check.mend
+    assert (check.state, check.actual) == ("problem", "onnxruntime 1.31.1, which cannot be imported")
+    assert "--force-reinstall onnxruntime" in check.hint
 
 
 def test_on_a_jetson_onnx_runtime_is_optional(healthy):
@@ -284,9 +284,9 @@ def test_a_jetson_that_tells_nothing_else_is_still_judged(bare):
 def test_a_jetson_in_a_container_that_hides_its_module_is_one_and_takes_a_profile_by_its_name(bare):
     facts = {**bare, "kernel": "5.15.148-tegra"}
     check = check_of(facts, "module")
-    assert check.state == "warning" and check.seen.startswith("a Jetson that does not tell which, so that its power")
-    assert "--profile NAME" in check.mend and "docker run --security-opt systempaths=unconfined" in check.mend
-    assert "docker run -v /etc/nv_tegra_release:" in check_of(facts, "L4T").mend
+    assert check.state == "warning" and check.actual.startswith("a Jetson that does not tell which, so that its power")
+    assert "--profile NAME" in check.hint and "docker run --security-opt systempaths=unconfined" in check.hint
+    assert "docker run -v /etc/nv_tegra_release:" in check_of(facts, "L4T").hint
     profile = load_profile("orin-nx-16gb")
     profile.check(read_facts(facts, "orin"))
     assert check_of(facts, "module", profile=profile).state == "ok"
@@ -296,4 +296,4 @@ def test_a_jetson_in_a_container_that_hides_its_module_is_one_and_takes_a_profil
 
 
 def test_the_profile_that_was_given_decides(healthy):
-    assert "agx-orin-64gb" in check_of(healthy, "module", profile=load_profile("agx-orin-64gb")).seen
+    assert "agx-orin-64gb" in check_of(healthy, "module", profile=load_profile("agx-orin-64gb")).actual

@@ -176,7 +176,7 @@ def test_a_void_run_is_shown_and_not_judged_and_wins_over_a_failure():
     verdicts = verdicts_of(gates, [VOID_RUN, DENSE])
     assert [v.state for v in verdicts] == ["void", "fail"]
     assert verdicts[0].value == 10
-    assert "gpu-throttle-alert at step 1" in verdicts[0].why[0]
+    assert "gpu-throttle-alert at step 1" in verdicts[0].reasons[0]
     assert exit_code(verdicts, [VOID_RUN, DENSE]) == 4
     assert exit_code(verdicts[1:], [DENSE]) == 3
     assert verdicts_of(gates, [ON_A_BOARD, VOID_RUN])[0].state == "void"  # one of its repeats is
@@ -193,7 +193,7 @@ def test_a_figure_that_turned_out_not_to_be_measured_is_an_error_that_says_what_
         run = replace(ON_A_BOARD, power=power)
         (verdict,) = verdicts = verdicts_of(gates, [run])
         assert (verdict.state, verdict.value, verdict.margin) == ("not measured", None, None)
-        assert "`edgevit board` says what is missing" in verdict.why[0]
+        assert "`edgevit board` says what is missing" in verdict.reasons[0]
         assert exit_code(verdicts, [run]) == 1
         assert exit_code((*verdicts, *verdicts_of([parse_gate("p99<1ms")], [run])), [run]) == 3
     (one_missing,) = verdicts_of(gates, [ON_A_BOARD, replace(ON_A_BOARD, power=None)])

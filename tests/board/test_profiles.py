@@ -15,7 +15,7 @@ from places import ROOT
 from edgevit.agent import jetson
 from edgevit.board.facts import BoardFacts, PowerMode, read_facts
 from edgevit.board.profiles import Profile, load_profile, match, profile_names
-from edgevit.board.roofline import ceiling, ceiling_found
+from edgevit.board.roofline import board_ceiling, ceiling
 from edgevit.errors import ProfileError, UnknownNameError
 
 ALL = ("agx-orin-32gb", "agx-orin-64gb", "agx-orin-industrial", "orin-nano-4gb", "orin-nano-8gb", "orin-nx-16gb",
@@ -141,7 +141,7 @@ def test_the_board_of_a_captured_tree_is_recognised_and_its_modes_are_those_of_i
         expected = profile.mode(seen["name"], super_clocks=found.module.super)
         assert (seen["id"], seen["cpus_online"]) == (expected.id, expected.cpus)
         by_profile = ceiling(profile, expected)
-        by_board = ceiling_found(profile, replace(found, power_mode=PowerMode(seen["id"], seen["name"])))
+        by_board = board_ceiling(profile, replace(found, power_mode=PowerMode(seen["id"], seen["name"])))
         assert by_board.tensor_cores == by_profile.tensor_cores
         assert by_board.bytes_per_s == by_profile.bytes_per_s
         assert by_board.gpu_hz == pytest.approx(by_profile.gpu_hz, rel=0.04)  # JetPack 5's cap is the higher one

@@ -18,7 +18,7 @@ def test_what_is_typed_is_the_request_that_python_has() -> None:
     typed = {"models": [Path("a"), Path("b")], "batches": [1, 8], "runner": "fake", "board": "orin", "seed": 3}
     how = Conditions(runner="fake", batches=(1, 8))
     assert request_from(BenchRequest, typed) == BenchRequest(
-        models=(Path("a"), Path("b")), how=how, board="orin", seed=3
+        models=(Path("a"), Path("b")), conditions=how, board="orin", seed=3
     )
     assert [asked.field for asked in options_of(BenchRequest) if asked.required] == ["models"]
 
@@ -32,7 +32,7 @@ def test_the_runner_is_that_of_the_board_or_of_the_file() -> None:
     assert BenchRequest(models=[Path("t1")]).runner == "onnxruntime"
     assert BenchRequest(models=[Path("t1")], board="orin").runner == "tensorrt"
     assert BenchRequest(models=["t1.engine"]).runner == "tensorrt"  # type: ignore[list-item]  # as Python users type
-    assert BenchRequest(models=[Path("t1.engine")], how=FAKE).runner == "fake"
+    assert BenchRequest(models=[Path("t1.engine")], conditions=FAKE).runner == "fake"
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_the_runner_is_that_of_the_board_or_of_the_file() -> None:
 )
 def test_conditions_that_make_no_sense_are_refused_before_anything_starts(how: Conditions, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        BenchRequest(models=[Path("t1")], how=how).check()
+        BenchRequest(models=[Path("t1")], conditions=how).check()
 
 
 def test_a_whole_request_is_measured_from_python(tmp_path: Path) -> None:
     model = tmp_path / "t1.onnx"
     model.write_bytes(b"anything: the fake runner sleeps")
     seen: list[object] = []
-    done = edgevit.bench(BenchRequest(models=(model,), labels=("ours",), how=FAKE, repeat=2), on_run=seen.append)
+    done = edgevit.bench(BenchRequest(models=(model,), labels=("ours",), conditions=FAKE, repeat=2), on_run=seen.append)
     assert list(done.runs) == seen
     assert [(run.label, run.round) for run in done.runs] == [("ours", 1), ("ours", 2)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from edgevit.board.facts import BoardFacts, read_facts
 from edgevit.board.profiles import Profile, load_profile, profile_names
-from edgevit.board.roofline import ceiling, ceiling_found, least_bytes, roofline
+from edgevit.board.roofline import board_ceiling, ceiling, least_bytes, roofline
 from edgevit.errors import UnknownNameError
 
 DEIT_BASE_MACS, DEIT_BASE_PARAMS = 17_570_000_000, 86_567_656
@@ -85,19 +85,19 @@ def found(mode: dict[str, Any] | None, *, super_clocks: bool = False) -> BoardFa
 def test_the_boards_own_table_decides_where_it_can_be_read(
     mode: dict[str, Any] | None, tensor_cores: int, gpu_mhz: float, emc_mhz: float
 ) -> None:
-    limits = ceiling_found(load_profile("orin-nx-16gb"), found(mode))
+    limits = board_ceiling(load_profile("orin-nx-16gb"), found(mode))
     assert limits.tensor_cores == tensor_cores and limits.gpu_hz == gpu_mhz * 1e6
     assert limits.bytes_per_s == pytest.approx(emc_mhz * 1e6 * 32)
 
 
 def test_super_clocks_raise_what_is_uncapped() -> None:
     mode = {"tpc_mask": 240, "gpu_max_hz": -1, "emc_max_hz": -1}
-    assert ceiling_found(load_profile("orin-nx-16gb"), found(mode, super_clocks=True)).gpu_hz == 1173e6
+    assert board_ceiling(load_profile("orin-nx-16gb"), found(mode, super_clocks=True)).gpu_hz == 1173e6
 
 
 def test_one_tpc_of_an_agx_32gb_is_never_there() -> None:
     mode = {"tpc_mask": 128, "gpu_max_hz": -1, "emc_max_hz": -1}
-    assert ceiling_found(load_profile("agx-orin-32gb"), found(mode)).tensor_cores == 7 * 2 * 4
+    assert board_ceiling(load_profile("agx-orin-32gb"), found(mode)).tensor_cores == 7 * 2 * 4
 
 
 @pytest.mark.parametrize("name", profile_names())

@@ -229,7 +229,7 @@ def test_runs_that_are_not_kept_name_the_option_that_keeps_them_and_no_file(run_
 
 def test_the_command_of_a_page_repeats_gates_and_names_the_file_of_layers(tmp_path):
     output = tmp_path / "runs.jsonl"
-    request = BenchRequest(models=[tmp_path / "t1.onnx"], how=Conditions(layers=True))
+    request = BenchRequest(models=[tmp_path / "t1.onnx"], conditions=Conditions(layers=True))
     judging = JudgingRequest(gate=["p99<8ms", "energy<40mJ"], output=output)
     gates = "--gate 'p99<8ms' --gate 'energy<40mJ'"
     assert page_command(request, judging).endswith(f"report {output} {tmp_path / 'runs.layers.jsonl'} {gates}")

@@ -22,7 +22,7 @@ from edgevit.board.bench import Setting, Turns, in_turns, look, requests_of, tak
 from edgevit.board.connection import Board, open_board
 from edgevit.board.models import Measurable
 from edgevit.board.request import Conditions
-from edgevit.board.roofline import ceiling_found, least_bytes, roofline
+from edgevit.board.roofline import board_ceiling, least_bytes, roofline
 from edgevit.engines.build import check_board
 from edgevit.engines.unjudged import OPSET, build_unjudged
 from edgevit.errors import AgentError, CheckpointError, Interrupted, OptionError, OutputError, RunsError
@@ -471,7 +471,7 @@ class _Work:
         dims, geometry = one.subject.cost()
         values = geometry.patches * geometry.patch_values + geometry.outputs
         moved = least_bytes(geometry.params(dims), values, batch=batch, precision=one.precision)
-        limits = ceiling_found(self.setting.profile, self.setting.facts)
+        limits = board_ceiling(self.setting.profile, self.setting.facts)
         return roofline(limits, batch * geometry.macs(dims), moved, one.precision).least_s / (p50_ms / 1e3)
 
     def _by_trtexec(self, question: str, one: _Ready, batch: int) -> float | None:
