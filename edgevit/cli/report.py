@@ -8,7 +8,7 @@ from edgevit.cli.console import Console, JsonFlag, write
 
 if TYPE_CHECKING:
     from edgevit.reporting.choice import Panel
-    from edgevit.reporting.gather import Found
+    from edgevit.reporting.gather import Evidence
     from edgevit.reporting.request import ReportRequest
 
 SHOWN = 3  # of what was left out
@@ -24,7 +24,7 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
     """
     from edgevit.reporting.page import LIMIT_BYTES
     from edgevit.reporting.run import run
-    from edgevit.reporting.tables import content, heading, kept_apart
+    from edgevit.reporting.tables import content, heading, split_reasons
 
     console = Console(json=json)
     made = run(request, console.progress)
@@ -32,7 +32,7 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
     if made.file is None and not json:
         write(made.text.rstrip("\n"))
     if made.file is not None:
-        for text in kept_apart(made.panels):
+        for text in split_reasons(made.panels):
             console.show(text)
         size = len(made.text.encode())
         if made.format == "html" and size > LIMIT_BYTES:
@@ -58,9 +58,9 @@ def show_choices(console: Console, panels: Sequence[Panel]) -> None:
         console.show(f"{more} more {'answer is' if more == 1 else 'answers are'} in the report")
 
 
-def tell_skipped(console: Console, found: Found) -> None:
+def tell_skipped(console: Console, found: Evidence) -> None:
     """Say what was left out: how much, and the first few by name."""
     for one in found.skipped[:SHOWN]:
-        console.warn(f"left out: {one.where}: {one.why}")
+        console.warn(f"left out: {one.source}: {one.reason}")
     if len(found.skipped) > SHOWN:
         console.warn(f"left out: {len(found.skipped) - SHOWN} more, which the report names")

@@ -16,7 +16,7 @@ from pathlib import Path
 from edgevit.agent.records import CLOSED_LOOP, Run
 from edgevit.records.derivation import DataRecord
 from edgevit.records.model import ModelSpec
-from edgevit.reporting.gather import FoundModel
+from edgevit.reporting.gather import GatheredModel
 
 NAMED = 6  # classes in a title, or outputs of them
 OF_WEIGHTS = 6  # digits of a hash, which tell two bases apart
@@ -41,12 +41,12 @@ class BaseIdentity:
         outputs = frozenset((c.name, c.base_index) for c in document.classes)
         return cls(document.timm_name, document.base.weights_sha256, settings, outputs)
 
-    def is_of(self, other: BaseIdentity) -> bool:
+    def is_of(self, theirs: BaseIdentity) -> bool:
         """Whether a folder of this base is one of `other`, which names fewer classes, or none."""
-        names = {name for name, _ in self.outputs} & {name for name, _ in other.outputs}
-        outputs, of_other = ({pair for pair in base.outputs if pair[0] in names} for base in (self, other))
+        names = {name for name, _ in self.outputs} & {name for name, _ in theirs.outputs}
+        outputs, of_other = ({pair for pair in base.outputs if pair[0] in names} for base in (self, theirs))
         return (self.weights_sha256, self.preprocessing, outputs) == (
-            other.weights_sha256, other.preprocessing, of_other
+            theirs.weights_sha256, theirs.preprocessing, of_other
         )  # fmt: skip
 
     @property
@@ -129,7 +129,7 @@ class LatencyPlace:
         return frozenset(run.model for run in self.runs)
 
 
-def task_of(model: FoundModel) -> AccuracyTask:
+def task_of(model: GatheredModel) -> AccuracyTask:
     """The classes and images that a model's accuracy was measured on."""
     data = model.derivation.data if model.derivation is not None else None
     if model.imported is not None:
@@ -142,10 +142,10 @@ def places(runs: Iterable[Run]) -> list[LatencyPlace]:
     groups: dict[tuple[object, ...], list[Run]] = {}
     by_session: dict[tuple[object, ...], tuple[object, ...]] = {}
     for run in runs:
-        how = (run.batch, run.streams, run.use())
-        key: tuple[object, ...] = (tuple(sorted(run.environment.items())), *how)
+        use = (run.batch, run.streams, run.use())
+        key: tuple[object, ...] = (tuple(sorted(run.environment.items())), *use)
         if run.session is not None:
-            key = by_session.setdefault((run.session, *how), key)
+            key = by_session.setdefault((run.session, *use), key)
         groups.setdefault(key, []).append(run)
     ordered = sorted(groups.values(), key=lambda alike: (-len({run.model_sha256 for run in alike}), alike[0].batch))
     return [
@@ -156,49 +156,49 @@ def places(runs: Iterable[Run]) -> list[LatencyPlace]:
 
 def apart(places: Sequence[LatencyPlace]) -> list[str]:
     """What differs among the places, so that they are kept apart: "power_mode (15W, MAXN)"."""
-    told = []
+    differences = []
     names = sorted({name for place in places for name in place.environment})
     for name in names:
         values = list(dict.fromkeys(place.environment.get(name, "unknown") for place in places))
         if len(values) > 1:
-            told.append(f"{name.replace('_', ' ')} ({', '.join(values)})")
+            differences.append(f"{name.replace('_', ' ')} ({', '.join(values)})")
     for name in ("batch", "streams", "use"):
-        seen = list(dict.fromkeys(str(getattr(place, name)) for place in places))
-        if len(seen) > 1:
-            told.append(f"{name} ({', '.join(seen)})")
-    return told
+        distinct = list(dict.fromkeys(str(getattr(place, name)) for place in places))
+        if len(distinct) > 1:
+            differences.append(f"{name} ({', '.join(distinct)})")
+    return differences
 
 
 def apart_tasks(tasks: Sequence[AccuracyTask]) -> list[str]:
     """What differs among the tasks, so that they are kept apart."""
-    told = []
+    differences = []
     if len({tuple(sorted(task.classes)) for task in tasks}) > 1:
-        told.append("classes")
+        differences.append("classes")
     data = [task.data for task in tasks if task.data is not None]
-    seeds = list(dict.fromkeys(str(one.seed) for one in data))
+    seeds = list(dict.fromkeys(str(data_set.seed) for data_set in data))
     if len(seeds) > 1:
-        told.append(f"seed ({', '.join(seeds)}), which splits the images")
-    if len({one.images_sha256 for one in data}) > 1:
-        told.append("images")
-    return told
+        differences.append(f"seed ({', '.join(seeds)}), which splits the images")
+    if len({data_set.images_sha256 for data_set in data}) > 1:
+        differences.append("images")
+    return differences
 
 
 def _titles(firsts: Sequence[Run]) -> list[str]:
     """What places are called by; where two have one name, by all in which they differ."""
     titles = [_title(run) for run in firsts]
     for title in {title for title in titles if titles.count(title) > 1}:
-        alike = [i for i, other in enumerate(titles) if other == title]
+        alike = [i for i, text in enumerate(titles) if text == title]
         names = sorted({name for i in alike for name in firsts[i].environment})
         differing = [name for name in names if len({firsts[i].environment.get(name) for i in alike}) > 1]
         for i in alike:
-            seen = ", ".join(
+            differing_values = ", ".join(
                 f"{name.replace('_', ' ')} {firsts[i].environment.get(name, 'unknown')}" for name in differing
             )
-            titles[i] = f"{title}, {seen}"
+            titles[i] = f"{title}, {differing_values}"
     return titles
 
 
-def machine_told(environment: Mapping[str, str]) -> str:
+def machine_name(environment: Mapping[str, str]) -> str:
     """What a machine and its state are called."""
     words = []
     for group in CALLED:
@@ -211,7 +211,7 @@ def machine_told(environment: Mapping[str, str]) -> str:
 
 
 def _title(run: Run) -> str:
-    words = [machine_told(run.environment), f"batch {run.batch}"]
+    words = [machine_name(run.environment), f"batch {run.batch}"]
     words.append(f"{run.streams} streams" if run.streams > 1 else "")
     words.append("" if run.use() == CLOSED_LOOP else run.use())
     return ", ".join(word for word in words if word)

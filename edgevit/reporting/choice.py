@@ -33,7 +33,7 @@ from edgevit.records.derivation import AccuracyRecord, DerivationRecord, JudgedP
 from edgevit.records.model import ModelSpec
 from edgevit.records.names import onnx_name
 from edgevit.reporting.axes import AccuracyTask, BaseIdentity, LatencyPlace, places, task_of
-from edgevit.reporting.gather import Found, FoundModel, Skipped
+from edgevit.reporting.gather import Evidence, GatheredModel, Skipped
 from edgevit.reporting.record import EntryRecord, Kind
 
 # Times that the p50s of one model may lie apart before milliseconds are of the minute they were taken in.
@@ -157,11 +157,11 @@ class Panel:
         That is the ratio where something slowed one run and not the next: it slowed all of a round alike.
         """
         judged = [e for e in self.models if e.top1 is not None]
-        known = [axis for axis in AXES if any(cost_on_axis(e, axis) is not None for e in judged)]
+        axes = [axis for axis in AXES if any(cost_on_axis(e, axis) is not None for e in judged)]
         in_turns = all(e.in_turns for e in judged if e.p50_ms is not None and not e.void)  # void runs have no ratio
         if (any(e.busy for e in self.entries) or self.spread > UNSTEADY) and in_turns:
-            known.sort(key=lambda axis: axis.name != "ratio")
-        return known
+            axes.sort(key=lambda axis: axis.name != "ratio")
+        return axes
 
     @property
     def spread(self) -> float:
@@ -184,7 +184,7 @@ class Panel:
 
     def reaching(self) -> list[Entry]:
         """The models as accurate as the base, as far as its images can tell, that may be taken."""
-        return [e for e in self.accurate() if may_be_taken(e)]
+        return [e for e in self.accurate() if is_eligible(e)]
 
     def accurate(self) -> list[Entry]:
         """The models as accurate as the base, whether or not anything else speaks against them; all, without a base."""
@@ -219,10 +219,10 @@ class Panel:
 
     def _by_cost(self) -> list[Entry]:
         axis = next(iter(self.axes), None)
-        known = [
+        priced = [
             (value, e) for e in self.reaching() if axis is not None and (value := cost_on_axis(e, axis)) is not None
         ]
-        return [entry for _, entry in sorted(known, key=lambda pair: pair[0])]
+        return [entry for _, entry in sorted(priced, key=lambda pair: pair[0])]
 
 
 def cost_on_axis(entry: Entry, axis: Axis) -> float | None:
@@ -232,38 +232,38 @@ def cost_on_axis(entry: Entry, axis: Axis) -> float | None:
     return None if measured and entry.void else value
 
 
-def are_level(one: Entry, other: Entry, axis: Axis) -> bool:
+def are_level(first: Entry, second: Entry, axis: Axis) -> bool:
     """Whether their costs cannot be told apart: their ratios to the base differ by less than the intervals allow.
 
     Of two independent estimates the difference has an interval of which half is the root of the sum of their halves'
     squares, of the halves that face each other.
     """
-    if one is other or not axis.by_ratio:
-        return cost_on_axis(one, axis) == cost_on_axis(other, axis)
-    if one.ratio is None or other.ratio is None:
+    if first is second or not axis.by_ratio:
+        return cost_on_axis(first, axis) == cost_on_axis(second, axis)
+    if first.ratio is None or second.ratio is None:
         return False
-    low, high = sorted((one, other), key=lambda entry: entry.ratio or 0)
+    low, high = sorted((first, second), key=lambda entry: entry.ratio or 0)
     if low.ratio_high is None or high.ratio_low is None or low.ratio is None or high.ratio is None:
         return False
     return high.ratio - low.ratio <= math.hypot(low.ratio_high - low.ratio, high.ratio - high.ratio_low)
 
 
-def may_be_taken(entry: Entry) -> bool:
+def is_eligible(entry: Entry) -> bool:
     """Whether nothing speaks against it."""
     return entry.top1 is not None and not entry.void and entry.passes_gates
 
 
-def panels(found: Found, gates: Sequence[Gate] = ()) -> list[Panel]:
+def panels(evidence: Evidence, gates: Sequence[Gate] = ()) -> list[Panel]:
     """Everything that was found, by what may be set against each other.
 
     First the task of most measured models, and of its bases the most accurate. A panel that nobody can choose by is
     made only where there is no other.
     """
-    every = _every_panel(found, gates)
+    every = _every_panel(evidence, gates)
     return [panel for panel in every if panel.is_useful] or every
 
 
-def not_shown(found: Found, shown: Sequence[Panel]) -> list[Skipped]:
+def not_shown(evidence: Evidence, shown: Sequence[Panel]) -> list[Skipped]:
     """The models that are in no panel, as theirs would have nothing to choose by."""
     tasks = {panel.task.key for panel in shown if panel.task is not None}
     names = {entry.model for panel in shown for entry in panel.entries}
@@ -272,18 +272,18 @@ def not_shown(found: Found, shown: Sequence[Panel]) -> list[Skipped]:
             str(model.folder.path),
             "no model here was derived from it" if all(map(_is_base, models)) else "neither judged nor measured",
         )
-        for task, models in _tasks(found.models)
+        for task, models in _tasks(evidence.models)
         if task.key not in tasks
         for model in models
         if model.name not in names
     ]
 
 
-def _every_panel(found: Found, gates: Sequence[Gate]) -> list[Panel]:
-    at = places(found.runs)
-    in_folders = {digest for model in found.models for digest in model.files}
-    measured = {run.model_sha256 for run in found.runs}
-    tasks = _in_order(_tasks(found.models), measured)
+def _every_panel(evidence: Evidence, gates: Sequence[Gate]) -> list[Panel]:
+    at = places(evidence.runs)
+    in_folders = {digest for model in evidence.models for digest in model.files}
+    measured = {run.model_sha256 for run in evidence.runs}
+    tasks = _in_order(_tasks(evidence.models), measured)
     panels: list[Panel] = []
     for task, models in tasks:
         bases = [t.base for t, _ in tasks if t.base is not None and t.images_key == task.images_key]
@@ -293,21 +293,21 @@ def _every_panel(found: Found, gates: Sequence[Gate]) -> list[Panel]:
             panels.append(Panel(task, place, entries, is_of_bases=all(map(_is_base, models)), base=base))
     panels = [replace(panel, other_base=_more_accurate_base(panel, panels)) for panel in panels]
     for place in at:
-        if gone := tuple(_judged(entry, place, gates) for entry in _gone(place, in_folders)):
-            panels.append(Panel(None, place, gone))
+        if strays := tuple(_judged(entry, place, gates) for entry in _without_folder(place, in_folders)):
+            panels.append(Panel(None, place, strays))
     return panels
 
 
 def _in_order(
-    tasks: Sequence[tuple[AccuracyTask, list[FoundModel]]], measured: Set[str]
-) -> list[tuple[AccuracyTask, list[FoundModel]]]:
+    tasks: Sequence[tuple[AccuracyTask, list[GatheredModel]]], measured: Set[str]
+) -> list[tuple[AccuracyTask, list[GatheredModel]]]:
     """First the images that most measured models were judged on; of bases there, those measured, the best first."""
     counts = [sum(not measured.isdisjoint(model.files) for model in models) for _, models in tasks]
     of_images: Counter[tuple[object, ...]] = Counter()
     for (task, _), count in zip(tasks, counts, strict=True):
         of_images[task.images_key] += count
 
-    def rank(numbered: tuple[int, tuple[AccuracyTask, list[FoundModel]]]) -> tuple[float, ...]:
+    def rank(numbered: tuple[int, tuple[AccuracyTask, list[GatheredModel]]]) -> tuple[float, ...]:
         number, (task, models) = numbered
         top1 = _judged_baseline(_derivations(models), "restricted").get("top1", 0.0)
         return -of_images[task.images_key], not counts[number], -top1
@@ -315,7 +315,7 @@ def _in_order(
     return [pair for _, pair in sorted(enumerate(tasks), key=rank)]
 
 
-def _places_of(models: Sequence[FoundModel], at: Sequence[LatencyPlace]) -> list[LatencyPlace]:
+def _places_of(models: Sequence[GatheredModel], at: Sequence[LatencyPlace]) -> list[LatencyPlace]:
     """Where the models were measured; where none was, those of their bases."""
     for some in ([model for model in models if not _is_base(model)], models):
         files = {digest for model in some for digest in model.files}
@@ -334,12 +334,12 @@ def _more_accurate_base(panel: Panel, panels: Sequence[Panel]) -> str:
     return f"{best.base}: {100 * best.goal:.2f} %"
 
 
-def _tasks(models: Sequence[FoundModel]) -> list[tuple[AccuracyTask, list[FoundModel]]]:
+def _tasks(models: Sequence[GatheredModel]) -> list[tuple[AccuracyTask, list[GatheredModel]]]:
     """The models by task and base, with the folders of that base; bases alone are a task of their own.
 
     A model of no base, as an imported file, is judged beside those of every base that has models on the same images.
     """
-    by_task: dict[tuple[object, ...], tuple[AccuracyTask, list[FoundModel]]] = {}
+    by_task: dict[tuple[object, ...], tuple[AccuracyTask, list[GatheredModel]]] = {}
     bases = [model for model in models if _is_base(model)]
     for model in models:
         if not _is_base(model):
@@ -366,15 +366,15 @@ def _tasks(models: Sequence[FoundModel]) -> list[tuple[AccuracyTask, list[FoundM
     return list(by_task.values())
 
 
-def _is_base(model: FoundModel) -> bool:
+def _is_base(model: GatheredModel) -> bool:
     return model.document is not None and model.derivation is None and not model.folder.is_supernet
 
 
-def _derivations(models: Sequence[FoundModel]) -> list[DerivationRecord]:
+def _derivations(models: Sequence[GatheredModel]) -> list[DerivationRecord]:
     return [m.derivation for m in models if m.derivation is not None and m.document is not None]
 
 
-def _entries(models: Sequence[FoundModel], place: LatencyPlace | None) -> Iterator[Entry]:
+def _entries(models: Sequence[GatheredModel], place: LatencyPlace | None) -> Iterator[Entry]:
     """Those of one task and one base: its baselines, then the models; of bases alone, each as a model."""
     bases, derived = ([model for model in models if _is_base(model) is is_base] for is_base in (True, False))
     kin = _derivations(derived)
@@ -397,28 +397,30 @@ def _entries(models: Sequence[FoundModel], place: LatencyPlace | None) -> Iterat
         yield from _of_model(model, "model", model.name, place, reference)
 
 
-def _runs_of(model: FoundModel, place: LatencyPlace | None) -> list[Run]:
+def _runs_of(model: GatheredModel, place: LatencyPlace | None) -> list[Run]:
     return place.runs_of(model.files) if place is not None else []
 
 
 def _judged_baseline(kin: Sequence[DerivationRecord], kind: Kind) -> dict[str, Any]:
     """What derivations say of a baseline of theirs; of bases that were trained by other steps, the most accurate."""
     name = {"full head": "base_full_head", "restricted": "base_restricted", "fine-tuned": "base_finetuned"}[kind]
-    told = [(made, accuracy) for made in kin if (accuracy := getattr(made.accuracy, name)) is not None]
-    if not told:
+    stated = [
+        (derivation, accuracy) for derivation in kin if (accuracy := getattr(derivation.accuracy, name)) is not None
+    ]
+    if not stated:
         return {}
-    made, accuracy = max(told, key=lambda pair: pair[1].top1)
+    derivation, accuracy = max(stated, key=lambda pair: pair[1].top1)
     judged = {"top1": accuracy.top1, "images": accuracy.images, "judged": "torch"}
     if kind == "fine-tuned":
-        judged["is_cut"] = any(one.start is not None and one.start.network == "finetuned" for one in kin)
-    if (seen := made.validation) is not None and (right := getattr(seen, name, None)) is not None:
-        judged["validation"] = (right, seen.images)
-    judged["answers"] = {part: getattr(one, name, None) for part, one in (made.answers or {}).items()}
+        judged["is_cut"] = any(record.start is not None and record.start.network == "finetuned" for record in kin)
+    if (validation := derivation.validation) is not None and (right := getattr(validation, name, None)) is not None:
+        judged["validation"] = (right, validation.images)
+    judged["answers"] = {part: getattr(record, name, None) for part, record in (derivation.answers or {}).items()}
     return judged
 
 
 def _of_baseline(
-    folder: FoundModel | None,
+    folder: GatheredModel | None,
     kind: Kind,
     title: str,
     place: LatencyPlace | None,
@@ -434,25 +436,29 @@ def _of_baseline(
 
 
 def _of_model(
-    model: FoundModel, kind: Kind, title: str, place: LatencyPlace | None, reference: Sequence[Run]
+    model: GatheredModel, kind: Kind, title: str, place: LatencyPlace | None, reference: Sequence[Run]
 ) -> Iterator[Entry]:
     """An entry for each file that was measured there, or one without figures."""
-    made, document = model.derivation, model.document
+    derivation, document = model.derivation, model.document
     entry = Entry(
         kind=kind,
         title=title,
         model=model.name,
-        method=made.way_told() if made else None,
+        method=derivation.way_told() if derivation else None,
         rate=document.rate if document is not None and kind == "model" else None,
-        seed=made.training.seed if made and made.training else None,
-        steps=made.facts.steps if made else None,
-        validation=(made.validation.derived, made.validation.images) if made and made.validation else None,
-        answers={part: one.derived for part, one in (made.answers or {}).items()} if made else {},
+        seed=derivation.training.seed if derivation and derivation.training else None,
+        steps=derivation.facts.steps if derivation else None,
+        validation=(derivation.validation.derived, derivation.validation.images)
+        if derivation and derivation.validation
+        else None,
+        answers={part: right_images.derived for part, right_images in (derivation.answers or {}).items()}
+        if derivation
+        else {},
         macs=document.macs if document is not None else None,
         params=document.params if document is not None else None,
         embed=document.embed if document is not None else None,
         file_bytes=_bytes(model, place),
-        hint=None if made is None else hint_in(made),
+        hint=None if derivation is None else hint_in(derivation),
         **_accuracy(model, None),  # type: ignore[arg-type]
     )
     by_file: dict[str, list[Run]] = {}
@@ -465,7 +471,7 @@ def _of_model(
         yield _with_ratio(with_runs(of_file, runs, several=len(by_file) > 1), reference)
 
 
-def _bytes(model: FoundModel, place: LatencyPlace | None) -> int | None:
+def _bytes(model: GatheredModel, place: LatencyPlace | None) -> int | None:
     """Bytes of the file by which a model that was not measured stands beside others: the like of what was measured."""
     if place is not None:
         exported = {} if model.export is None else model.export.files
@@ -475,34 +481,38 @@ def _bytes(model: FoundModel, place: LatencyPlace | None) -> int | None:
     return file.stat().st_size if file.is_file() else None
 
 
-def _accuracy(model: FoundModel, digest: str | None) -> dict[str, object]:
+def _accuracy(model: GatheredModel, digest: str | None) -> dict[str, object]:
     """The accuracy of the very file, where it was judged on the same images; else of the network in torch."""
-    taken = model.derivation.accuracy.derived if model.derivation is not None else None
-    whole = {} if taken is None else {"top1": taken.top1, "images": taken.images, "judged": "torch"}
+    accuracy = model.derivation.accuracy.derived if model.derivation is not None else None
+    whole = {} if accuracy is None else {"top1": accuracy.top1, "images": accuracy.images, "judged": "torch"}
     for engine in model.engines:
-        seen = engine.accuracy
-        if engine.sha256 == digest and seen is not None and _same_images(seen.part, seen.images, taken):
-            return {"top1": seen.board, "images": seen.images, "judged": engine.file}
+        judged = engine.accuracy
+        if engine.sha256 == digest and judged is not None and _same_images(judged.part, judged.images, accuracy):
+            return {"top1": judged.board, "images": judged.images, "judged": engine.file}
     export = model.export
-    if export is not None and (check := export.accuracy) is not None and _same_images(check.part, check.images, taken):
-        for label, found in check.files.items():
+    if (
+        export is not None
+        and (check := export.accuracy) is not None
+        and _same_images(check.part, check.images, accuracy)
+    ):
+        for label, file_check in check.files.items():
             name = onnx_name(label)
             if digest is not None and name in export.files and export.files[name].sha256 == digest:
-                return {"top1": found.top1, "images": check.images, "judged": name}
-        if taken is None:  # an imported file, which only its export has judged
+                return {"top1": file_check.top1, "images": check.images, "judged": name}
+        if accuracy is None:  # an imported file, which only its export has judged
             return {"top1": check.torch, "images": check.images, "judged": "the imported file"}
     return whole
 
 
-def _same_images(part: str, images: int, taken: AccuracyRecord | None) -> bool:
-    return part == "test" and (taken is None or taken.images == images)
+def _same_images(part: str, images: int, accuracy: AccuracyRecord | None) -> bool:
+    return part == "test" and (accuracy is None or accuracy.images == images)
 
 
-def _gone(place: LatencyPlace, known: set[str]) -> Iterator[Entry]:
+def _without_folder(place: LatencyPlace, digests: set[str]) -> Iterator[Entry]:
     """Runs of models whose folders were not found, or hold another file by now."""
     lost: dict[tuple[str, str], list[Run]] = {}
     for run in place.runs:
-        if run.model_sha256 not in known:
+        if run.model_sha256 not in digests:
             lost.setdefault((run.label, run.model_sha256), []).append(run)
     for (label, _), runs in lost.items():
         yield with_runs(Entry(kind="gone", title=label, model=None), runs, several=False)
@@ -545,16 +555,16 @@ def _with_ratio(entry: Entry, reference: Sequence[Run]) -> Entry:
     """
     if entry.runs and entry.kind != "model" and entry.runs[0] in reference:
         return replace(entry, ratio=1.0)
-    found = _compared(reference, entry.runs)
-    if found is None or found.outcome in ("void", BUSY):
+    comparison = _compared(reference, entry.runs)
+    if comparison is None or comparison.outcome in ("void", BUSY):
         return entry
     return replace(
         entry,
-        ratio=found.ratio,
-        ratio_low=found.low,
-        ratio_high=found.high,
-        ratio_of=found.figure,
-        in_turns=found.rounds is not None,
+        ratio=comparison.ratio,
+        ratio_low=comparison.low,
+        ratio_high=comparison.high,
+        ratio_of=comparison.figure,
+        in_turns=comparison.rounds is not None,
     )
 
 
@@ -577,8 +587,8 @@ def _compared(before: Sequence[Run], after: Sequence[Run]) -> Comparison | None:
 
 def _judged(entry: Entry, place: LatencyPlace | None, gates: Sequence[Gate]) -> Entry:
     """The entry with what the gates that are about the place say of its runs; where nothing was measured, all are."""
-    meant = tuple(gate for gate in gates if place is None or gate.batch in (None, place.batch))
-    verdicts = verdicts_of(meant, entry.runs) if entry.runs else ()
+    applicable = tuple(gate for gate in gates if place is None or gate.batch in (None, place.batch))
+    verdicts = verdicts_of(applicable, entry.runs) if entry.runs else ()
     states = [verdict.state for verdict in verdicts]
     passed, failed = states.count("pass"), states.count("fail")
-    return replace(entry, gates=meant, verdicts=verdicts, gates_passed=passed, gates_failed=failed)
+    return replace(entry, gates=applicable, verdicts=verdicts, gates_passed=passed, gates_failed=failed)

@@ -9,8 +9,8 @@ from typing import Any
 
 from edgevit.agent.records import Power, Run
 from edgevit.records.derivation import AccuracyRecord
-from edgevit.reporting.axes import LatencyPlace, machine_told
-from edgevit.reporting.gather import Found, FoundModel
+from edgevit.reporting.axes import LatencyPlace, machine_name
+from edgevit.reporting.gather import Evidence, GatheredModel
 from edgevit.reporting.layers import break_down
 
 BINS = 60  # of a histogram
@@ -23,11 +23,11 @@ MATRIX = 40  # classes of a confusion matrix; of more, the pairs that are confus
 PAIRS = 30
 
 
-def details(model: FoundModel, found: Found, at: Sequence[LatencyPlace]) -> dict[str, Any]:
+def details(model: GatheredModel, evidence: Evidence, at: Sequence[LatencyPlace]) -> dict[str, Any]:
     """Everything that is drawn of one model; what is not known is empty."""
-    points = max(LEAST_POINTS, min(POINTS, ALL_POINTS // max(len(found.models), 1)))
-    here = [(place, place.runs_of(model.files)) for place in at]
-    measured = [(place, runs) for place, runs in here if runs]
+    points = max(LEAST_POINTS, min(POINTS, ALL_POINTS // max(len(evidence.models), 1)))
+    placed = [(place, place.runs_of(model.files)) for place in at]
+    measured = [(place, runs) for place, runs in placed if runs]
     return {
         "blocks": blocks(model),
         "embed": embed(model),
@@ -41,27 +41,27 @@ def details(model: FoundModel, found: Found, at: Sequence[LatencyPlace]) -> dict
             if (drawn := _power_of(place, alike, points)) is not None
         ],
         "layers": [
-            {"place": machine_told(profile.environment), **asdict(break_down(profile))}
-            for profile in found.profiles
+            {"place": machine_name(profile.environment), **asdict(break_down(profile))}
+            for profile in evidence.profiles
             if profile.model_sha256 in model.files
         ],
     }
 
 
-def blocks(model: FoundModel) -> list[dict[str, Any]]:
-    """Every block of the base with what is left of it; `now` None: nothing is."""
-    document, made = model.document, model.derivation
+def blocks(model: GatheredModel) -> list[dict[str, Any]]:
+    """Every block of the base with what is remaining of it; `now` None: nothing is."""
+    document, derivation = model.document, model.derivation
     if document is None:
         return []
-    kept = made.facts.kept_blocks if made is not None else None
-    left = dict(zip(kept or range(len(document.blocks)), document.blocks, strict=True))
+    numbers = derivation.facts.kept_blocks if derivation is not None else None
+    remaining = dict(zip(numbers or range(len(document.blocks)), document.blocks, strict=True))
     return [
-        {"block": i, "base": asdict(before), "now": asdict(left[i]) if i in left else None}
+        {"block": i, "base": asdict(before), "now": asdict(remaining[i]) if i in remaining else None}
         for i, before in enumerate(document.base.blocks)
     ]
 
 
-def embed(model: FoundModel) -> dict[str, int] | None:
+def embed(model: GatheredModel) -> dict[str, int] | None:
     """Channels of the embedding and of the base's; None: nothing is known to be gone."""
     narrowed = model.document.narrowed if model.document is not None else None
     return None if narrowed is None else {"now": narrowed[0], "base": narrowed[1]}
@@ -69,7 +69,7 @@ def embed(model: FoundModel) -> dict[str, int] | None:
 
 def curves(history: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any]]:
     """A curve for each figure of each stage of training: its steps and values."""
-    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    curve_points: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for line in history:
         stage, step = line.get("stage"), line.get("step")
         if not isinstance(stage, str) or not isinstance(step, int):
@@ -77,19 +77,21 @@ def curves(history: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any
         for name, value in line.items():
             drawn = name.startswith(("loss", "accuracy")) or name == "lr"
             if drawn and isinstance(value, (int, float)) and abs(value) < LARGEST:
-                found.setdefault((stage, name), []).append((step, five_digits(float(value))))
+                curve_points.setdefault((stage, name), []).append((step, five_digits(float(value))))
     return [
         {"stage": stage, "name": name, "points": thinned(values, points)}
-        for (stage, name), values in found.items()
+        for (stage, name), values in curve_points.items()
         if len(values) > 1
     ]
 
 
-def classes(model: FoundModel) -> list[dict[str, Any]]:
+def classes(model: GatheredModel) -> list[dict[str, Any]]:
     """Accuracy by class, the worst first, beside the restricted base's where that is known."""
-    made = model.derivation.accuracy if model.derivation is not None else None
-    derived = made.derived if made is not None else None
-    before = (made.base_restricted.per_class if made is not None and made.base_restricted is not None else None) or {}
+    accuracy = model.derivation.accuracy if model.derivation is not None else None
+    derived = accuracy.derived if accuracy is not None else None
+    before = (
+        accuracy.base_restricted.per_class if accuracy is not None and accuracy.base_restricted is not None else None
+    ) or {}
     rows = [
         {"name": name, "top1": top1, "base": before.get(name)}
         for name, top1 in ((derived.per_class if derived is not None else None) or {}).items()
@@ -98,27 +100,27 @@ def classes(model: FoundModel) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["top1"], row["name"]))
 
 
-def confusion(model: FoundModel) -> dict[str, Any] | None:
+def confusion(model: GatheredModel) -> dict[str, Any] | None:
     """Which classes are taken for which: a matrix of few classes, the most frequent pairs of many."""
     derived = model.derivation.accuracy.derived if model.derivation is not None else None
     if derived is None or derived.confused is None or derived.images_per_class is None:
         return None
     names = list(derived.images_per_class)
     pairs = sorted(((n, a, b) for a, row in derived.confused.items() for b, n in row.items()), reverse=True)
-    told = {"pairs": [{"is": a, "called": b, "images": n} for n, a, b in pairs[:PAIRS]], "all": len(pairs)}
+    confusions = {"pairs": [{"is": a, "called": b, "images": n} for n, a, b in pairs[:PAIRS]], "all": len(pairs)}
     if len(names) > MATRIX:
-        return told | {"classes": [], "cells": []}
+        return confusions | {"classes": [], "cells": []}
     classes = [{"name": name, "images": images} for name, images in derived.images_per_class.items()]
-    return told | {"classes": classes, "cells": _cells(names, derived)}
+    return confusions | {"classes": classes, "cells": _cells(names, derived)}
 
 
-def _cells(names: Sequence[str], taken: AccuracyRecord) -> list[tuple[int, int, int]]:
+def _cells(names: Sequence[str], accuracy: AccuracyRecord) -> list[tuple[int, int, int]]:
     """Class, what it is called, and how many images, where there are any: most of a large matrix is empty."""
     cells = []
     for i, name in enumerate(names):
-        wrong = (taken.confused or {}).get(name, {})
-        called = {**wrong, name: (taken.images_per_class or {})[name] - sum(wrong.values())}
-        cells += [(i, j, called[other]) for j, other in enumerate(names) if called.get(other)]
+        wrong = (accuracy.confused or {}).get(name, {})
+        called = {**wrong, name: (accuracy.images_per_class or {})[name] - sum(wrong.values())}
+        cells += [(i, j, called[name_called]) for j, name_called in enumerate(names) if called.get(name_called)]
     return cells
 
 
@@ -149,10 +151,10 @@ def latency(place: LatencyPlace, runs: Sequence[Run]) -> dict[str, Any]:
 
 def _power_of(place: LatencyPlace, runs: Sequence[Run], points: int) -> dict[str, Any] | None:
     """The power of the run whose energy is the median."""
-    known = [(energy, run) for run in runs if (energy := run.energy_per_image_mj()) is not None]
-    if not known:
+    measured = [(energy, run) for run in runs if (energy := run.energy_per_image_mj()) is not None]
+    if not measured:
         return None
-    run = sorted(known, key=lambda pair: pair[0])[(len(known) - 1) // 2][1]
+    run = sorted(measured, key=lambda pair: pair[0])[(len(measured) - 1) // 2][1]
     assert run.power is not None  # it has an energy
     idle = run.idle_power_mw()
     return {

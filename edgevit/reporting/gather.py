@@ -43,12 +43,12 @@ SWEPT = Reader(RunsError, mend="remove it to sweep again: models that are there 
 class Skipped:
     """What is left out, and why."""
 
-    where: str
-    why: str
+    source: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundModel:
+class GatheredModel:
     """What a model folder says. None: it does not say, or cannot be read."""
 
     name: str  # of its folder; with those above it, where several have one name
@@ -62,21 +62,21 @@ class FoundModel:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        known = self.document or self.imported
-        return tuple(c.name for c in known.classes) if known else ()
+        document = self.document or self.imported
+        return tuple(c.name for c in document.classes) if document else ()
 
     @cached_property
     def files(self) -> dict[str, int]:
         """Bytes of every file that a run may be of, by the file's sha256."""
-        exported = {} if self.export is None else {one.sha256: one.bytes for one in self.export.files.values()}
+        exported = {} if self.export is None else {file.sha256: file.bytes for file in self.export.files.values()}
         return exported | {engine.sha256: engine.bytes for engine in self.engines}
 
 
 @dataclass
-class Found:
+class Evidence:
     """All that was found."""
 
-    models: list[FoundModel] = field(default_factory=list)
+    models: list[GatheredModel] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     profiles: list[LayerProfile] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
@@ -84,24 +84,24 @@ class Found:
     reader: RunReader = field(default_factory=lambda: RunReader(READER))
     _notes: set[Skipped] = field(default_factory=set)  # all that ever was in `skipped`
 
-    def read(self, where: Path | str, read: Callable[[], T]) -> T | None:
+    def read(self, source: Path | str, read: Callable[[], T]) -> T | None:
         """What a file says; None where it cannot be read, which is noted."""
         try:
             return read()
         except EdgeVitError as error:
-            self.skip(where, str(error))
+            self.skip(source, str(error))
             return None
 
-    def skip(self, where: Path | str, why: str) -> None:
+    def skip(self, source: Path | str, reason: str) -> None:
         """Note it once, without saying twice where it is."""
-        said = str(where)
-        note = Skipped(said, why.removeprefix(said).removeprefix(":").removeprefix(",").strip())
+        name = str(source)
+        note = Skipped(name, reason.removeprefix(name).removeprefix(":").removeprefix(",").strip())
         if note not in self._notes:
             self._notes.add(note)
             self.skipped.append(note)
 
 
-def gather(paths: Sequence[Path]) -> Found:
+def gather(paths: Sequence[Path]) -> Evidence:
     """Read all that there is.
 
     Args:
@@ -117,21 +117,23 @@ def gather(paths: Sequence[Path]) -> Found:
             raise OptionError(
                 f"{path} is neither a folder nor a {LINES} file; give a model's folder, or a file of runs"
             )
-    found, seen = Found(), set[Path]()
+    evidence, visited = Evidence(), set[Path]()
     for path in paths:
-        for one in _below(path) if path.is_dir() else (path,):
-            if (real := one.resolve()) not in seen:
-                seen.add(real)
-                _take(found, one, asked=one == path)
-    if not found.models and not found.runs and not found.profiles:
-        left = (
-            f"; {len(found.skipped)} left out, such as {found.skipped[0].where}: {found.skipped[0].why}"
-            if found.skipped
+        for file in _below(path) if path.is_dir() else (path,):
+            if (real := file.resolve()) not in visited:
+                visited.add(real)
+                _take(evidence, file, named=file == path)
+    if not evidence.models and not evidence.runs and not evidence.profiles:
+        skipped_note = (
+            f"; {len(evidence.skipped)} left out, such as {evidence.skipped[0].source}: {evidence.skipped[0].reason}"
+            if evidence.skipped
             else ""
         )
-        raise OptionError(f"nothing to report in {', '.join(map(str, paths))}: no model folder and no run{left}")
-    found.models = _told_apart(found.models)
-    return found
+        raise OptionError(
+            f"nothing to report in {', '.join(map(str, paths))}: no model folder and no run{skipped_note}"
+        )
+    evidence.models = _with_own_names(evidence.models)
+    return evidence
 
 
 def _below(root: Path) -> Iterator[Path]:
@@ -141,93 +143,93 @@ def _below(root: Path) -> Iterator[Path]:
     """
     for folder, inner, files in os.walk(root):
         inner.sort()
-        here = Path(folder)
-        if _holds_model(here):
-            yield here
+        current = Path(folder)
+        if _is_model(current):
+            yield current
             inner.clear()
             continue
         inner[:] = [name for name in inner if not name.startswith(".") and not name.endswith(".partial")]
-        yield from (here / name for name in inner if (here / name).is_symlink() and _holds_model(here / name))
-        yield from (here / name for name in sorted(files) if name.endswith(LINES) or name in TABLES)
+        yield from (current / name for name in inner if (current / name).is_symlink() and _is_model(current / name))
+        yield from (current / name for name in sorted(files) if name.endswith(LINES) or name in TABLES)
 
 
-def _holds_model(folder: Path) -> bool:
+def _is_model(folder: Path) -> bool:
     return ModelFolder(folder).is_model or ModelFolder(folder).is_imported
 
 
-def _take(found: Found, path: Path, *, asked: bool) -> None:
+def _take(evidence: Evidence, path: Path, *, named: bool) -> None:
     if path.is_dir():
-        _take_model(found, path)
+        _take_model(evidence, path)
     elif path.suffix == LINES:
-        _take_lines(found, path, asked=asked)
+        _take_lines(evidence, path, named=named)
     elif path.name == SWEEP:
-        _take_sweep(found, path)
+        _take_sweep(evidence, path)
     else:
-        _take_jobs(found, path)
+        _take_jobs(evidence, path)
 
 
-def _take_model(found: Found, path: Path) -> None:
+def _take_model(evidence: Evidence, path: Path) -> None:
     folder = ModelFolder(path)
     document = imported = None
     if folder.is_imported:
-        imported = found.read(folder.imported_file, folder.imported)
+        imported = evidence.read(folder.imported_file, folder.imported)
     else:
-        document = found.read(folder.spec_file, folder.document)
+        document = evidence.read(folder.spec_file, folder.document)
     if document is None and imported is None:
         return
-    derivation = found.read(folder.derivation_file, folder.derivation)
+    derivation = evidence.read(folder.derivation_file, folder.derivation)
     if derivation is not None and document is not None and (fault := derivation.fault(document)):
-        found.skip(folder.derivation_file, fault)
+        evidence.skip(folder.derivation_file, fault)
         derivation = None
     export = folder.export
-    engines = [found.read(file, lambda file=file: folder.engine_record(file)) for file in export.engine_files()]  # type: ignore[misc]
-    found.models.append(
-        FoundModel(
+    engines = [evidence.read(file, lambda file=file: folder.engine_record(file)) for file in export.engine_files()]  # type: ignore[misc]
+    evidence.models.append(
+        GatheredModel(
             name=path.absolute().name,
             folder=folder,
             document=document,
             imported=imported,
             derivation=derivation,
-            export=found.read(export.record_file, folder.export_record) if export.record_file.is_file() else None,
+            export=evidence.read(export.record_file, folder.export_record) if export.record_file.is_file() else None,
             engines=tuple(engine for engine in engines if engine is not None),
-            history=tuple(line for _, line in _lines(found, folder.history_file)),
+            history=tuple(line for _, line in _lines(evidence, folder.history_file)),
         )
     )
 
 
-def _lines(found: Found, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lines(evidence: Evidence, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines of a file, each after the words that name it, but for those that are no JSON objects."""
     if not file.is_file():
         return
     lines = READER.lines(file)
-    while (line := found.read(file, lambda: next(lines, None))) is not None:
-        where, text = line
-        content = found.read(where, lambda text=text, where=where: found.reader.content(text, where))  # type: ignore[misc]
+    while (line := evidence.read(file, lambda: next(lines, None))) is not None:
+        source, text = line
+        content = evidence.read(source, lambda text=text, source=source: evidence.reader.content(text, source))  # type: ignore[misc]
         if content is not None:
-            yield where, content
+            yield source, content
 
 
-def _take_lines(found: Found, file: Path, *, asked: bool) -> None:
-    """Runs and profiles of a file; one that nobody asked for, and that has none, is somebody else's."""
-    before, read, ours = len(found.skipped), 0, False
-    for where, content in () if file.name == HISTORY else _lines(found, file):
+def _take_lines(evidence: Evidence, file: Path, *, named: bool) -> None:
+    """Parse runs and profiles; ignore files that contain neither unless named explicitly."""
+    before, read, ours = len(evidence.skipped), 0, False
+    for source, content in () if file.name == HISTORY else _lines(evidence, file):
         read, ours = read + 1, ours or "schema" in content
-        if read == FOREIGN and not asked and not ours:
+        if read == FOREIGN and not named and not ours:
             break
-        if (digest := content_sha256(content, "")) in found.lines:
+        if (digest := content_sha256(content, "")) in evidence.lines:
             continue
-        found.lines.add(digest)
+        evidence.lines.add(digest)
         try:
             if "profiled" in content:
-                found.profiles.append(LAYERS_KIND.checked(content, where))
+                evidence.profiles.append(LAYERS_KIND.checked(content, source))
             else:
-                found.runs.append(found.reader.run(content))
+                evidence.runs.append(evidence.reader.run(content))
         except (RecordError, EdgeVitError) as error:
-            found.skip(where, str(error))
-    if not asked and not ours and (read or not _begins_as_a_run(file)):
-        del found.skipped[before:]
-    elif not read and len(found.skipped) == before:
-        found.skip(file, "holds no run")
+            evidence.skip(source, str(error))
+    if not named and not ours and (read or not _begins_as_a_run(file)):
+        del evidence.skipped[before:]
+    elif not read and len(evidence.skipped) == before:
+        evidence.skip(file, "holds no run")
 
 
 def _begins_as_a_run(file: Path) -> bool:
@@ -241,27 +243,27 @@ def _begins_as_a_run(file: Path) -> bool:
         return False
 
 
-def _take_jobs(found: Found, file: Path) -> None:
+def _take_jobs(evidence: Evidence, file: Path) -> None:
     """The jobs of a jobs file that left no model: why they failed, or that their folder is gone."""
-    table = found.read(file, lambda: TABLE_KIND.read(file))
+    table = evidence.read(file, lambda: TABLE_KIND.read(file))
     for row in table.rows if table is not None else ():
         if row.state == "failed":
-            found.skip(f"{file}, job {row.job}", f"failed: {row.error or 'nobody knows why'}")
+            evidence.skip(f"{file}, job {row.job}", f"failed: {row.error or 'nobody knows why'}")
         elif row.state == "done" and not any(at.is_dir() for at in (Path(row.out), file.parent / Path(row.out).name)):
-            found.skip(f"{file}, job {row.job}", f"its folder {row.out} is gone")
+            evidence.skip(f"{file}, job {row.job}", f"its folder {row.out} is gone")
 
 
-def _take_sweep(found: Found, file: Path) -> None:
+def _take_sweep(evidence: Evidence, file: Path) -> None:
     """The models of a sweep whose folders are gone; a file of that name that says no such thing is somebody else's."""
-    told = found.read(file, lambda: SWEPT.json(file, dict[str, Any])) or {}
-    points = told.get("points") if "asked" in told else None
+    content = evidence.read(file, lambda: SWEPT.json(file, dict[str, Any])) or {}
+    points = content.get("points") if "asked" in content else None
     for point in points if isinstance(points, list) else ():
         name = point.get("folder") if isinstance(point, dict) else None
         if isinstance(name, str) and not (file.parent / name).is_dir():
-            found.skip(f"{file}, {name}", f"its folder {file.parent / name} is gone")
+            evidence.skip(f"{file}, {name}", f"its folder {file.parent / name} is gone")
 
 
-def _told_apart(models: Iterable[FoundModel]) -> list[FoundModel]:
+def _with_own_names(models: Iterable[GatheredModel]) -> list[GatheredModel]:
     """The models by names of their own: a/m and b/m are not both m."""
     models = list(models)
     parts = [model.folder.path.absolute().parts for model in models]

@@ -88,7 +88,7 @@ class Breakdown:
 
     @property
     def blocks(self) -> list[int]:
-        return sorted({one.place.block for one in self.spent if one.place.block is not None})
+        return sorted({spent.place.block for spent in self.spent if spent.place.block is not None})
 
     def share(self, ms: float) -> float:
         """The share of the inference that so many ms are; 0 where layers all ran at the same time."""
@@ -97,9 +97,9 @@ class Breakdown:
     def ms(self, *parts: Part, block: int | None = None, anywhere: bool = False) -> float:
         """The time of these parts, or of all: in one block, outside of all blocks, or anywhere."""
         return sum(
-            one.ms
-            for one in self.spent
-            if (not parts or one.place.part in parts) and (anywhere or one.place.block == block)
+            spent.ms
+            for spent in self.spent
+            if (not parts or spent.place.part in parts) and (anywhere or spent.place.block == block)
         )
 
 
@@ -113,12 +113,12 @@ def place_of(node: str) -> LayerPlace | None:
 
 def place_of_layer(layer: Layer) -> LayerPlace:
     """Where a layer belongs: to the module of the largest operation that it computes."""
-    found = [(_size(node), place) for node in layer.nodes if (place := place_of(node)) is not None]
-    if not found:
+    candidates = [(_size(node), place) for node in layer.nodes if (place := place_of(node)) is not None]
+    if not candidates:
         return LayerPlace(None, "no known name")
-    if OPAQUE in layer.name and len({place for _, place in found}) > 1:  # of which only the two ends are known
+    if OPAQUE in layer.name and len({place for _, place in candidates}) > 1:  # of which only the two ends are known
         return LayerPlace(None, "not shown")
-    return min(found, key=lambda one: (one[0], PARTS.index(one[1].part)))[1]
+    return min(candidates, key=lambda candidate: (candidate[0], PARTS.index(candidate[1].part)))[1]
 
 
 def _size(node: str) -> int:
@@ -135,7 +135,7 @@ def break_down(profile: LayerProfile) -> Breakdown:
     places = sorted({place for _, place, _ in times}, key=lambda p: (p.block is None, p.block, PARTS.index(p.part)))
     spent = []
     for place in places:
-        mine = [ms for _, where, ms in times if where == place]
+        mine = [ms for _, layer_place, ms in times if layer_place == place]
         spent.append(Spent(place, sum(mine), len(mine)))
     return Breakdown(
         label=profile.label,
@@ -154,5 +154,5 @@ def break_down(profile: LayerProfile) -> Breakdown:
 
 
 def _slowest(times: Sequence[tuple[Layer, LayerPlace, float]], count: int = 5) -> tuple[tuple[str, float], ...]:
-    ordered = sorted(times, key=lambda one: one[2], reverse=True)
+    ordered = sorted(times, key=lambda timed: timed[2], reverse=True)
     return tuple((layer.name, ms) for layer, _, ms in ordered[:count])

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from edgevit.reporting.choice import Panel
 from edgevit.reporting.details import drawable
-from edgevit.reporting.gather import Found
-from edgevit.reporting.tables import kept_apart
+from edgevit.reporting.gather import Evidence
+from edgevit.reporting.tables import split_reasons
 from edgevit.reporting.views import model_view, panel_data, panel_view, tabs
 from edgevit.version import written_by
 
@@ -27,7 +27,7 @@ LIMIT_BYTES = 3_000_000  # above, mail and chat begin to refuse a file
 
 
 def as_html(
-    panels: Sequence[Panel], found: Found, pictures: Mapping[str, Sequence[Wrong]] = MappingProxyType({})
+    panels: Sequence[Panel], evidence: Evidence, pictures: Mapping[str, Sequence[Wrong]] = MappingProxyType({})
 ) -> str:
     """The page of these panels, and of every model that was found, with images that it gets wrong by its name."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -39,11 +39,11 @@ def as_html(
     loader = FileSystemLoader(SHIPPED)
     templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    ids = {model.name: f"m{i}" for i, model in enumerate(found.models)}
+    ids = {model.name: f"m{i}" for i, model in enumerate(evidence.models)}
     parts = templates.get_template("parts.html.jinja").module
     models = []
-    for model in found.models:
-        view = model_view(model, ids[model.name], found, panels)
+    for model in evidence.models:
+        view = model_view(model, ids[model.name], evidence, panels)
         html = parts.model(view, pictures.get(model.name))  # type: ignore[attr-defined]  # a macro
         models.append({"id": view["id"], "name": view["name"], "html": html, "drawn": drawable(view["drawn"])})
     packed = sum(len(model["html"]) for model in models) > PACKED_CHARACTERS
@@ -53,20 +53,20 @@ def as_html(
         "panels": [panel_data(panel, ids) for panel in panels],
         "models": {} if packed else {model["id"]: model["drawn"] for model in models},
     }
-    made: str = templates.get_template("page.html.jinja").render(
+    page: str = templates.get_template("page.html.jinja").render(
         edgevit=written_by(),
         created=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        runs=len(found.runs),
+        runs=len(evidence.runs),
         panels=[panel_view(panel, ids) for panel in panels],
         models=models,
         packed=packed,
         tabs=tabs(panels),
-        apart=kept_apart(panels),
-        skipped=found.skipped,
+        apart=split_reasons(panels),
+        skipped=evidence.skipped,
         data=drawable(data),
         file=file,
     )
-    return made
+    return page
 
 
 def _packed(content: Mapping[str, object]) -> str:

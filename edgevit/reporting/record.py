@@ -81,7 +81,7 @@ class ReportRecord:
     report: Literal["edgevit"] = "edgevit"  # what the file is, for who finds it
     edgevit: str
     panels: tuple[PanelRecord, ...]
-    kept_apart: tuple[str, ...]  # why there is more than one panel
+    split_reasons: tuple[str, ...]  # why there is more than one panel
     skipped: tuple[Skipped, ...]
 
 

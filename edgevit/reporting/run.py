@@ -13,7 +13,7 @@ from edgevit.numbers import check_number
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.writing import write_whole, writing
 from edgevit.reporting.choice import Panel, not_shown, panels
-from edgevit.reporting.gather import Found, gather
+from edgevit.reporting.gather import Evidence, gather
 from edgevit.reporting.page import as_html
 from edgevit.reporting.request import FORMATS, Format, ReportRequest
 from edgevit.reporting.tables import as_csv, as_json, as_markdown
@@ -45,7 +45,7 @@ class Report:
     format: Format
     file: Path | None  # None: it was written nowhere
     panels: tuple[Panel, ...]
-    found: Found
+    evidence: Evidence
 
 
 @takes_options(ReportRequest)
@@ -68,15 +68,15 @@ def report(
         GateError: a gate that cannot be understood, or is about nothing that was measured.
         OutputError: the output cannot be written, or is a file that is no report.
     """
-    given = (paths,) if isinstance(paths, (str, Path)) else paths
-    return run(as_request(ReportRequest, "paths", given, options), progress)
+    sources = (paths,) if isinstance(paths, (str, Path)) else paths
+    return run(as_request(ReportRequest, "paths", sources, options), progress)
 
 
 def run(request: ReportRequest, progress: Progress | None = None) -> Report:
     """Do what is asked; `report` says what is raised."""
     output, thumbnails = request.output, request.thumbnails
     chosen = _format(request.format, output)
-    asked = [parse_gate(text) for text in request.gates]
+    gates = [parse_gate(text) for text in request.gates]
     check_number("--thumbnails", thumbnails, "[0, 1000]", "0 leaves images out")
     if thumbnails and chosen != "html":
         raise OptionError(
@@ -87,36 +87,38 @@ def run(request: ReportRequest, progress: Progress | None = None) -> Report:
         file = None
     if file is not None:
         _refuse_foreign(file, chosen)
-    found = gather([Path(path) for path in request.paths])
-    made = tuple(panels(found, asked))
-    found.skipped += not_shown(found, made)
-    verdicts = [verdict for panel in made for entry in panel.entries for verdict in entry.verdicts]
-    for gate in asked:
+    evidence = gather([Path(path) for path in request.paths])
+    shown = tuple(panels(evidence, gates))
+    evidence.skipped += not_shown(evidence, shown)
+    verdicts = [verdict for panel in shown for entry in panel.entries for verdict in entry.verdicts]
+    for gate in gates:
         of_gate = [verdict for verdict in verdicts if verdict.gate == gate]
         if not of_gate:
             raise GateError(f"gate {gate} is about none of the runs; measure what it is about, or leave it out")
         if all(verdict.state == "not measured" for verdict in of_gate):
             (reason,) = of_gate[0].reasons
             raise GateError(f"gate {gate}: {gate.metric} was measured in none of the runs: {reason}; or leave it out")
-    seen: Mapping[str, Sequence[Wrong]] = {}
+    mistaken: Mapping[str, Sequence[Wrong]] = {}
     if thumbnails:
         from edgevit.reporting.wrong import pictures
 
-        seen = pictures(found, thumbnails, OnlyOnce(progress or Silent()))
-    text = _text(chosen, made, found, seen).encode("utf-8", "backslashreplace").decode()  # names may be no Unicode
+        mistaken = pictures(evidence, thumbnails, OnlyOnce(progress or Silent()))
+    text = (
+        _text(chosen, shown, evidence, mistaken).encode("utf-8", "backslashreplace").decode()
+    )  # names may be no Unicode
     if file is not None:
         with writing(file):
             write_whole(file, f"{SPREADSHEET}{text}" if chosen == "csv" else text)
-    return Report(text, chosen, file, made, found)
+    return Report(text, chosen, file, shown, evidence)
 
 
-def _format(asked: str | None, output: Path | None) -> Format:
+def _format(requested: str | None, output: Path | None) -> Format:
     suffix = output.suffix.lstrip(".").lower() if output is not None else ""
-    name = asked or {"htm": "html", "markdown": "md"}.get(suffix, suffix) or "html"
-    for known in FORMATS:
-        if name == known:
-            return known
-    if asked is None:
+    name = requested or {"htm": "html", "markdown": "md"}.get(suffix, suffix) or "html"
+    for format_name in FORMATS:
+        if name == format_name:
+            return format_name
+    if requested is None:
         raise OptionError(f"{output} has a suffix that says no format; give --format, one of {', '.join(FORMATS)}")
     raise UnknownNameError("format", name, FORMATS)
 
@@ -136,9 +138,9 @@ def _refuse_foreign(file: Path, format: Format) -> None:
             raise OutputError(f"{file} exists and is no report of this format, so it is not overwritten; remove it")
 
 
-def _text(format: Format, made: Sequence[Panel], found: Found, seen: Mapping[str, Sequence[Wrong]]) -> str:
+def _text(format: Format, shown: Sequence[Panel], evidence: Evidence, mistaken: Mapping[str, Sequence[Wrong]]) -> str:
     if format == "html":
-        return as_html(made, found, seen)
+        return as_html(shown, evidence, mistaken)
     if format == "md":
-        return f"{MARKS['md']} -->\n{as_markdown(made, found.skipped)}"
-    return as_csv(made) if format == "csv" else as_json(made, found.skipped)
+        return f"{MARKS['md']} -->\n{as_markdown(shown, evidence.skipped)}"
+    return as_csv(shown) if format == "csv" else as_json(shown, evidence.skipped)

@@ -15,14 +15,14 @@ from edgevit.board.gates import Verdict
 from edgevit.data.shares import share_text
 from edgevit.derivation.allocate.budget import readable
 from edgevit.reporting.axes import apart, apart_tasks
-from edgevit.reporting.choice import UNSTEADY, Axis, Entry, Panel, cost_on_axis, may_be_taken
+from edgevit.reporting.choice import UNSTEADY, Axis, Entry, Panel, cost_on_axis, is_eligible
 from edgevit.reporting.details import drawable
 from edgevit.reporting.gather import Skipped
 from edgevit.reporting.record import REPORT_KIND, EntryRecord, PanelRecord, ReportRecord
 from edgevit.text import printable
 from edgevit.version import written_by
 
-FIGURES_TOLD = {"p50": "of p50s", "mean": "of means", "processor": "of processor time"}
+FIGURE_NAMES = {"p50": "of p50s", "mean": "of means", "processor": "of processor time"}
 MANY = 5  # models of which one is chosen by the images that it is told on
 PIPE = str.maketrans({"|": "\\|", "\n": " "})
 TAG = re.compile("<(?=[a-zA-Z/!?])")  # as which Markdown takes a name like <b>, and shows nothing
@@ -100,16 +100,16 @@ COLUMNS = (
 
 def columns(panel: Panel) -> list[Column]:
     """Those in which any entry has a figure; some only where figures differ."""
-    found = [(column, {column.value(entry) for entry in panel.entries} - {None}) for column in COLUMNS]
-    return [column for column, values in found if len(values) > column.only_if_it_varies]
+    values_of = [(column, {column.value(entry) for entry in panel.entries} - {None}) for column in COLUMNS]
+    return [column for column, values in values_of if len(values) > column.only_if_it_varies]
 
 
 def heading(panel: Panel) -> str:
     """The answer in a few words."""
     if panel.task is None:
         return "Measured, but not found"
-    if (taken := panel.recommended()) is not None:
-        return f"Take {taken.title}" if panel.goal is not None else f"{taken.title} is the {panel.axes[0].best}"
+    if (chosen := panel.recommended()) is not None:
+        return f"Take {chosen.title}" if panel.goal is not None else f"{chosen.title} is the {panel.axes[0].best}"
     if any(entry.top1 is not None for entry in panel.models):
         return none_reaching(panel)
     return "How accurate these models are is not known"
@@ -147,18 +147,18 @@ def answer(panel: Panel) -> str:
             "The folders of these models were not given, are gone, cannot be read, or hold other files by now, so "
             "their accuracy is not known."
         )
-    taken, goal = panel.recommended(), panel.goal
-    base = reference_told(panel)
-    if taken is None:
+    chosen, goal = panel.recommended(), panel.goal
+    base = reference_text(panel)
+    if chosen is None:
         best = max((e for e in panel.models if e.top1 is not None), key=panel.merit, default=None)
         if best is None:
             return "Derive models with --data and --classes, so that they are judged on test images."
         of_base = None if panel.reference is None else panel.reference.on(panel.part)
         against = "there is no base to set it against" if of_base is None else f"{base} has {100 * of_base.top1:.2f} %"
-        return f"The most accurate is {best.title} with {_judged(panel, best)}; {against}. {_what_to_do(panel)}"
+        return f"The most accurate is {best.title} with {_judged(panel, best)}; {against}. {_advice(panel)}"
     if goal is None:
-        return f"top-1 {_told(taken)}. There is no base to set it against."
-    loss = panel.loss(taken, panel.part)
+        return f"top-1 {_accuracy_text(chosen)}. There is no base to set it against."
+    loss = panel.loss(chosen, panel.part)
     compared = "" if loss is None else f": {loss.text(panel.part)}"
     has = f"{base} has {100 * goal:.2f} %.{_level(panel)}"
     return (
@@ -170,37 +170,37 @@ def answer(panel: Panel) -> str:
 def _which(panel: Panel) -> str:
     """What the model to take is among the others: it was held against those alone whose cost is known."""
     axis, models = panel.axes[0], len(panel.models)
-    known = sum(cost_on_axis(entry, axis) is not None for entry in panel.models)
+    priced = sum(cost_on_axis(entry, axis) is not None for entry in panel.models)
     if models == 1:
         return "The only model,"
-    if known == 1:
+    if priced == 1:
         return f"Of {models} models the only one with a figure for {axis.title},"
-    with_figure = "" if known == models else f", of which {known} have a figure for {axis.title},"
+    with_figure = "" if priced == models else f", of which {priced} have a figure for {axis.title},"
     return f"Of {models} models{with_figure} the {axis.best}"
 
 
-def _what_to_do(panel: Panel) -> str:
+def _advice(panel: Panel) -> str:
     """What may lead to a model to take, where there is none."""
     if not (accurate := panel.accurate()):
         return "Fewer MACs may be removed, or more images and --steps given."
     if panel.reaching():
-        return f"Measure {_some([e.title for e in accurate if may_be_taken(e)])}, too, in turns with the base."
+        return f"Measure {_some([e.title for e in accurate if is_eligible(e)])}, too, in turns with the base."
     return f"What speaks against {_some([e.title for e in accurate])} is told below the table."
 
 
-def reference_told(panel: Panel) -> str:
+def reference_text(panel: Panel) -> str:
     """Which base models are to be as good as."""
-    how = "trained on" if panel.reference is not None and panel.reference.is_cut else "restricted to"
-    return f"the base {how} the classes"
+    restriction = "trained on" if panel.reference is not None and panel.reference.is_cut else "restricted to"
+    return f"the base {restriction} the classes"
 
 
 def _level(panel: Panel) -> str:
     """Why the model to take is not the cheapest."""
-    taken, cheapest = panel.recommended(), panel.cheapest()
-    if taken is None or cheapest is None or taken is cheapest:
+    chosen, cheapest = panel.recommended(), panel.cheapest()
+    if chosen is None or cheapest is None or chosen is cheapest:
         return ""
     axis = panel.axes[0]
-    least, cost = (cost_on_axis(entry, axis) for entry in (cheapest, taken))
+    least, cost = (cost_on_axis(entry, axis) for entry in (cheapest, chosen))
     on = on_validation(panel)
     if least == cost:
         return f" {cheapest.title} costs the same, and is less accurate{on}."
@@ -212,36 +212,38 @@ def _level(panel: Panel) -> str:
 class KeyFigure:
     """A number that a reader sees first."""
 
-    what: str
+    name: str
     value: str
     more: str
 
 
 def figures(panel: Panel) -> list[KeyFigure]:
     """What the model to take is worth, and costs."""
-    if (taken := panel.recommended()) is None:
+    if (chosen := panel.recommended()) is None:
         return []
-    share, interval = _top1(taken)
-    told = [KeyFigure("top-1", share, interval)]
-    if taken.ratio is not None:
-        told.append(
-            KeyFigure("of the base's latency", three_digits(taken.ratio), _between(taken.ratio_low, taken.ratio_high))
+    share, interval = _top1(chosen)
+    shown = [KeyFigure("top-1", share, interval)]
+    if chosen.ratio is not None:
+        shown.append(
+            KeyFigure(
+                "of the base's latency", three_digits(chosen.ratio), _between(chosen.ratio_low, chosen.ratio_high)
+            )
         )
-    if taken.p50_ms is not None:
-        told.append(
-            KeyFigure("p50", f"{three_digits(taken.p50_ms)} ms", _between(taken.p50_least_ms, taken.p50_most_ms))
+    if chosen.p50_ms is not None:
+        shown.append(
+            KeyFigure("p50", f"{three_digits(chosen.p50_ms)} ms", _between(chosen.p50_least_ms, chosen.p50_most_ms))
         )
-    if taken.energy_mj is not None:
-        told.append(KeyFigure("energy of an image", f"{three_digits(taken.energy_mj)} mJ", ""))
-    if taken.rate is not None and taken.macs is not None:
-        told.append(KeyFigure("of the base's MACs", f"{100 * (1 - taken.rate):.3g} %", readable(taken.macs)))
-    if taken.file_bytes is not None:
-        params = "" if taken.params is None else f"{readable(taken.params)} parameters"
-        told.append(KeyFigure("size", f"{three_digits(taken.file_bytes / 1e6)} MB", params))
-    return told
+    if chosen.energy_mj is not None:
+        shown.append(KeyFigure("energy of an image", f"{three_digits(chosen.energy_mj)} mJ", ""))
+    if chosen.rate is not None and chosen.macs is not None:
+        shown.append(KeyFigure("of the base's MACs", f"{100 * (1 - chosen.rate):.3g} %", readable(chosen.macs)))
+    if chosen.file_bytes is not None:
+        params = "" if chosen.params is None else f"{readable(chosen.params)} parameters"
+        shown.append(KeyFigure("size", f"{three_digits(chosen.file_bytes / 1e6)} MB", params))
+    return shown
 
 
-def _told(entry: Entry) -> str:
+def _accuracy_text(entry: Entry) -> str:
     return " ".join(_top1(entry))
 
 
@@ -253,54 +255,55 @@ def _judged(panel: Panel, entry: Entry) -> str:
 
 def notes(panel: Panel) -> list[str]:
     """What to know before believing a panel."""
-    told = []
+    lines = []
     for hint in dict.fromkeys(entry.hint for entry in panel.models if entry.hint is not None):
         models = [entry.title for entry in panel.models if entry.hint == hint]
-        told.append(f"The base of {_some(models)} was perhaps not read as it was trained: {hint}.")
+        lines.append(f"The base of {_some(models)} was perhaps not read as it was trained: {hint}.")
     data = panel.task.data if panel.task is not None else None
     if data is not None and (count := data.copies.get("test")):
-        what = "1 is a training image" if count == 1 else f"{count} are training images"
-        told.append(
-            f"Of the {data.images.test} test images {what}, too, byte for byte: accuracy on such images does not tell "
-            "how new images do."
+        count_text = "1 is a training image" if count == 1 else f"{count} are training images"
+        lines.append(
+            f"Of the {data.images.test} test images {count_text}, too, byte for byte: accuracy on such images does not "
+            "tell how new images do."
         )
     if busy := [entry.title for entry in panel.entries if entry.busy]:
-        told.append(
+        lines.append(
             f"Other programs were busy when {_some(busy)} {'was' if len(busy) == 1 else 'were'} measured: "
-            f"milliseconds are a busy machine's{_what_holds(panel)}."
+            f"milliseconds are a busy machine's{_valid_ratios(panel)}."
         )
     elif panel.spread > UNSTEADY:
-        told.append(
+        lines.append(
             f"The machine's speed changed meanwhile: the p50s of one model lie {panel.spread:.2g} times apart (of the "
-            f"median model){_what_holds(panel)}."
+            f"median model){_valid_ratios(panel)}."
         )
     if panel.other_base:
-        told.append(f"Another base is right on more of these images ({panel.other_base}); its models are apart.")
-    told += [f"{entry.title} is void, and on no axis of what was measured: {reason}" for entry in panel.entries
+        lines.append(f"Another base is right on more of these images ({panel.other_base}); its models are apart.")
+    lines += [f"{entry.title} is void, and on no axis of what was measured: {reason}" for entry in panel.entries
              for reason in entry.void]  # fmt: skip
-    told += [
-        f"{entry.title} fails {verdict.gate}{_seen(verdict)}" for entry in panel.models for verdict in entry.verdicts
+    lines += [
+        f"{entry.title} fails {verdict.gate}{_failing_value(verdict)}"
+        for entry in panel.models for verdict in entry.verdicts
         if verdict.state == "fail"
     ]  # fmt: skip
-    told += [
+    lines += [
         f"{entry.title} is not known to keep to {verdict.gate}, which was not measured"
         for entry in panel.models for verdict in entry.verdicts if verdict.state == "not measured"
     ]  # fmt: skip
-    if panel.place is not None and (left := [e.title for e in panel.models if not e.runs and panel.task]):
-        told.append(f"Not measured here: {_some(left)}.")
+    if panel.place is not None and (unmeasured := [e.title for e in panel.models if not e.runs and panel.task]):
+        lines.append(f"Not measured here: {_some(unmeasured)}.")
     if panel.place is None and panel.task is not None:
-        told.append("Nothing was measured: `edgevit bench BASE MODEL ... --output runs.jsonl` measures them in turns.")
+        lines.append("Nothing was measured: `edgevit bench BASE MODEL ... --output runs.jsonl` measures them in turns.")
     if panel.recalled:
-        told.append(f"{panel.recalled[0].upper()}{panel.recalled[1:]}: the test images decide.")
+        lines.append(f"{panel.recalled[0].upper()}{panel.recalled[1:]}: the test images decide.")
     if panel.part == "test" and len([e for e in panel.models if e.top1 is not None]) > MANY:
-        told.append(
+        lines.append(
             "One is chosen here by the same test images on which it is told: the more models, the more of its accuracy "
             "may be luck."
         )
-    return told
+    return lines
 
 
-def _seen(verdict: Verdict) -> str:
+def _failing_value(verdict: Verdict) -> str:
     """By what a gate failed: a table has the median of the runs, which may keep to it."""
     if verdict.value is None:
         return ""
@@ -308,14 +311,14 @@ def _seen(verdict: Verdict) -> str:
     return f": {verdict.value:.5g} {verdict.gate.unit}{worst}"
 
 
-def _what_holds(panel: Panel) -> str:
+def _valid_ratios(panel: Panel) -> str:
     """Which ratios are believed where milliseconds are not, and of what they are."""
     held = [entry for entry in panel.models if entry.in_turns]
     if panel.task is None:  # whose bases are not known either
         return ""
     if not held:
         return "; no ratio to the base is of rounds: measure models and base in turns, by one `edgevit bench`"
-    figures = " and ".join(sorted({FIGURES_TOLD[entry.ratio_of or "p50"] for entry in held}))
+    figures = " and ".join(sorted({FIGURE_NAMES[entry.ratio_of or "p50"] for entry in held}))
     others = [entry.title for entry in panel.models if entry.runs and not entry.in_turns and not entry.void]
     but = f", but for {_some(others)}, measured apart" if others else ""
     return f"; ratios to the base are of rounds ({figures}), and hold{but}"
@@ -328,24 +331,24 @@ def _some(names: Sequence[str], most: int = 4) -> str:
     return shown + (f" and {len(once) - most} more" if len(once) > most else "")
 
 
-def kept_apart(panels: Sequence[Panel]) -> list[str]:
+def split_reasons(panels: Sequence[Panel]) -> list[str]:
     """Why there is more than one panel."""
     tasks = list({panel.task.images_key: panel.task for panel in panels if panel.task is not None}.values())
     bases = list(dict.fromkeys(panel.base for panel in panels if panel.base))
     at = {id(panel.place): panel.place for panel in panels if panel.place is not None}
-    told = []
-    if len(tasks) > 1 and (why := apart_tasks(tasks)):
-        told.append(
-            f"{len(tasks)} tasks are kept apart, as accuracies do not compare: they differ in {'; '.join(why)}."
+    lines = []
+    if len(tasks) > 1 and (differences := apart_tasks(tasks)):
+        lines.append(
+            f"{len(tasks)} tasks are kept apart, as accuracies do not compare: they differ in {'; '.join(differences)}."
         )
     if bases:
-        told.append(f"{len(bases)} bases are kept apart, as models are judged against their own: {'; '.join(bases)}.")
-    if len(at) > 1 and (why := apart(list(at.values()))):
-        told.append(
+        lines.append(f"{len(bases)} bases are kept apart, as models are judged against their own: {'; '.join(bases)}.")
+    if len(at) > 1 and (differences := apart(list(at.values()))):
+        lines.append(
             f"{len(at)} places of measurement are kept apart, as latencies do not compare: they differ in "
-            f"{'; '.join(why)}."
+            f"{'; '.join(differences)}."
         )
-    return told
+    return lines
 
 
 def eyebrow(panel: Panel) -> list[str]:
@@ -368,12 +371,12 @@ def as_markdown(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
             row[0] = f"**{row[0]}**" if entry is chosen else row[0]
         lines = [[column.title for column in shown], ["---", *["---:"] * (len(shown) - 1)], *rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        told = [f"{figure.what} {figure.value} {figure.more}".strip() for figure in figures(panel)]
-        parts += [f"## {heading(panel)}", " · ".join(eyebrow(panel)), "; ".join(told), answer(panel), table]
+        key_figures = [f"{figure.name} {figure.value} {figure.more}".strip() for figure in figures(panel)]
+        parts += [f"## {heading(panel)}", " · ".join(eyebrow(panel)), "; ".join(key_figures), answer(panel), table]
         parts += ["\n".join(f"- {note}" for note in notes(panel))]
-    parts += kept_apart(panels)
+    parts += split_reasons(panels)
     if skipped:
-        parts += ["Left out:", "\n".join(f"- {one.where}: {one.why}" for one in skipped)]
+        parts += ["Left out:", "\n".join(f"- {item.source}: {item.reason}" for item in skipped)]
     whole = "\n\n".join(part for part in parts if part)
     return TAG.sub("&lt;", printable(whole, keep="\n")) + "\n"
 
@@ -381,15 +384,15 @@ def as_markdown(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
 def as_csv(panels: Sequence[Panel]) -> str:
     """All entries in one table, with the task and the place that each is of."""
     text = io.StringIO()
-    names = [one.name for one in fields(EntryRecord)]
+    names = [field.name for field in fields(EntryRecord)]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["task", "images", "place", "take", "base", *names])
     for panel in panels:
         task, chosen = panel.task, panel.recommended()
-        where = [task.title if task else "", task.images if task else "", panel.place.title if panel.place else ""]
+        place = [task.title if task else "", task.images if task else "", panel.place.title if panel.place else ""]
         for entry in panel.entries:
-            told = entry_data(entry)
-            cells = [*where, "yes" if entry is chosen else "", panel.base, *[told[name] for name in names]]
+            values = entry_data(entry)
+            cells = [*place, "yes" if entry is chosen else "", panel.base, *[values[name] for name in names]]
             writer.writerow(map(_cell, cells))
     return text.getvalue()
 
@@ -412,7 +415,7 @@ def content(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> dict[str, An
     whole = ReportRecord(
         edgevit=written_by(),
         panels=tuple(map(_panel_record, panels)),
-        kept_apart=tuple(kept_apart(panels)),
+        split_reasons=tuple(split_reasons(panels)),
         skipped=tuple(skipped),
     )
     return dict(drawable(REPORT_KIND.content(whole)))
@@ -438,4 +441,4 @@ def _panel_record(panel: Panel) -> PanelRecord:
 
 def entry_data(entry: Entry) -> dict[str, Any]:
     """An entry without its raw runs."""
-    return {one.name: getattr(entry, one.name) for one in fields(EntryRecord)}
+    return {field.name: getattr(entry, field.name) for field in fields(EntryRecord)}

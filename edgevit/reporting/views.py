@@ -13,9 +13,9 @@ from edgevit.derivation.allocate.budget import readable
 from edgevit.records.derivation import AccuracyRecord, MetRecord
 from edgevit.records.kinds import plain as as_plain
 from edgevit.reporting.axes import AccuracyTask, LatencyPlace
-from edgevit.reporting.choice import Panel, may_be_taken
+from edgevit.reporting.choice import Panel, is_eligible
 from edgevit.reporting.details import classes, details
-from edgevit.reporting.gather import Found, FoundModel
+from edgevit.reporting.gather import Evidence, GatheredModel
 from edgevit.reporting.tables import (
     answer,
     columns,
@@ -27,7 +27,7 @@ from edgevit.reporting.tables import (
     none_reaching,
     notes,
     on_validation,
-    reference_told,
+    reference_text,
 )
 
 HEAD = ("place", "file", "batch", "p50 ms", "p90 ms", "p99 ms", "spread", "images/s", "W", "mJ/image", "engine MiB",
@@ -44,24 +44,28 @@ def tabs(panels: Sequence[Panel]) -> list[str]:
     )
     places = _apart({id(p.place): p.place.title.split(", ") for p in panels if p.place is not None})
     measured = bool(places)
-    told = []
+    titles = []
     for panel in panels:
         task = "not found" if panel.task is None else tasks[id(panel.task)]
         place = places[id(panel.place)] if panel.place is not None else "not measured" * measured
-        told.append(" · ".join(filter(None, (task, place))) or (panel.task.title if panel.task else "all"))
-    return told
+        titles.append(" · ".join(filter(None, (task, place))) or (panel.task.title if panel.task else "all"))
+    return titles
 
 
 def _task_words(task: AccuracyTask, panels: Sequence[Panel]) -> list[str]:
     """Classes that not all tasks have, data and seed; where these tell two tasks not apart, what else may."""
     others = [panel.task for panel in panels if panel.task is not None and panel.task is not task]
-    own = [name for name in task.classes if any(name not in other.classes for other in others)] or task.classes
-    more = ", ..." if len(own) > OWN else ""
-    words = [f"{len(task.classes)} classes: {', '.join(own[:OWN])}{more}"]
+    own_names = [
+        name for name in task.classes if any(name not in competitor.classes for competitor in others)
+    ] or task.classes
+    more = ", ..." if len(own_names) > OWN else ""
+    words = [f"{len(task.classes)} classes: {', '.join(own_names[:OWN])}{more}"]
     if (data := task.data) is None:
         return [*words, task.images]
     words += [Path(data.data).name, f"seed {data.seed}"]
-    if any((other.title, other.data and other.data.seed) == (task.title, data.seed) for other in others):
+    if any(
+        (competitor.title, competitor.data and competitor.data.seed) == (task.title, data.seed) for competitor in others
+    ):
         words += [f"{data.images.test} test images", f"images {data.images_sha256[:OF_TAB]}"]
     return words
 
@@ -69,10 +73,10 @@ def _task_words(task: AccuracyTask, panels: Sequence[Panel]) -> list[str]:
 def _apart(words: Mapping[int, Sequence[str]]) -> dict[int, str]:
     """Of each, the words that not all have; all of its words where none is left."""
     common = set.intersection(*map(set, words.values())) if words else set()
-    alike = len({tuple(one) for one in words.values()}) <= 1
+    alike = len({tuple(parts) for parts in words.values()}) <= 1
     return {
-        key: "" if alike else ", ".join(word for word in one if word not in common) or ", ".join(one)
-        for key, one in words.items()
+        key: "" if alike else ", ".join(word for word in parts if word not in common) or ", ".join(parts)
+        for key, parts in words.items()
     }
 
 
@@ -94,7 +98,7 @@ def panel_view(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
         "heading": heading(panel),
         "figures": figures(panel),
         "answer": answer(panel),
-        "reference": "" if panel.goal is None else reference_told(panel),
+        "reference": "" if panel.goal is None else reference_text(panel),
         "notes": notes(panel),
         "axes": panel.axes,
         "columns": [column.title for column in shown],
@@ -108,14 +112,14 @@ def panel_data(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
     reaching = panel.reaching()
     entries = []
     for entry in panel.entries:
-        told = entry_data(entry)
+        values = entry_data(entry)
         if entry.void:  # it is drawn on no axis of measured figures
-            told |= dict.fromkeys(("p50_ms", "p99_ms", "ratio", "energy_mj", "memory_mib"))
+            values |= dict.fromkeys(("p50_ms", "p99_ms", "ratio", "energy_mj", "memory_mib"))
         low, high = entry.interval or (None, None)
-        told |= {"low": low, "high": high, "id": ids.get(entry.model or ""), "baseline": entry.is_baseline}
-        told |= {"reaching": entry in reaching, "free": not entry.is_baseline and may_be_taken(entry)}
-        told |= {"merit": panel.merit(entry)}
-        entries.append({name: value for name, value in told.items() if value not in (None, [], ())})
+        values |= {"low": low, "high": high, "id": ids.get(entry.model or ""), "baseline": entry.is_baseline}
+        values |= {"reaching": entry in reaching, "free": not entry.is_baseline and is_eligible(entry)}
+        values |= {"merit": panel.merit(entry)}
+        entries.append({name: value for name, value in values.items() if value not in (None, [], ())})
     axes = [
         {"name": a.name, "title": a.title, "unit": a.unit, "by_ratio": a.by_ratio, "none": none_on_axis(panel, a)}
         for a in panel.axes
@@ -130,15 +134,15 @@ def panel_data(panel: Panel, ids: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def model_view(model: FoundModel, name: str, found: Found, panels: Sequence[Panel]) -> dict[str, Any]:
+def model_view(model: GatheredModel, name: str, evidence: Evidence, panels: Sequence[Panel]) -> dict[str, Any]:
     """A model for the template, and under `drawn` what the script draws of it."""
     at = list({id(panel.place): panel.place for panel in panels if panel.place is not None}.values())
-    drawn = details(model, found, at)
+    drawn = details(model, evidence, at)
     return {
         "id": name,
         "name": model.name,
         "where": str(model.folder.path),
-        "told": _told(model),
+        "summary": _summary(model),
         "hint": None if model.derivation is None else hint_in(model.derivation),
         "drawn": drawn,
         "blocks": _block_table(drawn["blocks"]),
@@ -161,9 +165,9 @@ def model_view(model: FoundModel, name: str, found: Found, panels: Sequence[Pane
     }
 
 
-def _told(model: FoundModel) -> str:
+def _summary(model: GatheredModel) -> str:
     """The model in a sentence."""
-    document, made, imported = model.document, model.derivation, model.imported
+    document, derivation, imported = model.document, model.derivation, model.imported
     if imported is not None:
         return f"{imported.file}, an ONNX file that edgevit did not make, with {imported.outputs} outputs."
     assert document is not None
@@ -172,42 +176,46 @@ def _told(model: FoundModel) -> str:
             f"{document.timm_name} with {document.outputs} outputs, a super-network: `edgevit show` draws its slices, "
             "and `edgevit derive --method skd --supernet` cuts a model out of it."
         )
-    if made is None:
+    if derivation is None:
         return f"{document.timm_name} with {document.outputs} outputs, nothing else removed: a base."
-    taken = made.accuracy.derived
-    accuracy = f" top-1 {share_text(taken.top1, taken.images)} in torch on {taken.images} test images." if taken else ""
+    judged = derivation.accuracy.derived
+    accuracy = (
+        f" top-1 {share_text(judged.top1, judged.images)} in torch on {judged.images} test images." if judged else ""
+    )
     return (
-        f"{document.timm_name} without {100 * document.rate:.1f} % of its MACs, by {made.method} for "
-        f"{made.budget.asked}.{accuracy}{_rejecting(taken)} {readable(document.macs)} MACs, "
+        f"{document.timm_name} without {100 * document.rate:.1f} % of its MACs, by {derivation.method} for "
+        f"{derivation.budget.asked}.{accuracy}{_rejecting(judged)} {readable(document.macs)} MACs, "
         f"{readable(document.params)} parameters."
         + ("" if (embed := document.narrowed) is None else f" The embedding has {embed[0]} of {embed[1]} channels.")
     )
 
 
-def _rejecting(taken: AccuracyRecord | None) -> str:
+def _rejecting(accuracy: AccuracyRecord | None) -> str:
     """What a model that may answer `other` does so of; top-1 is of its classes alone."""
-    if taken is None or taken.rejection is None or (seen := taken.rejection.get("test")) is None:
+    if accuracy is None or accuracy.rejection is None or (rejected := accuracy.rejection.get("test")) is None:
         return ""
-    foreign = f", and on {seen.foreign_other} of {seen.foreign_images} of others" if seen.foreign_images else ""
+    foreign = (
+        f", and on {rejected.foreign_other} of {rejected.foreign_images} of others" if rejected.foreign_images else ""
+    )
     return (
-        f" It may answer other, which top-1 leaves aside: on {seen.other} of {seen.images} test images of its classes, "
-        f"so that {seen.right} are right{foreign}."
+        f" It may answer other, which top-1 leaves aside: on {rejected.other} of {rejected.images} test images of its "
+        f"classes, so that {rejected.right} are right{foreign}."
     )
 
 
 def _block_table(drawn: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Every block's sizes beside the base's; where tokens leave, how many each block passes on that lets some go."""
-    leave = any(one["now"] and one["now"]["tokens"] for one in drawn)
+    leave = any(block["now"] and block["now"]["tokens"] for block in drawn)
     rows = []
-    for one in drawn:
-        now, base = one["now"], one["base"]
+    for block in drawn:
+        now, base = block["now"], block["base"]
         sizes = [f"{now[n] if now else 0} of {base[n]}" for n in ("heads", "qk", "vo", "ffn")]
         tokens = f"{now['tokens']}{', merged' * now['merged']}" if now and now["tokens"] else "-"
-        rows.append([str(one["block"]), *sizes, *[tokens] * leave])
+        rows.append([str(block["block"]), *sizes, *[tokens] * leave])
     return {"head": ["block", "heads", "QK", "VO", "FFN", *["tokens"] * leave], "rows": rows}
 
 
-def _class_rows(model: FoundModel) -> list[list[str]]:
+def _class_rows(model: GatheredModel) -> list[list[str]]:
     rows = []
     for row in classes(model):
         base, top1 = row["base"], row["top1"]
@@ -216,7 +224,7 @@ def _class_rows(model: FoundModel) -> list[list[str]]:
     return rows
 
 
-def _measured(model: FoundModel, at: Sequence[LatencyPlace]) -> dict[str, Any]:
+def _measured(model: GatheredModel, at: Sequence[LatencyPlace]) -> dict[str, Any]:
     """Every run, without the columns that none of them has."""
     rows = []
     for place in at:
@@ -224,41 +232,45 @@ def _measured(model: FoundModel, at: Sequence[LatencyPlace]) -> dict[str, Any]:
             row = make_row(run)
             figures = [row.p50_ms, row.p90_ms, row.p99_ms]
             more = [row.images_per_s, row.power_w, row.energy_mj, row.memory_engine_mib, row.temperature_max_c]
-            told = [place.title, run.model, str(row.batch), *map(three_digits, figures), f"{row.spread:.1%}"]
-            rows.append([*told, *map(three_digits, more), row.power_mode or "-"])
-    known = [i for i in range(len(HEAD)) if any(row[i] != "-" for row in rows)]
-    return {"head": [HEAD[i] for i in known], "rows": [[row[i] for i in known] for row in rows]}
+            cells = [place.title, run.model, str(row.batch), *map(three_digits, figures), f"{row.spread:.1%}"]
+            rows.append([*cells, *map(three_digits, more), row.power_mode or "-"])
+    used = [i for i in range(len(HEAD)) if any(row[i] != "-" for row in rows)]
+    return {"head": [HEAD[i] for i in used], "rows": [[row[i] for i in used] for row in rows]}
 
 
-def _warnings(model: FoundModel, at: Sequence[LatencyPlace]) -> list[str]:
+def _warnings(model: GatheredModel, at: Sequence[LatencyPlace]) -> list[str]:
     """What speaks against its runs, of each place and each way to run it by itself."""
-    told = []
+    warnings = []
     for place in at:
         for alike in group(place.runs_of(model.files)):
             who = f"{place.title}, {alike[0].model}"
-            told += [f"{who}: void: {reason}" for run in alike for reason in run.void()]
-            told += gather_warnings(alike, who)
-    return list(dict.fromkeys(told))
+            warnings += [f"{who}: void: {reason}" for run in alike for reason in run.void()]
+            warnings += gather_warnings(alike, who)
+    return list(dict.fromkeys(warnings))
 
 
-def _gates(model: FoundModel, panels: Sequence[Panel]) -> list[list[str]]:
+def _gates(model: GatheredModel, panels: Sequence[Panel]) -> list[list[str]]:
     rows = []
     for panel in panels:
         for entry in panel.entries:
             for verdict in entry.verdicts if entry.model == model.name and panel.place is not None else ():
-                seen = "-" if verdict.value is None else f"{three_digits(verdict.value)} {verdict.gate.unit}"
+                value = "-" if verdict.value is None else f"{three_digits(verdict.value)} {verdict.gate.unit}"
                 margin = "-" if verdict.margin is None else f"{verdict.margin:+.1%}"
-                told = [str(verdict.gate), panel.place.title if panel.place else "", seen, margin, verdict.state]
-                if told not in rows:  # a base stands in several panels
-                    rows.append(told)
+                cells = [str(verdict.gate), panel.place.title if panel.place else "", value, margin, verdict.state]
+                if cells not in rows:  # a base stands in several panels
+                    rows.append(cells)
     return rows
 
 
-def _engines(model: FoundModel) -> list[list[str]]:
+def _engines(model: GatheredModel) -> list[list[str]]:
     rows = []
     for engine in model.engines:
-        seen = engine.accuracy
-        shares = ["-", "-"] if seen is None else [share_text(share, seen.images) for share in (seen.host, seen.board)]
+        accuracy = engine.accuracy
+        shares = (
+            ["-", "-"]
+            if accuracy is None
+            else [share_text(share, accuracy.images) for share in (accuracy.host, accuracy.board)]
+        )
         fused = "-" if engine.fused is None else f"{engine.fused} of {engine.blocks}"
         size = f"{engine.bytes / 1e6:.3g} MB"
         rows.append(
@@ -267,37 +279,44 @@ def _engines(model: FoundModel) -> list[list[str]]:
     return rows
 
 
-def _exported(model: FoundModel) -> list[list[str]]:
+def _exported(model: GatheredModel) -> list[list[str]]:
     if (export := model.export) is None:
         return []
     rows = []
     for name, file in export.files.items():
         label = name.removeprefix("model.").removesuffix(".onnx")
         parity = export.parity.get(label)
-        seen = export.accuracy.files.get(label) if export.accuracy is not None else None
+        judged_file = export.accuracy.files.get(label) if export.accuracy is not None else None
         errors = ["-", "-"] if parity is None else [f"{parity.error:.2g}", f"{parity.tolerance:.2g}"]
         judged = ["-", "-"]
-        if seen is not None and export.accuracy is not None:
-            judged = [share_text(seen.top1, export.accuracy.images), f"{seen.agreement:.2%}"]
+        if judged_file is not None and export.accuracy is not None:
+            judged = [share_text(judged_file.top1, export.accuracy.images), f"{judged_file.agreement:.2%}"]
         rows.append([name, f"{file.bytes / 1e6:.3g} MB", *errors, *judged])
     return rows
 
 
-def _provenance(model: FoundModel) -> list[tuple[str, str]]:
+def _provenance(model: GatheredModel) -> list[tuple[str, str]]:
     """What to know to make it again."""
-    document, made = model.document, model.derivation
+    document, derivation = model.document, model.derivation
     rows: list[tuple[str, str]] = []
-    if made is not None:
-        rows += [("made", f"{made.created} with edgevit {made.versions['edgevit']}"), ("base", made.base)]
-        rows += [("method", made.way_told()), ("budget", made.budget.asked), ("shape", made.shape.name)]
-        if made.data is not None:
-            counts = made.data.images
+    if derivation is not None:
+        rows += [
+            ("made", f"{derivation.created} with edgevit {derivation.versions['edgevit']}"),
+            ("base", derivation.base),
+        ]
+        rows += [
+            ("method", derivation.way_told()),
+            ("budget", derivation.budget.asked),
+            ("shape", derivation.shape.name),
+        ]
+        if derivation.data is not None:
+            counts = derivation.data.images
             parts = f"{counts.train} training, {counts.validation} validation and {counts.test} test images"
-            rows += [("data", made.data.data), ("images", f"{parts}, seed {made.data.seed}")]
-            rows.append(("hash of the images", made.data.images_sha256[:DIGITS]))
-        if made.met is not None:
-            rows.append(("met by measuring", _met(made.met)))
-        rows.append(("seconds", ", ".join(f"{name} {s:.3g}" for name, s in made.seconds.items())))
+            rows += [("data", derivation.data.data), ("images", f"{parts}, seed {derivation.data.seed}")]
+            rows.append(("hash of the images", derivation.data.images_sha256[:DIGITS]))
+        if derivation.met is not None:
+            rows.append(("met by measuring", _met(derivation.met)))
+        rows.append(("seconds", ", ".join(f"{name} {s:.3g}" for name, s in derivation.seconds.items())))
     if document is not None:
         rows += [
             ("classes", ", ".join(document.class_names) or "not named"),
@@ -312,25 +331,31 @@ def _provenance(model: FoundModel) -> list[tuple[str, str]]:
 def _met(met: MetRecord) -> str:
     budget = f" for a budget of {met.budget:.4g}, in {len(met.rounds)} rounds"
     if not met.beside:
-        return _taken(met) + budget
-    return "; ".join(f"{_taken(one)} on {one.table.measured_on}" for one in met.each) + budget
+        return _measured_cost(met) + budget
+    return "; ".join(f"{_measured_cost(board_met)} on {board_met.table.measured_on}" for board_met in met.each) + budget
 
 
-def _taken(met: MetRecord) -> str:
-    seen = met.verified
-    interval = "" if seen.low is None else f" ({seen.low:.4g} to {seen.high:.4g})"
-    return f"{seen.value:.4g} {met.quantity}{interval}"
+def _measured_cost(met: MetRecord) -> str:
+    verified = met.verified
+    interval = "" if verified.low is None else f" ({verified.low:.4g} to {verified.high:.4g})"
+    return f"{verified.value:.4g} {met.quantity}{interval}"
 
 
-def _more(model: FoundModel, at: Sequence[LatencyPlace]) -> list[tuple[str, list[tuple[str, str]]]]:
+def _more(model: GatheredModel, at: Sequence[LatencyPlace]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Details that most readers skip, each part under a title."""
-    made = model.derivation
+    derivation = model.derivation
     parts: list[tuple[str, list[tuple[str, str]]]] = []
-    if made is not None:
-        training = as_plain(made.training) if made.training is not None else {}
-        for title, told in (("method's options", made.config), ("training", training), ("versions", made.versions)):
-            parts.append((title, [(name.replace("_", " "), str(value)) for name, value in told.items()]))
-        parts.append(("facts", [(name.replace("_", " "), str(value)) for name, value in as_plain(made.facts).items()]))
+    if derivation is not None:
+        training = as_plain(derivation.training) if derivation.training is not None else {}
+        for title, values in (
+            ("method's options", derivation.config),
+            ("training", training),
+            ("versions", derivation.versions),
+        ):
+            parts.append((title, [(name.replace("_", " "), str(value)) for name, value in values.items()]))
+        parts.append(
+            ("facts", [(name.replace("_", " "), str(value)) for name, value in as_plain(derivation.facts).items()])
+        )
     if model.document is not None:
         parts.append(("preprocessing", [(name, str(value)) for name, value in model.document.preprocessing.items()]))
     for place in at:

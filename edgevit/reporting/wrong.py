@@ -11,7 +11,7 @@ from PIL.Image import Image, Resampling
 from edgevit.errors import EdgeVitError
 from edgevit.exporting.mistakes import mistakes
 from edgevit.progress import Progress
-from edgevit.reporting.gather import Found
+from edgevit.reporting.gather import Evidence
 
 PIXELS = 96  # of the longer side
 QUALITY = 75  # of a JPEG
@@ -35,16 +35,18 @@ def small(image: Image) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def pictures(found: Found, count: int, progress: Progress) -> dict[str, list[Wrong]]:
+def pictures(evidence: Evidence, count: int, progress: Progress) -> dict[str, list[Wrong]]:
     """Of every derived model, by its name, at most `count`; of one whose images cannot be had, it is noted why."""
     shown = {}
-    for model in found.models:
+    for model in evidence.models:
         if model.derivation is None or model.document is None:
             continue
         try:
-            seen = mistakes(model.folder.path, count, progress)
+            mistaken = mistakes(model.folder.path, count, progress)
         except EdgeVitError as error:
-            found.skip(f"images of {model.name}", str(error))
+            evidence.skip(f"images of {model.name}", str(error))
             continue
-        shown[model.name] = [Wrong(one.label, one.called, one.sure, small(one.image)) for one in seen]
+        shown[model.name] = [
+            Wrong(mistake.label, mistake.called, mistake.sure, small(mistake.image)) for mistake in mistaken
+        ]
     return shown

@@ -42,14 +42,14 @@ from edgevit.records.imported import ImportedDocument
 from edgevit.records.model import ClassLabel
 from edgevit.records.model_folder import ModelFolder
 from edgevit.reporting.choice import AXES, Entry, Panel, are_level, cost_on_axis, not_shown, panels
-from edgevit.reporting.gather import Found, FoundModel, gather
+from edgevit.reporting.gather import Evidence, GatheredModel, gather
 from edgevit.reporting.page import as_html
-from edgevit.reporting.tables import answer, as_markdown, heading, kept_apart, notes
+from edgevit.reporting.tables import answer, as_markdown, heading, notes, split_reasons
 from edgevit.reporting.views import model_view, panel_data, tabs
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     return gather([write_everything(tmp_path_factory.mktemp("everything"))])
 
 
@@ -57,7 +57,7 @@ def by_title(panel: Panel) -> dict[str, Entry]:
     return {entry.title: entry for entry in panel.entries}
 
 
-def test_each_place_is_a_panel_with_three_baselines_on_top(found: Found) -> None:
+def test_each_place_is_a_panel_with_three_baselines_on_top(found: Evidence) -> None:
     nano, nx, gone = panels(found)
     assert [panel.place and panel.place.title for panel in (nano, nx, gone)] == [
         "Nano, 25W, TensorRT 10.3.0, batch 1", *["NX, 15W, TensorRT 10.3.0, batch 1"] * 2,
@@ -69,14 +69,14 @@ def test_each_place_is_a_panel_with_three_baselines_on_top(found: Found) -> None
     assert (gone.task, [entry.title for entry in gone.entries]) == (None, ["lost"])
 
 
-def test_figures_are_medians_of_the_runs_and_the_ratio_is_of_the_rounds(found: Found) -> None:
+def test_figures_are_medians_of_the_runs_and_the_ratio_is_of_the_rounds(found: Evidence) -> None:
     t1 = by_title(panels(found)[0])["t1"]
     assert (t1.repeats, t1.p50_ms, t1.macs, t1.method) == (6, pytest.approx(3.009), 500_000, "nuwa")
     assert t1.ratio == pytest.approx(3.009 / 8.009, rel=1e-3) and t1.ratio_of == "p50"
     assert t1.energy_mj is not None and t1.file_bytes == 2000
 
 
-def test_of_sessions_with_as_many_runs_the_latest_gives_the_ratio(found: Found) -> None:
+def test_of_sessions_with_as_many_runs_the_latest_gives_the_ratio(found: Evidence) -> None:
     first = [run for run in found.runs if run.session == "s1"]
     for session, day, factor in (("a", 2, 2), ("z", 2, 3), ("z", 0, 4)):
         again = [
@@ -88,7 +88,7 @@ def test_of_sessions_with_as_many_runs_the_latest_gives_the_ratio(found: Found) 
         assert ratio == pytest.approx(3.009 / 8.009 * (factor if day else 1), rel=1e-3)
 
 
-def test_the_accuracy_is_that_of_the_very_file_where_it_was_judged_on_the_same_images(found: Found) -> None:
+def test_the_accuracy_is_that_of_the_very_file_where_it_was_judged_on_the_same_images(found: Evidence) -> None:
     nano, nx, _ = panels(found)
     onnx, engine = by_title(nano)["t1"], by_title(nx)["t1"]
     assert (onnx.top1, onnx.judged) == (pytest.approx(0.945), "model.fp16.onnx")
@@ -105,7 +105,7 @@ def test_the_accuracy_is_that_of_the_very_file_where_it_was_judged_on_the_same_i
     assert (other.top1, other.judged) == (GOOD.top1, "torch")
 
 
-def test_the_fastest_that_is_as_accurate_as_the_base_is_taken(found: Found) -> None:
+def test_the_fastest_that_is_as_accurate_as_the_base_is_taken(found: Evidence) -> None:
     nano = panels(found)[0]
     assert nano.goal == BASE.top1 and [entry.title for entry in nano.reaching()] == ["t1"]
     taken = nano.recommended()
@@ -113,7 +113,7 @@ def test_the_fastest_that_is_as_accurate_as_the_base_is_taken(found: Found) -> N
     assert [axis.name for axis in nano.axes] == [axis.name for axis in AXES]
 
 
-def test_a_model_that_fails_a_gate_or_is_void_is_not_taken(found: Found) -> None:
+def test_a_model_that_fails_a_gate_or_is_void_is_not_taken(found: Evidence) -> None:
     assert panels(found, [parse_gate("p99<2ms")])[0].recommended() is None
     nano = panels(found, [parse_gate("p99<4ms"), parse_gate("p99@8<1ms")])[0]
     t1 = by_title(nano)["t1"]
@@ -125,7 +125,7 @@ def test_a_model_that_fails_a_gate_or_is_void_is_not_taken(found: Found) -> None
     assert [cost_on_axis(entry, axis) for axis in AXES][:2] == [None, None] and cost_on_axis(entry, AXES[5]) == 500_000
 
 
-def test_a_model_that_is_accurate_and_not_taken_is_not_called_inaccurate(found: Found) -> None:
+def test_a_model_that_is_accurate_and_not_taken_is_not_called_inaccurate(found: Evidence) -> None:
     """Because it was not measured where another was, all its runs are void, or a gate fails."""
     poor = panels(replace(found, runs=[run for run in found.runs if run.label != "t1"]))[0]
     assert [e.title for e in poor.reaching()] == ["t1"] and poor.recommended() is None
@@ -144,7 +144,7 @@ def test_a_model_that_is_accurate_and_not_taken_is_not_called_inaccurate(found: 
     assert "there is no base to set it against" in answer(baseless)
 
 
-def test_what_was_not_measured_passes_no_gate(found: Found) -> None:
+def test_what_was_not_measured_passes_no_gate(found: Evidence) -> None:
     without = [replace(run, power=None) if run.label == "t1" else run for run in found.runs]
     nano = panels(replace(found, runs=without), [parse_gate("energy<1J"), parse_gate("p99<4ms")])[0]
     t1 = by_title(nano)["t1"]
@@ -157,7 +157,7 @@ def test_what_was_not_measured_passes_no_gate(found: Found) -> None:
     assert panels(replace(found, runs=some), [parse_gate("energy<1J")])[0].recommended() is None, "one of two runs has"
 
 
-def test_a_model_without_a_run_passes_no_gate(found: Found) -> None:
+def test_a_model_without_a_run_passes_no_gate(found: Evidence) -> None:
     for runs in ([run for run in found.runs if run.label != "t1"], []):
         unmeasured = replace(found, runs=runs)
         assert [e.title for e in panels(unmeasured)[0].reaching()] == ["t1"], "nothing was asked"
@@ -166,7 +166,7 @@ def test_a_model_without_a_run_passes_no_gate(found: Found) -> None:
         assert {entry["title"]: entry["free"] for entry in panel_data(panel, {})["entries"]}["t1"] is False
 
 
-def test_weights_are_not_set_beside_files_that_were_measured(found: Found) -> None:
+def test_weights_are_not_set_beside_files_that_were_measured(found: Evidence) -> None:
     """A model that was not measured there stands by the exported file of the same name, if it has that."""
     some = [replace(run, model="model.fp16.onnx") for run in found.runs if run.session == "s1" and run.label != "t2"]
     assert by_title(panels(replace(found, runs=some))[0])["t2"].file_bytes == 2000
@@ -175,12 +175,12 @@ def test_weights_are_not_set_beside_files_that_were_measured(found: Found) -> No
     assert by_title(panels(replace(found, runs=[]))[0])["t2"].file_bytes == 3000
 
 
-def test_on_a_busy_machine_the_ratio_decides(found: Found) -> None:
+def test_on_a_busy_machine_the_ratio_decides(found: Evidence) -> None:
     busy = [replace(run, cpu_busy_ns=30 * 10**9, cpu_own_ns=10**9) for run in found.runs]
     assert panels(replace(found, runs=busy))[0].axes[0].name == "ratio"
 
 
-def test_on_a_busy_machine_ratios_of_runs_that_were_not_in_turns_are_not_said_to_hold(found: Found) -> None:
+def test_on_a_busy_machine_ratios_of_runs_that_were_not_in_turns_are_not_said_to_hold(found: Evidence) -> None:
     busy = [replace(run, cpu_busy_ns=30 * 10**9, cpu_own_ns=10**9) for run in found.runs]
 
     def apart(*labels: str) -> Panel:
@@ -194,7 +194,7 @@ def test_on_a_busy_machine_ratios_of_runs_that_were_not_in_turns_are_not_said_to
     assert notes(some)[0].endswith("ratios to the base are of rounds (of means), and hold, but for t2, measured apart.")
 
 
-def test_a_void_run_does_not_make_the_milliseconds_of_a_busy_machine_decide(found: Found) -> None:
+def test_a_void_run_does_not_make_the_milliseconds_of_a_busy_machine_decide(found: Evidence) -> None:
     busy = {"cpu_busy_ns": 30 * 10**9, "cpu_own_ns": 10**9}
     runs = [replace(r, **busy, throttled=("thermal",) if r.label == "t2" else ()) for r in found.runs]
     nano = panels(replace(found, runs=runs))[0]
@@ -202,7 +202,7 @@ def test_a_void_run_does_not_make_the_milliseconds_of_a_busy_machine_decide(foun
     assert notes(nano)[0].endswith("; ratios to the base are of rounds (of means), and hold.")
 
 
-def test_on_a_machine_whose_speed_changes_the_ratio_decides(found: Found) -> None:
+def test_on_a_machine_whose_speed_changes_the_ratio_decides(found: Evidence) -> None:
     steady = panels(found)[0]
     assert steady.spread < 1.1 and steady.axes[0].name == "p50_ms"
     slowed = [
@@ -259,7 +259,7 @@ def test_models_are_judged_against_their_own_base_alone(tmp_path: Path, differin
         assert (base.p50_ms, base.ratio, small.ratio) == (pytest.approx(ms, rel=0.01), 1, pytest.approx(0.25, rel=0.02))
         assert panel.recommended() is small, "each is as good as its own base"
     assert [any(f"({other_words}: 96.00 %)" in note for note in notes(panel)) for panel in made] == [False, True]
-    assert kept_apart(made) == [
+    assert split_reasons(made) == [
         f"2 bases are kept apart, as models are judged against their own: {other_words}; {words}."
     ]
     assert tabs(made) == [other_words, words] and other_words in as_html(made, found)
@@ -291,7 +291,7 @@ def test_panels_that_nobody_can_choose_by_are_not_made(tmp_path: Path) -> None:
         (folder / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in lines))
     made = panels(found := gather([tmp_path]))
     assert [panel.place and panel.place.environment["board"] for panel in made] == ["Nano"], "NX has bases alone"
-    left_out = {Path(one.where).relative_to(tmp_path): one.why for one in not_shown(found, made)}
+    left_out = {Path(one.source).relative_to(tmp_path): one.reason for one in not_shown(found, made)}
     assert left_out == {
         Path("alone/base"): "no model here was derived from it", Path("unknown"): "neither judged nor measured"
     }  # fmt: skip
@@ -299,7 +299,7 @@ def test_panels_that_nobody_can_choose_by_are_not_made(tmp_path: Path) -> None:
     assert panel.is_of_bases and panel.models[0].p50_ms and not not_shown(found, made), "where there is nothing else"
 
 
-def test_the_task_of_most_measured_models_is_first(found: Found, tmp_path: Path) -> None:
+def test_the_task_of_most_measured_models_is_first(found: Evidence, tmp_path: Path) -> None:
     write_folder(tmp_path / "a", derivation=derived(GOOD, data=replace(DATA, seed=7)))
     apart = panels(replace(found, models=[*gather([tmp_path]).models, *found.models]))
     assert [[entry.title for entry in panel.models] for panel in apart[:2]] == [["t1", "t2"]] * 2
@@ -344,7 +344,7 @@ def test_what_cut_the_base_and_whether_it_was_trained_first_tells_models_apart(t
     ways = ["nuwa", "base trained, then nuwa"]
     assert [entry.method for entry in panel.models] == ways
     view = model_view(found.models[1], "m0", found, [panel])
-    assert ("method", ways[1]) in view["provenance"] and "by nuwa for" in view["told"]
+    assert ("method", ways[1]) in view["provenance"] and "by nuwa for" in view["summary"]
 
 
 def test_a_base_alone_is_a_model_whose_accuracy_is_not_known(tmp_path: Path) -> None:
@@ -448,7 +448,7 @@ def test_a_base_that_was_trained_on_the_validation_images_is_judged_on_the_test_
     )
 
 
-def test_a_file_that_was_judged_by_itself_must_hold_on_the_test_images_too(found: Found) -> None:
+def test_a_file_that_was_judged_by_itself_must_hold_on_the_test_images_too(found: Evidence) -> None:
     chosen = ValidationRecord(100, 96, 96)
     models = [m if m.derivation is None else replace(m, derivation=replace(m.derivation, validation=chosen))
               for m in found.models]  # fmt: skip
@@ -458,10 +458,10 @@ def test_a_file_that_was_judged_by_itself_must_hold_on_the_test_images_too(found
     assert [entry.title for entry in nano.reaching()] == ["t1"]
 
 
-def level_with_t1(found: Found, right: int) -> Panel:
+def level_with_t1(found: Evidence, right: int) -> Panel:
     """The first panel, with t2 as accurate on the test images, at nearly t1's latency, and of `right` of 100."""
 
-    def judged(model: FoundModel) -> FoundModel:
+    def judged(model: GatheredModel) -> GatheredModel:
         if model.derivation is None or model.export is None:
             return model
         chosen = ValidationRecord(100, 96, 96 if model.name == "t1" else right)
@@ -483,7 +483,7 @@ def level_with_t1(found: Found, right: int) -> Panel:
 
 @pytest.mark.parametrize(("right", "best"), [(95, "t1"), (97, "t2")])
 def test_of_models_whose_latency_cannot_be_told_apart_the_most_accurate_is_taken(
-    found: Found, right: int, best: str
+    found: Evidence, right: int, best: str
 ) -> None:
     nano = level_with_t1(found, right)
     t1, t2 = (by_title(nano)[title] for title in ("t1", "t2"))

@@ -22,15 +22,15 @@ from edgevit.reporting.details import (
     power_trace,
     thinned,
 )
-from edgevit.reporting.gather import Found, gather
+from edgevit.reporting.gather import Evidence, gather
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     return gather([write_everything(tmp_path_factory.mktemp("everything"))])
 
 
-def test_everything_of_a_measured_model_is_drawn(found: Found) -> None:
+def test_everything_of_a_measured_model_is_drawn(found: Evidence) -> None:
     drawn = details(found.models[1], found, places(found.runs))
     assert [(seen["place"], seen["samples"]) for seen in drawn["latency"]] == [
         ("Nano, 25W, TensorRT 10.3.0, batch 1", 1200), ("NX, 15W, TensorRT 10.3.0, batch 1", 1200),
@@ -43,7 +43,7 @@ def test_everything_of_a_measured_model_is_drawn(found: Found) -> None:
     }  # fmt: skip
 
 
-def test_blocks_stand_beside_the_bases(found: Found) -> None:
+def test_blocks_stand_beside_the_bases(found: Evidence) -> None:
     first, second = blocks(found.models[1])
     assert (first["now"]["qk"], first["base"]["qk"]) == (12, 16) and second["now"]["heads"] == 1
     model = found.models[1]
@@ -54,7 +54,7 @@ def test_blocks_stand_beside_the_bases(found: Found) -> None:
     assert [one["now"] is None for one in blocks(cut)] == [True, False]
 
 
-def test_the_worst_class_comes_first_and_pairs_that_are_confused_are_told(found: Found) -> None:
+def test_the_worst_class_comes_first_and_pairs_that_are_confused_are_told(found: Evidence) -> None:
     assert classes(found.models[1]) == [
         {"name": "cat", "top1": 0.92, "base": 0.95},
         {"name": "dog", "top1": 0.98, "base": 0.97},
@@ -100,6 +100,6 @@ def test_curves_are_thinned_and_lines_without_a_number_left_out() -> None:
     assert curves(lines[:1], 50) == [] and thinned([1, 2], 5) == [1, 2] and thinned(range(9), 3) == [0, 4, 8]
 
 
-def test_paths_of_a_folder_that_holds_nothing_more_are_empty(tmp_path: Path, found: Found) -> None:
+def test_paths_of_a_folder_that_holds_nothing_more_are_empty(tmp_path: Path, found: Evidence) -> None:
     drawn = details(found.models[0], replace(found, profiles=[]), [])
     assert [name for name, value in drawn.items() if value] == ["blocks"]

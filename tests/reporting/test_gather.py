@@ -29,7 +29,7 @@ def test_models_runs_and_profiles_are_found_and_what_is_broken_is_named(everythi
     found = gather([everything])
     assert [model.name for model in found.models] == ["base", "t1", "t2"]
     assert (len(found.runs), len(found.profiles)) == (31, 1)
-    left = {Path(one.where).relative_to(everything).as_posix(): one.why for one in found.skipped}
+    left = {Path(one.source).relative_to(everything).as_posix(): one.reason for one in found.skipped}
     assert set(left) == {
         "other.jsonl, line 1",
         "runs.jsonl, line 33",
@@ -80,8 +80,8 @@ def test_the_export_of_another_model_is_left_out_and_both_are_named(everything: 
     export.write_record(replace(record, model=replace(record.model, weights_sha256="b" * 64)))
     found = gather([everything])
     assert found.models[2].export is None and not found.models[2].files
-    left = [one for one in found.skipped if one.where == str(export.record_file)]
-    assert [one.why.partition(":")[0] for one in left] == [
+    left = [one for one in found.skipped if one.source == str(export.record_file)]
+    assert [one.reason.partition(":")[0] for one in left] == [
         f"is of other weights ({'b' * 12}) than {everything / 'runs/t2'} has ({'a' * 12})"
     ]
 
@@ -93,7 +93,7 @@ def test_a_file_of_lines_that_is_not_of_edgevit_is_passed_over_unless_it_was_ask
     assert len(gather([tmp_path, tmp_path / "mine.jsonl"]).skipped) == 0  # once seen, as any other file there
     assert len(gather([tmp_path / "mine.jsonl", tmp_path]).skipped) == 2
     (tmp_path / "empty.jsonl").touch()
-    assert [one.why for one in gather([tmp_path / "empty.jsonl", tmp_path]).skipped] == ["holds no run"]
+    assert [one.reason for one in gather([tmp_path / "empty.jsonl", tmp_path]).skipped] == ["holds no run"]
 
 
 def test_a_run_that_was_cut_off_is_named_also_where_it_is_alone_in_its_file(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_run_that_was_cut_off_is_named_also_where_it_is_alone_in_its_file(tmp_
     for name, line in (("run", DENSE.to_json()), ("layers", line_of(PROFILE)), ("mine", '{"hello": "world"}')):
         (tmp_path / f"{name}.jsonl").write_text(line[:15])
     (tmp_path / "theirs.jsonl").write_text('{"batch": 1}\n{"batch": 2')
-    named = [Path(one.where).name for one in gather([tmp_path]).skipped]
+    named = [Path(one.source).name for one in gather([tmp_path]).skipped]
     assert named == ["layers.jsonl, line 1", "run.jsonl, line 1"]
 
 
@@ -121,7 +121,7 @@ def test_jobs_without_a_model_are_told_of(tmp_path: Path) -> None:
         JobRow("b", "pets", "rate 0.9", "nuwa", str(tmp_path / "b"), "0" * 64, "failed", error="no shape fits"),
     ]
     (tmp_path / "results.json").write_text(TABLE_KIND.text(JobsTable(tuple(rows), (), {"edgevit": "0.1.0"})))
-    told = {one.where.rpartition(", ")[2]: one.why for one in gather([tmp_path]).skipped}
+    told = {one.source.rpartition(", ")[2]: one.reason for one in gather([tmp_path]).skipped}
     assert told == {"job a": f"its folder {tmp_path / 'a'} is gone", "job b": "failed: no shape fits"}
 
 
@@ -129,11 +129,11 @@ def test_models_of_a_sweep_whose_folders_are_gone_are_named(everything: Path, tm
     shutil.copytree(everything / "runs" / "t1", tmp_path / "r0.5")
     points = [{"folder": name, "rate": rate} for name, rate in (("base", None), ("r0.5", 0.5), ("r0.9", 0.9))]
     (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "asked": {}, "points": points}))
-    told = {one.where.rpartition(", ")[2]: one.why for one in gather([tmp_path]).skipped}
+    told = {one.source.rpartition(", ")[2]: one.reason for one in gather([tmp_path]).skipped}
     assert told["base"] == f"its folder {tmp_path / 'base'} is gone" and "r0.9" in told and "r0.5" not in told
     for of_others in ({"points": points}, {"asked": {}, "points": {"folder": "r0.9"}}, {"asked": {}, "points": [1]}):
         (tmp_path / "sweep.json").write_text(json.dumps(of_others))
-        assert not any("sweep.json" in one.where for one in gather([tmp_path]).skipped)
+        assert not any("sweep.json" in one.source for one in gather([tmp_path]).skipped)
 
 
 def test_what_cannot_be_reported_on_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -20,4 +20,11 @@ def test_a_report_as_json_says_all_that_its_record_has() -> None:
     assert (made.report, made.edgevit, made.skipped) == ("edgevit", written_by(), (Skipped("runs.jsonl", "is empty"),))
     (model,) = made.panels[0].models
     assert (model.macs, model.validation, model.power_w, model.void) == (3, (8, 10), None, ("throttled",))
-    assert "8; 10" in as_csv(panels) and set(told) == {"schema", "report", "edgevit", "panels", "kept_apart", "skipped"}
+    assert "8; 10" in as_csv(panels) and set(told) == {
+        "schema",
+        "report",
+        "edgevit",
+        "panels",
+        "split_reasons",
+        "skipped",
+    }

@@ -12,7 +12,7 @@ from some_report import write_everything
 
 from edgevit.board.gates import parse_gate
 from edgevit.reporting.choice import Entry, Panel, panels
-from edgevit.reporting.gather import Found, Skipped, gather
+from edgevit.reporting.gather import Evidence, Skipped, gather
 from edgevit.reporting.tables import (
     COLUMNS,
     answer,
@@ -22,25 +22,25 @@ from edgevit.reporting.tables import (
     columns,
     figures,
     heading,
-    kept_apart,
     notes,
+    split_reasons,
 )
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     return gather([write_everything(tmp_path_factory.mktemp("everything"))])
 
 
 @pytest.fixture(scope="module")
-def made(found: Found) -> list[Panel]:
+def made(found: Evidence) -> list[Panel]:
     return panels(found)
 
 
 def test_the_answer_names_the_model_and_why(made: list[Panel]) -> None:
     assert [heading(panel) for panel in made] == ["Take t1", "Take t1", "Measured, but not found"]
     assert answer(made[0]).startswith("Of 2 models the fastest whose accuracy is not below that of the base")
-    told = {figure.what: figure.value for figure in figures(made[0])}
+    told = {figure.name: figure.value for figure in figures(made[0])}
     assert (
         told["top-1"] == "94.50 %" and told["of the base's latency"] == "0.376" and told["of the base's MACs"] == "25 %"
     )
@@ -60,7 +60,7 @@ def test_the_answer_holds_a_model_against_those_alone_whose_cost_is_known(made: 
         assert answer(replace(nano, entries=(*nano.baselines, *models))).startswith(f"{told} accuracy is not below")
 
 
-def test_where_no_model_will_do_that_is_said(found: Found, made: list[Panel]) -> None:
+def test_where_no_model_will_do_that_is_said(found: Evidence, made: list[Panel]) -> None:
     failing = panels(found, [parse_gate("p99<1ms")])[0]
     assert heading(failing) == "No model that is as accurate as the base passes the gates"
     assert "t1 fails p99<1ms: 3.019 ms in the worst of 6 runs" in notes(failing)
@@ -73,7 +73,7 @@ def test_where_no_model_will_do_that_is_said(found: Found, made: list[Panel]) ->
     assert heading(baseless) == "t2 is the fastest" and "no base to set it against" in answer(baseless)
 
 
-def test_a_gate_that_only_the_worst_run_fails_is_told_with_what_that_took(found: Found) -> None:
+def test_a_gate_that_only_the_worst_run_fails_is_told_with_what_that_took(found: Evidence) -> None:
     slow = [
         replace(run, latencies_ns=(*run.latencies_ns[:-4], *[8_200_000] * 4)) if run.round == 3 else run
         for run in found.runs
@@ -86,7 +86,7 @@ def test_a_gate_that_only_the_worst_run_fails_is_told_with_what_that_took(found:
     assert "t1 fails p99<8ms: 8.2 ms" in notes(panels(alone, [parse_gate("p99<8ms")])[0])
 
 
-def test_what_to_know_before_believing_it_is_told(made: list[Panel], found: Found) -> None:
+def test_what_to_know_before_believing_it_is_told(made: list[Panel], found: Evidence) -> None:
     task = made[0].task
     assert task is not None and task.data is not None
     copied = replace(made[0], task=replace(task, data=replace(task.data, copies={"test": 3})))
@@ -112,7 +112,7 @@ def test_columns_without_a_figure_are_left_out(made: list[Panel]) -> None:
     assert "embedding" not in [c.title for c in columns(wide)], "one width tells nothing"
 
 
-def test_markdown_has_each_panel_and_what_was_left_out(made: list[Panel], found: Found) -> None:
+def test_markdown_has_each_panel_and_what_was_left_out(made: list[Panel], found: Evidence) -> None:
     text = as_markdown(made, [Skipped("a.jsonl, line 3", "is not JSON")])
     assert text.count("## ") == 3 and "| **t1** | 94.50 % (90.4 to 96.9) | 3.01 | 0.376" in text
     assert "power mode (25W, 15W)" in text and "- a.jsonl, line 3: is not JSON" in text
@@ -135,7 +135,7 @@ def test_csv_and_json_have_every_entry_with_its_place(made: list[Panel]) -> None
     assert (
         told["panels"][0]["models"][3]["top1"] == pytest.approx(0.945) and "runs" not in told["panels"][0]["models"][3]
     )
-    assert told["kept_apart"] == kept_apart(made) and told["report"] == "edgevit"
+    assert told["split_reasons"] == split_reasons(made) and told["report"] == "edgevit"
 
 
 def test_a_spreadsheet_runs_nothing_of_a_csv(made: list[Panel]) -> None:

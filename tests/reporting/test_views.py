@@ -12,7 +12,7 @@ from edgevit.board.gates import parse_gate
 from edgevit.records.derivation import RejectedRecord
 from edgevit.records.model_folder import ModelFolder
 from edgevit.reporting.choice import panels
-from edgevit.reporting.gather import Found, gather
+from edgevit.reporting.gather import Evidence, gather
 from edgevit.reporting.page import as_html
 from edgevit.reporting.views import model_view, panel_data, panel_view, tabs
 
@@ -20,11 +20,11 @@ IDS = {"base": "m0", "t1": "m1", "t2": "m2"}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     return gather([write_everything(tmp_path_factory.mktemp("everything"))])
 
 
-def test_a_panel_has_rows_that_lead_to_models(found: Found) -> None:
+def test_a_panel_has_rows_that_lead_to_models(found: Evidence) -> None:
     panel = panels(found)[0]
     view, data = panel_view(panel, IDS), panel_data(panel, IDS)
     assert [row["id"] for row in view["baselines"]] == [None, "m0", None]
@@ -36,14 +36,14 @@ def test_a_panel_has_rows_that_lead_to_models(found: Found) -> None:
     assert data["entries"][3]["low"] == pytest.approx(0.904, abs=1e-3) and data["goal"] == 0.96
 
 
-def test_a_panel_without_a_base_has_no_dashed_line_and_tells_of_none(found: Found) -> None:
+def test_a_panel_without_a_base_has_no_dashed_line_and_tells_of_none(found: Evidence) -> None:
     panel = panels(found)[0]
     baseless = replace(panel, entries=tuple(panel.models))
     assert "The dashed line is the base restricted to the classes." in as_html([panel], found)
     assert panel_data(baseless, IDS)["goal"] is None and "The dashed line" not in as_html([baseless], found)
 
 
-def test_tabs_say_what_tells_panels_apart(found: Found) -> None:
+def test_tabs_say_what_tells_panels_apart(found: Evidence) -> None:
     nano, nx, gone = panels(found)
     assert tabs([nano, nx, gone]) == ["Nano, 25W", "NX, 15W", "not found · NX, 15W"]
     assert tabs([nx, gone]) == ["2 classes: cat, dog", "not found"]
@@ -58,13 +58,13 @@ def test_tabs_say_what_tells_panels_apart(found: Found) -> None:
     assert tabs([nano, busier]) == ["Nano, 25W, TensorRT 10.3.0, batch 1", "2 streams"]
 
 
-def test_a_model_has_all_that_its_records_say(found: Found) -> None:
+def test_a_model_has_all_that_its_records_say(found: Evidence) -> None:
     view = model_view(found.models[1], "m1", found, panels(found, [parse_gate("p99<4ms")]))
-    assert view["told"].startswith(
+    assert view["summary"].startswith(
         "vit_tiny_patch16_224 without 75.0 % of its MACs, by nuwa for rate 0.5. top-1 95.00 %"
     )
-    assert " in torch on 200 test images. " in view["told"], "the table has that of the file, 94.50 %"
-    assert view["told"].endswith(" 5 k parameters. The embedding has 24 of 32 channels.")
+    assert " in torch on 200 test images. " in view["summary"], "the table has that of the file, 94.50 %"
+    assert view["summary"].endswith(" 5 k parameters. The embedding has 24 of 32 channels.")
     assert view["drawn"]["embed"] == {"now": 24, "base": 32}
     assert view["blocks"]["head"] == ["block", "heads", "QK", "VO", "FFN", "tokens"]
     assert view["blocks"]["rows"][0] == ["0", "2 of 2", "12 of 16", "12 of 16", "32 of 64", "9, merged"]
@@ -91,18 +91,18 @@ def test_of_a_model_that_may_answer_other_it_is_told_how_often_it_does(tmp_path:
         taken = replace(GOOD, rejection={"test": RejectedRecord(160, 6, 141, *foreign)})
         write_folder(tmp_path / name, derivation=derived(taken))
         found = gather([tmp_path / name])
-        assert told + more in model_view(found.models[0], "m0", found, [])["told"]
+        assert told + more in model_view(found.models[0], "m0", found, [])["summary"]
 
 
 def test_a_super_network_is_not_called_a_base(tmp_path: Path) -> None:
     write_folder(tmp_path / "net")
     ModelFolder(tmp_path / "net").supernet_file.write_text("{}")
     net = gather([tmp_path])
-    assert "2 outputs, a super-network: `edgevit show` draws its" in model_view(net.models[0], "m0", net, [])["told"]
+    assert "2 outputs, a super-network: `edgevit show` draws its" in model_view(net.models[0], "m0", net, [])["summary"]
 
 
-def test_a_base_says_that_it_is_one(found: Found) -> None:
+def test_a_base_says_that_it_is_one(found: Evidence) -> None:
     view = model_view(found.models[0], "m0", found, panels(found))
-    assert view["told"] == "vit_tiny_patch16_224 with 2 outputs, nothing else removed: a base."
+    assert view["summary"] == "vit_tiny_patch16_224 with 2 outputs, nothing else removed: a base."
     assert (view["classes"], view["gates"], view["engines"], view["ladder"]) == ([], [], [], [])
     assert view["drawn"]["embed"] is None and view["blocks"]["head"][-1] == "FFN"
