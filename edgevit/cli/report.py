@@ -28,7 +28,7 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
 
     console = Console(json=json)
     made = run(request, console.progress)
-    tell_skipped(console, made.found)
+    tell_skipped(console, made.evidence)
     if made.file is None and not json:
         write(made.text.rstrip("\n"))
     if made.file is not None:
@@ -44,7 +44,7 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
         else:
             show_choices(console, made.panels)
             console.show(wrote)
-    console.result({"file": made.file and str(made.file), **content(made.panels, made.found.skipped)})
+    console.result({"file": made.file and str(made.file), **content(made.panels, made.evidence.skipped)})
 
 
 def show_choices(console: Console, panels: Sequence[Panel]) -> None:

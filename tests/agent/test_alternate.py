@@ -127,8 +127,8 @@ def test_engines_alternate_each_with_its_gpu_times(
 
 def test_which_model_cannot_be_opened_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def open_runner(model: str, batch: int, *, beside: bool = False) -> Iterator[Loaded]:
-        if beside and "alone" in model:
+    def open_runner(model: str, batch: int, *, shared: bool = False) -> Iterator[Loaded]:
+        if shared and "alone" in model:
             raise AloneError("its threads spin")
         if "bad" in model:
             raise RunnerError("no ONNX file")

@@ -70,7 +70,7 @@ def test_a_damaged_record_leaves_the_rest_of_its_model(everything: Path) -> None
     one, two = found.models[1:]
     assert one.document is not None and one.derivation is None and one.export is not None
     assert two.derivation is not None and two.export is None
-    named = [Path(skipped.where).name for skipped in found.skipped]
+    named = [Path(skipped.source).name for skipped in found.skipped]
     assert "derivation.json" in named and "export.json" in named
 
 

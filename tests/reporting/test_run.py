@@ -118,7 +118,7 @@ def test_whatever_a_record_says_there_is_a_page_of_the_rest(seed: int, tmp_path:
     file.write_text("\n".join(lines))
     for format in ("html", "json"):
         made = report([tmp_path], output=tmp_path / f"out.{format}")
-        assert len(made.found.skipped) >= 3 and made.panels
+        assert len(made.evidence.skipped) >= 3 and made.panels
     data = re.findall(r'id="data">(.*?)</script>', (tmp_path / "out.html").read_text(), re.DOTALL)[0]
     for text in (data, (tmp_path / "out.json").read_text()):
         assert not re.search(r"[:\[ ,](NaN|-?Infinity)", re.sub(r'"(\\.|[^"\\])*"', '""', text))

@@ -47,7 +47,7 @@ def test_of_a_model_whose_images_are_gone_the_page_is_made_and_it_is_told(folder
     gone = {"data": str(tmp_path / "gone")}
     reseal(DERIVATION_KIND, moved / "derivation.json", lambda content: content["data"].update(gone))
     made = report([moved], output=tmp_path / "p.html", thumbnails=3)
-    (left,) = made.found.skipped
+    (left,) = made.evidence.skipped
     assert left.source == "images of t1" and left.reason.startswith(f"data {tmp_path / 'gone'} does not exist")
     assert SHOWN not in made.text and '<th scope="row">images of t1</th>' in made.text
 
