@@ -225,7 +225,7 @@ def prepare(folder: Path) -> Setting:
     import torch
     from safetensors.torch import save_file
 
-    from edgevit.derivation import many  # noqa: F401
+    from edgevit.jobs import many  # noqa: F401
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

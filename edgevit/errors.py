@@ -46,8 +46,8 @@ class EdgeVitError(Exception):
 class UnknownNameError(EdgeVitError):
     """No such name, or none that this owner has; the message suggests the nearest known ones."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], *, owner: str = "") -> None:
-        names = [shortened(str(k), LONGEST_NAME) for k in known]
+    def __init__(self, kind: str, name: str, valid: Iterable[str], *, owner: str = "") -> None:
+        names = [shortened(str(k), LONGEST_NAME) for k in valid]
         close = _nearest(name, names) if len(name) <= LONGEST_NAME else []  # else it would take minutes
         name = shortened(name, LONGEST_NAME)
         if close:
@@ -61,9 +61,9 @@ class UnknownNameError(EdgeVitError):
 def _nearest(name: str, names: list[str]) -> list[str]:
     """Up to three names like this one; or that begin like it, as `vit_tiny` is how `vit_tiny_patch16_224` begins."""
     begins: dict[str, str] = {}
-    for known in sorted(names, key=len):
-        begins.setdefault(known[: len(name)], known)
-    begun = [begins[one] for one in get_close_matches(name, begins, n=3, cutoff=0.75)]
+    for candidate in sorted(names, key=len):
+        begins.setdefault(candidate[: len(name)], candidate)
+    begun = [begins[prefix] for prefix in get_close_matches(name, begins, n=3, cutoff=0.75)]
     return list(dict.fromkeys([*begun, *get_close_matches(name, names, n=3, cutoff=0.5)]))[:3]
 
 

@@ -23,7 +23,7 @@ def _bound(text: str) -> float:
     return float(base) ** int(exponent) if power else float(text)
 
 
-def holds(value: float, interval: str) -> bool:
+def is_within(value: float, interval: str) -> bool:
     """Whether a number is finite and in an interval such as "(0, 1]", "[0, inf)" or "[1, 2**31)"."""
     match = _INTERVAL.fullmatch(interval)
     assert match is not None, interval
@@ -47,7 +47,7 @@ def check_number(name: str, value: float, interval: str, hint: str = "") -> None
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise OptionError(f"{name} {value!r} is not a number{f'; {hint}' if hint else ''}")
-    if not holds(value, interval):
+    if not is_within(value, interval):
         raise OptionError(f"{name} {_shown(value)} is {_outside(interval)}{f'; {hint}' if hint else ''}")
 
 

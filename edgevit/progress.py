@@ -59,9 +59,9 @@ class OnlyOnce:
     Two lines that differ by their age alone ("waiting for orin: bench by jo@lab since 5 min") are the same.
     """
 
-    def __init__(self, progress: Progress, said: set[str] | None = None) -> None:
+    def __init__(self, progress: Progress, lines: set[str] | None = None) -> None:
         self.progress = progress
-        self.said: set[str] = set() if said is None else said  # lines so far; given to share them
+        self.lines: set[str] = set() if lines is None else lines  # shown so far; passed in to be shared
 
     def stage(self, name: str, total: int | None = None, unit: str = "") -> AbstractContextManager[Stage]:
         return self.progress.stage(name, total, unit)
@@ -76,8 +76,8 @@ class OnlyOnce:
 
     def _is_new(self, text: str) -> bool:
         line = AGE.sub("", text)
-        is_new = line not in self.said
-        self.said.add(line)
+        is_new = line not in self.lines
+        self.lines.add(line)
         return is_new
 
 

@@ -39,17 +39,17 @@ class StopAsked:
     """
 
     def __init__(self) -> None:
-        self.asked_s: float | None = None
+        self.pressed_s: float | None = None
 
     @property
-    def asked(self) -> bool:
-        return self.asked_s is not None
+    def pressed(self) -> bool:
+        return self.pressed_s is not None
 
     def __call__(self, signum: int, frame: object) -> None:
         now = time.monotonic()
-        if self.asked_s is None:
-            self.asked_s = now
-        elif now - self.asked_s > ONE_PRESS_S:
+        if self.pressed_s is None:
+            self.pressed_s = now
+        elif now - self.pressed_s > ONE_PRESS_S:
             raise KeyboardInterrupt
 
 

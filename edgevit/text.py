@@ -30,10 +30,11 @@ def printable_values(value: Any, *, keep: str = "") -> Any:
     if isinstance(value, str):
         return printable(value, keep=keep)
     if isinstance(value, list):
-        return [printable_values(one, keep=keep) for one in value]
+        return [printable_values(entry, keep=keep) for entry in value]
     if isinstance(value, dict):
         return {
-            printable(key): printable_values(one, keep="\n\t" if key in MULTILINE else "") for key, one in value.items()
+            printable(key): printable_values(entry, keep="\n\t" if key in MULTILINE else "")
+            for key, entry in value.items()
         }
     return value
 

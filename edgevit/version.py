@@ -31,10 +31,10 @@ def commit_of(checkout: Path) -> str | None:
         return None
     # A git hook sets variables that name another repository; and asking must not lock the index.
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    asked = ["git", "-C", str(checkout), "describe", "--always", "--exclude=*", "--dirty=+"]
+    command = ["git", "-C", str(checkout), "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
         done = subprocess.run(
-            asked, capture_output=True, text=True, timeout=WAIT_S, env={**clean, "GIT_OPTIONAL_LOCKS": "0"}
+            command, capture_output=True, text=True, timeout=WAIT_S, env={**clean, "GIT_OPTIONAL_LOCKS": "0"}
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

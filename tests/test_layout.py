@@ -19,6 +19,7 @@ OF_MANY_MODULES = {
     "test_docs.py": "docs/, and the worked examples in it",
     "test_deploy.py": "deploy/, which is copied to a board and is not in the package",
     "test_imports.py": "what is imported by which modules",
+    "test_words.py": "the names of identifiers",
     "test_files.py": "every file that edgevit reads, spoilt, with every command that reads it",
     "agent/test_board_parsers.py": "everything that reads a board, with a hostile board",
     "cli/test_bad_input.py": "every mistake that a person can make, over all commands",

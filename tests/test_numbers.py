@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgevit.errors import OptionError
-from edgevit.numbers import COUNT, FINITE, SEED, WORD, check_number, holds
+from edgevit.numbers import COUNT, FINITE, SEED, WORD, check_number, is_within
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,4 @@ def test_a_number_inside_passes(value: float, interval: str) -> None:
 
 @given(st.floats(), st.floats(-10, 10, allow_subnormal=False), st.floats(-10, 10, allow_subnormal=False))
 def test_an_interval_is_what_it_is_in_mathematics(value: float, low: float, high: float) -> None:
-    assert holds(value, f"[{low!r}, {high!r})") == (low <= value < high)
+    assert is_within(value, f"[{low!r}, {high!r})") == (low <= value < high)

@@ -27,10 +27,10 @@ def test_the_first_sigterm_interrupts_and_the_next_changes_nothing() -> None:
 def test_a_press_is_seen_and_stops_nothing_by_itself(press: int) -> None:
     before = signal.getsignal(press)
     with stop_when_asked() as stop:
-        assert not stop.asked
+        assert not stop.pressed
         os.kill(os.getpid(), press)
         os.kill(os.getpid(), press)  # at once: the same press, told twice
-        assert stop.asked
+        assert stop.pressed
     assert signal.getsignal(press) is before
 
 

@@ -50,5 +50,5 @@ def _describe_onnxruntime() -> dict[str, Any]:
         onnxruntime = import_onnxruntime()
     except RunnerError as error:
         return {"found": None, "error": str(error), "packages": packages}
-    found = {"version": onnxruntime.__version__, "providers": onnxruntime.get_available_providers()}
-    return {"found": found, "packages": packages}
+    package = {"version": onnxruntime.__version__, "providers": onnxruntime.get_available_providers()}
+    return {"found": package, "packages": packages}

@@ -62,7 +62,7 @@ class Readings:
 
     def __init__(self, meter: str, total: Rails) -> None:
         self.meter = meter
-        self.wanted = total
+        self.total_rails = total
         self.names: list[str] = []
         self.rows: list[Sequence[float]] = []
         self.times_ns: list[int] = []
@@ -90,7 +90,7 @@ class Readings:
         """Return the names of the rails that make up the module; none of them, if one is missing."""
         names = [
             next((name for name in (f"{label}@{address}", label) if name in self.names), None)
-            for address, label in self.wanted
+            for address, label in self.total_rails
         ]
         return [name for name in names if name] if all(names) else []
 

@@ -96,7 +96,7 @@ class Board:
         self._retry_seconds = retry_seconds
         self._agent = Agent(python=python, shell=shell, host=host, explain=explain, silence_seconds=silence_seconds)
         self._running = ExitStack()  # holds the agent
-        self._said: set[str] = set()  # what waits were announced: many jobs may wait for one holder
+        self._announced: set[str] = set()  # what waits were announced: many jobs may wait for one holder
         self._lost_at: float | None = None  # when the connection was lost that is being tried again
 
     def __enter__(self) -> Board:
@@ -122,14 +122,14 @@ class Board:
             AgentError: the method failed, or the agent died.
             ConnectionLostError: the connection broke and did not come back.
         """
-        with _Show("examine", self.host, progress, self._said) as show:
+        with _Show("examine", self.host, progress, self._announced) as show:
             return self.call("examine", show.waits, owner=_owner())
 
     @contextmanager
     def _alone(self, method: str, progress: Progress) -> Iterator[None]:
         """Hold the board as a job does: what is copied takes of its memory and processor, which others measure."""
         agent = self._connected()
-        with _Show(method, self.host, progress, self._said) as show:
+        with _Show(method, self.host, progress, self._announced) as show:
             agent.call("take", show.waits, owner=_owner(), method=method)
         try:
             yield
@@ -180,7 +180,7 @@ class Board:
         """
         identity = json.dumps([method, args, pack_agent()[0]], sort_keys=True)
         job = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        with _Show(name, self.host, progress, self._said) as show:
+        with _Show(name, self.host, progress, self._announced) as show:
             try:
                 outcome = self._persist(lambda: self._start_and_follow(job, method, args, show), method)
             except KeyboardInterrupt as stop:

@@ -175,8 +175,8 @@ class _Run:
     def asked_to_stop(self, stop: StopAsked) -> bool:
         """Whether any process was; all must stop after the same step."""
         if self.compute.accelerator.num_processes == 1:
-            return stop.asked
-        flag = torch.tensor(float(stop.asked), device=self.compute.device)
+            return stop.pressed
+        flag = torch.tensor(float(stop.pressed), device=self.compute.device)
         return bool(self.compute.sum(flag) > 0)
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_runs import DENSE, MS, ON_A_BOARD, S, watts
 
+from edgevit.board import intervals
 from edgevit.board.intervals import Side, block_length, latency_statistics, resample
-from edgevit.reporting import intervals
 
 
 def ratios(before, after):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from small_base import ARGS, NAME
 
-from edgevit.derivation import workers
+from edgevit.jobs import workers
 from edgevit.jobs.jobs_file import read_jobs
 from edgevit.jobs.many import run_job
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from small_base import ARGS
 
-from edgevit.derivation import jobs_file
 from edgevit.errors import JobsError
+from edgevit.jobs import jobs_file
 from edgevit.jobs.jobs_file import (
     BUDGET_KEYS,
     EXAMPLE,

@@ -16,8 +16,8 @@ from forks import Program, server
 from seals import reseal
 from small_base import PLAN, write_checkpoint
 
-from edgevit.derivation import many
 from edgevit.errors import OutputError
+from edgevit.jobs import many
 from edgevit.jobs.jobs_file import Job, read_jobs
 from edgevit.jobs.jobs_table import TABLE_KIND
 from edgevit.jobs.many import derive_many

@@ -15,7 +15,7 @@ class Meter:
         self.root = root
         self.load_average: float | None = None
         self.busy: list[int | None] = []
-        self.own: list[int] = []
+        self.own_ns: list[int] = []
 
     def __enter__(self) -> Meter:
         # The load average lags by a minute, and our own runs raise it: the ticks tell what it cannot.
@@ -34,12 +34,12 @@ class Meter:
         return {
             "load_average_before": self.load_average,
             "cpu_busy_ns": _elapsed_ns(self.busy),
-            "cpu_own_ns": self.own[1] - self.own[0],
+            "cpu_own_ns": self.own_ns[1] - self.own_ns[0],
         }
 
     def _read(self) -> None:
         self.busy.append(_busy_ticks(self.root))
-        self.own.append(time.process_time_ns())  # ticks of 10 ms would be coarse for a short window
+        self.own_ns.append(time.process_time_ns())  # ticks of 10 ms would be coarse for a short window
 
 
 def _busy_ticks(root: str) -> int | None:
