@@ -86,7 +86,6 @@ benchmark: .venv/ready
 	$(BIN)/python benchmarks/meet.py emulated_narrower
 	$(BIN)/python benchmarks/meet.py emulated --held-out --draws 1000
 	$(BIN)/python benchmarks/meet.py emulated_narrower --held-out --draws 1000
-	$(BIN)/python benchmarks/meet.py emulated_pairs --draws 100
 	$(BIN)/python benchmarks/meet.py energy
 	$(BIN)/python benchmarks/cost.py
 	$(BIN)/python benchmarks/forge.py

@@ -167,15 +167,11 @@ class EmulatedBench:
         shape, _ = self.best(self.table.corrected(**vars(factors)), limit)
         return shape == best.shape
 
-    def tables(self) -> tuple[CostTable, ...]:
-        return (self.table,)
+    def measure(self, candidate: Candidate) -> MeasuredFigure:
+        board = self.board.narrowed(candidate.shape.embed)
+        return board.measure(candidate.shape.blocks, self.random, self.most_rounds)
 
-    def measure(self, candidate: Candidate) -> tuple[MeasuredFigure, ...]:
-        return (
-            self.board.narrowed(candidate.shape.embed).measure(candidate.shape.blocks, self.random, self.most_rounds),
-        )
-
-    def refine(self, shape: Shape, board: int = 0) -> None:
+    def refine(self, shape: Shape) -> None:
         for dims in shape.blocks:
             self.heads.add(dims.heads)
             self.widths.add(dims.qk)

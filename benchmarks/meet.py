@@ -3,7 +3,6 @@
     python benchmarks/meet.py emulated --draws 200         # results/meet.json, its part "emulated"
     python benchmarks/meet.py emulated_narrower            # the same of boards whose embedding may be narrowed
     python benchmarks/meet.py emulated --held-out --draws 1000   # of boards that no rule was made by looking at
-    python benchmarks/meet.py emulated_pairs --draws 100   # one model for two boards
     python benchmarks/meet.py energy --draws 200           # its part "energy": millijoules, through captured sensors
     python benchmarks/meet.py here --model deit_tiny       # its part "here": one row for each of three budgets
     python benchmarks/meet.py here --model demo --repeats 2
@@ -35,7 +34,6 @@ import torch
 from base import TIMM_NAME
 from emulated import EmulatedBench, draw
 from emulated_energy import draw_energy
-from emulated_pairs import draw_pair, lost_by_one_table
 from PIL import Image
 from safetensors.torch import save_file
 from tables import table
@@ -44,7 +42,6 @@ import edgevit
 from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.board.comparison import compare_within, decisive
 from edgevit.errors import BudgetError
-from edgevit.latency.boards import Searches
 from edgevit.latency.in_turns import MOST_ROUNDS
 from edgevit.latency.loop import search_plans
 from edgevit.latency.rounds import WINDOW, Search
@@ -54,7 +51,6 @@ from edgevit.train.settings import Training
 
 RESULTS = Path(__file__).parent / "results" / "meet.json"
 SHARES = (0.3, 0.5, 0.7)  # of what the base takes
-SAME = 0.01  # of a loss: two plans that differ by no more are as good
 HELD_OUT, FIRST_HELD_OUT = "_held_out", 5000  # rules were made by looking at boards before that
 LEAST = 0.95  # of the budget, of the figure that is measured afterwards
 MODELS = {size: f"{size}_patch16_224" for size in ("deit_tiny", "deit_small", "deit_base")}
@@ -74,7 +70,7 @@ def emulated(draws: int, make: Callable[[int], EmulatedBench], first_draw: int =
         bench.most_rounds = MOST_ROUNDS
         budget = share * bench.board.ms(bench.base)
         try:
-            found = search_plans(Searches((Search(budget),)), bench)
+            found = search_plans(Search(budget), bench)
         except BudgetError:
             ended["refused, and out of reach" if bench.least_ms() > budget else "refused, and within reach"] += 1
             continue
@@ -111,55 +107,6 @@ def emulated(draws: int, make: Callable[[int], EmulatedBench], first_draw: int =
     }
 
 
-def pairs(draws: int) -> dict[str, Any]:
-    """Search on so many pairs of boards; a budget for each is the same share of what the base takes there, or not."""
-    ended: Counter[str] = Counter()
-    rounds: Counter[int] = Counter()
-    deciding: Counter[str] = Counter()
-    one_table: Counter[str] = Counter()
-    allocations = []
-    began = time.monotonic()
-    for number in range(draws):
-        pair = draw_pair(number)
-        shares = SHARES[number % len(SHARES)], SHARES[number // len(SHARES) % len(SHARES)]
-        budgets = [share * ms for share, ms in zip(shares, pair.base_ms(), strict=True)]
-        try:
-            found = search_plans(Searches(tuple(map(Search, budgets))), pair)
-        except BudgetError:
-            ended["refused"] += 1
-            continue
-        best, judged = found.searches.best, found.search
-        assert best is not None
-        shape = found.searches.each[0].rounds[best].shape
-        outcome = judged.outcome(judged.rounds[best].measured)
-        really = [ms / budget for ms, budget in zip(pair.ms(shape), budgets, strict=True)]
-        allocations.append(pair.allocated / len(judged.rounds))
-        if outcome == "met":
-            rounds[len(judged.rounds)] += 1
-            deciding["both" if min(really) >= WINDOW else "one"] += 1
-            outside = max(WINDOW - max(really), max(really) - 1)
-            ended["met" if outside <= 0 else f"met, and really up to {math.ceil(100 * outside)} % outside"] += 1
-            by_both, by_one = lost_by_one_table(pair, found.searches)
-            one_table["as little" if by_one <= by_both * (1 + SAME) else "more"] += 1
-        elif outcome == "over":
-            ended["over on one"] += 1
-        elif found.why is not None:
-            whole = all(dims == pair.benches[0].base[0] for dims in shape.blocks)
-            why = "with whole blocks: the next width of the embedding takes too much" if whole else "none was between"
-            ended[f"under on both, {why}"] += 1
-        else:
-            ended["rounds used up"] += 1
-    return {
-        "draws": draws,
-        "ended": dict(ended),
-        "rounds": {str(count): rounds[count] for count in sorted(rounds)},
-        "deciding": dict(deciding),
-        "allocations_a_round": {"mean": round(sum(allocations) / len(allocations), 2), "most": max(allocations)},
-        "lost_by_one_table": dict(one_table),
-        "seconds": round(time.monotonic() - began, 1),
-    }
-
-
 def spread(errors: list[float]) -> dict[str, float]:
     ordered = sorted(errors)
     return {"median": round(ordered[len(ordered) // 2], 4), "worst": round(ordered[-1], 4)}
@@ -173,8 +120,6 @@ def section(data: dict[str, Any] | None) -> str:
     parts = [
         emulated_section(data[part], told, data.get(part + HELD_OUT)) for part, told in which.items() if part in data
     ]
-    if "emulated_pairs" in data:
-        parts.append(pairs_section(data["emulated_pairs"]))
     if "energy" in data:
         parts.append(energy_section(data["energy"]))
     return "\n".join([*parts, *([here_section(data["here"])] if data.get("here") else [])])
@@ -205,24 +150,6 @@ def emulated_section(seen: dict[str, Any], which: str, held_out: dict[str, Any] 
     return f"## Budgets met by measuring, on emulated boards{which}\n\n{lined}\n\n" + table(
         ["ended", "boards", "held out"][: 1 + len(columns)], rows
     )
-
-
-def pairs_section(seen: dict[str, Any]) -> str:
-    """Of one model for two emulated boards."""
-    rounds = ", ".join(f"{count} in {number}" for number, count in seen["rounds"].items())
-    met, calls = sum(seen["deciding"].values()), seen["allocations_a_round"]
-    head = (
-        f"{seen['draws']} bases with two such boards each, whose laws are drawn apart; attentions and FFNs take up to "
-        "twice as long on one as on the other, and the budget of each is 0.3, 0.5 or 0.7 of what the base takes there. "
-        "Met: the board that is nearest its budget is within 3 % under it, and the other below its own. Rounds where "
-        f"that was so: {rounds}. In {seen['deciding'].get('both', 0)} of these {met} the model takes at least "
-        f"97 % of both budgets; in the others one board decides. A round makes {calls['mean']} allocations on average, "
-        f"{calls['most']:.3g} at the most. By the slower board's table alone, its limit lowered until both budgets "
-        f"hold, the best plan loses more in {seen['lost_by_one_table'].get('more', 0)} of {met}."
-    )
-    lined = "\n".join(textwrap.wrap(head, 118))
-    rows = [[how, str(count)] for how, count in sorted(seen["ended"].items(), key=lambda item: -item[1])]
-    return f"### One model for two boards\n\n{lined}\n\n" + table(["ended", "pairs"], rows)
 
 
 def energy_section(seen: dict[str, Any]) -> str:
@@ -388,7 +315,7 @@ def store(file: Path, results: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("emulated", "emulated_narrower", "emulated_pairs", "energy", "here"))
+    parser.add_argument("part", choices=("emulated", "emulated_narrower", "energy", "here"))
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--held-out", action="store_true", help="boards that no rule was made by, as a part of its own")
     parser.add_argument("--model", choices=(*MODELS, "demo"), default="deit_tiny")
@@ -399,10 +326,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     results = json.loads(given.out.read_text()) if given.out.is_file() else {}
-    if given.part == "emulated_pairs":
-        results[given.part] = pairs(given.draws)
-        store(given.out, results)
-        return
     if given.part != "here":
         with tempfile.TemporaryDirectory() as scratch:
             make = {

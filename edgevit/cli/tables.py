@@ -147,14 +147,10 @@ def comparison_lines(record: DerivationRecord) -> Iterator[str]:
 
 
 def met_lines(record: DerivationRecord) -> list[str]:
-    """How a budget that was measured was met: a line per round, and what the model takes; of each board."""
-    if record.met is None:
+    """Describe how a measured budget was met: a line per round, and what the model takes."""
+    met = record.met
+    if met is None:
         return []
-    return [line for met in record.met.each for line in _met_lines(met, named=bool(record.met.beside))]
-
-
-def _met_lines(met: MetRecord, *, named: bool) -> list[str]:
-    """On one board; `named`: which one stands before them."""
     unit = {"ms": "ms", "mj": "mJ"}[met.quantity]
     rounds = [
         f"round {i}: {one.predicted:.4g} {unit} predicted, {figure_text(one.measured, unit)} measured"
@@ -166,14 +162,13 @@ def _met_lines(met: MetRecord, *, named: bool) -> list[str]:
     budget = budget_text(met, unit)
     told = f"{figure_text(met.verified, unit)} ({figure}), {off:.1%} {verdict} the budget of {budget}"
     ended = "" if met.ended is None or met.outcome == "met" else f"; {met.ended}"
-    first = [f"on {met.table.measured_on}"] if named else []
     clock = []
     if met.clock is not None and met.base_clock is not None:
         of_base = f"the base {met.base_clock:.4g} {unit}, against {met.base:.4g} {unit} when its table was measured"
         clock = [f"by the clock in the last measurement: the model {met.clock:.4g} {unit}, {of_base}"]
         if met.figure in BUSY_FIGURES:
             clock.append(f"other programs were busy: on a quiet machine a larger model may take {budget}")
-    return [*first, *rounds, f"the model takes {told}, on {met.table.measured_on}{ended}", *clock]
+    return [*rounds, f"the model takes {told}, on {met.table.measured_on}{ended}", *clock]
 
 
 def budget_text(met: MetRecord, unit: str) -> str:
@@ -190,32 +185,26 @@ def figure_text(figure: FigureRecord, unit: str) -> str:
 
 
 def met_table(records: Mapping[Path, DerivationRecord]) -> Table:
-    """Accuracy against what was measured, of several budgets; of two boards, in the order in which they were given."""
+    """List accuracy and measurement of the models of several budgets."""
     from rich.table import Table
 
     from edgevit.data.shares import share_text
 
     met = [record.met for record in records.values() if record.met is not None]
     unit = {"ms": "ms", "mj": "mJ"}[met[0].quantity]
-    where = "; beside it on ".join(one.table.measured_on for one in met[0].each)
-    table = Table("model", title=f"on {where}", title_justify="left")
-    table.add_column("budget", justify="right")
-    for board, _ in enumerate(met[0].each):
-        beside = ", beside" if board else ""
-        for heading in (f"{unit} (95 % interval)", "of the base's"):
-            table.add_column(f"{heading}{beside}", justify="right")
-    for heading in ("rounds", "top-1 (95 % interval)"):
+    table = Table("model", title=f"on {met[0].table.measured_on}", title_justify="left")
+    for heading in ("budget", f"{unit} (95 % interval)", "of the base's", "rounds", "top-1 (95 % interval)"):
         table.add_column(heading, justify="right")
     for folder, record in records.items():
         if (one := record.met) is None:
             continue
-        seen = record.accuracy.derived
-        figures = [(figure_text(at.verified, unit), f"{at.verified.value / at.base:.2f}") for at in one.each]
+        accuracy = record.accuracy.derived
         table.add_row(
             folder.name,
             budget_text(one, unit),
-            *(text for pair in figures for text in pair),
+            figure_text(one.verified, unit),
+            f"{one.verified.value / one.base:.2f}",
             str(len(one.rounds)),
-            share_text(seen.top1, seen.images) if seen else "",
+            share_text(accuracy.top1, accuracy.images) if accuracy else "",
         )
     return table

@@ -34,7 +34,7 @@ RESULTS = ("results.json", "results.md")  # beside the jobs' folders
 READER = Reader(JobsError, mend="`edgevit derive-many --example` prints one that is good")
 # Options of `edgevit derive` that say where models are measured.
 PLACE_KEYS = (
-    "batch", "board", "boards", "lock_clocks", "power_mode", "profile", "provider", "run_precision", "runner",
+    "batch", "board", "lock_clocks", "power_mode", "profile", "provider", "run_precision", "runner",
     "ssh_config", "threads",
 )  # fmt: skip
 TABLE = (

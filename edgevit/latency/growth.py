@@ -1,129 +1,104 @@
-"""A measured plan grows or shrinks a little, where the next allocation would jump over the window below the budget.
+"""Grow or shrink a measured plan a little, where the next allocation would jump over the window below the budget.
 
-An allocation with another limit may be another plan altogether: a block less, the others wider. What it takes is then
-no nearer to the limit than the table is right, and two such plans can lie on either side of the window for as long as
-the rounds last. A plan that contains the largest one within the budget takes what that was measured to take, and only
-what it has more is by the table. So of all plans that contain it the best is asked for, at a limit between the two.
-Where a plan just above the budget is nearer, the best plan with its blocks is asked for, at a limit a little below it.
+An allocation with another limit may give a very different plan: one block less, the others wider. Its measurement is
+then no nearer to the limit than the table is accurate, and two such plans can lie on either side of the window in every
+round. A plan that contains the largest plan within the budget takes what that plan was measured to take, and only the
+difference comes from the table. So the best plan that contains it is allocated, with a limit between the two. If a plan
+just above the budget is nearer, the best plan with its blocks is allocated, with a limit a little below it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgevit.latency.boards import Searches
-from edgevit.latency.rounds import AIM, Search, Shape, Terms
+from edgevit.latency.rounds import AIM, Round, Search, Shape, Terms
 
 if TYPE_CHECKING:
     from edgevit.derivation.allocate.prices import Prices
 
-# Shares of the budget to grow to: the middle of the window, and where no step is as small, as near as noise allows.
+# Shares of the budget to grow to: the middle of the window; if no step is as small, as near as noise allows.
 AIMS = (AIM, 0.998)
-LEAST_SHARE = 0.2  # of the change by which a plan is to grow that is believed to come true
-NEAR = 1.05  # of the budget: a plan above it shrinks, one further above has other blocks to lose
-
-
-@dataclass(frozen=True)
-class Line:
-    """What plans that contain the start are expected to take on one board."""
-
-    budget: float
-    start: float  # what the start was measured to take
-    cost: float  # of the start, by the corrected table
-    slope: float  # share of a change in that cost that shows in what is measured
-
-    def predicted(self, cost: float) -> float:
-        """What a plan takes that costs so much by the corrected table."""
-        return self.start + self.slope * (cost - self.cost)
-
-    def limit(self, aim: float) -> float:
-        """What a plan may cost by the corrected table to take this share of the budget."""
-        return self.cost + (aim * self.budget - self.start) / self.slope
+LEAST_SHARE = 0.2  # smallest share of a predicted growth that is expected to be measured
+NEAR = 1.05  # of the budget: a plan above it shrinks; one further above has other blocks to lose
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A plan to grow or shrink from, and what each board is expected to take of plans that contain it."""
+    """A plan to grow or shrink from, and a line that predicts plans which contain it."""
 
-    at_least: Shape  # what the next plan is to contain: the plan it grows from, or the frame of the one that shrinks
-    factors: tuple[Terms, ...]  # of each board's table
-    lines: tuple[Line, ...]
+    at_least: Shape  # what the next plan contains: the plan that grows, or the frame of the plan that shrinks
+    factors: Terms  # of the table
+    budget: float
+    start: float  # measurement of the plan
+    cost: float  # of the plan, by the corrected table
+    slope: float  # share of a change in that cost that shows in a measurement
 
-    def limits(self) -> Iterator[tuple[float, ...]]:
-        """For each of the AIMS, what plans may cost on each board; for a plan that grows, more than it costs itself."""
+    def predicted(self, cost: float) -> float:
+        """Return what a plan with this cost is expected to take."""
+        return self.start + self.slope * (cost - self.cost)
+
+    def limits(self) -> Iterator[float]:
+        """Yield a limit by the corrected table for each of the AIMS; if the plan grows, only limits above its cost."""
         for aim in AIMS:
-            limits = tuple(line.limit(aim) for line in self.lines)
-            over = any(line.start > line.budget for line in self.lines)
-            if over or all(limit > line.cost for limit, line in zip(limits, self.lines, strict=True)):
-                yield limits
-
-    def predicted(self, costs: Sequence[float]) -> tuple[float, ...]:
-        """What a plan with these costs is expected to take on each board."""
-        return tuple(line.predicted(cost) for line, cost in zip(self.lines, costs, strict=True))
+            limit = self.cost + (aim * self.budget - self.start) / self.slope
+            if self.start > self.budget or limit > self.cost:
+                yield limit
 
 
-def growth(searches: Searches, prices: Sequence[Prices]) -> Growth | None:
-    """Where to grow from; None: nothing that was measured is within the budget.
+def growth(search: Search, prices: Prices) -> Growth | None:
+    """Grow from the best round; None if no measured plan is within the budget.
 
-    Where a plan that contains the start was measured above the budget, a change is worth what it was worth there;
-    else, in proportion to what the start takes, and less where the start itself grew by less than was predicted.
+    If a plan that contains it was measured above the budget, the slope is that between the two. Otherwise cost and
+    measurement are proportional, or less if the plan itself grew by less than was predicted.
     """
-    best, judged = searches.best, searches.tightest
-    if best is None or not judged.holds(judged.rounds[best].measured):
+    best = search.best
+    if best is None or not search.holds(best.measured):
         return None
-    start = judged.rounds[best].shape
-    beyond = [i for i, r in enumerate(judged.rounds) if not judged.holds(r.measured) and r.shape.contains(start)]
-    over = min(beyond, key=lambda i: judged.rounds[i].measured.value, default=None)
-    factors = tuple(search.factors(of) for search, of in zip(searches.each, prices, strict=True))
-    lines = (_line(*one, best, over) for one in zip(searches.each, prices, factors, strict=True))
-    return Growth(start, factors, tuple(lines))
+    beyond = [other for other in search.rounds if not search.holds(other.measured) and other.shape.contains(best.shape)]
+    over = min(beyond, key=lambda other: other.measured.value, default=None)
+    return _from(search, prices, best, best.shape, over)
 
 
-def shrinking(searches: Searches, prices: Sequence[Prices]) -> Growth | None:
-    """Where to shrink from; None: no plan above the budget is near it, and nearer than the best within it.
+def shrinking(search: Search, prices: Prices) -> Growth | None:
+    """Shrink from the nearest round above the budget; None unless it is near, and nearer than the best within it.
 
-    A plan that contains that best one is not asked: what lies between them is found by growing. Nor is one twice which
-    took no less when it was to shrink, as other measurements have to correct the table first.
+    A plan that contains that best one does not shrink: growing finds what lies between them. Nor does a plan whose
+    shrinking has failed, because other measurements must correct the table first.
     """
-    best, judged = searches.best, searches.tightest
-    over = {i: one for i, one in enumerate(judged.rounds) if not judged.holds(one.measured)}
-    nearest = min(over, key=lambda i: over[i].measured.value, default=None)
-    if best is None or nearest is None or over[nearest].measured.value > NEAR * judged.budget:
+    best = search.best
+    over = [other for other in search.rounds if not search.holds(other.measured)]
+    above = min(over, key=lambda other: other.measured.value, default=None)
+    if best is None or above is None or above.measured.value > NEAR * search.budget:
         return None
-    within, above = judged.rounds[best], over.pop(nearest)
-    if any(one.at_least == above.shape.frame for one in over.values()):
+    if any(other.at_least == above.shape.frame for other in over if other is not above):
         return None
-    if judged.holds(within.measured):
-        apart = above.measured.value - AIM * judged.budget, AIM * judged.budget - within.measured.value
-        if apart[0] >= apart[1] or above.shape.contains(within.shape):
+    if search.holds(best.measured):
+        aim = AIM * search.budget
+        if above.measured.value - aim >= aim - best.measured.value or above.shape.contains(best.shape):
             return None
-    factors = tuple(search.factors(of) for search, of in zip(searches.each, prices, strict=True))
-    lines = (_line(*one, nearest, None) for one in zip(searches.each, prices, factors, strict=True))
-    return Growth(above.shape.frame, factors, tuple(lines))
+    return _from(search, prices, above, above.shape.frame, None)
 
 
-def _line(search: Search, prices: Prices, factors: Terms, best: int, over: int | None) -> Line:
-    """One board's line, by the round `best` to grow from and the round `over`, if any, that was above the budget."""
+def _from(search: Search, prices: Prices, start: Round, at_least: Shape, over: Round | None) -> Growth:
+    """Fit the line through a round and, if given, one above the budget."""
+    factors = search.factors(prices)
 
-    def at(number: int) -> tuple[float, float]:
-        one = search.rounds[number]
-        return one.shape.terms(prices).times(factors).total, one.measured.value
+    def cost(measured: Round) -> float:
+        return measured.shape.terms(prices).times(factors).total
 
-    cost, start = at(best)
-    if over is not None:
-        more, taken = at(over)
-        if more > cost and taken > start:
-            return Line(search.budget, start, cost, (taken - start) / (more - cost))
-    return Line(search.budget, start, cost, start / cost * (_came_true(search, best) or 1.0))
+    value, own = start.measured.value, cost(start)
+    slope = value / own * (_came_true(search, start) or 1.0)
+    if over is not None and cost(over) > own and over.measured.value > value:
+        slope = (over.measured.value - value) / (cost(over) - own)
+    return Growth(at_least, factors, search.budget, value, own, slope)
 
 
-def _came_true(search: Search, grown: int) -> float | None:
-    """Of the change by which a plan grew, the share that was measured, if it came short; None: it did not grow."""
-    one = search.rounds[grown]
-    before = None if one.at_least is None else search.measured_before(one.at_least)
-    if before is None or one.predicted <= before.measured.value:
+def _came_true(search: Search, grown: Round) -> float | None:
+    """Return the share of a predicted growth that was measured, if it came short; None if the plan did not grow."""
+    before = None if grown.at_least is None else search.measured_before(grown.at_least)
+    if before is None or grown.predicted <= before.measured.value:
         return None
-    share = (one.measured.value - before.measured.value) / (one.predicted - before.measured.value)
+    share = (grown.measured.value - before.measured.value) / (grown.predicted - before.measured.value)
     return min(max(share, LEAST_SHARE), 1.0)

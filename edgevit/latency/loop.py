@@ -1,98 +1,85 @@
-"""Allocate by the table, measure what comes of it, correct the table, allocate again."""
+"""Search for a plan that keeps a measured budget: allocate by the table, measure, correct the table, allocate again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from edgevit.derivation.allocate.prices import Measured as Quantity
-from edgevit.latency.boards import Searches
+from edgevit.errors import BudgetError
 from edgevit.latency.growth import AIMS, Growth, growth, shrinking
-from edgevit.latency.mixing import LimitError, fitting
-from edgevit.latency.rounds import AIM, Candidate, MeasuredFigure, Search, Shape, Terms
+from edgevit.latency.rounds import Candidate, MeasuredFigure, Round, Search, Shape, Terms
 
 if TYPE_CHECKING:
     from edgevit.derivation.allocate.cost_table import CostTable
-    from edgevit.derivation.allocate.prices import Prices
 
-# A table may be as wrong as this: where it says that every plan costs more, relative to the budget, none is measured.
+# The table may be wrong by this factor: if the cheapest plan costs more, relative to the budget, nothing is measured.
 OUT_OF_REACH = 1.25
-SURPRISING = 0.02  # a prediction that is as wrong as this calls for a finer table
+SURPRISING = 0.02  # relative error of a prediction above which more sizes are measured for the table
 ROUNDING = 1e-9  # of sums of milliseconds
-
-Limits = tuple[float, ...]  # one for each board
+RELAXATIONS = 2  # times that a limit below the cheapest plan is raised to its cost
 
 
 class PlanBench(Protocol):
-    """Where plans are made and measured, on one board or on two."""
+    """Makes plans and measures them."""
 
     @property
     def quantity(self) -> Quantity: ...
 
-    def tables(self) -> tuple[CostTable, ...]:
-        """The cost table of each board, as far as it is measured."""
+    @property
+    def table(self) -> CostTable:
+        """The cost table, with all sizes that have been measured."""
 
     def allocate(self, table: CostTable, limit: float, at_least: Shape | None = None) -> Candidate:
-        """The best plan that costs no more than `limit` by a table, and contains `at_least`, if that is given.
+        """Return the best plan that costs at most `limit` by a table and contains `at_least`, if that is given.
 
         Raises:
-            BudgetError: there is none; its `least` is the cost of the cheapest plan.
+            BudgetError: there is none; `least` is the cost of the cheapest plan.
         """
 
-    def measure(self, candidate: Candidate) -> tuple[MeasuredFigure, ...]:
-        """Measure a plan on each board."""
+    def measure(self, candidate: Candidate) -> MeasuredFigure:
+        """Measure a plan."""
 
-    def refine(self, shape: Shape, board: int) -> None:
-        """Measure blocks of these sizes on a board, and add them to its table."""
+    def refine(self, shape: Shape) -> None:
+        """Measure blocks of these sizes, and add them to the table."""
 
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """How a search ended."""
+    """The rounds of a search, and why it ended."""
 
-    searches: Searches
-    why: str | None  # it ended; None: the budget is met, or the rounds are used up
-
-    @property
-    def search(self) -> Search:
-        """The search to judge by: of each round the figure of the board that is nearest its budget."""
-        return self.searches.tightest
+    search: Search
+    why: str | None  # None: the budget is met, or the rounds are used up
 
 
-def search_plans(
-    searches: Searches, bench: PlanBench, tell: Callable[[Searches], None] = lambda _: None
-) -> SearchOutcome:
-    """Go on with a search until the budget is met, nothing more is gained, or the rounds are used up.
+def search_plans(search: Search, bench: PlanBench, tell: Callable[[Search], None] = lambda _: None) -> SearchOutcome:
+    """Continue a search until the budget is met, no further plan helps, or the rounds are used up.
 
-    `tell` gets the searches after each round that was measured.
+    `tell` gets the search after each measured round.
 
     Raises:
-        LimitError: the cheapest plan costs far more than the budget; `least` is its cost by the table.
+        BudgetError: the cheapest plan costs far more than the budget; `least` is its cost by the table.
     """
-    while not searches.tightest.is_done:
-        _refine(searches, bench)
-        step = _Step(searches, bench)
-        made = step.shrunk() or (searches.tightest.is_bracketed and step.grown()) or step.allocated()
-        if isinstance(made, str):
-            return SearchOutcome(searches, made)
-        measured = bench.measure(made.candidate)
-        searches = searches.with_round(made.candidate, made.limits, made.predicted, measured, made.at_least)
-        tell(searches)
-    return SearchOutcome(searches, None)
+    while not search.is_done:
+        _refine(search, bench)
+        step = _Step(search, bench)
+        plan = step.shrunk() or (search.is_bracketed and step.grown()) or step.allocated()
+        if isinstance(plan, str):
+            return SearchOutcome(search, plan)
+        search = search.with_round(plan.measured(bench.measure(plan.candidate)))
+        tell(search)
+    return SearchOutcome(search, None)
 
 
-def _refine(searches: Searches, bench: PlanBench) -> None:
-    """Where the last prediction was wrong for the board that decides, measure its sizes, or its embedding's width."""
-    board = searches.decides
-    rounds = searches.each[board].rounds
-    if not rounds or abs(rounds[-1].surprise) <= SURPRISING:
+def _refine(search: Search, bench: PlanBench) -> None:
+    """If the last prediction was wrong, measure the sizes of its plan, or the width of its embedding."""
+    if not search.rounds or abs(search.rounds[-1].surprise) <= SURPRISING:
         return
-    table, shape = bench.tables()[board], rounds[-1].shape
-    known = {None, table.base.embed, *(narrower.embed for narrower in table.narrower)}
-    if not searches.tightest.is_bracketed or shape.embed not in known:
-        bench.refine(shape, board)
+    table, shape = bench.table, search.rounds[-1].shape
+    measured_widths = {None, table.base.embed, *(narrower.embed for narrower in table.narrower)}
+    if not search.is_bracketed or shape.embed not in measured_widths:
+        bench.refine(shape)
 
 
 @dataclass(frozen=True)
@@ -100,96 +87,87 @@ class _Next:
     """The plan of the next round."""
 
     candidate: Candidate
-    limits: Limits  # by the corrected tables
-    predicted: tuple[float, ...]
-    at_least: Shape | None = None  # that it grew from
+    limit: float  # by the corrected table
+    predicted: float
+    at_least: Shape | None = None  # the plan that it grew from
+
+    def measured(self, figure: MeasuredFigure) -> Round:
+        candidate = self.candidate
+        return Round(candidate.name, self.limit, candidate.shape, self.predicted, figure, self.at_least)
 
 
 class _Step:
-    """One round before it is measured: the tables as they are now."""
+    """One round before it is measured, with the table as it is now."""
 
-    def __init__(self, searches: Searches, bench: PlanBench) -> None:
-        self.searches, self.bench, self.tables = searches, bench, bench.tables()
-        self.prices: list[Prices] = [table.in_quantity(bench.quantity) for table in self.tables]
+    def __init__(self, search: Search, bench: PlanBench) -> None:
+        self.search, self.bench, self.table = search, bench, bench.table
+        self.prices = self.table.in_quantity(bench.quantity)
 
     def allocated(self) -> _Next | str:
-        """The best plan at the limits by the corrected tables; or why there is none that was not measured."""
-        searches, judged = self.searches, self.searches.tightest
-        factors = [search.factors(of) for search, of in zip(searches.each, self.prices, strict=True)]
-        limits, relaxed, aims = searches.limits, 0, iter(AIMS)
+        """Return the best plan within the limit by the corrected table; or the reason why no new plan exists."""
+        search, factors = self.search, self.search.factors(self.prices)
+        limit, relaxed, aims = search.limit, 0, iter(AIMS)
         while True:
             try:
-                candidate = self._fitting(factors, limits)
-            except LimitError as error:
-                if relaxed > len(limits):
+                candidate = self._allocate(factors, limit)
+            except BudgetError as error:
+                if relaxed == RELAXATIONS:
                     raise
-                limits, relaxed = self._relaxed(error, limits), relaxed + 1
+                limit, relaxed = self._relaxed(error), relaxed + 1
                 continue
-            if (known := judged.measured_before(candidate.shape)) is None:
-                return _Next(candidate, limits, self._costs(candidate.shape, factors))
+            if (before := search.measured_before(candidate.shape)) is None:
+                return _Next(candidate, limit, self._cost(candidate.shape, factors))
             if relaxed:
                 return "no plan costs less than one that is measured"
-            # The plan's own measurement counts here and not the factors, which are fitted to all measurements.
-            number, costs = judged.rounds.index(known), self._costs(known.shape, factors)
-            own = [(search.budget, search.rounds[number].measured.value) for search in searches.each]
             if (aim := next(aims, None)) is None:
                 break
-            limits = tuple(cost * aim * budget / seen for cost, (budget, seen) in zip(costs, own, strict=True))
+            # The plan's own measurement counts here, not the factors, which are fitted to all measurements.
+            limit = self._cost(before.shape, factors) * aim * search.budget / before.measured.value
         return self.grown() or "no other plan lies as near to the budget: its widths go in larger steps"
 
-    def _relaxed(self, error: LimitError, limits: Limits) -> Limits:
-        """The limits within which there is a plan, where there is none within these.
+    def _relaxed(self, error: BudgetError) -> float:
+        """Return the limit that the cheapest plan keeps.
 
         Raises:
-            LimitError: the same, as it is out of reach.
+            BudgetError: the same, if that plan is out of reach of the budget.
         """
-        if error.least is None:
+        if error.least is None or (not self.search.rounds and error.least > OUT_OF_REACH * self.search.budget):
             raise error
-        each = self.searches.each
-        if error.board is None:
-            if not each[0].rounds and error.least * AIM > OUT_OF_REACH:
-                raise error
-            return tuple(limit * error.least * (1 + ROUNDING) for limit in limits)
-        if not each[0].rounds and error.least > OUT_OF_REACH * each[error.board].budget:
-            raise error
-        least = error.least * (1 + ROUNDING)
-        return tuple(least if i == error.board else limit for i, limit in enumerate(limits))
+        return error.least * (1 + ROUNDING)
 
     def grown(self) -> _Next | None:
-        """What the largest plan within the budget grows to; None: there is none, or no step of it fits in.
+        """Grow the largest plan within the budget; None if there is none, or no step of it fits in.
 
-        Its cost by the corrected table may itself be above what is left: with fewer tokens factors of the terms are
-        near what they do to a table, and not that.
+        Its cost by the corrected table may itself exceed the limit, because with fewer tokens a factor per term does
+        not reproduce exactly what the correction does to the table.
         """
         try:
-            return self._near(growth(self.searches, self.prices))
-        except LimitError:
+            return self._near(growth(self.search, self.prices))
+        except BudgetError:
             return None
 
     def shrunk(self) -> _Next | None:
-        """What a plan just above the budget shrinks to; None: there is none, or it cannot shrink so far."""
+        """Shrink a plan just above the budget; None if there is none, or it cannot shrink as far."""
         try:
-            return self._near(shrinking(self.searches, self.prices))
-        except LimitError:
+            return self._near(shrinking(self.search, self.prices))
+        except BudgetError:
             return None
 
     def _near(self, start: Growth | None) -> _Next | None:
-        """The first plan for which the start asks that was not measured, and contains none that takes too much."""
-        judged = self.searches.tightest
+        """Return the first plan near the start that was not measured and contains no plan that exceeds the budget."""
         if start is None:
             return None
-        for limits in start.limits():
-            limits = tuple(limit * (1 + ROUNDING) for limit in limits)
-            candidate = self._fitting(start.factors, limits, start.at_least)
-            if judged.measured_before(candidate.shape) is None and not judged.exceeds(candidate.shape):
-                costs = self._costs(candidate.shape, start.factors)
-                return _Next(candidate, limits, start.predicted(costs), start.at_least)
+        for limit in start.limits():
+            limit *= 1 + ROUNDING
+            candidate = self._allocate(start.factors, limit, start.at_least)
+            if self.search.measured_before(candidate.shape) is None and not self.search.exceeds(candidate.shape):
+                predicted = start.predicted(self._cost(candidate.shape, start.factors))
+                return _Next(candidate, limit, predicted, start.at_least)
         return None
 
-    def _fitting(self, factors: Sequence[Terms], limits: Limits, at_least: Shape | None = None) -> Candidate:
-        tables = [table.corrected(**vars(one)) for table, one in zip(self.tables, factors, strict=True)]
-        return fitting(partial(self.bench.allocate, at_least=at_least), tables, limits, self.bench.quantity)
+    def _allocate(self, factors: Terms, limit: float, at_least: Shape | None = None) -> Candidate:
+        return self.bench.allocate(self.table.corrected(**vars(factors)), limit, at_least)
 
-    def _costs(self, shape: Shape, factors: Sequence[Terms]) -> tuple[float, ...]:
-        """What a plan costs on each board by its corrected table."""
-        return tuple(shape.terms(of).times(one).total for of, one in zip(self.prices, factors, strict=True))
+    def _cost(self, shape: Shape, factors: Terms) -> float:
+        """Return the cost of a plan by the corrected table."""
+        return shape.terms(self.prices).times(factors).total

@@ -16,10 +16,9 @@ from edgevit.latency.tables.place import Place
 from edgevit.numbers import check_number
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import REQUEST, REQUEST_KIND, STATE, differences, first_few, partial_folder
-from edgevit.request import BOARD, BUDGET, RUNNER, Nested, Option
+from edgevit.request import BUDGET, RUNNER, Nested, Option
 
 NONE_MEASURED: dict[str, None] = dict.fromkeys(MEASURED_BUDGETS)
-MOST_BOARDS = 2
 TRY = {"ms": "try 5.0", "mj": "try 40", "fps": "try 30"}
 
 
@@ -50,16 +49,6 @@ class MeetRequest(Deriving):
     mj: Annotated[float | Sequence[float] | None, _budgets("mj", MJ)] = None
     fps: Annotated[float | Sequence[float] | None, _budgets("fps", FPS)] = None
     cost_table: CostTableFile = None
-    boards: Annotated[
-        Sequence[str],
-        Option(
-            "A Jetson, as ssh knows it; twice for one model that keeps the budget on both.  [default: this machine]",
-            BOARD,
-            name="--board",
-            metavar="USER@HOST",
-            repeated=True,
-        ),
-    ] = ()
     run_precision: Annotated[
         str | None,
         Option(
@@ -67,8 +56,8 @@ class MeetRequest(Deriving):
             RUNNER,
         ),
     ] = None
-    # Its board is one of `boards`; its precision is `run_precision`, as training has one of that name.
-    place: Annotated[Place, Nested(without=("board", "precision"))] = field(default_factory=Place)
+    # Its precision is `run_precision`, as training has one of that name.
+    place: Annotated[Place, Nested(without=("precision",))] = field(default_factory=Place)
 
     among_others: bool = False  # of several budgets, this is one
 
@@ -84,11 +73,9 @@ class MeetRequest(Deriving):
         return () if given is None else tuple(given) if isinstance(given, Sequence) else (given,)
 
     @property
-    def places(self) -> tuple[Place, ...]:
-        """Where models are to be measured: one place for each board."""
-        boards = (self.boards,) if isinstance(self.boards, str) else self.boards
-        place = replace(self.place, precision=self.run_precision or self.place.precision)
-        return tuple(replace(place, board=board) for board in boards) or (place,)
+    def target(self) -> Place:
+        """Where models are measured, with their precision."""
+        return replace(self.place, precision=self.run_precision or self.place.precision)
 
     @property
     def is_measured(self) -> bool:
@@ -113,7 +100,12 @@ class MeetRequest(Deriving):
         if len(set(self.budgets)) < len(self.budgets):
             raise OptionError(f"--{self.quantity} has a number twice; give each once")
         refuse_linear(self.method, self.quantity)
-        self._check_places()
+        if self.run_precision is not None and self.place.precision not in (None, self.run_precision):
+            raise OptionError(
+                f"the precision is {self.place.precision} of the place and {self.run_precision} of run_precision; give "
+                "one of them"
+            )
+        self.target.check()
         # Without a table, the numbers themselves are judged by what is measured.
         instead: dict[str, Any] = {} if self.cost_table is not None else {"rate": 0.5, **NONE_MEASURED}
         for one in self.each():
@@ -121,27 +113,6 @@ class MeetRequest(Deriving):
                 one._refuse_of_others()
             else:
                 one.derivation(**instead).check()
-
-    def _check_places(self) -> None:
-        """Raise OptionError for what cannot be said of one place, or of two."""
-        places = self.places
-        if self.boards and self.place.board is not None:
-            raise OptionError(f"the board is given as {self.place.board} and in boards; give it in one of them")
-        if self.run_precision is not None and self.place.precision not in (None, self.run_precision):
-            raise OptionError(
-                f"the precision is {self.place.precision} of the place and {self.run_precision} of run_precision; give "
-                "one of them"
-            )
-        if len(places) > MOST_BOARDS:
-            raise OptionError(f"--board is given {len(places)} times; a model is made for {MOST_BOARDS} at the most")
-        if len({place.board for place in places}) < len(places):
-            raise OptionError(f"--board {places[0].board} is given twice; give each board once")
-        if len(places) > 1 and self.cost_table is not None:
-            raise OptionError(
-                "--cost-table is of one board, and --board is given twice; leave it out: both are measured"
-            )
-        for place in places:
-            place.check()
 
     def _refuse_place(self) -> None:
         """Raise OptionError for options of a place where nothing is measured, and for several budgets."""
@@ -156,7 +127,7 @@ class MeetRequest(Deriving):
 
     def _place_given(self) -> list[str]:
         """The options of a place that are given."""
-        own = [name for name, value in (("board", self.boards), ("run_precision", self.run_precision)) if value]
+        own = ["run_precision"] if self.run_precision else []
         return own + [one.name for one in fields(Place) if getattr(self.place, one.name) != getattr(Place(), one.name)]
 
     def _asked(self) -> dict[str, Any]:
@@ -251,10 +222,7 @@ def identity(request: MeetRequest) -> dict[str, Any]:
         del told[name]
     for name in ("device", "workers"):
         del told["training"][name]
-    first = request.places[0]
-    told["place"] = {**told["place"], "board": first.board, "precision": first.precision}
+    told["place"]["precision"] = request.target.precision
     del told["run_precision"]
     del told["place"]["ssh_config"]
-    if len(told["boards"]) < MOST_BOARDS:
-        del told["boards"]
     return told

@@ -180,6 +180,10 @@ class Search:
     rounds: tuple[Round, ...] = ()
     earlier: tuple[Round, ...] = ()  # of other budgets, on the same base at the same place
 
+    def with_round(self, measured: Round) -> Search:
+        """Return the search after one more round."""
+        return replace(self, rounds=(*self.rounds, measured))
+
     def holds(self, measured: MeasuredFigure) -> bool:
         return measured.value <= self.budget
 

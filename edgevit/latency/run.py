@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgevit.board.connection import THIS_MACHINE
 from edgevit.derivation.abilities import refuse_base
 from edgevit.derivation.allocate.budget import Budget, make_budget
 from edgevit.derivation.allocate.cost_table import Where
@@ -34,12 +33,10 @@ from edgevit.errors import (
     OptionError,
     UnreachableError,
 )
-from edgevit.latency.boards import Searches
 from edgevit.latency.costs import Costs
 from edgevit.latency.in_turns import InTurns
 from edgevit.latency.loop import OUT_OF_REACH, SearchOutcome
 from edgevit.latency.loop import search_plans as search_for
-from edgevit.latency.mixing import LimitError
 from edgevit.latency.request import MeetRequest, identity
 from edgevit.latency.rounds import MOST, MeasuredFigure, Round, Search, Terms
 from edgevit.latency.tables.place import look_there
@@ -66,16 +63,7 @@ NEXT_TO_NOTHING = 1e-9  # ms or mJ: a limit that no plan keeps, so that the refu
 
 
 @dataclass(frozen=True)
-class KeptRounds:
-    """The rounds on one board."""
-
-    base_takes: float
-    where: dict[str, Any]  # the table was measured
-    rounds: tuple[Round, ...] = ()
-
-
-@dataclass(frozen=True)
-class KeptSearch(KeptRounds):
+class KeptSearch:
     """rounds.json of an unfinished search.
 
     Schema history: 0  files that say no schema, and not which edgevit wrote them
@@ -83,13 +71,10 @@ class KeptSearch(KeptRounds):
                     2  record and content_sha256, of all the rest of the file
     """
 
-    beside: tuple[KeptRounds, ...] = ()  # the same of a second board
+    base_takes: float  # by the table, in ms or mJ
+    where: dict[str, Any]  # where the table was measured; empty: it does not say
+    rounds: tuple[Round, ...] = ()
     edgevit: str | None = None
-
-    @property
-    def each(self) -> tuple[KeptRounds, ...]:
-        """Of each board."""
-        return (self, *self.beside)
 
 
 SEARCH_KIND = RecordKind("rounds", KeptSearch, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))
@@ -102,15 +87,12 @@ def meet(
     """Derive a small model that takes at most `ms` milliseconds, or `mj` millijoules, where it is to run.
 
         meet("deit_base_patch16_224", checkpoint="base.safetensors", data="photos", ms=5, out="runs/t1",
-             boards=["jetson@orin-nx"])
+             board="jetson@orin-nx")
 
     What each size takes there is measured once (`edgevit.cost`); then a plan is allocated by that table, realised in
     closed form, exported, built, and measured in turns with the base; the table is corrected by what was measured, and
     the next plan allocated, in at most five rounds. The last shape is derived as asked, with training, and measured
     again: `record.met` of what is returned says what came of it, and its `outcome` whether the budget is kept.
-
-    With two `boards`, each has a table of its own, every plan is measured on both, and the model keeps the budget on
-    both.
 
     Args:
         base: a timm name, a model folder, or a whole request.
@@ -134,8 +116,8 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
         return (derive(request.derivation(), progress),)
     refuse_training(request)
     _refuse_elsewhere(request, progress)
-    once, found = OnlyOnce(progress), []
-    earlier: tuple[tuple[Round, ...], ...] = ((),) * len(request.places)
+    once, derivations = OnlyOnce(progress), []
+    earlier: tuple[Round, ...] = ()  # of the budgets before
     with shared_cache(request.cache) as cache:
         shared = replace(request, cache=cache)
         base = shared.on_its_base().base
@@ -143,17 +125,17 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
         network = network_without_weights(base, shared.model_args, checkpoint=shared.checkpoint)
         _refuse_method(shared.on_its_base(), network)
         _check_base(shared.on_its_base(), once)
-        costs = tuple(Costs(network, shared, place, once) for place in shared.places)
+        costs = Costs(network, shared, shared.target, once)
         if len(each := shared.each()) > 1:
-            _refuse_any([_One(one, costs, once, _base_folder(request, one)) for one in each if not one.is_there])
+            _refuse_any([_Task(one, costs, once, _base_folder(request, one)) for one in each if not one.is_there])
         for one in each:
             if one.is_there:
-                found.append(_read(one.out))
+                derivations.append(_read(one.out))
                 continue
-            derivation, searches = _One(one, costs, once, _base_folder(request, one)).carried_out(earlier)
-            found.append(derivation)
-            earlier = tuple((*before, *of.rounds) for before, of in zip(earlier, searches.each, strict=True))
-    return tuple(found)
+            derivation, search = _Task(one, costs, once, _base_folder(request, one)).carried_out(earlier)
+            derivations.append(derivation)
+            earlier = (*earlier, *search.rounds)
+    return tuple(derivations)
 
 
 def _refuse_method(request: MeetRequest, network: nn.Module) -> None:
@@ -188,26 +170,24 @@ def _base_folder(request: MeetRequest, one: MeetRequest) -> Path:
 def _refuse_elsewhere(request: MeetRequest, progress: Progress) -> None:
     """Raise OptionError for rounds to be gone on with that were measured on another board, or in another power mode."""
     files = [partial_folder(one.out) / ROUNDS for one in request.each() if request.resume]
-    kept = {file: SEARCH_KIND.read(file).each for file in files if file.is_file()}
-    for number, place in enumerate(request.places):
-        known = {file: each[number].where for file, each in kept.items() if number < len(each) and each[number].where}
-        here = look_there(place, progress) if known else None
-        for file, where in known.items():
-            if here is not None and (differing := Where.model_validate(where).differing(here)):
-                raise OptionError(
-                    f"cannot resume {file.parent}: its rounds were measured with {differing}; set that as it was, "
-                    "or remove it"
-                )
+    measured = {file: where for file in files if file.is_file() and (where := SEARCH_KIND.read(file).where)}
+    here = look_there(request.target, progress) if measured else None
+    for file, where in measured.items():
+        if here is not None and (differing := Where.model_validate(where).differing(here)):
+            raise OptionError(
+                f"cannot resume {file.parent}: its rounds were measured with {differing}; set that as it was, "
+                "or remove it"
+            )
 
 
-def _refuse_any(all_of_them: Sequence[_One]) -> None:
+def _refuse_any(tasks: Sequence[_Task]) -> None:
     """Refuse, before the first of several budgets takes its time, any that is not below the base or out of reach.
 
     Raises:
         OptionError, BudgetError: one of them is.
     """
-    if all_of_them:
-        min(all_of_them, key=lambda one: one.budget().limit).refuse_unreachable()
+    if tasks:
+        min(tasks, key=lambda task: task.budget().limit).refuse_unreachable()
 
 
 def _read(folder: Path) -> Derivation:
@@ -217,16 +197,16 @@ def _read(folder: Path) -> Derivation:
 
 
 @dataclass(frozen=True)
-class _One:
-    """One budget, on one board or on two."""
+class _Task:
+    """One budget to be met."""
 
     request: MeetRequest
-    costs: tuple[Costs, ...]
+    costs: Costs
     progress: Progress
     base: Path
 
-    def carried_out(self, earlier: tuple[tuple[Round, ...], ...]) -> tuple[Derivation, Searches]:
-        """Search, derive, verify, and write the folder; `earlier` are the rounds of other budgets on each board."""
+    def carried_out(self, earlier: tuple[Round, ...]) -> tuple[Derivation, Search]:
+        """Search, derive, verify, and write the folder; `earlier` are the rounds of other budgets."""
         asked, work = self.request, partial_folder(self.request.out)
         budget = self.budget()
         quantity = _quantity(budget)
@@ -238,150 +218,113 @@ class _One:
         ):
             kept = self._kept(work, quantity)
             watch = Stopwatch()
-            measuring = [
-                InTurns(costs.place, quantity, one.base_takes, self.progress)
-                for costs, one in zip(self.costs, kept.each, strict=True)
-            ]
+            measuring = InTurns(self.costs.place, quantity, kept.base_takes, self.progress)
             shop = BudgetBench(asked, work, self.base, quantity, self.costs, measuring, self.progress)
             with watch.stage("rounds"):
-                each = zip(kept.each, earlier, strict=True)
-                searches = Searches(tuple(Search(budget.limit, one.rounds, before) for one, before in each))
-                found = self._searched(searches, shop, work, kept, budget)
-            derivation = self._finished(found, shop, budget, watch)
+                outcome = self._searched(Search(budget.limit, kept.rounds, earlier), shop, work, kept, budget)
+            derivation = self._finished(outcome, shop, budget, watch)
             with new_folder(asked.out, overwrite=asked.overwrite) as folder:
                 folder.rmdir()
                 derivation.folder.rename(folder)
             shutil.rmtree(work, ignore_errors=True)
-        return replace(derivation, folder=asked.out), found.searches
+        return replace(derivation, folder=asked.out), outcome.search
 
     def refuse_unreachable(self) -> None:
-        """Raise BudgetError where the cheapest plan costs far more than the budget by a board's table."""
+        """Raise BudgetError where the cheapest plan costs far more than the budget by the table."""
         budget = self.budget()
         quantity = _quantity(budget)
         with tempfile.TemporaryDirectory(prefix="edgevit-meet-") as work:
-            shop = BudgetBench(self.request, Path(work), self.base, quantity, self.costs, (), self.progress)
-            for board, costs in enumerate(self.costs):
-                try:
-                    shop.allocate(costs.table, NEXT_TO_NOTHING)
-                except BudgetError as error:
-                    if error.least is not None and error.least > OUT_OF_REACH * budget.limit:
-                        raise self._out_of_reach(LimitError(error, board, error.least), quantity, budget) from error
+            measuring = InTurns(self.costs.place, quantity, self.costs.table.in_quantity(quantity).base, self.progress)
+            shop = BudgetBench(self.request, Path(work), self.base, quantity, self.costs, measuring, self.progress)
+            try:
+                shop.allocate(self.costs.table, NEXT_TO_NOTHING)
+            except BudgetError as error:
+                if error.least is not None and error.least > OUT_OF_REACH * budget.limit:
+                    raise self._out_of_reach(error, quantity, budget) from error
 
     def budget(self) -> Budget:
-        """The budget, by the table of the board where the base takes most; it is to be less than that."""
+        """Return the budget by the table; it must be less than what the base takes.
+
+        Raises:
+            OptionError: it is not.
+        """
         name = self.request.quantity
         assert name is not None
-        quantity: Quantity = "mj" if name == "mj" else "ms"
-        takes = [costs.table.in_quantity(quantity).base for costs in self.costs]
-        slowest = self.costs[takes.index(max(takes))].table
-        budget = make_budget(1, 1, **{name: self.request.budgets[0]}, table=slowest)
-        for costs, taken in zip(self.costs, takes, strict=True):
-            if taken <= budget.limit:
-                self.progress.note(
-                    f"--{budget.asked}: on {costs.place.board} the base itself takes {taken:.4g} {UNITS[quantity]}; "
-                    "the other board decides"
-                )
-        return budget
+        return make_budget(1, 1, **{name: self.request.budgets[0]}, table=self.costs.table)
 
     def _kept(self, work: Path, quantity: Quantity) -> KeptSearch:
         file = work / ROUNDS
         if file.is_file():
             return SEARCH_KIND.read(file)
-        first, *beside = [KeptRounds(costs.table.in_quantity(quantity).base, costs.where) for costs in self.costs]
-        return KeptSearch(first.base_takes, first.where, beside=tuple(beside))
+        return KeptSearch(self.costs.table.in_quantity(quantity).base, self.costs.where)
 
     def _searched(
-        self, searches: Searches, shop: BudgetBench, work: Path, kept: KeptSearch, budget: Budget
+        self, search: Search, shop: BudgetBench, work: Path, kept: KeptSearch, budget: Budget
     ) -> SearchOutcome:
         began = time.monotonic()
 
-        def tell(now: Searches) -> None:
+        def tell(now: Search) -> None:
             nonlocal began
-            first, *others = now.each
-            beside = [replace(one, rounds=of.rounds) for one, of in zip(kept.beside, others, strict=True)]
-            told = replace(kept, rounds=first.rounds, beside=tuple(beside), edgevit=written_by())
             with writing(work / ROUNDS):
-                write_whole(work / ROUNDS, SEARCH_KIND.text(told))
-            boards = [costs.place.board or THIS_MACHINE for costs in self.costs]
+                state = replace(kept, rounds=now.rounds, edgevit=written_by())
+                write_whole(work / ROUNDS, SEARCH_KIND.text(state))
             took = rounded_duration(time.monotonic() - began)
-            left = MOST - len(first.rounds)
-            more = "" if now.tightest.is_done else f"; it took {took}, at most {left} more follow"
-            self.progress.note(f"{round_told(now, shop.quantity, boards)}{more}")
+            more = "" if now.is_done else f"; it took {took}, at most {MOST - len(now.rounds)} more follow"
+            self.progress.note(f"{format_round(now, UNITS[shop.quantity])}{more}")
             began = time.monotonic()
 
         try:
-            return search_for(searches, shop, tell)
-        except LimitError as error:
+            return search_for(search, shop, tell)
+        except BudgetError as error:
             shutil.rmtree(work, ignore_errors=True)  # soon made again
             if error.least is None:
                 raise
             raise self._out_of_reach(error, shop.quantity, budget) from error
 
-    def _out_of_reach(self, error: LimitError, quantity: Quantity, budget: Budget) -> BudgetError:
-        """Which board no plan is small enough for, the minimum there, and what to try."""
+    def _out_of_reach(self, error: BudgetError, quantity: Quantity, budget: Budget) -> BudgetError:
+        """Say that no plan is small enough, the minimum, and what to try."""
         assert error.least is not None and budget.table is not None
-        shape, others = self.request.shape, len(self.costs) > 1
         is_rate = self.request.quantity == "fps"
-        asked = f"--{budget.asked}, {budget.limit:.4g} ms for {budget.table.batch}," if is_rate else f"--{budget.asked}"
-        more = "ask for fewer images per second" if is_rate else "raise the budget"
-        if error.board is None:
-            return BudgetError(
-                f"--{budget.asked}: in shape {shape!r} some plans keep it on {self.costs[0].place.board} and some on "
-                f"{self.costs[1].place.board}, and none on both; {more}, or give one --board"
-            )
-        costs = self.costs[error.board]
+        limit = f", {budget.limit:.4g} ms for {budget.table.batch}," if is_rate else ""
+        hint = "ask for fewer images per second" if is_rate else "raise the budget"
         made_of = f" ({error.made_of})" if error.made_of else ""
-        where = f"on {costs.place.board} " if others else ""
-        alone = ", or the other --board alone" if others else ""
         return BudgetError(
-            f"{asked} is less than any plan takes {where}in shape {shape!r}: {error.least:.4g} "
-            f"{UNITS[quantity]} by the table measured on {costs.table.measured_on}{made_of}; {more}, or try "
-            f"another --shape{alone}",
+            f"--{budget.asked}{limit} is less than any plan takes in shape {self.request.shape!r}: {error.least:.4g} "
+            f"{UNITS[quantity]} by the table measured on {self.costs.table.measured_on}{made_of}; {hint}, or try "
+            "another --shape",
             least=error.least,
             made_of=error.made_of,
         )
 
-    def _finished(self, found: SearchOutcome, shop: BudgetBench, budget: Budget, watch: Stopwatch) -> Derivation:
-        """Derive the best shape as asked, export and build it, measure it once more, and say what came of it."""
-        number = found.searches.best
-        assert number is not None
-        best = found.searches.each[0].rounds[number]
+    def _finished(self, outcome: SearchOutcome, shop: BudgetBench, budget: Budget, watch: Stopwatch) -> Derivation:
+        """Derive the best shape as asked, export and build it, measure it once more, and record the result."""
+        best = outcome.search.best
+        assert best is not None
         out = shop.folder / KEPT / self.request.out.name
-        self.progress.note(f"round {number + 1} is kept: derived as asked, and measured again")
+        number = outcome.search.rounds.index(best) + 1
+        self.progress.note(f"round {number} is kept: derived as asked, and measured again")
         with watch.stage("derivation"):
             if not out.is_dir():
                 derive(shop.derivation(out, best.name, best.limit, best.at_least), self.progress)
         if shape_in(out) != best.shape:
             self.progress.warn("the model has other widths than the one that was measured in its round")
         with watch.stage("verification"):
-            for there in shop.measuring:
-                there.ready(out, judged=True)
+            shop.measuring.ready(out, judged=True)
             verified = shop.measured(out)
         record = ModelFolder(out).derivation()
         assert record is not None
-        first, *beside = [self._record(board, found, seen, shop, budget, watch) for board, seen in enumerate(verified)]
-        request = identity(self.request) if self.request.among_others else None
-        record = replace(record, met=replace(first, beside=tuple(beside), request=request))
+        record = replace(record, met=self._record(outcome, verified, shop, budget, watch))
         ModelFolder(out).write_derivation(record)
-        for board, costs in enumerate(self.costs):
-            write_table(costs.table, ModelFolder(out).cost_table_file(board))
+        write_table(self.costs.table, ModelFolder(out).cost_table_file)
         return Derivation(out, load(out), record)
 
     def _record(
-        self,
-        board: int,
-        found: SearchOutcome,
-        verified: MeasuredFigure,
-        shop: BudgetBench,
-        budget: Budget,
-        watch: Stopwatch,
+        self, outcome: SearchOutcome, verified: MeasuredFigure, shop: BudgetBench, budget: Budget, watch: Stopwatch
     ) -> MetRecord:
-        """Of one board."""
-        search, costs, measuring = found.searches.each[board], self.costs[board], shop.measuring[board]
+        search, costs, measuring = outcome.search, self.costs, shop.measuring
         factors = search.factors(costs.table.in_quantity(shop.quantity))
         clock, base_clock = measuring.clock or (None, None)
-        why = _why(board, found, verified)
-        told = (why, None if search.holds(verified) else self._least_told(board, factors, shop))
+        reasons = (_why(outcome, verified), None if search.holds(verified) else self._least_text(factors, shop))
         return MetRecord(
             quantity=shop.quantity,
             budget=search.budget,
@@ -394,17 +337,17 @@ class _One:
             factors=vars(factors),
             table=costs.table.record(),
             where=costs.where,
-            ended="; ".join(filter(None, told)) or None,
+            ended="; ".join(filter(None, reasons)) or None,
             seconds=watch.seconds,
             clock=clock,
             base_clock=base_clock,
+            request=identity(self.request) if self.request.among_others else None,
         )
 
-    def _least_told(self, board: int, factors: Terms, shop: BudgetBench) -> str | None:
-        """What the cheapest plan takes on a board by its table as it is corrected now, and what that consists of."""
-        table = self.costs[board].table.corrected(**vars(factors))
+    def _least_text(self, factors: Terms, shop: BudgetBench) -> str | None:
+        """Say what the cheapest plan takes by the corrected table, and what that consists of."""
         try:
-            shop.allocate(table, NEXT_TO_NOTHING)
+            shop.allocate(self.costs.table.corrected(**vars(factors)), NEXT_TO_NOTHING)
         except BudgetError as error:
             if error.least is not None:
                 least = f"{error.least:.4g} {UNITS[shop.quantity]}{error.made_of and f' ({error.made_of})'}"
@@ -412,20 +355,18 @@ class _One:
         return None
 
 
-def _why(board: int, found: SearchOutcome, verified: MeasuredFigure) -> str | None:
-    """Why a board's budget is not met by what was verified, or the search ended; None: it is met."""
-    search, judged, kept = found.searches.each[board], found.search, found.searches.best
-    assert kept is not None
-    in_round = search.rounds[kept].measured
+def _why(outcome: SearchOutcome, verified: MeasuredFigure) -> str | None:
+    """Say why the verified figure does not meet the budget, or why the search ended; None: the budget is met."""
+    search = outcome.search
+    assert search.best is not None
+    in_round = search.best.measured
     if search.holds(in_round) and not search.holds(verified):
         return "measured once more, the plan that is kept takes more than in its round"
-    if found.why is not None or search.outcome(verified) == "met":
-        return found.why
-    if not judged.is_sure(judged.rounds[kept].measured):
+    if outcome.why is not None or search.outcome(verified) == "met":
+        return outcome.why
+    if not search.is_sure(in_round):
         return "all rounds were used up"
-    if search.is_met(in_round):
-        return "measured once more, the plan that is kept takes less than in its round"
-    return "the other board decides"
+    return "measured once more, the plan that is kept takes less than in its round"
 
 
 def _quantity(budget: Budget) -> Quantity:
@@ -436,21 +377,14 @@ def _figure(measured: MeasuredFigure) -> FigureRecord:
     return FigureRecord(measured.value, measured.low, measured.high, measured.repeats)
 
 
-def round_told(searches: Searches, quantity: Quantity, boards: Sequence[str]) -> str:
-    """The last round in one line: prediction and measurement, and how near it is, on each board."""
-    each = [_told(search, UNITS[quantity]) for search in searches.each]
-    if len(each) > 1:
-        each = [f"on {board} {told}" for board, told in zip(boards, each, strict=True)]
-    return f"round {len(searches.tightest.rounds)}: {'; '.join(each)}"
-
-
-def _told(search: Search, unit: str) -> str:
+def format_round(search: Search, unit: str) -> str:
+    """Describe the last round in one line: its prediction, its measurement, and the distance to the budget."""
     last = search.rounds[-1]
     seen = last.measured
     interval = f" ({seen.low:.4g} to {seen.high:.4g})" if seen.low is not None and seen.high is not None else ""
     off = seen.value / search.budget - 1
     return (
-        f"{last.predicted:.4g} {unit} predicted, {seen.value:.4g} measured{interval}, "
+        f"round {len(search.rounds)}: {last.predicted:.4g} {unit} predicted, {seen.value:.4g} measured{interval}, "
         f"{abs(off):.1%} {'over' if off > 0 else 'under'} the budget of {search.budget:.4g} {unit}"
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,12 +34,13 @@ class BudgetBench:
     folder: Path
     base: Path  # the folder of the base, restricted to the classes, which is written when they are known
     quantity: Quantity
-    costs: Sequence[Costs]  # one for each board, and so the next
-    measuring: Sequence[InTurns]
+    costs: Costs
+    measuring: InTurns
     progress: Progress
 
-    def tables(self) -> tuple[CostTable, ...]:
-        return tuple(costs.table for costs in self.costs)
+    @property
+    def table(self) -> CostTable:
+        return self.costs.table
 
     def allocate(self, table: CostTable, limit: float, at_least: Shape | None = None) -> Candidate:
         """Derive in closed form."""
@@ -72,28 +72,27 @@ class BudgetBench:
         budget = {**NONE_MEASURED, self.quantity: limit}
         going_on = {"out": out, "resume": holds_state(partial_folder(out)), "overwrite": False}
         grown = None if at_least is None else at_least.by_number
-        embed = 0 if at_least is None else at_least.embed or self.tables()[0].base.embed
+        embed = 0 if at_least is None else at_least.embed or self.table.base.embed
         containing = {"at_least": grown, "at_least_embed": embed}
         return self.request.derivation(**budget, **going_on, **containing, cost_table=self._table(name))
 
-    def measure(self, candidate: Candidate) -> tuple[MeasuredFigure, ...]:
-        """Measure a model beside the base, on one board after the other."""
+    def measure(self, candidate: Candidate) -> MeasuredFigure:
+        """Measure a plan's model in turns with the base."""
         return self.measured(self.model(candidate.name))
 
-    def measured(self, model: Path) -> tuple[MeasuredFigure, ...]:
+    def measured(self, model: Path) -> MeasuredFigure:
         if not self.base.is_dir() or self._is_of_others(model):
             self._write_base(model)
         for folder in (self.base, model):
-            for there in self.measuring:
-                there.ready(folder)
-        return tuple(there.measure(self.base, model) for there in self.measuring)
+            self.measuring.ready(folder)
+        return self.measuring.measure(self.base, model)
 
-    def refine(self, shape: Shape, board: int) -> None:
-        """Measure for the table what some of these blocks take, evenly over their sizes, and the embedding's width."""
+    def refine(self, shape: Shape) -> None:
+        """Measure some of these blocks for the table, evenly over their sizes, and the embedding's width."""
         blocks = sorted(set(shape.blocks), key=lambda d: (d.ffn, d.heads * d.qk))
         count = min(REFINED, len(blocks))
         some = tuple(blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count))
-        self.costs[board].measured(some, shape.embed)
+        self.costs.measured(some, shape.embed)
 
     def _is_of_others(self, model: Path) -> bool:
         """Whether the base that is there has other classes or weights, and so is of an earlier command.

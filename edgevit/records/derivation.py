@@ -3,7 +3,7 @@
 Schema history: 1  first version
                 2  images_per_class and confused, of an accuracy; those of schema 1 do not say
                 3  validation; earlier ones do not say. Later files of schema 3 may have at_least and at_least_embed
-                   of a budget, and beside of what was met, on a second board; where they lack them there was none.
+                   of a budget; where they lack them there was none.
                    Later ones have clock and base_clock of what was met, and its request; the others do not say.
                    Later ones have start; where they lack it the base was cut as it is.
                    Later ones have base_finetuned of validation, and base_training; the others do not say
@@ -169,7 +169,6 @@ class MetRecord:
     where: dict[str, Any]  # board or processor, power mode, precision, batch
     ended: str | None  # why the rounds ended before the budget was met; None: it was
     seconds: dict[str, float]
-    beside: tuple[MetRecord, ...] = ()  # the same of a second board that the model was made for
     # What model and base took by the clock when this was verified: no ratio, so what slowed the machine is in both.
     clock: Number | None = None  # None: an older record, which does not say
     base_clock: Number | None = None
@@ -177,14 +176,9 @@ class MetRecord:
     request: dict[str, Any] | None = None
 
     @property
-    def each(self) -> tuple[MetRecord, ...]:
-        """This record, and those of the other boards."""
-        return (self, *self.beside)
-
-    @property
     def keeps(self) -> bool:
-        """Whether the model is within its budget on every board."""
-        return all(one.outcome != "over" for one in self.each)
+        """Whether the model is within its budget."""
+        return self.outcome != "over"
 
 
 @dataclass(frozen=True)

@@ -114,9 +114,10 @@ class ModelFolder:
     def plan_file(self) -> Path:
         return self.path / names.PLAN
 
-    def cost_table_file(self, board: int = 0) -> Path:
-        """The table by which a measured budget was spent, of the first board or of the second."""
-        return self.path / names.COST_TABLES[board]
+    @property
+    def cost_table_file(self) -> Path:
+        """The table by which a measured budget was spent."""
+        return self.path / names.COST_TABLE
 
     @property
     def history_file(self) -> Path:

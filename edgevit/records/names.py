@@ -11,7 +11,7 @@ SUPERNET = "supernet.json"
 HISTORY = "history.jsonl"
 CARD = "README.md"
 PLAN = "plan.json"
-COST_TABLES = ("costs.yaml", "costs.beside.yaml")  # by which a budget was met: of the board, and of a second one
+COST_TABLE = "costs.yaml"  # by which a budget was met
 IMPORTED = "onnx.json"  # in the folder of an ONNX file that edgevit did not make, in place of model.json
 IMPORTED_ONNX = "model.onnx"  # and this in place of model.safetensors
 
@@ -23,7 +23,7 @@ SWEEP = "sweep.json"  # beside model folders
 
 WEIGHTS_ALONE = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")  # suffixes of files without a graph
 
-MODEL_FOLDER = frozenset({SPEC, WEIGHTS, DERIVATION, SUPERNET, HISTORY, CARD, PLAN, EXPORT, *COST_TABLES})
+MODEL_FOLDER = frozenset({SPEC, WEIGHTS, DERIVATION, SUPERNET, HISTORY, CARD, PLAN, EXPORT, COST_TABLE})
 
 
 def suffix_of(file: str | Path) -> str:

@@ -329,10 +329,7 @@ def _provenance(model: GatheredModel) -> list[tuple[str, str]]:
 
 
 def _met(met: MetRecord) -> str:
-    budget = f" for a budget of {met.budget:.4g}, in {len(met.rounds)} rounds"
-    if not met.beside:
-        return _measured_cost(met) + budget
-    return "; ".join(f"{_measured_cost(board_met)} on {board_met.table.measured_on}" for board_met in met.each) + budget
+    return f"{_measured_cost(met)} for a budget of {met.budget:.4g}, in {len(met.rounds)} rounds"
 
 
 def _measured_cost(met: MetRecord) -> str:

@@ -64,7 +64,7 @@ JOB = {"name": "one", "task": "odd", "budget": "half", "method": "nuwa"}
 @pytest.mark.parametrize(
     ("changed", "error", "told"),
     [
-        ({"boards": ["orin"]}, JobsError, "boards says how models are measured; derive-many measures nothing"),
+        ({"board": "orin"}, JobsError, "board says how models are measured; derive-many measures nothing"),
         ({"finetune_epochs": 2}, JobsError, "--steps and --finetune-epochs exclude each other"),
         ({"tsks": []}, JobsError, r"jobs.yaml has the unknown key 'tsks'; did you mean 'tasks'"),
         ({"budgets": [{"name": "x", "rat": 0.5}]}, JobsError, r"the unknown key 'budgets.0.rat'; did you mean 'rate'"),

@@ -55,8 +55,8 @@ def test_what_is_measured_once_more_is_the_table_from_then_on(
         return CostTable.model_validate({**TABLE, "measured_on": f"try {len(asked)}"})
 
     monkeypatch.setattr(costs, "measured_table", measured)
-    request = MeetRequest(base="b", data="digits", out=tmp_path / "t", mj=40, boards=("nx", "nano"))
-    known = costs.Costs(small_vit(), request, request.places[1], Silent())
+    request = MeetRequest(base="b", data="digits", out=tmp_path / "t", mj=40, place=Place(board="nano"))
+    known = costs.Costs(small_vit(), request, request.target, Silent())
     assert known.table.measured_on == "try 1" and known.where == {}
     sizes = (BlockDims(1, 16, 16, 8),)
     assert known.measured(sizes, 32) is known.table and known.table.measured_on == "try 2"

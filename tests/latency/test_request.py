@@ -24,23 +24,15 @@ def asked(tmp_path: Path, **more: Any) -> MeetRequest:
 @pytest.mark.parametrize(("text", "numbers"), [("5", (5.0,)), ("4,6.5, 8", (4.0, 6.5, 8.0))])
 def test_a_budget_is_one_number_or_several(text: str, numbers: tuple[float, ...]) -> None:
     assert read_budgets("ms")(text, {}) == numbers
-    typed = request_from(MeetRequest, {"base": "x", "out": Path("o"), "ms": text, "boards": ["orin"], "steps": 0})
-    assert typed.budgets == numbers and typed.quantity == "ms" and typed.places == (Place(board="orin"),)
+    typed = request_from(MeetRequest, {"base": "x", "out": Path("o"), "ms": text, "board": "orin", "steps": 0})
+    assert typed.budgets == numbers and typed.quantity == "ms" and typed.target == Place(board="orin")
 
 
-def test_two_boards_are_two_places_that_differ_in_nothing_else(tmp_path: Path) -> None:
-    both = asked(tmp_path, ms=5, boards=["orin", "nano"], place=Place(batch=4, power_mode="15W"))
-    assert both.places == tuple(Place(board=board, batch=4, power_mode="15W") for board in ("orin", "nano"))
-    assert both.is_measured and asked(tmp_path, boards="orin").places == (Place(board="orin"),)
-    assert asked(tmp_path).places == (Place(),)
+def test_the_precision_of_the_models_that_are_measured_is_that_of_the_target(tmp_path: Path) -> None:
     in_fp32 = asked(tmp_path, ms=5, run_precision="fp32", cost_table="t.yaml")
-    assert in_fp32.places == (Place(precision="fp32"),) and in_fp32.is_measured
-    assert identity(asked(tmp_path, ms=5, place=Place(precision="fp16"))) == identity(
-        asked(tmp_path, ms=5, run_precision="fp16")
-    )
-    by_place = asked(tmp_path, ms=5, place=Place(board="orin"))
-    assert identity(by_place) == identity(asked(tmp_path, ms=5, boards=["orin"])), "two ways to say the same"
-    assert identity(both)["boards"] == ["orin", "nano"] and "boards" not in identity(by_place)
+    assert in_fp32.target == Place(precision="fp32") and in_fp32.is_measured
+    by_place = asked(tmp_path, ms=5, place=Place(precision="fp16"))
+    assert identity(by_place) == identity(asked(tmp_path, ms=5, run_precision="fp16")), "two ways to say the same"
 
 
 def test_a_text_that_is_no_number_is_refused() -> None:
@@ -92,13 +84,8 @@ def test_what_a_table_or_a_rate_answers_is_derived(tmp_path: Path) -> None:
         ({"rate": 0.5, "place": Place(board="orin")}, "--board is for a budget that is measured, and nothing is"),
         ({"ms": (5, 6), "cost_table": "t.yaml"}, "--ms has 2 numbers"),
         ({}, "a budget is one of --rate"),
-        ({"ms": 5, "boards": ("orin", "orin")}, "--board orin is given twice"),
-        ({"ms": 5, "boards": ("a", "b", "c")}, "--board is given 3 times; a model is made for 2 at the most"),
-        ({"ms": 5, "boards": ("a", "b"), "cost_table": "t.yaml"}, "--cost-table is of one board"),
-        ({"ms": 5, "boards": ("a",), "place": Place(board="b")}, "the board is given as b and in boards"),
         ({"ms": 5, "run_precision": "fp32", "place": Place(precision="fp16")}, "fp16 of the place and fp32 of run_pre"),
         ({"rate": 0.5, "run_precision": "fp32"}, "--run-precision is for a budget that is measured"),
-        ({"rate": 0.5, "boards": ("a", "b")}, "--board is for a budget that is measured"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given: dict[str, Any], told: str, tmp_path: Path) -> None:

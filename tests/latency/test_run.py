@@ -8,13 +8,12 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from seals import unsealed
 from small_base import fewer_digits
 
 import edgevit
@@ -33,7 +32,7 @@ from edgevit.exporting import current
 from edgevit.exporting.request import FilesRequest
 from edgevit.latency import costs, in_turns, rounds
 from edgevit.latency.rounds import MeasuredFigure
-from edgevit.latency.run import SEARCH_KIND, remove_without_models
+from edgevit.latency.run import remove_without_models
 from edgevit.latency.tables.place import Place, look_there
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import network_without_weights
@@ -41,20 +40,18 @@ from edgevit.network.families import family_of, vit
 from edgevit.progress import Silent
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.settings import Training
-from edgevit.version import written_by
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 
 NAME = "vit_tiny_patch16_224"
 ARGS = {"img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 2, "num_heads": 4}
 BASE_MS = 10.0  # by the table, which is wrong about everything
-NANO = "nano"  # a board where the base takes 2.5 times as long, by its table and as it is measured
 
 
 def guessed(network: Any, place: Place, *, sizes: Sequence[BlockDims] = (), **_: Any) -> CostTable:
     """Half of the base is its attentions, in proportion to their widths, and half its FFNs."""
     depth, geometry = len(family_of(network).read(network)), family_of(network).geometry(network)
-    each = BASE_MS / 2 / depth * (2.5 if place.board == NANO else 1)
+    each = BASE_MS / 2 / depth
     listed = {
         "base": {"heads": 4, "qk": 32, "vo": 32, "ffn": 512},
         "attention": [{"heads": h, "width": w, "ms": each * h * w / 128} for h in (2, 4) for w in (16, 32)],
@@ -62,7 +59,7 @@ def guessed(network: Any, place: Place, *, sizes: Sequence[BlockDims] = (), **_:
     }
     content = {
         "schema": 2,
-        "measured_on": "a guess" if place.board is None else f"a guess of {place.board}",
+        "measured_on": "a guess",
         "between": "linear",
         "base": {"family": "vit", "depth": depth, "embed": 128, "tokens": geometry.tokens, "patch_values": 48},
         "fixed_ms": 0.01,
@@ -110,18 +107,7 @@ class Computed:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.measured: list[str] = []
         patch.setattr(in_turns.InTurns, "ready", lambda *_, **__: None)
-        patch.setattr(in_turns.InTurns, "measure", lambda there, base, model: self.at(there.place.board, base, model))
-
-    def at(self, board: str | None, base: Path, model: Path) -> MeasuredFigure:
-        """On a board; the one called nano takes twice as long for an FFN, and half as long for an attention."""
-        if board != NANO:
-            return self.measure(base, model)
-        spec, of_base = ModelFolder(model).spec(), ModelFolder(base).spec()
-        mine, whole = (
-            sum(0.5 * d.heads * (d.qk + d.vo) / 256 + 2 * d.ffn / 512 for d in of.blocks) for of in (spec, of_base)
-        )
-        value = 2.5 * BASE_MS * mine / whole
-        return MeasuredFigure(value, value * 0.999, value * 1.001, 8)
+        patch.setattr(in_turns.InTurns, "measure", lambda _, base, model: self.measure(base, model))
 
     def measure(self, base: Path, model: Path) -> MeasuredFigure:
         self.measured.append(model.name)
@@ -152,7 +138,7 @@ def test_a_model_is_derived_measured_and_verified_through_onnx_runtime(
     assert met is not None and len(met.rounds) == 1
     assert (met.budget, met.asked, met.quantity, met.table.measured_on) == (6.0, "ms 6", "ms", "a guess")
     assert met.figure in ("p50", "processor") and met.verified.repeats == 2 and 0 < met.verified.value < BASE_MS
-    kept = load_cost_table(ModelFolder(made.folder).cost_table_file())
+    kept = load_cost_table(ModelFolder(made.folder).cost_table_file)
     assert kept.record() == met.table, "the table itself lies beside the model"
     assert met.outcome == ("over" if met.verified.value > 6 else "met" if met.verified.value >= 5.82 else "under")
     assert ModelFolder(tmp_path / "t").derivation() == made.record
@@ -160,8 +146,18 @@ def test_a_model_is_derived_measured_and_verified_through_onnx_runtime(
     assert [file.name for file in tmp_path.iterdir()] == ["t"], "what the rounds made is gone"
 
 
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
 def test_rounds_correct_what_is_wrong_with_the_table(asked: dict[str, Any], tmp_path: Path, computed: Computed) -> None:
-    (made,) = edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", **asked)
+    (made,) = edgevit.meet(NAME, ms=5.0, out=tmp_path / "t", progress=(progress := Notes()), **asked)
+    first = next(note for note in progress.notes if note.startswith("round 1: "))
+    assert re.search(r"the budget of 5 ms; it took \d+ (s|min), at most 4 more follow$", first)
     met = made.record.met
     assert met is not None and met.outcome == "met" and 4.85 <= met.verified.value <= 5
     errors = [abs(one.measured.value / one.predicted - 1) for one in met.rounds]
@@ -510,74 +506,6 @@ def test_a_table_of_another_place_or_base_is_refused_and_one_of_this_place_is_wh
 def test_without_a_budget_that_is_measured_it_derives(asked: dict[str, Any], tmp_path: Path) -> None:
     (made,) = edgevit.meet(NAME, rate=0.5, out=tmp_path / "t", **{**asked, "place": Place()})
     assert made.record.met is None and made.record.budget.quantity == "macs"
-
-
-class TestOnTwoBoards:
-    @pytest.fixture
-    def both(self, asked: dict[str, Any]) -> dict[str, Any]:
-        return {**asked, "place": Place(), "boards": ("nx", NANO)}
-
-    def test_one_model_keeps_the_budget_on_both(
-        self, both: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        at, stop = computed.at, True
-
-        def lost(board: str | None, base: Path, model: Path) -> MeasuredFigure:
-            if stop and board == NANO and len(computed.measured) == 2:
-                raise ConnectionLostError("the connection to nano broke")
-            return at(board, base, model)
-
-        monkeypatch.setattr(computed, "at", lost)
-        with pytest.raises(ConnectionLostError, match=r"to nano broke; the same command goes on"):
-            edgevit.meet(NAME, ms=8.0, out=tmp_path / "t", **both)
-        stop = False
-        rounds = tmp_path / "t.partial" / "rounds.json"
-        said = json.loads(rounds.read_text())
-        assert (said["schema"], said.pop("edgevit")) == (2, written_by())
-        said["beside"][0]["beside"] = []
-        older = {name: part for name, part in unsealed(SEARCH_KIND, said, 0).items() if name != "schema"}
-        rounds.write_text(json.dumps(older))  # as an edgevit wrote it that said neither
-        (made,) = edgevit.meet(NAME, ms=8.0, out=tmp_path / "t", resume=True, **both)
-        met = made.record.met
-        assert met is not None and len(met.each) == 2 and met.keeps
-        assert [one.table.measured_on for one in met.each] == ["a guess of nx", "a guess of nano"]
-        assert [one.base for one in met.each] == pytest.approx([10.01, 25.01])
-        assert {one.budget for one in met.each} == {8.0} and "met" in [one.outcome for one in met.each]
-        assert len({len(one.rounds) for one in met.each}) == 1 and met.factors != met.beside[0].factors
-        assert ModelFolder(tmp_path / "t").derivation() == made.record, "as it is read back"
-        assert made.record.budget.table is not None and "a guess of n" in made.record.budget.table.measured_on
-        assert computed.measured[0] != computed.measured[1] and len(computed.measured) == len(met.rounds) + 2
-
-    def test_the_board_that_cannot_fit_the_plan_is_named_with_its_minimum(
-        self, both: dict[str, Any], tmp_path: Path
-    ) -> None:
-        with pytest.raises(
-            BudgetError,
-            match=r"--ms 0\.06 is less than any plan takes on nano in shape 'fused': 0\.1077 ms by the table measured "
-            r"on a guess of nano \(FFN .*; raise the budget, or try another --shape, or the other --board alone",
-        ):
-            edgevit.meet(NAME, ms=0.06, out=tmp_path / "t", **both)
-        assert list(tmp_path.iterdir()) == []
-
-    def test_a_budget_that_the_base_itself_keeps_on_one_board_is_the_other_boards(
-        self, both: dict[str, Any], tmp_path: Path, computed: Computed
-    ) -> None:
-        class Notes(Silent):
-            notes: ClassVar[list[str]] = []
-
-            def note(self, text: str) -> None:
-                self.notes.append(text)
-
-        (made,) = edgevit.meet(NAME, ms=11.0, out=tmp_path / "t", progress=Notes(), **both)
-        assert "--ms 11: on nx the base itself takes 10.01 ms; the other board decides" in Notes.notes
-        met = made.record.met
-        assert met is not None and (met.outcome, met.beside[0].outcome) == ("under", "met")
-        assert (met.ended, met.beside[0].ended) == ("the other board decides", None)
-        told = next(note for note in Notes.notes if note.startswith("round 1: on nx "))
-        assert "; on nano " in told and "the budget of 11 ms" in told
-        assert re.search(r"; it took \d+ (s|min), at most 4 more follow$", told) or len(met.rounds) == 1
-        with pytest.raises(OptionError, match=r"--ms 26 is not below the base's 25\.01 ms"):
-            edgevit.meet(NAME, ms=26.0, out=tmp_path / "u", **both)
 
 
 @pytest.mark.parametrize(

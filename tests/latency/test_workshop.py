@@ -37,10 +37,10 @@ def test_a_few_blocks_of_a_plan_are_measured_from_the_smallest_to_the_largest() 
             embeds.append(embed)
             return CostTable.model_construct()
 
-    shop.costs = (Noted(), Noted())
+    shop.costs = Noted()
     blocks = tuple(BlockDims(2, 16, 16, 8 * n) for n in (5, 9, 1, 3, 3, 7, 2))
-    shop.refine(Shape(blocks, tuple(range(7))), 0)
-    shop.refine(Shape(blocks[:1], (0,), 48), 1)
+    shop.refine(Shape(blocks, tuple(range(7))))
+    shop.refine(Shape(blocks[:1], (0,), 48))
     assert len(asked[0]) == REFINED and [d.ffn for d in asked[0]] == sorted(d.ffn for d in asked[0])
     assert (asked[0][0].ffn, asked[0][-1].ffn) == (8, 72) and asked[1] == blocks[:1]
     assert embeds == [None, 48]

@@ -41,7 +41,7 @@ than it does with more tokens.
 Schema history: 1  first version; sizes between two cost what the next ones above cost: hardware works in steps
                 2  where, noise, between, block_ms, and millijoules
                 3  narrower; embed and tokens of a block, which could only repeat the base's, are gone
-                4  fewer_tokens; later files may have edgevit
+                4  fewer_tokens
 """
 
 from __future__ import annotations
@@ -119,7 +119,6 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
     blocks: tuple[BlockCosts, ...] = Field(min_length=1)
     narrower: tuple[NarrowerCosts, ...] = ()
     fewer_tokens: tuple[TokenCosts, ...] = ()
-    edgevit: str | None = None  # that made it of tables of several boards; who measured a table is in its `where`
 
     @model_validator(mode="after")
     def _is_consistent(self) -> CostTable:
@@ -251,8 +250,7 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
 
     def record(self) -> TableRecord:
         """What identifies the table in a result."""
-        told = {name: value for name, value in self.content().items() if name != "edgevit"}
-        content = json.dumps(told, sort_keys=True)
+        content = json.dumps(self.content(), sort_keys=True)
         return TableRecord(self.measured_on, hashlib.sha256(content.encode()).hexdigest())
 
 
