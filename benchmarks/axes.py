@@ -46,8 +46,8 @@ from edgevit.engines.unjudged import OPSET
 from edgevit.errors import BudgetError
 from edgevit.exporting.graph import write_onnx
 from edgevit.jobs.suite.suite import shape_dims
-from edgevit.latency.tables.place import PRECISIONS, Place
-from edgevit.latency.tables.stacks import network_of
+from edgevit.latency.stacks import network_of
+from edgevit.latency.target import PRECISIONS, Target
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
 from edgevit.network.families import family_of
@@ -129,8 +129,8 @@ AXES = (*PLANNED, *FORGED)
 class Bench:
     """A base, and models cut from it that are measured alternately with it."""
 
-    def __init__(self, model: str, folder: Path, *, place: Place, graphs: bool, rounds: int) -> None:
-        self.model, self.folder, self.place, self.graphs, self.rounds = model, folder, place, graphs, rounds
+    def __init__(self, model: str, folder: Path, *, target: Target, graphs: bool, rounds: int) -> None:
+        self.model, self.folder, self.target, self.graphs, self.rounds = model, folder, target, graphs, rounds
         self.start: Start = start_from(model, folder)
         self.network: nn.Module = timm.create_model(MODELS[model], num_classes=2)  # as many as `start_from` gives it
         family = family_of(self.network)
@@ -160,10 +160,10 @@ class Bench:
         if FORGED[axis] == "rate":
             model = edgevit.derive(self.start.name, rate=rate, **given).model
         else:
-            where = {name: getattr(self.place, name) for name in ("provider", "precision", "threads")}
+            where = {name: getattr(self.target, name) for name in ("provider", "precision", "threads")}
             measured = edgevit.cost(self.start.name, model_args=self.start.model_args, **where)
             budget = (1 - rate) * measured.in_quantity("ms").base
-            model = edgevit.meet(self.start.name, ms=budget, place=self.place, **given)[0].model
+            model = edgevit.meet(self.start.name, ms=budget, target=self.target, **given)[0].model
         spec = model.spec
         embed = spec.timm_args.get("embed_dim", self.geometry.embed)  # of a timm name that says it by itself, as whole
         told = {"macs": 1 - spec.rate, "embed": embed, "blocks": [asdict(block) for block in spec.blocks]}
@@ -183,15 +183,15 @@ class Bench:
 
     def _alternated(self, network: nn.Module) -> Iterator[Row]:
         """By ONNX Runtime."""
-        threads, batches = self.place.threads, BATCHES
+        threads, batches = self.target.threads, BATCHES
         how = edgevit.Conditions(
-            batches=batches, threads=threads, samples=50, duration_s=1.0, provider=self.place.provider,
-            precision=self.place.computes_in,
+            batches=batches, threads=threads, samples=50, duration_s=1.0, provider=self.target.provider,
+            precision=self.target.computes_in,
         )  # fmt: skip
         files = [self._written(self.network, "base"), self._written(network, "model")]
         runs = edgevit.bench_in_turns(files, how, rounds=self.rounds, alternate=True).runs
-        chip = runs[0].environment.get("cpu" if self.place.provider in (None, "cpu") else "gpu", "unknown")
-        of_gpu = [] if self.place.provider in (None, "cpu") else [self.place.provider, self.place.computes_in]
+        chip = runs[0].environment.get("cpu" if self.target.provider in (None, "cpu") else "gpu", "unknown")
+        of_gpu = [] if self.target.provider in (None, "cpu") else [self.target.provider, self.target.computes_in]
         for seen in decisive(compare_within(runs)):
             yield {
                 "batch": seen.batch, "ratio": seen.ratio, "interval": [seen.low, seen.high],
@@ -202,7 +202,7 @@ class Bench:
     def _written(self, network: nn.Module, name: str) -> Path:
         file, size = self.folder / f"{name}.onnx", family_of(network).input_size(network)
         how: dict[str, Any] = {"input_size": size, "batch": "dynamic", "opset": OPSET, "metadata": {}}
-        write_onnx(network, file, precision=self.place.computes_in, **how)
+        write_onnx(network, file, precision=self.target.computes_in, **how)
         return file
 
     @torch.inference_mode()
@@ -300,10 +300,10 @@ def main() -> None:
     parser.add_argument("--graphs", action="store_true", help="torch in CUDA graphs in place of ONNX Runtime")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    place = Place(threads=given.threads, provider=given.provider, precision=given.precision)
+    target = Target(threads=given.threads, provider=given.provider, precision=given.precision)
     if given.graphs:
-        place = Place(provider="cuda")  # whose table forge's milliseconds are counted by
-    asked = f"{'graphs' if given.graphs else 'onnxruntime'}, {place.provider or 'cpu'}, {place.computes_in}"
+        target = Target(provider="cuda")  # whose table forge's milliseconds are counted by
+    asked = f"{'graphs' if given.graphs else 'onnxruntime'}, {target.provider or 'cpu'}, {target.computes_in}"
     rows: list[Row] = json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
     known = {(row.get("asked", FIRST), row["model"], row["rate"], row["axis"]) for row in rows}
     for model in given.models:
@@ -311,7 +311,7 @@ def main() -> None:
         if not due:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(model, Path(folder), place=place, graphs=given.graphs, rounds=given.rounds)
+            bench = Bench(model, Path(folder), target=target, graphs=given.graphs, rounds=given.rounds)
             for axis, rate in due:
                 for row in bench.rows(axis, rate):
                     rows.append(row if asked == FIRST else {**row, "asked": asked})

@@ -21,12 +21,12 @@ from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.derivation.allocate.prices import Prices
 from edgevit.derivation.embedding import ladder
 from edgevit.errors import BudgetError
-from edgevit.latency.in_turns import ROUNDS, SURE
+from edgevit.latency.fit import FittedCosts, StackFigure
+from edgevit.latency.grid import Grid
+from edgevit.latency.narrower import fit_narrower
+from edgevit.latency.paired import ROUNDS, SURE
 from edgevit.latency.rounds import CONFIDENT, Candidate, MeasuredFigure, Search, Shape
-from edgevit.latency.tables.fit import FittedCosts, StackFigure
-from edgevit.latency.tables.grid import Grid
-from edgevit.latency.tables.narrower import fit_narrower
-from edgevit.latency.tables.stacks import Stack
+from edgevit.latency.stacks import Stack
 from edgevit.network.anatomy import BlockDims
 
 Sizes = TypeVar("Sizes", bound=tuple[int, ...])

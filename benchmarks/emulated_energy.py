@@ -25,7 +25,7 @@ from edgevit.agent import power
 from edgevit.agent.meters import ina3221
 from edgevit.agent.records import Power
 from edgevit.board.profiles import load_profile
-from edgevit.latency.in_turns import ROUNDS, SURE
+from edgevit.latency.paired import ROUNDS, SURE
 from edgevit.latency.rounds import CONFIDENT, MeasuredFigure
 from edgevit.network.anatomy import BlockDims
 

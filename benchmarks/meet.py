@@ -42,10 +42,10 @@ import edgevit
 from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.board.comparison import compare_within, decisive
 from edgevit.errors import BudgetError
-from edgevit.latency.in_turns import MOST_ROUNDS
-from edgevit.latency.loop import search_plans
+from edgevit.latency.paired import MOST_ROUNDS
 from edgevit.latency.rounds import WINDOW, Search
-from edgevit.latency.tables.place import Place
+from edgevit.latency.search import search_plans
+from edgevit.latency.target import Target
 from edgevit.records.writing import write_whole
 from edgevit.train.settings import Training
 
@@ -200,15 +200,15 @@ def start_from(model: str, folder: Path) -> Start:
     return Start(MODELS[model], {}, checkpoint, data, FEW, {"base_classes": ["a", "b"]})
 
 
-def here(model: str, shares: list[float], place: Place, repeats: int, done: list[dict[str, Any]]) -> Iterator[Any]:
+def here(model: str, shares: list[float], target: Target, repeats: int, done: list[dict[str, Any]]) -> Iterator[Any]:
     """Derive for budgets on this machine that are not done; measure each model afterwards, beside its base."""
     known = {(row["model"], row["share"], row["repeat"], *where(row)) for row in done}
-    of: dict[str, Any] = {"threads": place.threads, "provider": place.provider}
+    of: dict[str, Any] = {"threads": target.threads, "provider": target.provider}
     asked = [(repeat, share) for repeat in range(repeats) for share in shares]
     due = [(repeat, share) for repeat, share in asked if (model, share, repeat, *where(of)) not in known]
     if not due:
         return
-    fp16 = place.computes_in == "fp16"
+    fp16 = target.computes_in == "fp16"
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         start = start_from(model, folder)
@@ -228,15 +228,15 @@ def here(model: str, shares: list[float], place: Place, repeats: int, done: list
                 out=out,
                 data=start.data,
                 accept_weak_base=True,
-                place=place,
-                training=Training(steps=0, device="auto" if place.provider else "cpu", batch_size=16, seed=repeat),
+                target=target,
+                training=Training(steps=0, device="auto" if target.provider else "cpu", batch_size=16, seed=repeat),
                 options=start.options,
                 cache=folder / "cache",
                 **opened,
             )
             took, met = time.monotonic() - began, made.record.met
             assert met is not None
-            how = replace(place.conditions(), samples=100, duration_s=1.0)
+            how = replace(target.conditions(), samples=100, duration_s=1.0)
             runs = edgevit.bench_in_turns([folder / "base", out], how, rounds=10, alternate=True).runs
             (seen,) = decisive(compare_within(runs))
             yield {
@@ -339,8 +339,8 @@ def main() -> None:
                 results[given.part] = emulated(given.draws, make[given.part])
         store(given.out, results)
         return
-    place = Place(threads=given.threads, provider=given.provider)
-    for row in here(given.model, given.shares, place, given.repeats, results.get("here", [])):
+    target = Target(threads=given.threads, provider=given.provider)
+    for row in here(given.model, given.shares, target, given.repeats, results.get("here", [])):
         print(json.dumps(row), flush=True)
         results["here"] = [*results.get("here", []), row]
         store(given.out, results)

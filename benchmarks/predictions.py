@@ -43,11 +43,11 @@ from edgevit.derivation.allocate.tokens import tile_counts
 from edgevit.derivation.embedding import ladder
 from edgevit.engines.unjudged import OPSET
 from edgevit.exporting.graph import write_onnx
+from edgevit.latency.measure import taken_ms
 from edgevit.latency.rounds import MOST, MeasuredFigure, Shape, correct
-from edgevit.latency.tables.measure import taken_ms
-from edgevit.latency.tables.place import Place
-from edgevit.latency.tables.stacks import network_of
-from edgevit.latency.tables.table import measured_table
+from edgevit.latency.stacks import network_of
+from edgevit.latency.table import measured_table
+from edgevit.latency.target import Target
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import network_without_weights
 from edgevit.network.families import family_of
@@ -79,8 +79,8 @@ def plan(random: Random, base: Sequence[BlockDims]) -> tuple[list[BlockDims], li
 def passing(random: Random, blocks: Sequence[BlockDims], counts: Sequence[int]) -> list[BlockDims]:
     """The blocks with tokens leaving behind two that have an attention, as far as there are such."""
     able = [i for i, dims in enumerate(blocks[:-1]) if dims.has_attention]
-    places = sorted(random.sample(able, min(2, len(able), len(counts))))
-    passed = dict(zip(places, sorted(random.sample(counts, len(places)), reverse=True), strict=True))
+    positions = sorted(random.sample(able, min(2, len(able), len(counts))))
+    passed = dict(zip(positions, sorted(random.sample(counts, len(positions)), reverse=True), strict=True))
     return [replace(dims, tokens=passed.get(i, 0)) for i, dims in enumerate(blocks)]
 
 
@@ -160,10 +160,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     torch.manual_seed(0)
-    place, network = Place(threads=1), network_without_weights(given.model)
+    target, network = Target(threads=1), network_without_weights(given.model)
     base = [block.dims for block in family_of(network).read(network)]
     began = time.monotonic()
-    found = measured_table(network, place, tokens=given.tokens)
+    found = measured_table(network, target, tokens=given.tokens)
     table_s = time.monotonic() - began
     random = Random(given.seed)
     plans = [plan(random, base) for _ in range(given.plans)]
@@ -177,7 +177,7 @@ def main() -> None:
         files = [write(network, base, Path(folder, "base.onnx"))]
         for i, ((blocks, _), embed) in enumerate(zip(plans, embeds, strict=True)):
             files.append(write(network, blocks, Path(folder, f"plan{i}.onnx"), embed if embed < whole else None))
-        how = replace(place.conditions(), duration_s=0.5)
+        how = replace(target.conditions(), duration_s=0.5)
         runs = bench_in_turns(files, how, rounds=given.rounds).runs
     seen_shares = [statistics.median(shares(runs, f"plan{i}")) for i in range(len(plans))]
     rows: list[dict[str, Any]] = []

@@ -20,8 +20,8 @@ from edgevit.derivation.allocate.cost_table import CostTable
 from edgevit.jobs.jobs_table import TABLE_KIND
 from edgevit.jobs.suite.record import PROOF_KIND
 from edgevit.jobs.sweep.record import SWEEP_KIND
-from edgevit.latency.run import SEARCH_KIND
-from edgevit.latency.tables.store import ENGINES_KIND, KEY_KIND
+from edgevit.latency.meet import SEARCH_KIND
+from edgevit.latency.store import ENGINES_KIND, KEY_KIND
 from edgevit.records.derivation import DERIVATION_KIND
 from edgevit.records.engine import ENGINE_KIND
 from edgevit.records.export import EXPORT_KIND

@@ -79,11 +79,11 @@ if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when
     from edgevit.jobs.suite.run import prove as prove
     from edgevit.jobs.sweep.request import SweepRequest as SweepRequest
     from edgevit.jobs.sweep.run import sweep as sweep
+    from edgevit.latency.cost import cost as cost
+    from edgevit.latency.cost_request import CostRequest as CostRequest
+    from edgevit.latency.meet import meet as meet
     from edgevit.latency.request import MeetRequest as MeetRequest
-    from edgevit.latency.run import meet as meet
-    from edgevit.latency.tables.place import Place as Place
-    from edgevit.latency.tables.request import CostRequest as CostRequest
-    from edgevit.latency.tables.run import cost as cost
+    from edgevit.latency.target import Target as Target
     from edgevit.network.checkpoint import load as load
     from edgevit.reporting.compare import compare as compare
     from edgevit.reporting.request import CompareRequest as CompareRequest
@@ -96,14 +96,14 @@ _MODULES = {  # of what the package gives at its top
     "BenchRequest": "edgevit.board.request",
     "CompareRequest": "edgevit.reporting.request",
     "Conditions": "edgevit.board.request",
-    "CostRequest": "edgevit.latency.tables.request",
+    "CostRequest": "edgevit.latency.cost_request",
     "DeriveRequest": "edgevit.derivation.request",
     "EngineOptions": "edgevit.engines.options",
     "EvaluateRequest": "edgevit.engines.request",
     "ExportRequest": "edgevit.engines.request",
     "DeriveManyRequest": "edgevit.jobs.jobs_file",
     "MeetRequest": "edgevit.latency.request",
-    "Place": "edgevit.latency.tables.place",
+    "Target": "edgevit.latency.target",
     "ProveRequest": "edgevit.jobs.suite.request",
     "ReportRequest": "edgevit.reporting.request",
     "SupernetRequest": "edgevit.derivation.request",
@@ -113,13 +113,13 @@ _MODULES = {  # of what the package gives at its top
     "bench": "edgevit.board.bench",
     "bench_in_turns": "edgevit.board.bench",
     "compare": "edgevit.reporting.compare",
-    "cost": "edgevit.latency.tables.run",
+    "cost": "edgevit.latency.cost",
     "derive": "edgevit.derivation.session",
     "derive_many": "edgevit.jobs.many",
     "evaluate": "edgevit.engines.run",
     "export": "edgevit.engines.run",
     "load": "edgevit.network.checkpoint",
-    "meet": "edgevit.latency.run",
+    "meet": "edgevit.latency.meet",
     "prove": "edgevit.jobs.suite.run",
     "report": "edgevit.reporting.run",
     "supernet": "edgevit.derivation.supernet",

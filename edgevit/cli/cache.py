@@ -25,7 +25,7 @@ def main(
 ) -> None:
     """Show what derivations share on this machine and what was measured for cost tables, or clear it."""
     from edgevit.derivation import cache
-    from edgevit.latency.tables import store
+    from edgevit.latency import store
 
     console = Console(json=json)
     folder, costs = cache.derivations_folder(), store.costs_folder()

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from edgevit.derivation.allocate.prices import Prices
-    from edgevit.latency.tables.request import CostRequest
+    from edgevit.latency.cost_request import CostRequest
 
 
-@asks(request="edgevit.latency.tables.request:CostRequest")
+@asks(request="edgevit.latency.cost_request:CostRequest")
 def main(
     request: CostRequest, *, json: JsonFlag = False, quiet: QuietFlag = False, verbose: VerboseFlag = False
 ) -> None:
@@ -27,7 +27,7 @@ def main(
     request.check()  # before torch is imported
 
     with importing():
-        from edgevit.latency.tables.run import run
+        from edgevit.latency.cost import run
 
     table = run(request, console.progress)
     console.show(f"{table.measured_on}; standard error {table.noise:.1%} of a figure")

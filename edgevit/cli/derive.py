@@ -52,7 +52,7 @@ def _carried_out(request: MeetRequest, console: Console) -> list[Derivation]:
     """Derive, and measure where the budget asks for it; of several processes one speaks."""
     if request.is_measured:
         with importing():
-            from edgevit.latency.run import run
+            from edgevit.latency.meet import run
 
         return list(run(request, console.progress))
     with importing():

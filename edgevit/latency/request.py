@@ -12,7 +12,7 @@ from edgevit.derivation.contents import contents
 from edgevit.derivation.options import read_options
 from edgevit.derivation.request import FPS, MJ, MS, CostTableFile, DeriveRequest, Deriving, Macs, Params, Rate
 from edgevit.errors import OptionError
-from edgevit.latency.tables.place import Place
+from edgevit.latency.target import Target
 from edgevit.numbers import check_number
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import REQUEST, REQUEST_KIND, STATE, differences, first_few, partial_folder
@@ -57,7 +57,7 @@ class MeetRequest(Deriving):
         ),
     ] = None
     # Its precision is `run_precision`, as training has one of that name.
-    place: Annotated[Place, Nested(without=("precision",))] = field(default_factory=Place)
+    target: Annotated[Target, Nested(without=("precision",))] = field(default_factory=Target)
 
     among_others: bool = False  # of several budgets, this is one
 
@@ -73,19 +73,19 @@ class MeetRequest(Deriving):
         return () if given is None else tuple(given) if isinstance(given, Sequence) else (given,)
 
     @property
-    def target(self) -> Place:
+    def run_target(self) -> Target:
         """Where models are measured, with their precision."""
-        return replace(self.place, precision=self.run_precision or self.place.precision)
+        return replace(self.target, precision=self.run_precision or self.target.precision)
 
     @property
     def is_measured(self) -> bool:
         """Whether models are to be measured: no table alone says what they take."""
-        return self.quantity is not None and (self.cost_table is None or bool(self._place_given()))
+        return self.quantity is not None and (self.cost_table is None or bool(self._target_given()))
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.meet` for what is raised."""
         if not self.is_measured:
-            self._refuse_place()
+            self._refuse_target()
             self.derivation().check()
             return
         assert self.quantity is not None
@@ -100,12 +100,12 @@ class MeetRequest(Deriving):
         if len(set(self.budgets)) < len(self.budgets):
             raise OptionError(f"--{self.quantity} has a number twice; give each once")
         refuse_linear(self.method, self.quantity)
-        if self.run_precision is not None and self.place.precision not in (None, self.run_precision):
+        if self.run_precision is not None and self.target.precision not in (None, self.run_precision):
             raise OptionError(
-                f"the precision is {self.place.precision} of the place and {self.run_precision} of run_precision; give "
-                "one of them"
+                f"the precision is {self.target.precision} in target and {self.run_precision} in run_precision; give one "
+                "of them"
             )
-        self.target.check()
+        self.run_target.check()
         # Without a table, the numbers themselves are judged by what is measured.
         instead: dict[str, Any] = {} if self.cost_table is not None else {"rate": 0.5, **NONE_MEASURED}
         for one in self.each():
@@ -114,9 +114,9 @@ class MeetRequest(Deriving):
             else:
                 one.derivation(**instead).check()
 
-    def _refuse_place(self) -> None:
-        """Raise OptionError for options of a place where nothing is measured, and for several budgets."""
-        if given := self._place_given():
+    def _refuse_target(self) -> None:
+        """Raise OptionError for options of a target where nothing is measured, and for several budgets."""
+        if given := self._target_given():
             name = given[0].replace("_", "-")
             raise OptionError(f"--{name} is for a budget that is measured, and nothing is measured; leave it out")
         if len(self.budgets) > 1:
@@ -125,10 +125,12 @@ class MeetRequest(Deriving):
                 "--board, --threads or another option where models are to be measured"
             )
 
-    def _place_given(self) -> list[str]:
-        """The options of a place that are given."""
+    def _target_given(self) -> list[str]:
+        """The options of a target that are given."""
         own = ["run_precision"] if self.run_precision else []
-        return own + [one.name for one in fields(Place) if getattr(self.place, one.name) != getattr(Place(), one.name)]
+        return own + [
+            one.name for one in fields(Target) if getattr(self.target, one.name) != getattr(Target(), one.name)
+        ]
 
     def _asked(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("rate", "macs", "params", *MEASURED_BUDGETS)}
@@ -222,7 +224,7 @@ def identity(request: MeetRequest) -> dict[str, Any]:
         del told[name]
     for name in ("device", "workers"):
         del told["training"][name]
-    told["place"]["precision"] = request.target.precision
+    told["target"]["precision"] = request.run_target.precision
     del told["run_precision"]
-    del told["place"]["ssh_config"]
+    del told["target"]["ssh_config"]
     return told

@@ -178,7 +178,7 @@ class Search:
 
     budget: float
     rounds: tuple[Round, ...] = ()
-    earlier: tuple[Round, ...] = ()  # of other budgets, on the same base at the same place
+    earlier: tuple[Round, ...] = ()  # of other budgets, on the same base at the same target
 
     def with_round(self, measured: Round) -> Search:
         """Return the search after one more round."""

@@ -35,8 +35,8 @@ RECORDS = {  # what the schema of a record is of, in another form than `RecordKi
     "edgevit/agent/records.py": "a line of a run",
     "edgevit/board/layers.py": "a line of profiled layers",
     "edgevit/reporting/tables.py": "the report, without numbers that are none",
-    "edgevit/latency/tables/run.py": "a cost table",
-    "edgevit/latency/workshop.py": "a cost table",
+    "edgevit/latency/cost.py": "a cost table",
+    "edgevit/latency/candidates.py": "a cost table",
 }
 NO_RECORDS = {  # what no later run of edgevit reads by a schema
     "edgevit/agent/__main__.py": "answers, to a pipe",
@@ -50,7 +50,7 @@ NO_RECORDS = {  # what no later run of edgevit reads by a schema
     "edgevit/board/connection.py": "what is hashed to name a job",
     "edgevit/cli/config.py": "mappings of a file of options, as they would be typed",
     "edgevit/cli/console.py": "the result of a command on standard output",
-    "edgevit/latency/tables/store.py": "what is hashed to name a folder",
+    "edgevit/latency/store.py": "what is hashed to name a folder",
     "edgevit/derivation/allocate/cost_table.py": "what is hashed to name a table",
     "edgevit/derivation/cache.py": "what is hashed to name an entry",
     "edgevit/jobs/jobs_file.py": "what is hashed to name a job",

@@ -11,7 +11,7 @@ import torch
 from some_runs import DENSE
 
 from edgevit.derivation.cache import Cache, derivations_folder
-from edgevit.latency.tables.store import Store
+from edgevit.latency.store import Store
 
 
 @pytest.fixture

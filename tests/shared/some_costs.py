@@ -15,16 +15,16 @@ from edgevit.board.bench import Setting, look
 from edgevit.board.connection import open_board
 from edgevit.derivation.allocate.cost_table import Where
 from edgevit.derivation.allocate.policy import POLICIES
-from edgevit.latency.tables.grid import Grid
-from edgevit.latency.tables.place import Place
-from edgevit.latency.tables.stacks import Stack
-from edgevit.latency.tables.store import Store
-from edgevit.latency.tables.table import _key
+from edgevit.latency.grid import Grid
+from edgevit.latency.stacks import Stack
+from edgevit.latency.store import Store
+from edgevit.latency.table import _key
+from edgevit.latency.target import Target
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.families import vit
 from edgevit.progress import Silent
 
-PLACE = Place(threads=1)
+TARGET = Target(threads=1)
 FUSED = POLICIES["fused"]
 SIZES = (BlockDims(2, 24, 24, 100), BlockDims(2, 32, 32, 0))
 
@@ -34,18 +34,18 @@ ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads
 
 def here() -> Where:
     """What a table of this machine says of it."""
-    return PLACE.where(_looked())
+    return TARGET.where(_looked())
 
 
 @cache
 def runtime() -> str | None:
     """The ONNX Runtime of this machine."""
-    return PLACE.runtime(_looked())
+    return TARGET.runtime(_looked())
 
 
 def _looked() -> Setting:
     with open_board(None) as board:
-        return look(board, None, PLACE.conditions(), Silent())
+        return look(board, None, TARGET.conditions(), Silent())
 
 
 def made_up(stack: Stack, per_width: float = 0.01) -> float:

@@ -1,0 +1,84 @@
+"""`edgevit.cost`: measure the table of a base, and write it to a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from edgevit.derivation.allocate.cost_table import READER, CostTable
+from edgevit.derivation.allocate.policy import make_policy
+from edgevit.errors import CostTableError, OutputError
+from edgevit.latency.cost_request import CostRequest
+from edgevit.latency.table import measured_table
+from edgevit.network.checkpoint import network_without_weights
+from edgevit.progress import Progress
+from edgevit.records.writing import write_whole, writing
+from edgevit.request import as_request, takes_options
+
+
+@takes_options(CostRequest)
+def cost(
+    base: str | Path | CostRequest | None = None, *, progress: Progress | None = None, **options: Any
+) -> CostTable:
+    """Measure what each site of a base takes at each size, here or on a board: the table that `--ms` and `--mj` go by.
+
+    A base needs no weights for that. What was measured before is used, and only the rest measured, so the same call
+    goes on where it was interrupted.
+
+    Args:
+        base: a timm name, a model folder, or a whole request.
+        options: the fields of `CostRequest`.
+
+    Raises:
+        OptionError: also of an option that there is not.
+        OutputError: the output cannot be written, or is a file that is no cost table.
+        EdgeVitError: whatever else is wrong, in one line.
+    """
+    return run(as_request(CostRequest, "base", base, options), progress)
+
+
+def run(request: CostRequest, progress: Progress | None = None) -> CostTable:
+    """Do what is asked; `cost` says what is raised."""
+    request.check()
+    if request.output is not None:
+        _refuse_foreign(request.output)
+    network = network_without_weights(request.base, request.model_args)
+    table = measured_table(
+        network,
+        request,
+        policy=make_policy(request.shape),
+        points=request.points,
+        rounds=request.rounds,
+        tokens=request.tokens,
+        progress=progress,
+    )
+    if request.output is not None:
+        write_table(table, request.output)
+    return table
+
+
+def _refuse_foreign(file: Path) -> None:
+    """Raise OutputError where a file is in the way that is no cost table; one that is, of any schema, is replaced."""
+    if not file.is_file() or not file.stat().st_size:
+        return
+    try:
+        told = READER.json(file, dict[str, Any]) if file.suffix == ".json" else READER.yaml(file, dict[str, Any])
+    except CostTableError:
+        told = {}
+    if not {"measured_on", "blocks"} <= told.keys():
+        raise OutputError(f"{file} exists and is no cost table, so it is not overwritten; choose another --output")
+
+
+def write_table(table: CostTable, file: Path) -> None:
+    """Write a table as `load_cost_table` reads it: JSON or, by any other name, YAML.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    content = table.content()
+    text = yaml.safe_dump(content, default_flow_style=None, sort_keys=False, width=120)
+    with writing(file):
+        write_whole(file, json.dumps(content, indent=2) + "\n" if file.suffix == ".json" else text)

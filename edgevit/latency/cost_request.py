@@ -1,0 +1,68 @@
+"""What is asked of `cost`: a frozen record, refused before torch is imported as far as names and numbers can tell."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from edgevit.derivation.allocate.policy import make_policy
+from edgevit.errors import CheckpointError, OptionError
+from edgevit.latency.target import Target
+from edgevit.network.arguments import check_arguments
+from edgevit.network.request import BASE, ModelArgs, check_model_folder, plain_base
+from edgevit.numbers import COUNT, check_number
+from edgevit.records.release import is_release, weights_of
+from edgevit.records.writing import refuse_unwritable
+from edgevit.request import MEASURING, OUTPUT, SHAPE, Option
+
+ROUNDS = 5  # of each stack: runs that a median is taken of
+POINTS = 32  # stacks of blocks that are measured, at the most
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostRequest(Target):
+    """What `edgevit.cost` is asked."""
+
+    base: Annotated[str | Path, BASE]
+    output: Annotated[
+        Path | None, Option("File to write the table to, .yaml or .json.  [default: none; figures are kept]", OUTPUT)
+    ] = None
+    model_args: ModelArgs = field(default_factory=dict)
+    shape: Annotated[
+        str, Option("Which widths the table is for: fused, fused4, paper or free, as for derive.", SHAPE)
+    ] = "fused"
+    rounds: Annotated[int, Option("Number of times that each stack of blocks is measured, in turns.", MEASURING)] = (
+        ROUNDS
+    )
+    points: Annotated[
+        int,
+        Option("Number of stacks at the most, beside six for each narrower embedding; about 20 always are.", MEASURING),
+    ] = POINTS
+    tokens: Annotated[
+        bool,
+        Option("Also measure what blocks take that are given fewer tokens: five stacks for each number.", MEASURING),
+    ] = False
+
+    def check(self) -> None:
+        """Refuse what cannot be done; see `edgevit.cost` for what is raised."""
+        make_policy(self.shape)
+        super().check()
+        check_number("--rounds", self.rounds, "[2, 2**31)", "one run of each does not tell how sure it is")
+        check_number("--points", self.points, COUNT)
+        if self.output is not None:
+            if self.output.suffix not in SUFFIXES:
+                raise OptionError(f"--output {self.output} ends in neither .yaml nor .json; a table is one of these")
+            refuse_unwritable(self.output)
+        check_arguments(self.model_args)
+        base = plain_base(self.base)
+        if is_release(Path(base)):
+            weights_of(Path(base))
+        elif Path(base).is_dir():
+            if self.model_args:
+                raise OptionError(f"{base} is a model folder and brings its own arguments; leave --model-arg out")
+            check_model_folder(base)
+        elif os.sep in str(base):
+            raise CheckpointError(f"no model folder at {base}; check the path")

@@ -1,0 +1,68 @@
+"""The table of a base at one target, which grows with what rounds ask for; or the one that is given, which does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edgevit.derivation.allocate.cost_table import CostTable, load_cost_table
+from edgevit.derivation.allocate.policy import make_policy
+from edgevit.derivation.method import find_method
+from edgevit.errors import CostTableError
+from edgevit.latency.request import MeetRequest
+from edgevit.latency.table import measured_table
+from edgevit.latency.target import Target, probe
+from edgevit.network.families import family_of, name_of
+from edgevit.progress import Progress
+from edgevit.records.model import BlockDims
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class GrowingTable:
+    """The cost table of the base at one target, which is measured as far as it was asked for."""
+
+    def __init__(self, network: nn.Module, request: MeetRequest, target: Target, progress: Progress) -> None:
+        self.network, self.target, self.progress = network, target, progress
+        self.policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
+        self.energy = request.quantity == "mj"
+        method = find_method(request.method)
+        config = method.make_config(request.on_its_base().settings)
+        cuts = method.cuts(self.network, config, self.policy)
+        self.tokens = cuts.tokens
+        self.narrower = 0 < cuts.embed < family_of(self.network).geometry(self.network).embed
+        self.given = None if request.cost_table is None else self._checked(load_cost_table(request.cost_table))
+        self.table = self.measured(())
+
+    def measured(self, sizes: tuple[BlockDims, ...], embed: int | None = None) -> CostTable:
+        """Measure what the table lacks of these sizes and of this embedding, and return it."""
+        self.table = self.given or measured_table(
+            self.network,
+            self.target,
+            policy=self.policy,
+            sizes=sizes,
+            embed=embed,
+            narrower=self.narrower,
+            tokens=self.tokens,
+            energy=self.energy,
+            progress=self.progress,
+        )
+        return self.table
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Where the table was measured, for records; empty: it does not say."""
+        where = self.table.where
+        return {} if where is None else where.model_dump(mode="json", exclude_none=True)
+
+    def _checked(self, table: CostTable) -> CostTable:
+        """Make sure that a table is of this base and this target."""
+        family = family_of(self.network)
+        geometry, dims = family.geometry(self.network), [block.dims for block in family.read(self.network)]
+        table.check(name_of(family), dims, geometry, self.policy)
+        if table.where is None:
+            raise CostTableError(
+                "cost table: it does not say where it was measured, so no figure can be set against it; leave it out"
+            )
+        table.where.check(probe(self.target, self.progress))
+        return table

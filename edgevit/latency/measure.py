@@ -1,0 +1,274 @@
+"""Make runs of stacks in turns, as far as they are not in the store, and put them there round by round."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from statistics import median
+
+from torch import nn
+
+from edgevit.agent.measure import MeasurementRequest
+from edgevit.agent.records import Run
+from edgevit.board.bench import Setting, Turns, requests_of, take_turns
+from edgevit.board.connection import THIS_MACHINE, Board
+from edgevit.board.models import Measurable
+from edgevit.derivation.allocate.prices import Measured
+from edgevit.engines.unjudged import OPSET, build_unjudged
+from edgevit.errors import AgentError, EngineError, UnfitBoardError
+from edgevit.latency.fit import StackSample
+from edgevit.latency.stacks import Stack, write_stack
+from edgevit.latency.store import Store
+from edgevit.latency.target import POWER_WINDOW_S, WARMUP_S, WINDOW_S, Target
+from edgevit.progress import Progress, rounded_duration
+from edgevit.records.writing import file_sha256
+
+TRIES = 3  # of runs that are void
+TOGETHER = 5  # stacks that alternate with the base in one process: all have a turn within 0.4 s
+WRITE_S = 0.6  # to write the ONNX file of a stack, on one core
+OTHERS_BUSY = (
+    "other programs were busy: the processor time of an inference counts there in place of the clock, which may make "
+    "models smaller than a budget needs; close other programs for a budget by the clock"
+)
+MOST_BATCH = 8  # images that an engine takes, unless more are asked for: as `edgevit export --trt` builds them
+
+
+@dataclass
+class StackBench:
+    """One session with one machine."""
+
+    network: nn.Module
+    target: Target
+    board: Board
+    setting: Setting
+    store: Store
+    anchor: Stack
+    progress: Progress
+    scratch: Path
+    energy: bool = False  # whether runs that tell no energy count for nothing
+    _files: dict[Stack, Measurable] = field(default_factory=dict)  # what runs there, by path there
+    _runs: list[Run] = field(default_factory=list)  # all that are in the store
+    _warned_of: set[str] = field(default_factory=set)  # kinds of conditions
+
+    def __post_init__(self) -> None:
+        self._runs = self.store.runs()
+
+    def measure(self, stacks: Sequence[Stack], rounds: int) -> None:
+        """Run stacks until each of them has been measured in so many rounds that count.
+
+        Raises:
+            UnfitBoardError: the runs of one are void, however often they are made; or they were made in another power
+                mode, or with other clocks, than the target states.
+            EngineError: TensorRT has no engine for one.
+            BoardError: the board was lost, or a run failed there; what was measured is kept.
+        """
+        counts = Counter(sample.label for sample in self._good())
+        due = {stack: rounds - counts[stack.label] for stack in (self.anchor, *stacks)}
+        due = {stack: missing for stack, missing in due.items() if missing > 0}
+        if not due:
+            return
+        stacks = [self.anchor, *(stack for stack in due if stack != self.anchor)]
+        most = max(due.values())
+        self.progress.note(self._forecast(len(stacks), list(due.values())))
+        with self.progress.stage("write stacks of equal blocks", len(stacks), "stack") as stage:
+            for number, stack in enumerate(stacks, 1):
+                self._ready(stack)
+                stage.update(number)
+        for left in range(most, 0, -1):  # stacks that lack most begin; a round makes its void runs again
+            self._round([stack for stack, missing in due.items() if missing >= left], f"{most - left + 1} of {most}")
+
+    def _forecast(self, stacks: int, rounds: Sequence[int]) -> str:
+        """Say how long measuring these stacks takes, each in so many rounds; building engines takes longer than all."""
+        power = self.setting.facts.has_power
+        window_s = WARMUP_S + (POWER_WINDOW_S if power else WINDOW_S)
+        beside_anchor = 1 + (0 if power else 1 / TOGETHER)
+        seconds = sum(rounds) * window_s * beside_anchor + stacks * WRITE_S
+        engines = f", and {stacks} engine builds of seconds to minutes each" if self.target.builds else ""
+        return (
+            f"measuring {stacks} stacks of equal blocks on {self.board.host}, for what each size takes: about "
+            f"{rounded_duration(seconds)}{engines}; kept for later derivations from this base"
+        )
+
+    def tidy(self) -> None:
+        """Remove what was sent and built there; only the base's engine is of use again, to set others against."""
+        if self.target.builds or self.board.host != THIS_MACHINE:
+            built, sent = self.store.engines(), [str(file.path) for file in self._files.values()]
+            kept = {label: engine for label, engine in built.items() if label == self.anchor.label}
+            paths = {*sent, *(path for path, _ in built.values())} - {path for path, _ in kept.values()}
+            self.board.call("discard", paths=sorted(paths))
+            self.store.keep_engines(kept)
+        self._files.clear()
+
+    def samples(self, quantity: Measured) -> list[StackSample]:
+        """Return what each valid run took, in ms of one inference or mJ of one image; none where energy is missing.
+
+        Runs that met the same machine are compared by one clock: `taken_ms` of all of them by processor time where
+        other programs were busy in one of them.
+        """
+        runs = self._good()
+        busy = {_together(run) for run in runs if run.is_busy()}
+        samples = []
+        for run in runs:
+            value = taken_ms(run, busy=_together(run) in busy) if quantity == "ms" else run.energy_per_image_mj()
+            stack = Stack.of(run.label)
+            if stack is not None and value is not None and value > 0:
+                samples.append(StackSample(stack, _together(run), value))
+        return samples
+
+    @property
+    def known(self) -> list[Stack]:
+        """The stacks that there are samples of."""
+        return list(dict.fromkeys(sample.stack for sample in self.samples("ms")))
+
+    def anchor_ms(self) -> float:
+        """The base's p50, which all other times are set against: the median of its runs."""
+        return median(run.p50_ns() / 1e6 for run in self._good() if run.label == self.anchor.label)
+
+    def _good(self) -> list[Run]:
+        return [run for run in self._runs if self._fault(run) is None]
+
+    def _fault(self, run: Run) -> str | None:
+        """Why a run does not count; None: it does."""
+        silent = self.energy and run.energy_per_image_mj() is None
+        return next(iter(run.void()), "it tells no energy of the module" if silent else None)
+
+    def _round(self, stacks: Sequence[Stack], number: str) -> None:
+        """Measure each of these once, and again what is void.
+
+        What is kept and what is due decide on their order: so one that was cut off asks for the same job again, which
+        went on on the board.
+        """
+        left = list(stacks)
+        for attempt in range(TRIES + 1):
+            wanted = [self.anchor, *(stack for stack in left if stack != self.anchor)]
+            seed = f"{len(self._runs)} {sorted(stack.label for stack in wanted)}"
+            shuffled = Random(seed).sample(wanted, len(wanted))
+            name = f"costs, round {number}" + (f", try {attempt + 1}" if attempt else "")
+            runs = self._made([[self._request(stack) for stack in alike] for alike in self._turns(shuffled)], name)
+            void = {run.label: fault for run in runs if (fault := self._fault(run)) is not None}
+            left = [stack for stack in left if stack.label in void]
+            if not left:
+                self._warn_of_conditions(runs)
+                return
+            self.progress.warn(f"{len(left)} of {len(runs)} runs are void and made again: {void[left[0].label]}")
+        raise UnfitBoardError(
+            f"{self.board.host} gave no figure for {left[0].text} in {TRIES + 1} tries: {void[left[0].label]}; cool "
+            "it, lock its clocks with --lock-clocks, or measure in a lower --power-mode"
+        )
+
+    def _warn_of_conditions(self, runs: Sequence[Run]) -> None:
+        """Warn once of clocks that moved, and once of other programs; neither voids a run, as the base met them too."""
+        texts = {
+            "clocks": next((text for run in runs if (text := run.doubts().get("clocks"))), None),
+            "other programs": next((OTHERS_BUSY for run in runs if run.is_busy()), None),
+        }
+        for kind, text in texts.items():
+            if text is not None and kind not in self._warned_of:
+                self._warned_of.add(kind)
+                self.progress.warn(f"while costs were measured on {self.board.host}, {text}")
+
+    def _turns(self, stacks: Sequence[Stack]) -> list[list[Stack]]:
+        """The stacks of each process: a few and the base; or one where power is read, which is that of the process."""
+        if self.setting.facts.has_power:
+            return [[stack] for stack in stacks]
+        others = [stack for stack in stacks if stack != self.anchor]
+        parts = [others[first : first + TOGETHER] for first in range(0, len(others), TOGETHER)]
+        return [[self.anchor, *part] for part in parts or [[]]]
+
+    def _made(self, turns: Sequence[Sequence[MeasurementRequest]], name: str) -> tuple[Run, ...]:
+        """Make these runs, and keep them."""
+        how = self.target.conditions()
+        name = f"{name} on {self.board.host}"
+        done = take_turns(self.board, how, turns, self.setting, name, self.progress, self._keep, as_stated=True)
+        if failed := done.failed:
+            message = failed["message"]
+            for stack in filter(None, map(Stack.of, failed["labels"])):
+                message = message.replace(stack.label, stack.text)
+            raise AgentError(
+                f"cannot measure stacks on {self.board.host}: {message}", remote_traceback=failed["traceback"]
+            )
+        return done.runs
+
+    def _keep(self, done: Turns) -> None:
+        self.store.add(done.runs)
+        self._runs += done.runs
+
+    def _request(self, stack: Stack) -> MeasurementRequest:
+        found, power = self._files[stack], self.setting.facts.has_power
+        how = replace(self.target.conditions(), duration_s=POWER_WINDOW_S if power else WINDOW_S)
+        (request,) = requests_of(how, str(found.path), found, self.target.runs_on, self.setting)
+        return request
+
+    def _ready(self, stack: Stack) -> None:
+        """See that the file or engine of a stack is on the machine that runs it."""
+        if stack not in self._files:
+            path, sha256 = (
+                self._engine(stack) if self.target.builds else self._put(stack, self.target.computes_in, OPSET)
+            )
+            self._files[stack] = Measurable(Path(path), sha256, self.target.computes_in, stack.label)
+
+    def _written(self, stack: Stack, precision: str, opset: int) -> Path:
+        path = self.scratch / f"{stack.label.replace(' ', '-')}.onnx"
+        if not path.is_file():
+            write_stack(self.network, stack, path, precision=precision, opset=opset)
+        return path
+
+    def _put(self, stack: Stack, precision: str, opset: int) -> tuple[str, str]:
+        """Write the ONNX file, and send it; path and hash there."""
+        path = self._written(stack, precision, opset)
+        digest = file_sha256(path)
+        if self.board.host == THIS_MACHINE:
+            return str(path), digest
+        there = self.board.put(path, digest, self.progress)
+        path.unlink()
+        return there, digest
+
+    def _engine(self, stack: Stack) -> tuple[str, str]:
+        """Build an engine as one of a model is built, unless it is there from an earlier session."""
+        built = self.store.engines()
+        if stack.label in built and self._is_there(*built[stack.label]):
+            return built[stack.label]
+        made = build_unjudged(
+            self.board,
+            self.setting.facts.tensorrt,
+            lambda precision, opset: self._written(stack, precision, opset),
+            name=stack.text,
+            precision=self.target.computes_in,
+            batches=(1, self.target.batch, max(self.target.batch, MOST_BATCH)),
+            progress=self.progress,
+        )
+        if made["refused"]:
+            raise EngineError(f"the stack of {stack.text} {made['refused']}; try --precision fp32")
+        self.store.keep_engines({**built, stack.label: (made["engine"], made["sha256"])})
+        return made["engine"], made["sha256"]
+
+    def _is_there(self, path: str, sha256: str) -> bool:
+        offered = self.board.call("offer", path=path, part=f"{path}.none", sha256=sha256)
+        return bool(offered["there"])
+
+
+def _together(run: Run) -> str:
+    """Name the process of runs that alternated in one, else the session: runs of one name met the same machine."""
+    return f"{run.session} {run.turn}" if run.beside else str(run.session)
+
+
+def taken_ms(run: Run, *, busy: bool) -> float:
+    """Return the time of an inference in ms, to be compared with the base's.
+
+    It is the p50 by the clock, which is what a budget in ms means. Where other programs were `busy`, a model waits for
+    them, a long inference more often than a short one, which no median of ratios corrects: there the processor time
+    of an inference counts, if the model ran on one thread.
+    """
+    processor_ms = run.processor_ms() if busy else None
+    return run.p50_ns() / 1e6 if processor_ms is None else processor_ms
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="edgevit-") as folder:
+        yield Path(folder)

@@ -1,0 +1,135 @@
+"""Where something is measured, and how: what must be the same for two figures to be of one kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from edgevit.agent.environment import usable_cpus
+from edgevit.board.fingerprint import fingerprint
+from edgevit.board.request import AskedBoard, Conditions, Provider, SshConfig, Threads
+from edgevit.errors import UnknownNameError
+from edgevit.progress import Progress
+from edgevit.request import BOARD, LOAD, RUNNER, Option
+from edgevit.version import processor, written_by
+
+if TYPE_CHECKING:
+    from edgevit.board.bench import Setting
+    from edgevit.derivation.allocate.cost_table import Where
+
+PRECISIONS = ("fp32", "fp16")
+# Of one run. A stack has many runs, each in turns with the base: so few samples are enough for their ratios.
+SAMPLES, WARMUP_S = 40, 0.2
+WINDOW_S, POWER_WINDOW_S = 0.4, 3.0  # the rails' sensors average over 0.43 s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A board or this machine, and how models run there."""
+
+    board: AskedBoard = None
+    ssh_config: SshConfig = None
+    profile: Annotated[
+        str | None, Option("Board profile that must match, by name or path.  [default: the board's own]", BOARD)
+    ] = None
+    power_mode: Annotated[
+        str | None, Option("Power mode to measure in; the earlier one is set again after it.", BOARD)
+    ] = None
+    lock_clocks: Annotated[bool, Option("Lock the clocks while measuring, and unlock them after it.", BOARD)] = False
+    runner: Annotated[
+        str | None,
+        Option("What runs models: tensorrt or onnxruntime.  [default: tensorrt on a board, else onnxruntime]", RUNNER),
+    ] = None
+    precision: Annotated[
+        str | None, Option("Precision of the models: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER)
+    ] = None
+    provider: Provider = None
+    threads: Threads = None
+    batch: Annotated[int, Option("Number of images per inference.", LOAD)] = 1
+
+    @property
+    def runs_on(self) -> str:
+        """The runner's name."""
+        return self.runner or ("tensorrt" if self.board is not None else "onnxruntime")
+
+    @property
+    def builds(self) -> bool:
+        """Whether models must be built into engines first."""
+        return self.runs_on == "tensorrt"
+
+    @property
+    def computes_in(self) -> str:
+        """The precision."""
+        on_cpu = not self.builds and self.provider in (None, "cpu")
+        return self.precision or ("fp32" if on_cpu else "fp16")
+
+    def conditions(self) -> Conditions:
+        """How each model is measured."""
+        return Conditions(
+            runner=self.runs_on,
+            batches=(self.batch,),
+            precision=self.computes_in,
+            provider=self.provider,
+            threads=self.threads,
+            samples=SAMPLES,
+            warmup_seconds=WARMUP_S,
+            idle_s=0.0,
+            power_mode=self.power_mode,
+            lock_clocks=self.lock_clocks,
+        )
+
+    def check(self) -> None:
+        """Refuse what cannot be before anything is started.
+
+        Raises: UnknownNameError, OptionError.
+        """
+        if self.computes_in not in PRECISIONS:
+            raise UnknownNameError("precision", self.computes_in, PRECISIONS, owner="a table")
+        self.conditions().check(self.runs_on, 1)
+
+    def runtime(self, setting: Setting) -> str | None:
+        """The version of ONNX Runtime and the GPU that it computes on: what was measured by others is measured anew.
+
+        None: an engine's, which the board's fingerprint tells.
+        """
+        found = setting.facts.onnxruntime
+        if self.runs_on != "onnxruntime" or found is None:
+            return None
+        gpu = None if self.provider in (None, "cpu") else setting.facts.cuda.device
+        return found.version if gpu is None else f"{found.version}, {gpu}"
+
+    def where(self, setting: Setting) -> Where:
+        """What a table says of this target, by what the agent found there."""
+        from edgevit.derivation.allocate.cost_table import Where
+
+        facts = setting.facts
+        is_board = self.builds or facts.module.part is not None
+        on_cpu = not self.builds and self.provider in (None, "cpu")
+        other = processor() if self.board is None else f"{facts.machine} of {facts.hostname}"
+        return Where(
+            board=fingerprint(facts) if is_board else None,
+            processor=None if is_board else other,
+            power_mode=self.power_mode or (facts.power_mode.name if facts.power_mode else None),
+            clocks_locked=True if self.lock_clocks else facts.clocks_locked,
+            runner=self.runs_on,
+            provider=None if self.builds else self.provider or "cpu",
+            threads=self.threads or (len(usable_cpus()) if on_cpu and self.board is None else None),
+            precision=self.computes_in,
+            batch=self.batch,
+            edgevit=written_by(),
+        )
+
+
+def probe(target: Target, progress: Progress) -> Where:
+    """Connect to a target, and find out what a table of it says of it.
+
+    Raises:
+        UnfitBoardError, ProfileError, BoardError: as their names say.
+    """
+    from edgevit.board.bench import look
+    from edgevit.board.connection import open_board
+    from edgevit.board.profiles import load_profile
+
+    profile = None if target.profile is None else load_profile(target.profile)
+    with open_board(target.board, ssh_config=target.ssh_config) as board:
+        return target.where(look(board, profile, target.conditions(), progress))

@@ -1,0 +1,52 @@
+"""From a name to a file that derivations read."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from some_costs import ARGS
+
+from edgevit.derivation.allocate.cost_table import CostTable, load_cost_table
+from edgevit.errors import OutputError
+from edgevit.latency.cost import run, write_table
+from edgevit.latency.cost_request import CostRequest
+
+pytestmark = pytest.mark.usefixtures("examined_once")
+
+
+def test_a_name_becomes_a_table_in_a_file_and_what_is_known_is_not_measured_again(fill, tmp_path):
+    fill(folder=None)  # the user's cache folder
+    asked = CostRequest(base="vit_tiny_patch16_224", model_args=ARGS, output=tmp_path / "t.yaml", threads=1, points=1)
+    table = run(asked)
+    assert load_cost_table(tmp_path / "t.yaml") == table
+    assert table.base.depth == 4 and table.in_quantity("mj").base > 0
+
+
+def test_a_table_is_written_as_json_too_and_a_full_disk_is_one_line(tmp_path):
+    block = {"base": {"heads": 1, "qk": 8, "vo": 8, "ffn": 8}, "attention": [{"heads": 1, "width": 8, "ms": 1.0}]}
+    base = {"family": "vit", "embed": 8, "tokens": 5, "patch_values": 3, "depth": 2}
+    content = {"schema": 2, "measured_on": "x", "between": "linear", "base": base, "fixed_ms": 0.5}
+    table = CostTable.model_validate({**content, "blocks": [{**block, "ffn": [{"width": 8, "ms": 1.0}]}]})
+    write_table(table, tmp_path / "t.json")
+    assert (
+        load_cost_table(tmp_path / "t.json") == table and json.loads((tmp_path / "t.json").read_text())["schema"] == 2
+    )
+    with pytest.raises(OutputError, match=r"cannot write .*no/t.yaml"):
+        write_table(table, tmp_path / "no" / "t.yaml")
+
+
+@pytest.mark.parametrize("name", ["t.yaml", "t.json"])
+def test_a_table_is_replaced_and_a_file_of_something_else_is_not(fill, tmp_path, name):
+    fill(folder=None)
+    file = tmp_path / name
+    asked = CostRequest(base="vit_tiny_patch16_224", model_args=ARGS, output=file, threads=1, points=1)
+    for foreign in ("rate: 0.5\nclasses: [cat, dog]\n", '{"rate": 0.5}', "[1, 2]", "cat\ndog: : x\n"):
+        file.write_text(foreign)
+        with pytest.raises(OutputError, match=rf"{name} exists and is no cost table, .*; choose another --output"):
+            run(replace(asked, base="resnet18"))  # before the base is looked at
+        assert file.read_text() == foreign
+    file.write_text("")
+    table = run(asked)
+    damaged = file.read_text().replace("fixed_ms", "fixed")
+    file.write_text(damaged)
+    assert run(asked) == table == load_cost_table(file)

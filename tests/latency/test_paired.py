@@ -1,0 +1,164 @@
+"""Which figure a model is judged by, from runs beside its base."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from some_runs import DENSE, ON_A_BOARD
+
+from edgevit.agent.records import Run
+from edgevit.board.request import Conditions
+from edgevit.derivation.allocate.prices import Measured as Quantity
+from edgevit.engines.request import ExportRequest
+from edgevit.errors import UnfitBoardError
+from edgevit.latency import paired
+from edgevit.latency.paired import LABELS, PairedBench
+from edgevit.latency.rounds import MeasuredFigure
+from edgevit.latency.target import Target
+from edgevit.progress import Silent
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def turns(ratio: float, *, base_ms: float = 10.0, rounds: int = 8) -> list[Run]:
+    """Base and model, on a machine whose speed differs from round to round."""
+    random, runs = Random(0), []
+    for number in range(1, rounds + 1):
+        slow = 1 + 0.2 * random.random()
+        for label, ms in zip(LABELS, (base_ms, ratio * base_ms), strict=True):
+            latencies = tuple(int(ms * slow * 1e6 * (1 + 0.001 * i)) for i in range(30))
+            which: dict[str, Any] = {
+                "label": label,
+                "model_sha256": label[0] * 64,
+                "session": "s",
+                "round": number,
+                "turn": 1,
+            }
+            runs.append(replace(DENSE, **which, latencies_ns=latencies, wall_ns=sum(latencies)))
+    return runs
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, *answers: list[Run]) -> None:
+    """Let rounds come to these runs, one after the other."""
+    given = iter(answers)
+    monkeypatch.setattr(PairedBench, "_runs", lambda *_: tuple(next(given)))
+
+
+def measured(progress: Notes, base_takes: float) -> MeasuredFigure:
+    there = PairedBench(Target(), "ms", base_takes, progress)
+    found = there.measure(Path("base"), Path("model"))
+    assert there.clock is not None and found.value == pytest.approx(
+        base_takes * there.clock[0] / there.clock[1], rel=0.05
+    )
+    return found
+
+
+def test_a_model_takes_its_ratio_to_the_base_times_what_the_base_takes_by_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notes = Notes()
+    answer(monkeypatch, turns(0.4))
+    found = measured(notes, 11.0)
+    assert found.value == pytest.approx(0.4 * 11.0, rel=0.01) and found.repeats == 8
+    assert found.low is not None and found.low <= found.value <= (found.high or 0)
+    assert notes.warnings == []
+
+
+def test_a_base_that_takes_another_time_than_by_the_table_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = Notes()
+    answer(monkeypatch, turns(0.4))
+    measured(notes, 5.0)
+    (told,) = notes.warnings
+    assert "5 by the table: the model is judged by its ratio, and takes 4" in told
+
+
+def test_rounds_are_added_until_the_interval_is_narrow_or_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    def session(number: int, *ratios: float) -> list[Run]:
+        runs = [run for i, ratio in enumerate(ratios) for run in turns(ratio, rounds=8)[2 * i : 2 * i + 2]]
+        return [replace(run, session=f"s{number}") for run in runs]
+
+    wide, narrow = [0.36, 0.44] * 4, [0.4] * 8
+    answer(monkeypatch, session(1, *wide), session(2, *narrow), session(3, *narrow))
+    found = measured(Notes(), 10.0)
+    assert found.repeats == 24 and found.value == pytest.approx(4, rel=0.01)
+    answer(monkeypatch, *(session(number, *wide) for number in range(4)))
+    assert measured(Notes(), 10.0).repeats == 32
+
+
+@pytest.mark.parametrize(("threads", "figure"), [("1", "processor"), ("2", "mean")])
+def test_on_a_busy_machine_what_was_computed_counts(threads: str, figure: str) -> None:
+    runs = []
+    for run in turns(0.4):
+        own = int(sum(run.latencies_ns) * (0.6 if run.label == "base" else 0.9))
+        environment = {**run.environment, "threads": threads}
+        busy = replace(
+            run, cpu_own_ns=own, cpu_busy_ns=own + run.wall_ns, environment=environment, load_average_before=9.0
+        )
+        runs.append(replace(busy, provider="CPUExecutionProvider"))
+    found = PairedBench(Target(threads=int(threads)), "ms", 11.0, Silent()).judged(runs)
+    assert found.figure == figure
+    assert found.ratio == pytest.approx(0.4 * (1.5 if figure == "processor" else 1), rel=0.02)
+
+
+def test_what_is_void_is_measured_again_and_told_and_refused_where_it_stays_void(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, good = Notes(), turns(0.4)
+    hot = [replace(run, throttled=("soctherm",)) for run in good]
+    answer(monkeypatch, hot, good, hot, hot)
+    assert measured(told, 10.0).value == pytest.approx(4, rel=0.01)
+    (again,) = [text for text in told.warnings if "by the table" not in text]
+    assert again.startswith("measured again: ")
+    with pytest.raises(UnfitBoardError, match=r"no figure counts on this machine: .*; cool it, give --lock-clocks"):
+        measured(told, 10.0)
+
+
+@pytest.mark.parametrize(("quantity", "alternate"), [("ms", True), ("mj", False)])
+def test_latencies_are_told_alternately_and_energy_which_no_process_tells_apart_in_turns(
+    quantity: Quantity, alternate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def bench(models: list[Path], how: Conditions, **options: Any) -> Any:
+        asked.append(options)
+        return SimpleNamespace(runs=[replace(run, power=ON_A_BOARD.power) for run in turns(0.4)])
+
+    monkeypatch.setattr(paired, "bench_in_turns", bench)
+    PairedBench(Target(), quantity, 10.0, Silent()).measure(Path("base"), Path("model"))
+    assert [(one["alternate"], one["rounds"]) for one in asked] == [(alternate, paired.ROUNDS)]
+
+
+def test_without_power_no_energy_is_judged() -> None:
+    with pytest.raises(UnfitBoardError, match="--mj: no power can be read on this machine; give --ms"):
+        PairedBench(Target(), "mj", 40.0, Silent()).judged(turns(0.4))
+
+
+@pytest.mark.parametrize(("precision", "fp16"), [("fp16", True), ("fp32", False)])
+def test_an_engine_is_built_in_the_precision_that_is_asked_for(
+    precision: str, fp16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[ExportRequest] = []
+    monkeypatch.setattr(paired, "open_board", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(paired, "build_engine", lambda request, board, progress: asked.append(request))
+    PairedBench(Target(board="orin", runner="tensorrt", precision=precision), "ms", 10.0, Silent()).ready(
+        tmp_path, judged=True
+    )
+    (request,) = asked
+    assert (request.model, request.accuracy, request.fp16) == (tmp_path, True, fp16)
+    assert request.trt and request.engine.batches == (1, 1, 8)
