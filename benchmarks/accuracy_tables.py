@@ -213,7 +213,7 @@ def differences_table(rows: Sequence[Row], rates: Sequence[float], places: int) 
 
 
 @dataclass(frozen=True)
-class Target:
+class MeasurementTarget:
     """At each of these rates: at least so much better, on the mean over sub-tasks and seeds."""
 
     ours: str
@@ -224,18 +224,18 @@ class Target:
 
 
 TARGETS = (
-    Target("forge", "vulcan", (0.8, 0.9), least=0.04),
-    Target("forge", "vulcan", (0.4, 0.6)),
-    Target("forge", "vulcan + teacher", RATES, equal_will_do=False),
-    Target("forge, closed form", "nuwa", RATES, equal_will_do=False),
-    Target("forge, closed form, fused4", "nuwa", (0.9,), equal_will_do=False),
-    Target("forge, closed form, paper", "nuwa", (0.9,), equal_will_do=False),
-    Target("forge, paper", "vulcan", (0.9,), least=0.04),
-    Target("forge, closed form", "vulcan", (0.8,), equal_will_do=False),
+    MeasurementTarget("forge", "vulcan", (0.8, 0.9), least=0.04),
+    MeasurementTarget("forge", "vulcan", (0.4, 0.6)),
+    MeasurementTarget("forge", "vulcan + teacher", RATES, equal_will_do=False),
+    MeasurementTarget("forge, closed form", "nuwa", RATES, equal_will_do=False),
+    MeasurementTarget("forge, closed form, fused4", "nuwa", (0.9,), equal_will_do=False),
+    MeasurementTarget("forge, closed form, paper", "nuwa", (0.9,), equal_will_do=False),
+    MeasurementTarget("forge, paper", "vulcan", (0.9,), least=0.04),
+    MeasurementTarget("forge, closed form", "vulcan", (0.8,), equal_will_do=False),
 )
 
 
-def verdict(difference: float, target: Target) -> str:
+def verdict(difference: float, target: MeasurementTarget) -> str:
     """`difference` and target as shares of 1, the verdict in points."""
     beyond = round(difference - target.least, 9)  # sums of shares of images are off by rounding
     met = beyond > 0 or (target.equal_will_do and beyond == 0)

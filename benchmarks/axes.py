@@ -47,7 +47,7 @@ from edgevit.errors import BudgetError
 from edgevit.exporting.graph import write_onnx
 from edgevit.jobs.suite.suite import shape_dims
 from edgevit.latency.stacks import network_of
-from edgevit.latency.target import PRECISIONS, Target
+from edgevit.latency.target import PRECISIONS, MeasurementTarget
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
 from edgevit.network.families import family_of
@@ -129,7 +129,7 @@ AXES = (*PLANNED, *FORGED)
 class Bench:
     """A base, and models cut from it that are measured alternately with it."""
 
-    def __init__(self, model: str, folder: Path, *, target: Target, graphs: bool, rounds: int) -> None:
+    def __init__(self, model: str, folder: Path, *, target: MeasurementTarget, graphs: bool, rounds: int) -> None:
         self.model, self.folder, self.target, self.graphs, self.rounds = model, folder, target, graphs, rounds
         self.start: Start = start_from(model, folder)
         self.network: nn.Module = timm.create_model(MODELS[model], num_classes=2)  # as many as `start_from` gives it
@@ -300,9 +300,9 @@ def main() -> None:
     parser.add_argument("--graphs", action="store_true", help="torch in CUDA graphs in place of ONNX Runtime")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    target = Target(threads=given.threads, provider=given.provider, precision=given.precision)
+    target = MeasurementTarget(threads=given.threads, provider=given.provider, precision=given.precision)
     if given.graphs:
-        target = Target(provider="cuda")  # whose table forge's milliseconds are counted by
+        target = MeasurementTarget(provider="cuda")  # whose table forge's milliseconds are counted by
     asked = f"{'graphs' if given.graphs else 'onnxruntime'}, {target.provider or 'cpu'}, {target.computes_in}"
     rows: list[Row] = json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
     known = {(row.get("asked", FIRST), row["model"], row["rate"], row["axis"]) for row in rows}

@@ -31,7 +31,7 @@ from tables import Row, percent, picked, points, table
 
 import edgevit
 from edgevit.board.comparison import compare_within, decisive
-from edgevit.latency.target import Target
+from edgevit.latency.target import MeasurementTarget
 from edgevit.records.writing import write_whole
 from edgevit.train.settings import Training
 
@@ -103,7 +103,7 @@ def one(place: Place, base_of: str, task: int, seed: int, share: float, folder: 
     dense = edgevit.cost(name, model_args=start.get("model_args"), threads=1).in_quantity("ms").base
     edgevit.base(name, **start, data=place.data, classes=classes, out=folder / "base")
     edgevit.export(folder / "base", fp16=False, accuracy=False)
-    (by_ms,) = edgevit.meet(name, ms=share * dense, out=folder / "ms", target=Target(threads=1), **given)
+    (by_ms,) = edgevit.meet(name, ms=share * dense, out=folder / "ms", target=MeasurementTarget(threads=1), **given)
     met, of_base = by_ms.record.met, by_ms.record.accuracy.base_restricted
     assert met is not None and of_base is not None
     aim = in_turns([folder / "base", folder / "ms"], 8).ratio

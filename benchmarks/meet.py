@@ -45,7 +45,7 @@ from edgevit.errors import BudgetError
 from edgevit.latency.paired import MOST_ROUNDS
 from edgevit.latency.rounds import WINDOW, Search
 from edgevit.latency.search import search_plans
-from edgevit.latency.target import Target
+from edgevit.latency.target import MeasurementTarget
 from edgevit.records.writing import write_whole
 from edgevit.train.settings import Training
 
@@ -200,7 +200,9 @@ def start_from(model: str, folder: Path) -> Start:
     return Start(MODELS[model], {}, checkpoint, data, FEW, {"base_classes": ["a", "b"]})
 
 
-def here(model: str, shares: list[float], target: Target, repeats: int, done: list[dict[str, Any]]) -> Iterator[Any]:
+def here(
+    model: str, shares: list[float], target: MeasurementTarget, repeats: int, done: list[dict[str, Any]]
+) -> Iterator[Any]:
     """Derive for budgets on this machine that are not done; measure each model afterwards, beside its base."""
     known = {(row["model"], row["share"], row["repeat"], *where(row)) for row in done}
     of: dict[str, Any] = {"threads": target.threads, "provider": target.provider}
@@ -339,7 +341,7 @@ def main() -> None:
                 results[given.part] = emulated(given.draws, make[given.part])
         store(given.out, results)
         return
-    target = Target(threads=given.threads, provider=given.provider)
+    target = MeasurementTarget(threads=given.threads, provider=given.provider)
     for row in here(given.model, given.shares, target, given.repeats, results.get("here", [])):
         print(json.dumps(row), flush=True)
         results["here"] = [*results.get("here", []), row]

@@ -47,7 +47,7 @@ from edgevit.latency.measure import taken_ms
 from edgevit.latency.rounds import MOST, MeasuredFigure, Shape, correct
 from edgevit.latency.stacks import network_of
 from edgevit.latency.table import measured_table
-from edgevit.latency.target import Target
+from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import network_without_weights
 from edgevit.network.families import family_of
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     torch.manual_seed(0)
-    target, network = Target(threads=1), network_without_weights(given.model)
+    target, network = MeasurementTarget(threads=1), network_without_weights(given.model)
     base = [block.dims for block in family_of(network).read(network)]
     began = time.monotonic()
     found = measured_table(network, target, tokens=given.tokens)

@@ -83,7 +83,7 @@ if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when
     from edgevit.latency.cost_request import CostRequest as CostRequest
     from edgevit.latency.meet import meet as meet
     from edgevit.latency.request import MeetRequest as MeetRequest
-    from edgevit.latency.target import Target as Target
+    from edgevit.latency.target import MeasurementTarget as MeasurementTarget
     from edgevit.network.checkpoint import load as load
     from edgevit.reporting.compare import compare as compare
     from edgevit.reporting.request import CompareRequest as CompareRequest
@@ -103,7 +103,7 @@ _MODULES = {  # of what the package gives at its top
     "ExportRequest": "edgevit.engines.request",
     "DeriveManyRequest": "edgevit.jobs.jobs_file",
     "MeetRequest": "edgevit.latency.request",
-    "Target": "edgevit.latency.target",
+    "MeasurementTarget": "edgevit.latency.target",
     "ProveRequest": "edgevit.jobs.suite.request",
     "ReportRequest": "edgevit.reporting.request",
     "SupernetRequest": "edgevit.derivation.request",

@@ -15,7 +15,7 @@ from edgevit.board.request import Conditions
 from edgevit.engines.options import EngineOptions
 from edgevit.errors import EdgeVitError, OptionError
 from edgevit.exporting.request import Tolerances
-from edgevit.latency.target import Target
+from edgevit.latency.target import MeasurementTarget
 from edgevit.request import (
     SHAPE,
     Nested,
@@ -183,7 +183,7 @@ UNASKED = {
 
 
 @pytest.mark.parametrize(
-    "kind", dict.fromkeys([*ASKED.values(), Training, Conditions, Tolerances, EngineOptions, Target])
+    "kind", dict.fromkeys([*ASKED.values(), Training, Conditions, Tolerances, EngineOptions, MeasurementTarget])
 )
 def test_a_field_of_a_request_is_an_option_unless_it_is_known_not_to_be(kind: Any) -> None:
     options = {asked.path[0] for asked in options_of(kind)}

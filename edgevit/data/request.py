@@ -23,7 +23,7 @@ OptionalData = Annotated[str | Path | None, _IMAGES]
 Classes = Annotated[
     str | Path | Sequence[str | int] | None,
     Option(
-        "Target classes: names or indices in the base, separated by commas, or a file of them.  "
+        "MeasurementTarget classes: names or indices in the base, separated by commas, or a file of them.  "
         "[default: all classes of the data]",
         DATA,
     ),

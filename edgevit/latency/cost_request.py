@@ -9,7 +9,7 @@ from typing import Annotated
 
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.errors import CheckpointError, OptionError
-from edgevit.latency.target import Target
+from edgevit.latency.target import MeasurementTarget
 from edgevit.network.arguments import check_arguments
 from edgevit.network.request import BASE, ModelArgs, check_model_folder, plain_base
 from edgevit.numbers import COUNT, check_number
@@ -23,7 +23,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostRequest(Target):
+class CostRequest(MeasurementTarget):
     """What `edgevit.cost` is asked."""
 
     base: Annotated[str | Path, BASE]

@@ -10,7 +10,7 @@ from edgevit.derivation.method import find_method
 from edgevit.errors import CostTableError
 from edgevit.latency.request import MeetRequest
 from edgevit.latency.table import measured_table
-from edgevit.latency.target import Target, probe
+from edgevit.latency.target import MeasurementTarget, probe
 from edgevit.network.families import family_of, name_of
 from edgevit.progress import Progress
 from edgevit.records.model import BlockDims
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class GrowingTable:
     """The cost table of the base at one target, which is measured as far as it was asked for."""
 
-    def __init__(self, network: nn.Module, request: MeetRequest, target: Target, progress: Progress) -> None:
+    def __init__(self, network: nn.Module, request: MeetRequest, target: MeasurementTarget, progress: Progress) -> None:
         self.network, self.target, self.progress = network, target, progress
         self.policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
         self.energy = request.quantity == "mj"

@@ -24,7 +24,7 @@ from edgevit.errors import AgentError, EngineError, UnfitBoardError
 from edgevit.latency.fit import StackSample
 from edgevit.latency.stacks import Stack, write_stack
 from edgevit.latency.store import Store
-from edgevit.latency.target import POWER_WINDOW_S, WARMUP_S, WINDOW_S, Target
+from edgevit.latency.target import POWER_WINDOW_S, WARMUP_S, WINDOW_S, MeasurementTarget
 from edgevit.progress import Progress, rounded_duration
 from edgevit.records.writing import file_sha256
 
@@ -43,7 +43,7 @@ class StackBench:
     """One session with one machine."""
 
     network: nn.Module
-    target: Target
+    target: MeasurementTarget
     board: Board
     setting: Setting
     store: Store

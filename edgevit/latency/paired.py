@@ -22,7 +22,7 @@ from edgevit.engines.request import ExportRequest
 from edgevit.errors import UnfitBoardError
 from edgevit.exporting.current import current_export
 from edgevit.latency.rounds import MeasuredFigure
-from edgevit.latency.target import Target
+from edgevit.latency.target import MeasurementTarget
 from edgevit.progress import Progress
 
 ROUNDS = 8  # of base and model: an interval needs 6
@@ -39,7 +39,7 @@ MOST_BATCH = 8  # images that an engine takes, unless more are asked for
 class PairedBench:
     """Measures models of one task at one target."""
 
-    target: Target
+    target: MeasurementTarget
     quantity: Quantity
     base_takes: float  # by the table
     progress: Progress

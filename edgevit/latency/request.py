@@ -12,7 +12,7 @@ from edgevit.derivation.contents import contents
 from edgevit.derivation.options import read_options
 from edgevit.derivation.request import FPS, MJ, MS, CostTableFile, DeriveRequest, Deriving, Macs, Params, Rate
 from edgevit.errors import OptionError
-from edgevit.latency.target import Target
+from edgevit.latency.target import MeasurementTarget
 from edgevit.numbers import check_number
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import REQUEST, REQUEST_KIND, STATE, differences, first_few, partial_folder
@@ -57,7 +57,7 @@ class MeetRequest(Deriving):
         ),
     ] = None
     # Its precision is `run_precision`, as training has one of that name.
-    target: Annotated[Target, Nested(without=("precision",))] = field(default_factory=Target)
+    target: Annotated[MeasurementTarget, Nested(without=("precision",))] = field(default_factory=MeasurementTarget)
 
     among_others: bool = False  # of several budgets, this is one
 
@@ -73,7 +73,7 @@ class MeetRequest(Deriving):
         return () if given is None else tuple(given) if isinstance(given, Sequence) else (given,)
 
     @property
-    def run_target(self) -> Target:
+    def run_target(self) -> MeasurementTarget:
         """Where models are measured, with their precision."""
         return replace(self.target, precision=self.run_precision or self.target.precision)
 
@@ -102,8 +102,8 @@ class MeetRequest(Deriving):
         refuse_linear(self.method, self.quantity)
         if self.run_precision is not None and self.target.precision not in (None, self.run_precision):
             raise OptionError(
-                f"the precision is {self.target.precision} in target and {self.run_precision} in run_precision; give one "
-                "of them"
+                f"the precision is {self.target.precision} in target and {self.run_precision} in run_precision; give "
+                "one of them"
             )
         self.run_target.check()
         # Without a table, the numbers themselves are judged by what is measured.
@@ -129,7 +129,9 @@ class MeetRequest(Deriving):
         """The options of a target that are given."""
         own = ["run_precision"] if self.run_precision else []
         return own + [
-            one.name for one in fields(Target) if getattr(self.target, one.name) != getattr(Target(), one.name)
+            one.name
+            for one in fields(MeasurementTarget)
+            if getattr(self.target, one.name) != getattr(MeasurementTarget(), one.name)
         ]
 
     def _asked(self) -> dict[str, Any]:

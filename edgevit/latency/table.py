@@ -26,7 +26,7 @@ from edgevit.latency.measure import StackBench, scratch
 from edgevit.latency.narrower import fit_narrower
 from edgevit.latency.stacks import Stack, whole_blocks
 from edgevit.latency.store import Store
-from edgevit.latency.target import Target
+from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.families import family_of, name_of
 from edgevit.progress import Progress, Silent
@@ -37,7 +37,7 @@ CLOSE = 0.01  # of the base's cost: interpolation need not be more certain than 
 
 def measured_table(
     network: nn.Module,
-    target: Target,
+    target: MeasurementTarget,
     *,
     policy: Policy = POLICIES["fused"],
     points: int = POINTS,

@@ -24,7 +24,7 @@ WINDOW_S, POWER_WINDOW_S = 0.4, 3.0  # the rails' sensors average over 0.43 s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class MeasurementTarget:
     """A board or this machine, and how models run there."""
 
     board: AskedBoard = None
@@ -120,7 +120,7 @@ class Target:
         )
 
 
-def probe(target: Target, progress: Progress) -> Where:
+def probe(target: MeasurementTarget, progress: Progress) -> Where:
     """Connect to a target, and find out what a table of it says of it.
 
     Raises:

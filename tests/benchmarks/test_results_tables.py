@@ -70,7 +70,7 @@ def test_a_target_says_by_how_much_it_is_met_or_missed() -> None:
 
 
 def test_an_equal_number_meets_not_below_but_not_ahead_of() -> None:
-    equal, ahead = (accuracy_tables.Target("a", "b", (0.8,), equal_will_do=e) for e in (True, False))
+    equal, ahead = (accuracy_tables.MeasurementTarget("a", "b", (0.8,), equal_will_do=e) for e in (True, False))
     assert accuracy_tables.verdict(0.0, equal) == "met by 0.00"
     assert accuracy_tables.verdict(0.0, ahead) == "missed by 0.00"
 

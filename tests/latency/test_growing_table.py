@@ -13,7 +13,7 @@ from edgevit.derivation.allocate.cost_table import CostTable
 from edgevit.errors import UnfitBoardError
 from edgevit.latency import growing_table, table
 from edgevit.latency.request import MeetRequest
-from edgevit.latency.target import Target
+from edgevit.latency.target import MeasurementTarget
 from edgevit.progress import Silent
 from edgevit.records.model import BlockDims
 
@@ -50,18 +50,18 @@ def test_what_is_measured_once_more_is_the_table_from_then_on(
     asked: list[tuple[Any, ...]] = []
 
     def measured(
-        _: Any, target: Target, *, sizes: Any, embed: Any, narrower: bool, energy: bool, **__: Any
+        _: Any, target: MeasurementTarget, *, sizes: Any, embed: Any, narrower: bool, energy: bool, **__: Any
     ) -> CostTable:
         asked.append((target.board, sizes, embed, narrower, energy))
         return CostTable.model_validate({**TABLE, "measured_on": f"try {len(asked)}"})
 
     monkeypatch.setattr(growing_table, "measured_table", measured)
-    request = MeetRequest(base="b", data="digits", out=tmp_path / "t", mj=40, target=Target(board="nano"))
+    request = MeetRequest(base="b", data="digits", out=tmp_path / "t", mj=40, target=MeasurementTarget(board="nano"))
     known = growing_table.GrowingTable(small_vit(), request, request.run_target, Silent())
     assert known.table.measured_on == "try 1" and known.where == {}
     sizes = (BlockDims(1, 16, 16, 8),)
     assert known.measured(sizes, 32) is known.table and known.table.measured_on == "try 2"
     assert asked == [("nano", (), None, True, True), ("nano", sizes, 32, True, True)]
     nothing_narrower = MeetRequest(base="b", data="digits", out=tmp_path / "t", ms=4, method="vulcan")
-    growing_table.GrowingTable(small_vit(), nothing_narrower, Target(), Silent())
+    growing_table.GrowingTable(small_vit(), nothing_narrower, MeasurementTarget(), Silent())
     assert asked[-1] == (None, (), None, False, False)

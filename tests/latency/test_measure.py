@@ -17,7 +17,7 @@ from edgevit.latency import measure
 from edgevit.latency.measure import StackBench, scratch
 from edgevit.latency.stacks import Stack
 from edgevit.latency.store import Store
-from edgevit.latency.target import Target
+from edgevit.latency.target import MeasurementTarget
 from edgevit.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("examined_once")
@@ -90,7 +90,7 @@ def test_only_what_is_missing_is_measured_and_kept_and_void_runs_are_made_again(
     (throttle / "type").write_text("gpu-throttle-alert\n")
     (throttle / "cur_state").write_text("0\n")
     monkeypatch.setenv("EDGEVIT_BOARD_ROOT", str(tmp_path / "root"))
-    with opened(small_vit(), tmp_path, Target(threads=1)) as bench:
+    with opened(small_vit(), tmp_path, MeasurementTarget(threads=1)) as bench:
         bench.measure([FFN], 1)
         assert labels(bench) == {BASE.label: 1, FFN.label: 1}
         bench.measure([BASE, FFN], 1)
@@ -122,7 +122,7 @@ def test_stacks_alternate_with_the_base_a_few_in_each_process_and_each_process_h
 ):
     monkeypatch.setattr(measure, "TOGETHER", 1)
     other = Stack(1, 0, 0, 64)
-    with opened(small_vit(), tmp_path, Target(threads=1)) as bench:
+    with opened(small_vit(), tmp_path, MeasurementTarget(threads=1)) as bench:
         bench.measure([FFN, other], 1)
         runs, samples = bench.store.runs(), bench.samples("ms")
     assert sorted(run.label for run in runs) == sorted([BASE.label, FFN.label, BASE.label, other.label])
@@ -140,7 +140,7 @@ def test_a_processor_whose_clocks_moved_is_told_of_once(small_vit, tmp_path, sho
         return replace(done, runs=tuple(replace(run, **clocks) for run in done.runs))
 
     monkeypatch.setattr(measure, "take_turns", slowed)
-    with opened(small_vit(), tmp_path, Target(threads=1)) as bench:
+    with opened(small_vit(), tmp_path, MeasurementTarget(threads=1)) as bench:
         bench.measure([FFN], 2)
         (told,) = [text for text in bench.progress.warnings if "CPU clock" in text]
         assert told.startswith("while costs were measured on this machine, the CPU clock moved between 1500 and 2000")
@@ -148,7 +148,7 @@ def test_a_processor_whose_clocks_moved_is_told_of_once(small_vit, tmp_path, sho
 
 
 def test_void_runs_do_not_count(small_vit, tmp_path):
-    with opened(small_vit(), tmp_path, Target()) as bench:
+    with opened(small_vit(), tmp_path, MeasurementTarget()) as bench:
         hot = replace(ON_A_BOARD, label=FFN.label, throttled=("soctherm",), session="a")
         bench._runs.extend([hot, replace(hot, throttled=()), replace(hot, throttled=(), label="another")])
         (one,) = bench.samples("ms")
@@ -161,7 +161,7 @@ def test_the_clock_counts_on_a_quiet_machine_and_processor_time_where_other_prog
     quiet = replace(DENSE, label=BASE.label, session="quiet", environment=environment, cpu_own_ns=2 * 10**9)
     quiet = replace(quiet, cpu_busy_ns=quiet.cpu_own_ns)
     busy = replace(quiet, session="busy", cpu_busy_ns=quiet.cpu_own_ns + quiet.wall_ns)  # one of two cores
-    with opened(small_vit(), tmp_path, Target()) as bench:
+    with opened(small_vit(), tmp_path, MeasurementTarget()) as bench:
         for label in (BASE.label, FFN.label):  # only the base's run met the other programs
             later = busy if label == BASE.label else replace(busy, cpu_busy_ns=quiet.cpu_own_ns)
             bench._runs.extend(replace(run, label=label) for run in (quiet, later))
@@ -180,7 +180,7 @@ def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
     """With clocks that move, what is void is told, and measured again; where the way is lost, what went on is taken."""
     tree = board_tree("orin-nx-16gb-jetpack6.2")
     server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
-    target, stages = Target(board=server.host, ssh_config=server.config), Stages()
+    target, stages = MeasurementTarget(board=server.host, ssh_config=server.config), Stages()
     with opened(small_vit(), tmp_path / "costs", target, stages) as bench:
         bench.measure([FFN], 1)
         assert labels(bench) == {BASE.label: 1, FFN.label: 1}

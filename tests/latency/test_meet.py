@@ -33,7 +33,7 @@ from edgevit.exporting.request import FilesRequest
 from edgevit.latency import growing_table, paired, rounds
 from edgevit.latency.meet import remove_without_models
 from edgevit.latency.rounds import MeasuredFigure
-from edgevit.latency.target import Target, probe
+from edgevit.latency.target import MeasurementTarget, probe
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import network_without_weights
 from edgevit.network.families import family_of, vit
@@ -48,7 +48,7 @@ ARGS = {"img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 2, "num_head
 BASE_MS = 10.0  # by the table, which is wrong about everything
 
 
-def guessed(network: Any, target: Target, *, sizes: Sequence[BlockDims] = (), **_: Any) -> CostTable:
+def guessed(network: Any, target: MeasurementTarget, *, sizes: Sequence[BlockDims] = (), **_: Any) -> CostTable:
     """Half of the base is its attentions, in proportion to their widths, and half its FFNs."""
     depth, geometry = len(family_of(network).read(network)), family_of(network).geometry(network)
     each = BASE_MS / 2 / depth
@@ -97,7 +97,7 @@ def asked(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "options": few,
         "training": Training(steps=0, device="cpu", batch_size=32),
         "cache": tmp_path_factory.mktemp("cache"),
-        "target": Target(threads=1),
+        "target": MeasurementTarget(threads=1),
     }
 
 
@@ -200,7 +200,7 @@ def test_a_budget_is_spent_on_tokens_where_the_method_lets_them_leave(
 ) -> None:
     told: list[bool] = []
 
-    def listed(network: Any, target: Target, *, tokens: bool, **how: Any) -> CostTable:
+    def listed(network: Any, target: MeasurementTarget, *, tokens: bool, **how: Any) -> CostTable:
         told.append(tokens)
         laws = [{"tokens": n, **{site: {"share_ms": n / 65} for site in ("attention", "ffn")}} for n in (48, 32, 16)]
         return CostTable.model_validate(
@@ -459,7 +459,7 @@ def test_a_budget_is_spent_on_the_embedding_where_the_table_lists_it(
 ) -> None:
     told: list[tuple[bool, int | None]] = []
 
-    def listed(network: Any, target: Target, *, narrower: bool, embed: int | None, **how: Any) -> CostTable:
+    def listed(network: Any, target: MeasurementTarget, *, narrower: bool, embed: int | None, **how: Any) -> CostTable:
         told.append((narrower, embed))
         content = guessed(network, target, **how).content()
         (block,) = content["blocks"]
@@ -485,7 +485,7 @@ def test_a_table_of_another_place_or_base_is_refused_and_one_of_this_place_is_wh
     asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(growing_table, "measured_table", None)
-    table, where = guessed(network_without_weights(NAME, ARGS), Target()), probe(asked["target"], Silent())
+    table, where = guessed(network_without_weights(NAME, ARGS), MeasurementTarget()), probe(asked["target"], Silent())
     own = where.model_dump(mode="json")
 
     def given(**changed: Any) -> dict[str, Any]:
@@ -506,7 +506,7 @@ def test_a_table_of_another_place_or_base_is_refused_and_one_of_this_place_is_wh
 
 
 def test_without_a_budget_that_is_measured_it_derives(asked: dict[str, Any], tmp_path: Path) -> None:
-    (made,) = edgevit.meet(NAME, rate=0.5, out=tmp_path / "t", **{**asked, "target": Target()})
+    (made,) = edgevit.meet(NAME, rate=0.5, out=tmp_path / "t", **{**asked, "target": MeasurementTarget()})
     assert made.record.met is None and made.record.budget.quantity == "macs"
 
 

@@ -20,7 +20,7 @@ from targets import STANDINS
 from edgevit.derivation.allocate.cost_table import load_cost_table
 from edgevit.latency import growing_table, paired, rounds, search, target
 from edgevit.latency.table import measured_table
-from edgevit.latency.target import Target, probe
+from edgevit.latency.target import MeasurementTarget, probe
 from edgevit.progress import Silent
 from edgevit.records.model_folder import ModelFolder
 
@@ -63,7 +63,7 @@ def test_a_model_is_built_judged_and_measured_on_a_board_that_is_lost_in_the_mid
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """LayerNorm fails in fp16 on this board, so its engines are mixed."""
-    fill(small_vit(), probe(Target(board=orin.host, ssh_config=orin.config), Silent()), None)
+    fill(small_vit(), probe(MeasurementTarget(board=orin.host, ssh_config=orin.config), Silent()), None)
     command = [*command, "--ms", 5, *orin.options]
     measure = paired.PairedBench.measure
     calls: list[str] = []
@@ -113,7 +113,7 @@ def test_a_budget_in_millijoules_is_met_by_what_the_rails_tell(
 ) -> None:
     """The captured rails stand still, so energy is the time of an inference times their power."""
     monkeypatch.setattr(paired, "POWER_SECONDS", 0.5)
-    fill(small_vit(), probe(Target(board=orin.host, ssh_config=orin.config), Silent()), None)
+    fill(small_vit(), probe(MeasurementTarget(board=orin.host, ssh_config=orin.config), Silent()), None)
     done = edgevit_main(*command, "--mj", 8000, *orin.options)
     assert done.code in (0, 3), done.err
     record = ModelFolder(tmp_path / "t").derivation()

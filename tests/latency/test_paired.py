@@ -20,7 +20,7 @@ from edgevit.errors import UnfitBoardError
 from edgevit.latency import paired
 from edgevit.latency.paired import LABELS, PairedBench
 from edgevit.latency.rounds import MeasuredFigure
-from edgevit.latency.target import Target
+from edgevit.latency.target import MeasurementTarget
 from edgevit.progress import Silent
 
 
@@ -61,7 +61,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, *answers: list[Run]) -> None:
 
 
 def measured(progress: Notes, base_takes: float) -> MeasuredFigure:
-    there = PairedBench(Target(), "ms", base_takes, progress)
+    there = PairedBench(MeasurementTarget(), "ms", base_takes, progress)
     found = there.measure(Path("base"), Path("model"))
     assert there.clock is not None and found.value == pytest.approx(
         base_takes * there.clock[0] / there.clock[1], rel=0.05
@@ -111,7 +111,7 @@ def test_on_a_busy_machine_what_was_computed_counts(threads: str, figure: str) -
             run, cpu_own_ns=own, cpu_busy_ns=own + run.wall_ns, environment=environment, load_average_before=9.0
         )
         runs.append(replace(busy, provider="CPUExecutionProvider"))
-    found = PairedBench(Target(threads=int(threads)), "ms", 11.0, Silent()).judged(runs)
+    found = PairedBench(MeasurementTarget(threads=int(threads)), "ms", 11.0, Silent()).judged(runs)
     assert found.figure == figure
     assert found.ratio == pytest.approx(0.4 * (1.5 if figure == "processor" else 1), rel=0.02)
 
@@ -140,13 +140,13 @@ def test_latencies_are_told_alternately_and_energy_which_no_process_tells_apart_
         return SimpleNamespace(runs=[replace(run, power=ON_A_BOARD.power) for run in turns(0.4)])
 
     monkeypatch.setattr(paired, "bench_in_turns", bench)
-    PairedBench(Target(), quantity, 10.0, Silent()).measure(Path("base"), Path("model"))
+    PairedBench(MeasurementTarget(), quantity, 10.0, Silent()).measure(Path("base"), Path("model"))
     assert [(one["alternate"], one["rounds"]) for one in asked] == [(alternate, paired.ROUNDS)]
 
 
 def test_without_power_no_energy_is_judged() -> None:
     with pytest.raises(UnfitBoardError, match="--mj: no power can be read on this machine; give --ms"):
-        PairedBench(Target(), "mj", 40.0, Silent()).judged(turns(0.4))
+        PairedBench(MeasurementTarget(), "mj", 40.0, Silent()).judged(turns(0.4))
 
 
 @pytest.mark.parametrize(("precision", "fp16"), [("fp16", True), ("fp32", False)])
@@ -156,7 +156,7 @@ def test_an_engine_is_built_in_the_precision_that_is_asked_for(
     asked: list[ExportRequest] = []
     monkeypatch.setattr(paired, "open_board", lambda *_, **__: nullcontext())
     monkeypatch.setattr(paired, "build_engine", lambda request, board, progress: asked.append(request))
-    PairedBench(Target(board="orin", runner="tensorrt", precision=precision), "ms", 10.0, Silent()).ready(
+    PairedBench(MeasurementTarget(board="orin", runner="tensorrt", precision=precision), "ms", 10.0, Silent()).ready(
         tmp_path, judged=True
     )
     (request,) = asked

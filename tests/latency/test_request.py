@@ -10,7 +10,7 @@ import pytest
 
 from edgevit.errors import OptionError
 from edgevit.latency.request import MeetRequest, identity, read_budgets
-from edgevit.latency.target import Target
+from edgevit.latency.target import MeasurementTarget
 from edgevit.records.unfinished import REQUEST_KIND, RequestRecord, partial_folder
 from edgevit.request import request_from
 from edgevit.train.settings import Training
@@ -25,13 +25,13 @@ def asked(tmp_path: Path, **more: Any) -> MeetRequest:
 def test_a_budget_is_one_number_or_several(text: str, numbers: tuple[float, ...]) -> None:
     assert read_budgets("ms")(text, {}) == numbers
     typed = request_from(MeetRequest, {"base": "x", "out": Path("o"), "ms": text, "board": "orin", "steps": 0})
-    assert typed.budgets == numbers and typed.quantity == "ms" and typed.run_target == Target(board="orin")
+    assert typed.budgets == numbers and typed.quantity == "ms" and typed.run_target == MeasurementTarget(board="orin")
 
 
 def test_the_precision_of_the_models_that_are_measured_is_that_of_the_target(tmp_path: Path) -> None:
     in_fp32 = asked(tmp_path, ms=5, run_precision="fp32", cost_table="t.yaml")
-    assert in_fp32.run_target == Target(precision="fp32") and in_fp32.is_measured
-    by_place = asked(tmp_path, ms=5, target=Target(precision="fp16"))
+    assert in_fp32.run_target == MeasurementTarget(precision="fp32") and in_fp32.is_measured
+    by_place = asked(tmp_path, ms=5, target=MeasurementTarget(precision="fp16"))
     assert identity(by_place) == identity(asked(tmp_path, ms=5, run_precision="fp16")), "two ways to say the same"
 
 
@@ -65,7 +65,9 @@ def test_a_folder_alone_is_gone_on_with_by_the_request_that_it_states(tmp_path: 
 def test_what_a_table_or_a_rate_answers_is_derived(tmp_path: Path) -> None:
     by_rate, by_table = asked(tmp_path, rate=0.5), asked(tmp_path, ms=5.0, cost_table="t.yaml")
     assert not by_rate.is_measured and not by_table.is_measured and asked(tmp_path, mj=40).is_measured
-    assert asked(tmp_path, ms=5.0, cost_table="t.yaml", target=Target(board="orin")).is_measured, "it is where to begin"
+    assert asked(tmp_path, ms=5.0, cost_table="t.yaml", target=MeasurementTarget(board="orin")).is_measured, (
+        "it is where to begin"
+    )
     assert by_rate.derivation().rate == 0.5 and by_rate.derivation().ms is None
     assert (by_table.derivation().ms, by_table.derivation().cost_table) == (5.0, "t.yaml")
     other = asked(tmp_path, ms=5.0).derivation(out=Path("elsewhere"), ms=4.9, cost_table="corrected.json")
@@ -80,12 +82,15 @@ def test_what_a_table_or_a_rate_answers_is_derived(tmp_path: Path) -> None:
         ({"ms": -1}, "--ms -1"),
         ({"ms": (5, 5)}, "--ms has a number twice"),
         ({"ms": 5, "method": "skd"}, "--method skd slices a super-network"),
-        ({"ms": 5, "target": Target(threads=0)}, "--threads 0 is not in"),
-        ({"rate": 0.5, "target": Target(board="orin")}, "--board is for a budget that is measured, and nothing is"),
+        ({"ms": 5, "target": MeasurementTarget(threads=0)}, "--threads 0 is not in"),
+        (
+            {"rate": 0.5, "target": MeasurementTarget(board="orin")},
+            "--board is for a budget that is measured, and nothing is",
+        ),
         ({"ms": (5, 6), "cost_table": "t.yaml"}, "--ms has 2 numbers"),
         ({}, "a budget is one of --rate"),
         (
-            {"ms": 5, "run_precision": "fp32", "target": Target(precision="fp16")},
+            {"ms": 5, "run_precision": "fp32", "target": MeasurementTarget(precision="fp16")},
             "fp16 in target and fp32 in run_",
         ),
         ({"rate": 0.5, "run_precision": "fp32"}, "--run-precision is for a budget that is measured"),
@@ -104,6 +109,10 @@ def test_several_processes_cannot_measure(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_where_torch_computes_and_how_ssh_gets_there_may_change_between_runs(tmp_path: Path) -> None:
     before = asked(tmp_path, ms=5, training=Training(device="cpu"))
-    after = asked(tmp_path, ms=5, training=Training(device="cuda"), resume=True, target=Target(ssh_config=Path("c")))
+    after = asked(
+        tmp_path, ms=5, training=Training(device="cuda"), resume=True, target=MeasurementTarget(ssh_config=Path("c"))
+    )
     assert identity(before) == identity(after) != identity(asked(tmp_path, ms=6))
-    assert identity(before) != identity(asked(tmp_path, ms=5, target=Target(threads=1), training=before.training))
+    assert identity(before) != identity(
+        asked(tmp_path, ms=5, target=MeasurementTarget(threads=1), training=before.training)
+    )

@@ -16,7 +16,7 @@ from edgevit.latency.grid import Grid
 from edgevit.latency.measure import StackBench
 from edgevit.latency.store import Store
 from edgevit.latency.table import measured_table
-from edgevit.latency.target import Target
+from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
 from edgevit.network.families import vit
@@ -208,7 +208,7 @@ def test_measurements_are_kept_apart_by_all_that_says_where_they_were_made(small
 def test_another_onnx_runtime_or_another_gpu_is_measured_anew(small_vit, where):
     def found(version, device="Orin", **given):
         facts = BoardFacts(onnxruntime=OnnxRuntime(version, ()), cuda=CudaFacts(device=device))
-        return Target(**given).runtime(SimpleNamespace(facts=facts))
+        return MeasurementTarget(**given).runtime(SimpleNamespace(facts=facts))
 
     assert found("1.22.0") == found("1.22.0", "another") == "1.22.0", "no GPU computes"
     assert found("1.22.0", provider="cuda") == "1.22.0, Orin" and found("1.22.0", runner="tensorrt") is None

@@ -19,12 +19,12 @@ from edgevit.latency.grid import Grid
 from edgevit.latency.stacks import Stack
 from edgevit.latency.store import Store
 from edgevit.latency.table import _key
-from edgevit.latency.target import Target
+from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.families import vit
 from edgevit.progress import Silent
 
-TARGET = Target(threads=1)
+TARGET = MeasurementTarget(threads=1)
 FUSED = POLICIES["fused"]
 SIZES = (BlockDims(2, 24, 24, 100), BlockDims(2, 32, 32, 0))
 
