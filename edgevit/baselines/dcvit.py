@@ -1,12 +1,12 @@
-"""DC-ViT (CVPR 2024): few blocks are cut, and those much: their attention goes whole, of their FFNs neurons at random.
+"""DC-ViT (CVPR 2024): remove the whole attention of a few blocks, and neurons of their FFNs at random.
 
-Blocks are ranked by what the answers lose without their attention. The first k of them lose it, and of their FFNs the
-same number of neurons each, drawn at random; k is the least for which the budget is met, and the FFNs are then as wide
-as it allows. The rest is trained after the cut.
+Blocks are ranked by how much the answers change without their attention. The first k blocks lose it, and their FFNs
+lose the same number of neurons, drawn at random. k is the least number that meets the budget; the FFNs are then as wide
+as it allows. The network is trained after the cut.
 
-Where the source is not followed: its measure of a block is not in the description that this is made by (Vulcan,
-Appendix I), and is here the divergence KL(p || p without the block's attention) of the answers to calibration images,
-one pass per block; its training, of features by few images, is the one that all methods here share.
+Differences from the source: the description that this follows (Vulcan, Appendix I) does not give its measure of a
+block, which is here the divergence KL(p || p without the block's attention) of the answers to calibration images, one
+pass per block. The source trains features on few images; this uses the training that all methods share.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ QUANTITIES = ("macs", "params", "ms", "mj")
 
 @dataclass(frozen=True)
 class Config(TeacherOptions):
-    calibration_images: int = 128  # The number of training images by which blocks are ranked.
+    calibration_images: int = 128  # The number of training images that rank the blocks.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,70 +47,70 @@ class Config(TeacherOptions):
 
 
 def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
-    """What it may take away."""
+    """Say what it may remove."""
     return Cuts(head_widths=False, sites=True)
 
 
 def losses(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> list[float]:
-    """What the answers lose without the attention of each block, in nats per image: one pass for each."""
-    whole, found = answers(network, images, columns, passes), []
+    """Measure how much the answers change without each block's attention, in nats per image, by one pass per block."""
+    original, losses_by_block = answers(network, images, columns, passes), []
     for attention, _ in family_of(network).branches(network):
         if attention is None:
-            found.append(0.0)  # it is gone already, so the block is among the first that are cut
+            losses_by_block.append(0.0)  # the block has none, and is cut first
             continue
-        # What is added to the tokens: a norm that comes after the attention goes with it, and its bias, too.
+        # The last module before the addition to the tokens: a norm after the attention is removed with it.
         *_, last = attention.output, *attention.after
         hook = last.register_forward_hook(lambda _, __, out: torch.zeros_like(out))
         try:
-            found.append(divergence(whole, answers(network, images, columns, passes)))
+            losses_by_block.append(divergence(original, answers(network, images, columns, passes)))
         finally:
             hook.remove()
-    return found
+    return losses_by_block
 
 
 def choose_blocks(
     dims: Sequence[BlockDims], order: Sequence[int], geometry: Geometry, budget: Budget, policy: Policy
 ) -> list[BlockDims]:
-    """Cut as few blocks as the budget allows, the first of the order first, and their FFNs alike.
+    """Cut as few blocks as the budget allows, in the given order, with FFNs of one width.
 
     Raises:
-        BudgetError: it is not met with all of them cut.
+        BudgetError: cutting all blocks does not meet the budget.
     """
-    stay = budget.at_least or {}
-    may_go = [
+    minimum = budget.at_least or {}
+    removable = [
         i
         for i in order
-        if "site" not in geometry.frozen(i) and dims[i].has_ffn and not (i in stay and stay[i].has_attention)
+        if "site" not in geometry.frozen(i) and dims[i].has_ffn and not (i in minimum and minimum[i].has_attention)
     ]
-    ends = {i: limits(dims[i], policy, geometry.frozen(i), stay.get(i))["ffn"] for i in may_go}
+    ends = {i: limits(dims[i], policy, geometry.frozen(i), minimum.get(i))["ffn"] for i in removable}
     widths = range(0, max((high for _, high in ends.values()), default=0) + 1, policy.ffn_step)
 
     def cut(count: int, width: int) -> list[BlockDims]:
-        """The first so many blocks without attention, and with FFNs of this width as far as they can have it."""
+        """Remove the attention of the first `count` blocks, and give their FFNs this width where they allow it."""
         chosen = list(dims)
-        for i in may_go[:count]:
+        for i in removable[:count]:
             low, high = ends[i]
             chosen[i] = replace(dims[i], heads=0, qk=0, vo=0, ffn=min(max(width, low), high))
         return chosen
 
-    def holds(count: int, width: int) -> bool:
+    def fits(count: int, width: int) -> bool:
         return budget.holds(budget.cost(cut(count, width), geometry))
 
-    for count in range(1, len(may_go) + 1):
-        if holds(count, 0):
-            too_wide = bisect(widths, False, key=lambda width: not holds(count, width))  # called at once
+    for count in range(1, len(removable) + 1):
+        if fits(count, 0):
+            too_wide = bisect(widths, False, key=lambda width: not fits(count, width))  # called at once
             return cut(count, widths[too_wide - 1])
-    least = budget.cost(cut(len(may_go), 0), geometry)
+    least = budget.cost(cut(len(removable), 0), geometry)
     raise BudgetError(
         f"{budget.asked} leaves {budget.told(budget.limit)}, but dcvit in shape {policy.name!r} reaches no less than "
-        f"{budget.told(least)}, with the attention of {len(may_go)} of {len(dims)} blocks gone; raise the budget, or "
-        "try another method",
+        f"{budget.told(least)}, with the attention of {len(removable)} of {len(dims)} blocks gone; raise the "
+        "budget, or try another method",
         least=least,
     )
 
 
 def plan_of(blocks: Sequence[Block], chosen: Sequence[BlockDims], seed: int) -> Plan:
-    """The plan of these sizes, with neurons drawn at random; an attention that stays keeps the weights that it has."""
+    """Plan these sizes, with neurons drawn at random; a remaining attention keeps its weights."""
     generator, plans = torch.Generator().manual_seed(seed), []
     for i, (block, new) in enumerate(zip(blocks, chosen, strict=True)):
         heads = tuple(range(new.heads))

@@ -1,9 +1,8 @@
-"""Units with small weights go: the sum of |w|^p over all weights that go with a unit, ranked within each kind.
+"""Remove units with small weights, by the sum of |w|^p over all weights of a unit, ranked within each kind.
 
-No image is looked at before the training. With p = 2 it is the group-wise L2 norm of DepGraph (Fang et al., CVPR 2023),
-which compares in groups of the same shape when it prunes isomorphically; sums, not means, over a group. NuWa compares
-itself with a rival that trains nothing and is called Numerical, of which we know no more: by its name it is this one,
-with --steps 0.
+No images are needed before the training. With p = 2 this is the group-wise L2 norm of DepGraph (Fang et al., CVPR 2023)
+with isomorphic pruning, with sums in place of means over a group. NuWa compares itself with a baseline without training
+that it calls Numerical and does not describe; by its name it is this one with --steps 0.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ QUANTITIES = ("macs", "params", "ms", "mj")
 
 @dataclass(frozen=True)
 class Config(RankOptions):
-    order: float = 2.0  # The power of the weights' absolute values that is summed up.
+    order: float = 2.0  # The power p of the weights' absolute values.
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,19 +1,18 @@
-"""MDP (CVPR 2025): one choice of embedding, heads, QK, VO and FFN widths, the most importance within the budget.
+"""MDP (CVPR 2025): choose embedding, heads, QK, VO and FFN widths together, for the most importance in the budget.
 
-A unit is worth the squared change of the loss without it, as for `nvit`: (sum of w dL/dw)^2 over its weights, the mean
-over groups of images. Over the embedding width d and each block's heads H, widths q and v, and FFN width e,
+The score of a unit is the squared change of the loss without it, as for `nvit`: (sum of w dL/dw)^2 over its weights,
+the mean over groups of images. Over the embedding width d and each block's heads H, widths q and v, and FFN width e,
 
     max  sum of the importance of all units that stay    subject to    cost(d, H, q, v, e) <= budget,
 
-a mixed-integer program that is not linear, as costs multiply d by all others. Here it is solved width by width of the
-embedding: for each a knapsack over all blocks, and the best of them is taken. Widths are those of a ladder of at most
-eleven, about a twelfth of the embedding apart (`derivation.embedding`), and not every one. For each width on it the
-choice is exact where all costs are whole numbers of at most 20,000 bins; else a bin is a 20,000th of what there is to
-spend beyond the cheapest sizes, and the choice gives up no more than the best one within a budget that is one bin per
-attention and FFN lower (`derivation.allocate.knapsack`).
+a mixed-integer program that is not linear, since costs multiply d by all others. It is solved by one knapsack over all
+blocks for each width of the embedding, of which the best is chosen. At most eleven widths are tried, about a twelfth of
+the embedding apart (`derivation.embedding`). For each, the choice is exact if all costs are whole numbers of at most
+20,000 bins. Else a bin is a 20,000th of the budget beyond the cheapest sizes, and the choice loses no more than the
+best one within a budget that is one bin per attention and FFN lower (`derivation.allocate.knapsack`).
 
-The source counts latency by a table measured beforehand, as `--ms` does here; MACs and parameters are counted, too. It
-drops whole blocks, too, in its convolutional form; here every block stays.
+The source counts latency by a table measured beforehand, as `--ms` does; here MACs and parameters can be counted, too.
+Its convolutional form drops whole blocks; here every block is kept.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ QUANTITIES = ("macs", "params", "ms", "mj")
 
 @dataclass(frozen=True)
 class Config(TeacherOptions):
-    drop_heads: bool = True  # Whether whole heads may go; those of a block that stay have one width.
-    cut_embedding: bool = True  # Whether channels of the embedding go, too.
+    drop_heads: bool = True  # Whether whole heads may be removed; the remaining heads of a block have one width.
+    cut_embedding: bool = True  # Whether channels of the embedding are removed, too.
     calibration_images: int = 256  # The number of training images whose loss is differentiated.
 
     def __post_init__(self) -> None:
@@ -57,7 +56,7 @@ class Config(TeacherOptions):
 
 
 def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
-    """What it may take away."""
+    """Say what it may remove."""
     embed = embedding.narrowest(network, policy, 0, "mdp") if config.cut_embedding else 0
     return Cuts(heads=config.drop_heads, embed=embed, more={"cut_embedding": True, "drop_heads": True})
 
@@ -69,26 +68,26 @@ def _descending(scores: Tensor) -> Tensor:
 def _menu(
     problem: Problem, config: Config, of: UnitScores, dims: BlockDims, geometry: Geometry, block: int
 ) -> BlockMenu:
-    """Every way to make a block, with the importance that it gives up."""
+    """List every size of a block, with the importance that it loses."""
     none = torch.empty(0)
     lost = Sensitivity(_descending(of.qk), _descending(of.vo), of.heads, none, none, none)
     costs, frozen, policy = block_costs(problem.budget, geometry, block), geometry.frozen(block), problem.policy
-    stays = (problem.budget.at_least or {}).get(block)
+    minimum = (problem.budget.at_least or {}).get(block)
     attention, neurons = list[Choice](), list[Choice]()
     if dims.has_attention:
         attention = attention_menu(
-            dims, lost, policy, costs.attention, drop_heads=config.drop_heads, frozen=frozen, at_least=stays
+            dims, lost, policy, costs.attention, drop_heads=config.drop_heads, frozen=frozen, at_least=minimum
         )
     if dims.has_ffn:
-        neurons = ffn_menu(of.ffn.sort().values, policy, costs.ffn, frozen, 0 if stays is None else stays.ffn)
+        neurons = ffn_menu(of.ffn.sort().values, policy, costs.ffn, frozen, 0 if minimum is None else minimum.ffn)
     return as_it_stands(BlockMenu(attention, neurons, None), costs)
 
 
-def best(problem: Problem, config: Config, scores: Scores) -> tuple[Ranked, float]:
-    """The sizes that keep the most importance within the budget, and how much is given up.
+def choose_sizes(problem: Problem, config: Config, scores: Scores) -> tuple[Ranked, float]:
+    """Choose the sizes that keep the most importance within the budget; also return the importance that is lost.
 
     Raises:
-        BudgetError: it is not within reach.
+        BudgetError: the budget cannot be met.
     """
     network, budget = problem.network, problem.budget
     family = family_of(network)
@@ -104,22 +103,22 @@ def best(problem: Problem, config: Config, scores: Scores) -> tuple[Ranked, floa
             for i, (of, d, n) in enumerate(zip(scores.blocks, dims, tokens, strict=True))
         ]
         prices = budget.prices_at(geometry)
-        found = allocate(menus, budget.limit - (geometry.fixed(0, budget.linear) if prices is None else prices.fixed))
-        pairs = [pair for pair in found if pair is not None]
+        choices = allocate(menus, budget.limit - (geometry.fixed(0, budget.linear) if prices is None else prices.fixed))
+        pairs = [pair for pair in choices if pair is not None]
         return pairs, sum(sum(choice.loss for choice in pair if choice is not None) for pair in pairs)
 
     least = budget.least_embed if narrow else whole.embed
     widths = embedding.embed_widths(network, problem.policy, least=least)
 
     @cache
-    def given_up(width: int) -> float:
+    def embedding_loss(width: int) -> float:
         return float(least_first[: whole.embed - width].sum())
 
-    rung = embedding.climb(widths, solve, given_up)[0]
-    kept: list[Heads] = [Heads((), 0, 0) if attention is None else attention.value for attention, _ in rung.shape]
+    rung = embedding.climb(widths, solve, embedding_loss)[0]
+    attentions: list[Heads] = [Heads((), 0, 0) if attention is None else attention.value for attention, _ in rung.shape]
     neurons = [0 if ffn is None else ffn.value for _, ffn in rung.shape]
-    sizes = [BlockDims(len(heads.heads), heads.qk, heads.vo, n) for heads, n in zip(kept, neurons, strict=True)]
-    return Ranked([heads.heads for heads in kept], sizes, rung.width), rung.nats
+    sizes = [BlockDims(len(heads.heads), heads.qk, heads.vo, n) for heads, n in zip(attentions, neurons, strict=True)]
+    return Ranked([heads.heads for heads in attentions], sizes, rung.width), rung.nats
 
 
 def derive(problem: Problem, config: Config) -> Derived:
@@ -129,7 +128,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     with problem.stopwatch.stage("gradients"):
         scores = squared_changes(network, images, problem.columns, problem.passes)
     with problem.stopwatch.stage("allocation"):
-        chosen, lost = best(problem, config, scores)
+        chosen, lost = choose_sizes(problem, config, scores)
     return ranked.finish(problem, config, ranked.plan_of(network, scores, chosen), importance_given_up=lost)
 
 

@@ -1,8 +1,8 @@
-"""Random units go, the same share everywhere: what a method must beat (Gadhikar et al., 2023; the baseline of Vulcan).
+"""Remove random units, the same share everywhere, as a lower bound (Gadhikar et al., 2023; the baseline of Vulcan).
 
-The same share of q, v and e goes in every block, and which of them is drawn: a row of W_Q with the same row of W_K, a
-row of W_V with its column of W_O, a neuron as a whole. W_Q is scaled by sqrt(q' / q), as logits are divided by
-sqrt(q'). The seed of the training draws. The source keeps all heads and the embedding; here they may go, too.
+Every block loses the same share of q, v and e. The units are drawn by the training's seed: a row of W_Q with the same
+row of W_K, a row of W_V with its column of W_O, a whole neuron. W_Q is scaled by sqrt(q' / q), since logits are divided
+by sqrt(q'). The source keeps all heads and the embedding; here they can be removed, too.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ QUANTITIES = ("macs", "params", "ms", "mj")
 
 @dataclass(frozen=True)
 class Config(RankOptions):
-    # How far random scores are compared: nowhere, so that all is cut alike (uniform, the source), within a kind of unit
-    # over all blocks (isomorphic), or all with all, by score per MAC (global).
+    # Which units are ranked together: those of one kind in one block, so that all is cut alike (uniform, the source),
+    # those of one kind in all blocks (isomorphic), or all units, by score per MAC (global).
     grouping: Grouping = "uniform"
 
 

@@ -1,12 +1,12 @@
-"""Units go by the first-order change of the loss, ranked among units of the same shape (Isomorphic Pruning, ECCV 2024).
+"""Remove units by the first-order change of the loss, ranked within their kind (Isomorphic Pruning, ECCV 2024).
 
-A unit is worth |sum of w dL/dw| over all weights that go with it (Molchanov et al., CVPR 2019; Taylor importance of
-groups, Fang et al.), L the task's cross-entropy over calibration images. Units are ranked within their kind, over all
-blocks: QK dimensions, VO dimensions, heads, neurons and channels of the embedding, each giving up the same share.
+The score of a unit is |sum of w dL/dw| over all of its weights (Molchanov et al., CVPR 2019; Taylor importance of
+groups, Fang et al.), with L the task's cross-entropy over calibration images. Units are ranked within their kind, over
+all blocks: QK dimensions, VO dimensions, heads, neurons and channels of the embedding. All kinds lose the same share.
 
-What the source leaves open, and how it is here: one gradient of all calibration images; the sum is over a group of
-signed products, and `terms=each` sums their absolute values instead, as `torch_pruning` does; a channel's group is that
-of the blocks and the classifier (`common.importance`). Nothing makes up for what goes, but the training.
+Choices that the source leaves open: one gradient of all calibration images is taken; the signed products of a group are
+summed, while `terms=each` sums their absolute values, as `torch_pruning` does; a channel's group has the weights of the
+blocks and the classifier (`common.importance`). Only the training compensates for removed units.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ QUANTITIES = ("macs", "params", "ms", "mj")
 
 @dataclass(frozen=True)
 class Config(RankOptions):
-    # What of attention goes: dimensions of every head (widths), whole heads (heads), or both.
+    # Which units of attention are removed: dimensions of every head (widths), whole heads (heads), or both.
     attention: AttentionUnits = "both"
-    cut_embedding: bool = True  # Whether channels of the embedding go, too.
-    # What is summed over a unit's weights: products with the gradient, whose sum counts (group), or their absolute
-    # values (each).
+    cut_embedding: bool = True  # Whether channels of the embedding are removed, too.
+    # What is summed over a unit's weights: their products with the gradient (group), or the absolute values of these
+    # (each).
     terms: Literal["group", "each"] = "group"
     calibration_images: int = 256  # The number of training images whose loss is differentiated.
 

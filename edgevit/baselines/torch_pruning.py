@@ -1,13 +1,12 @@
-"""What the library torch-pruning says goes together, by its own measures (DepGraph, Fang et al., CVPR 2023).
+"""Remove units by the groups and measures of the library torch-pruning (DepGraph, Fang et al., CVPR 2023).
 
-Its dependency graph of the network groups the weights that go with a unit. Its Taylor importance, with the library's
+Its dependency graph groups the weights that are removed with a unit. Its Taylor importance, with the library's
 defaults, is the mean over the layers of a group of sum |w dL/dw|, L the task's cross-entropy over calibration images;
-its magnitude is the mean of the sums of w^2; both are then divided by their mean over the group, and leave biases out.
-As in its pruner, a dimension leaves every head of an attention alike, from queries, keys, values and output, and a head
-is worth the mean of its dimensions. Units are ranked as `grouping` says, by default isomorphically (ECCV 2024). How
-much stays is found as for all methods that rank units, so that the budget is met in the shape that is asked for.
-`taylor` with `terms=each` sums the same terms, and those of biases, over groups of this project; by its default, terms
-of opposite signs cancel.
+its magnitude is the mean of the sums of w^2. Both are then divided by their mean over the group, and ignore biases. As
+in its pruner, a dimension is removed from queries, keys, values and output of every head, and the score of a head is
+the mean of its dimensions. Units are ranked as `grouping` says, by default isomorphically (ECCV 2024). Sizes are chosen
+as for all methods that rank units, so that the budget is met in the requested shape. `taylor` with `terms=each` sums
+the same terms, and those of biases, over the groups of edgevit; by its default, terms of opposite signs cancel.
 
     pip install 'edgevit[rivals]'
 """
@@ -37,10 +36,10 @@ QUANTITIES = ("macs", "params", "ms", "mj")
 
 @dataclass(frozen=True)
 class Config(RankOptions):
-    # What of attention goes: dimensions of every head (widths), whole heads (heads), or both.
+    # Which units of attention are removed: dimensions of every head (widths), whole heads (heads), or both.
     attention: AttentionUnits = "both"
-    cut_embedding: bool = True  # Whether channels of the embedding go, too.
-    importance: Literal["taylor", "magnitude"] = "taylor"  # Which of the library's measures.
+    cut_embedding: bool = True  # Whether channels of the embedding are removed, too.
+    importance: Literal["taylor", "magnitude"] = "taylor"  # Which measure of the library.
     calibration_images: int = 256  # The number of training images whose loss is differentiated.
 
     def __post_init__(self) -> None:
@@ -49,7 +48,7 @@ class Config(RankOptions):
 
 
 def check_training(config: Config, training: Training) -> None:
-    """Refuse to begin without the library.
+    """Check that the library is installed.
 
     Raises:
         OptionError: torch-pruning is not installed.
@@ -65,7 +64,7 @@ def derive(problem: Problem, config: Config) -> Derived:
         if config.importance == "magnitude":
             values, measure = valued(network, lambda _, weight: weight), library.importance.GroupMagnitudeImportance()
         else:
-            # Its Taylor importance multiplies weights by their gradients: here they have been, and those are 1.
+            # Its Taylor importance multiplies weights by gradients. The values are these products, so gradients are 1.
             values = weights_times_gradients(network, images, problem.columns, problem.passes)
             measure = library.importance.GroupTaylorImportance()
             for parameter in values.parameters():
@@ -75,10 +74,10 @@ def derive(problem: Problem, config: Config) -> Derived:
 
 
 def scores_of(network: nn.Module, measure: Any) -> Scores:
-    """What every unit of a network is worth by one of torch-pruning's measures.
+    """Score every unit of a network by one of torch-pruning's measures.
 
     Raises:
-        OptionError: the library cannot follow the network, or groups otherwise than its pruner does.
+        OptionError: the library cannot trace the network, or its groups are not those of its pruner.
     """
     family = family_of(network)
     blocks = family.read(network)
@@ -86,19 +85,19 @@ def scores_of(network: nn.Module, measure: Any) -> Scores:
     example = torch.zeros(1, *family.input_size(network), device=next(network.parameters()).device)
     library = _library()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it tells of tokens and positions, which belong to no layer
+        warnings.simplefilter("ignore")  # about tokens and positions, which belong to no layer
         graph = library.DependencyGraph().build_dependency(network, example_inputs=example)
 
     def worth(layer: nn.Module, cut: Any, units: int) -> Tensor:
         try:
-            found: Tensor | None = measure(graph.get_pruning_group(layer, cut, list(range(units))))
+            scores: Tensor | None = measure(graph.get_pruning_group(layer, cut, list(range(units))))
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            found, told = None, f": {error}"
+            scores, detail = None, f": {error}"
         else:
-            told = "" if found is None else f": {len(found)} units of {units}"
-        if found is None or len(found) != units:
-            raise OptionError(f"torch-pruning cannot group the units of this network{told}; try --method taylor")
-        return found.detach().double().cpu()
+            detail = "" if scores is None else f": {len(scores)} units of {units}"
+        if scores is None or len(scores) != units:
+            raise OptionError(f"torch-pruning cannot group the units of this network{detail}; try --method taylor")
+        return scores.detach().double().cpu()
 
     of_blocks = []
     for block in blocks:

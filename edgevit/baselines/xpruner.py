@@ -1,16 +1,16 @@
-"""X-Pruner (CVPR 2023): a mask per class on every head and neuron, learned with the loss; those with small masks go.
+"""X-Pruner (CVPR 2023): learn a mask per class on every head and neuron; remove units with small masks.
 
-What head or neuron u puts out is multiplied by m[y, u], with y the class of the image and all masks 1 at first. They
-are learned by Adam, in passes over calibration images, each in an order of its own, against
+The output of head or neuron u is multiplied by m[y, u], with y the class of the image and all masks 1 at first. Adam
+learns them in passes over calibration images, each in a new order, with the loss
 
     L = cross-entropy + sparsity * mean over units of |m[y, u]|,
 
-so a mask falls where the loss does not hold it up. A unit is worth the sum of |m[y, u]| over the classes. The rest is
-trained after the cut, as for every method that ranks units.
+so that a mask falls where the cross-entropy does not need it. The score of a unit is the sum of |m[y, u]| over the
+classes. The network is trained after the cut, as for every method that ranks units.
 
-Where this is not the source: it learns weights beside masks, and these stay here as they are until the cut; it keeps
-the masks smooth by a further term; and it learns a threshold for each layer, in whose place the budget is spent by
-rank, over all blocks within a kind of unit.
+Differences from the source: it learns weights together with masks, while weights are fixed here until the cut; it
+smooths the masks by a further term; and it learns a threshold for each layer, while the budget is spent here by rank,
+over all blocks within a kind of unit.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ QUANTITIES = ("macs", "params", "ms", "mj")
 
 @dataclass(frozen=True)
 class Config(TeacherOptions):
-    # How far masks are compared: nowhere, so that all is cut alike (uniform), within a kind of unit over all blocks
-    # (isomorphic), or all with all, by mask per MAC (global).
+    # Which units are ranked together: those of one kind in one block, so that all is cut alike (uniform), those of
+    # one kind in all blocks (isomorphic), or all units, by mask per MAC (global).
     grouping: Grouping = "isomorphic"
-    calibration_images: int = 256  # The number of training images by which masks are learned.
-    mask_passes: int = 10  # The number of passes over them.
+    calibration_images: int = 256  # The number of training images that masks are learned on.
+    mask_passes: int = 10  # The number of passes over these images.
     mask_lr: float = 0.02  # The learning rate of the masks.
-    sparsity: float = 1.0  # How much the mean of the masks counts, beside the cross-entropy.
+    sparsity: float = 1.0  # The weight of the masks' mean in the loss.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,17 +60,17 @@ class Config(TeacherOptions):
 
     @property
     def units(self) -> RankOptions:
-        """What goes: whole heads and neurons."""
+        """Which units are removed: whole heads and neurons."""
         return RankOptions(grouping=self.grouping, attention="heads")
 
 
 def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
-    """What it may take away."""
+    """Say what it may remove."""
     return Cuts(head_widths=False, heads=True)
 
 
 class _Masks:
-    """The masks of a network, which multiply what its heads and neurons put out while it is watched."""
+    """The masks of a network, which multiply the outputs of its heads and neurons within `watch`."""
 
     def __init__(self, network: nn.Module, classes: int) -> None:
         self.network = network
@@ -80,9 +80,9 @@ class _Masks:
         def ones(count: int) -> Tensor:
             return torch.ones(classes, count, device=like.device, requires_grad=True)
 
-        self.heads = [ones(d.heads) for d in dims]  # none where the site is gone
+        self.heads = [ones(d.heads) for d in dims]  # empty if the block lacks the site
         self.neurons = [ones(d.ffn) for d in dims]
-        self.labels = torch.empty(0, dtype=torch.int64)  # of the batch that the network is shown
+        self.labels = torch.empty(0, dtype=torch.int64)  # of the current batch
 
     @property
     def all(self) -> list[Tensor]:
@@ -102,24 +102,24 @@ class _Masks:
             yield
 
     def _multiply(self, mask: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
-        def see(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor]:
+        def see(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
             units = mask[self.labels].unsqueeze(1)  # [B, 1, heads or neurons]
-            return (given[0] * units.repeat_interleave(given[0].shape[-1] // units.shape[-1], -1),)
+            return (inputs[0] * units.repeat_interleave(inputs[0].shape[-1] // units.shape[-1], -1),)
 
         return see
 
     def mean(self) -> Tensor:
-        """Of |m| over all units, for the classes of the batch."""
+        """Average |m| over all units, for the classes of the batch."""
         return torch.cat([mask[self.labels].abs().flatten() for mask in self.all]).mean()
 
 
-def learned(
+def learn_masks(
     network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, config: Config, *, seed: int
 ) -> Scores:
-    """What each head and neuron is worth by its masks; the dimensions of a head are all alike, as are all channels.
+    """Score each head and neuron by its masks; dimensions of heads and channels have equal scores.
 
-    Every process learns the same, of all images. The seed draws the order of each pass: images lie class by class, so
-    that Adam would move the masks of a class in a few steps running, and let them rest in all others.
+    Every process learns the same masks from all images. The seed draws the order of each pass, since images are sorted
+    by class: else Adam would move the masks of one class in a few consecutive steps.
 
     Raises:
         DataError: a mask is not finite.
@@ -156,7 +156,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     images, network = problem.task.train.subset(config.calibration_images), problem.network
     with problem.stopwatch.stage("masks"):
         network.to(problem.compute.device).eval()
-        scores = learned(network, images, problem.columns, problem.passes, config, seed=problem.training.seed)
+        scores = learn_masks(network, images, problem.columns, problem.passes, config, seed=problem.training.seed)
     plan = ranked.plan_of(network, scores, ranked.choose_units(problem, config.units, scores))
     return ranked.finish(problem, config, plan)
 

@@ -12,7 +12,7 @@ import torch
 from problems import untrained
 from torch import Tensor
 
-from edgevit.baselines.corp import METHOD, Config, compensated, derive, fitted_logits, query_second_moment, rest
+from edgevit.baselines.corp import METHOD, Config, compensated, complement, derive, fitted_logits, query_second_moment
 from edgevit.data.task import open_task
 from edgevit.derivation.measure.divergence import answers, divergence
 from edgevit.derivation.problem import Problem
@@ -114,7 +114,7 @@ def test_what_is_an_affine_function_of_what_stays_is_made_up_for_exactly() -> No
     for name in ("wq", "wk", "wv"):
         weight = getattr(part, name).clone()
         for head in range(H):
-            kept, gone = KEPT[head], rest(KEPT[head], W)
+            kept, gone = KEPT[head], complement(KEPT[head], W)
             mix = drawn(len(gone), len(kept), seed=20 + head)
             weight[head, gone] = mix @ weight[head, kept]
         repeated[name] = weight
@@ -140,7 +140,7 @@ def test_the_fit_of_logits_is_the_best_over_independent_pairs() -> None:
     part, x, kept = attention(), tokens()[:40], KEPT[0]
     q, k = rows(part.wq, part.bq, x)[0], rows(part.wk, None, x)[0]
     k = k - k.mean(0)
-    gone = rest(kept, W)
+    gone = complement(kept, W)
     given = torch.cat([q[:, kept], torch.ones(len(q), 1).to(q)], dim=1)
     design = torch.einsum("na,mb->nmab", given, k[:, kept]).reshape(len(x) ** 2, -1)
     target = (q[:, gone] @ k[:, gone].mT).reshape(-1, 1)

@@ -12,7 +12,7 @@ import torch
 from problems import untrained
 
 from edgevit.baselines.common.importance import Scores, UnitScores
-from edgevit.baselines.mdp import Config, best, derive
+from edgevit.baselines.mdp import Config, choose_sizes, derive
 from edgevit.data.task import open_task
 from edgevit.derivation.embedding import geometry_at
 from edgevit.derivation.problem import Problem
@@ -43,11 +43,11 @@ def told(problem: Problem, *, embed: float = 1.0, ffn: float = 1.0) -> Scores:
 
 def test_the_budget_is_met_and_what_is_dear_stays(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     problem = opened(small_vit(depth=2, num_heads=4), 0.6, tmp_path)
-    cheap_channels, _ = best(problem, Config(), told(problem, embed=0.0))
-    dear_channels, _ = best(problem, Config(), told(problem, embed=1e6))
+    cheap_channels, _ = choose_sizes(problem, Config(), told(problem, embed=0.0))
+    dear_channels, _ = choose_sizes(problem, Config(), told(problem, embed=1e6))
     assert cheap_channels.embed < dear_channels.embed == 64
-    dear_neurons, _ = best(problem, Config(cut_embedding=False), told(problem, ffn=100.0))
-    cheap_neurons, _ = best(problem, Config(cut_embedding=False), told(problem, ffn=0.01))
+    dear_neurons, _ = choose_sizes(problem, Config(cut_embedding=False), told(problem, ffn=100.0))
+    cheap_neurons, _ = choose_sizes(problem, Config(cut_embedding=False), told(problem, ffn=0.01))
     assert sum(d.ffn for d in dear_neurons.dims) > 2 * sum(d.ffn for d in cheap_neurons.dims)
     for found in (cheap_channels, dear_channels, dear_neurons, cheap_neurons):
         cost = geometry_at(problem.network, found.embed).macs(found.dims)
@@ -58,7 +58,7 @@ def test_no_single_exchange_keeps_more(small_vit: Callable[..., Any], tmp_path: 
     """Against every pair of FFN widths with the attention as chosen: none within the budget gives up less."""
     problem = opened(small_vit(depth=2, num_heads=4), 0.5, tmp_path)
     config, scores = Config(cut_embedding=False, drop_heads=False), told(problem)
-    found, _ = best(problem, config, scores)
+    found, _ = choose_sizes(problem, config, scores)
     geometry = geometry_at(problem.network, found.embed)
 
     def kept(widths: tuple[int, ...]) -> float:

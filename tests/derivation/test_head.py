@@ -15,7 +15,6 @@ from small_base import ARGS, write_checkpoint
 
 import edgevit
 from edgevit.derivation.head import FEWEST, Moments, RidgeRegression, choose_ridge, open_task_for, sharpen
-from edgevit.derivation.methods import method_names
 from edgevit.derivation.opening import open_for
 from edgevit.derivation.request import DeriveRequest, SupernetRequest
 from edgevit.errors import DataError, OptionError, UnsupportedModelError
@@ -182,14 +181,10 @@ def test_the_head_of_a_distilled_deit_is_one_for_both_tokens(small_vit: Any, tmp
         ("nuwa", {"purification": "none"}, "subset"),
         ("nuwa", {"purification": "none"}, "full"),
         ("vulcan", {"teacher": "restricted"}, "subset"),
-        *(
-            (name, FEW.get(name, {}), "subset")
-            for name in method_names()
-            if name not in ("forge", "nuwa", "skd", "vulcan")
-        ),
+        *((name, FEW.get(name, {}), "subset") for name in ("heart", "taylor")),
     ],
 )
-def test_every_method_derives_from_a_fitted_head(
+def test_a_method_derives_from_a_fitted_head(
     headless: Path, tmp_path: Path, method: str, options: dict[str, Any], head: str
 ) -> None:
     training = Training(steps=2, batch_size=32, device="cpu", evaluations=1)

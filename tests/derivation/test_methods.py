@@ -1,4 +1,4 @@
-"""Every file in derive/methods keeps the contract of that folder."""
+"""Every method keeps the contract of `edgevit.derivation.methods`: edgevit's own in every shape, baselines in one."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from small_base import assert_same_weights, derive, write_checkpoint, write_cost
 
 import edgevit
 from edgevit.derivation.allocate.policy import POLICIES
-from edgevit.derivation.methods import load_method, method_names
+from edgevit.derivation.methods import baseline_names, load_method, method_names, own_method_names
 from edgevit.derivation.options import describe, make_config, parse_assignments
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.records.model_folder import ModelFolder
@@ -22,6 +22,9 @@ from edgevit.records.model_folder import ModelFolder
 pytestmark = pytest.mark.usefixtures("few_digits")
 
 NAMES = [*method_names(), EXAMPLE]
+SHAPES = [*((name, shape) for name in own_method_names() for shape in POLICIES),
+          *((name, "fused") for name in (*baseline_names(), EXAMPLE))]  # fmt: skip
+DRAWN_BASELINES = ("dcvit", "random", "xpruner")  # what they keep depends on the seed
 # heart cuts no widths: of two blocks, few tokens and heads that must be two to fuse, less than half can go.
 RATES, ROOM = {"heart": 0.25}, {"heart": 0.04}
 
@@ -38,23 +41,23 @@ def checkpoint(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("base"))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_options_are_a_frozen_dataclass_with_defaults(name):
-    config = load_method(name).Config()
-    assert is_dataclass(config) and config.__dataclass_params__.frozen
-    for field in fields(config):
-        with pytest.raises(AttributeError):
-            setattr(config, field.name, getattr(config, field.name))
+def test_options_are_a_frozen_dataclass_with_defaults():
+    for name in NAMES:
+        config = load_method(name).Config()
+        assert is_dataclass(config) and config.__dataclass_params__.frozen
+        for field in fields(config):
+            with pytest.raises(AttributeError):
+                setattr(config, field.name, getattr(config, field.name))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_method_trains_no_less_for_more_images_or_a_higher_rate(name):
-    method = load_method(name).METHOD
-    few, more, higher = (
-        method.default_steps(method.config(), rate, images, 64)
-        for rate, images in ((0.3, 1000), (0.3, 2000), (0.6, 1000))
-    )
-    assert 0 <= few <= min(more, higher) and isinstance(few, int)
+def test_a_method_trains_no_less_for_more_images_or_a_higher_rate():
+    for name in NAMES:
+        method = load_method(name).METHOD
+        few, more, higher = (
+            method.default_steps(method.config(), rate, images, 64)
+            for rate, images in ((0.3, 1000), (0.3, 2000), (0.6, 1000))
+        )
+        assert 0 <= few <= min(more, higher) and isinstance(few, int)
 
 
 def test_the_example_is_short_and_clean_code(folder_with_the_example):
@@ -87,16 +90,14 @@ def derived(checkpoint, tmp_path_factory):
     @cache
     def make(name, shape):
         folder = tmp_path_factory.mktemp(name) / "m"
-        training = {} if shape == "fused" else {"steps": 0}
-        return derive(
-            checkpoint, folder, method=name, shape=shape, rate=RATES.get(name, 0.45), training=training
-        ), folder
+        training = {"steps": 2, "evaluations": 1} if shape == "fused" else {"steps": 0}
+        rate = RATES.get(name, 0.45)
+        return derive(checkpoint, folder, method=name, shape=shape, rate=rate, training=training), folder
 
     return make
 
 
-@pytest.mark.parametrize("shape", POLICIES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "shape"), SHAPES)
 def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape, derived):
     rate, (derivation, folder) = RATES.get(name, 0.45), derived(name, shape)
     spec = derivation.model.spec
@@ -111,29 +112,34 @@ def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape
     assert loaded(images).shape == (2, 3)
 
 
-BY_TABLE = [name for name in method_names() if "ms" in describe(name).quantities]
+CUT_EMBEDDING = [name for name in own_method_names() if "cut_embedding" in {o.name for o in describe(name).options}]
+BASELINES_BY_TABLE = ("corp", "dcvit", "mdp", "taylor")  # the others spend a budget as taylor does
 
 
-@pytest.mark.parametrize("narrower", [(), (32,)], ids=["whole", "narrower"])
-@pytest.mark.parametrize("name", BY_TABLE)
+@pytest.mark.parametrize(
+    ("name", "narrower"),
+    [
+        *((name, ()) for name in (*own_method_names(), *BASELINES_BY_TABLE)),
+        *((name, (32,)) for name in (*CUT_EMBEDDING, "mdp")),
+    ],
+)
 def test_a_method_that_counts_milliseconds_keeps_them_by_the_table(name, narrower, checkpoint, tmp_path):
     budget = 2.2 if name == "heart" else 1.6  # it cuts no widths
     given = {"rate": None, "ms": budget, "cost_table": write_cost_table(tmp_path, narrower), "training": {"steps": 0}}
-    if narrower and "cut_embedding" in {option.name for option in describe(name).options}:
+    if narrower:
         given["options"] = {"cut_embedding": True}
     record = derive(checkpoint, tmp_path / "m", method=name, **given).record
     assert record.budget.quantity == "ms" and 0.75 * budget < record.budget.reached <= budget * (1 + 1e-9)
 
 
 def test_all_methods_count_milliseconds():
-    assert set(method_names()) - set(BY_TABLE) == {EXAMPLE}
+    assert {name for name in method_names() if "ms" not in describe(name).quantities} == {EXAMPLE}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_same_seed_gives_the_same_weights(name, checkpoint, derived, tmp_path):
-    one, _ = derived(name, "fused")
-    two = derive(checkpoint, tmp_path / "two", method=name, shape="fused", rate=RATES.get(name, 0.45))
-    assert_same_weights(one.model.network.state_dict(), two.model.network.state_dict())
+@pytest.mark.parametrize("name", [*own_method_names(), *DRAWN_BASELINES])
+def test_the_same_seed_gives_the_same_weights(name, derived):
+    (first, _), (second, _) = derived(name, "fused"), derived.__wrapped__(name, "fused")  # which makes another
+    assert_same_weights(first.model.network.state_dict(), second.model.network.state_dict())
 
 
 def test_an_unknown_method_suggests_the_nearest():

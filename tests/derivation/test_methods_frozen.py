@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from small_base import derive, write_checkpoint
 
-from edgevit.derivation.methods import method_names
+from edgevit.derivation.methods import baseline_names, own_method_names
 from edgevit.derivation.options import describe
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.cost import Geometry
@@ -16,7 +16,7 @@ from edgevit.network.cost import Geometry
 pytestmark = pytest.mark.usefixtures("few_digits")
 
 FEW = {"calibration_images": 16, "sensitivity_images": 8, "probes": 1, "mask_passes": 1, "purification": "none"}
-OF_ATTENTION = ("heads", "qk", "vo", "site", "block")
+OF_ATTENTION, OF_FFN = ("heads", "qk", "vo", "site", "block"), ("neurons", "site", "block")
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +24,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("base"))
 
 
-@pytest.mark.parametrize("axes", [OF_ATTENTION, ("neurons", "site", "block")], ids=["attention", "neurons"])
-@pytest.mark.parametrize("name", [name for name in method_names() if name != "skd"])  # which cuts no base
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        *((name, axes) for name in own_method_names() if name != "skd" for axes in (OF_ATTENTION, OF_FFN)),
+        *((name, OF_ATTENTION) for name in baseline_names()),
+        *((name, OF_FFN) for name in ("mdp", "taylor", "xpruner")),
+    ],
+)  # skd cuts no base
 def test_frozen_axes_stay_as_they_are(
     name: str, axes: tuple[str, ...], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,10 @@
 """Every method leaves the base alone, and its model is the base with what the plan removes masked.
 
-Held for every file in derive/methods, and for the example in its docstring, on a base with random weights; that the
-base is left alone with training, too. Masked is: a block that goes hands its tokens on; a neuron that goes becomes 0,
-or the one that it is merged into; a token that leaves is left out behind its block; a head that goes, and every
-direction beyond the width that stays, has weights of 0. What a method solves anew, the factors of attention and, where
-the plan says so, W_2, the base is given in its own full size; all else is the base's own.
+Tested for every method and for the example in the docstring of `edgevit.derivation.methods`, on a base with random
+weights; for edgevit's own methods with training, too. Masked means: a block that goes hands its tokens on; a neuron
+that goes becomes 0, or the one that it is merged into; a token that leaves is left out behind its block; a head that
+goes, and every direction beyond the width that stays, has weights of 0. What a method solves anew, the factors of
+attention and, where the plan says so, W_2, the base is given in its own full size; all else is the base's own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from edgevit.data.task import Task, open_task
 from edgevit.derivation.measure.divergence import answers, divergence
 from edgevit.derivation.method import find_method
-from edgevit.derivation.methods import method_names
+from edgevit.derivation.methods import baseline_names, method_names, own_method_names
 from edgevit.derivation.plan import BlockPlan, FfnPlan, Plan
 from edgevit.derivation.problem import Derived
 from edgevit.derivation.realise import narrow_embedding
@@ -75,9 +75,10 @@ WIDE = {
     name: {"cut_embedding": False} for name in ("forge", "mdp", "nvit", "taylor", "torch_pruning")
 }  # of those that narrow it at any rate
 CASES = [
-    *((name, 0.45) for name in (*method_names(), EXAMPLE)),
+    *((name, 0.45) for name in (*own_method_names(), EXAMPLE)),
     ("forge", HIGH),
     *((name, NARROW) for name in NARROWER),
+    *((name, 0.45) for name in baseline_names() if name not in NARROWER),
 ]
 # Packed ones, whose gate comes second, are held in test_methods_gated.
 GATED: dict[str, dict[str, Any]] = {
@@ -98,11 +99,15 @@ def base(small_vit: Callable[..., Any]) -> Model:
     return describe(small_vit(depth=3, num_heads=4), "vit_tiny_patch16_224", {"depth": 3, "num_heads": 4})
 
 
-@pytest.fixture(scope="module", params=GATED)
-def gated_base(small_vit: Callable[..., Any], request: pytest.FixtureRequest) -> Model:
-    """A base whose FFNs have a gate."""
-    network = small_vit(depth=3, num_heads=4, **GATED[request.param])
-    return describe(network, "vit_tiny_patch16_224", {"depth": 3, "num_heads": 4})
+@pytest.fixture(scope="module")
+def gated_base(small_vit: Callable[..., Any]) -> Callable[[str], Model]:
+    """Make a base whose FFNs have a gate."""
+
+    def make(layer: str) -> Model:
+        network = small_vit(depth=3, num_heads=4, **GATED[layer])
+        return describe(network, "vit_tiny_patch16_224", {"depth": 3, "num_heads": 4})
+
+    return make
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +151,17 @@ def test_the_base_is_unchanged_and_the_model_is_the_base_masked(
     assert (plan.embed is not None) == (rate == NARROW)
 
 
-@pytest.mark.parametrize("name", [*method_names(), EXAMPLE])
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        *((name, layer) for name in own_method_names() for layer in GATED),
+        *((name, "SwiGLU") for name in (*baseline_names(), EXAMPLE)),
+    ],
+)
 def test_a_base_with_gates_is_unchanged_and_the_model_is_it_masked(
-    name: str, gated_base: Model, task: Task, supernet: Path, tmp_path: Path
+    name: str, layer: str, gated_base: Callable[[str], Model], task: Task, supernet: Path, tmp_path: Path
 ) -> None:
-    made = masked_and_compared(name, 0.3, gated_base, task, supernet, tmp_path)
+    made = masked_and_compared(name, 0.3, gated_base(layer), task, supernet, tmp_path)
     blocks = family_of(made.network).read(made.network)
     assert all(block.ffn is None or block.ffn.gated for block in blocks)
     assert any(block.ffn is None or block.ffn.neurons < 128 or block.tokens for block in blocks)
@@ -220,7 +231,7 @@ def masked_and_compared(
 TRAIN_WHAT_THEY_ARE_GIVEN = {"vulcan", "heart"}
 
 
-@pytest.mark.parametrize("name", [*method_names(), EXAMPLE])
+@pytest.mark.parametrize("name", [*own_method_names(), EXAMPLE, "taylor", "xpruner"])  # others train as taylor does
 def test_training_leaves_the_base_alone(name: str, base: Model, task: Task, supernet: Path, tmp_path: Path) -> None:
     """Whatever a method may do to the network it is given, a copy with the target classes, the base is not that."""
     problem, method = untrained(base, task, 0.45, tmp_path), find_method(name)

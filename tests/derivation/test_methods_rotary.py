@@ -1,4 +1,4 @@
-"""Every method derives from a base with rotary embeddings, and leaves queries and keys as they are."""
+"""A method derives from a base with rotary embeddings, and leaves queries and keys as they are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from small_base import ARGS, PREPROCESSING, QUICK, images
 
 import edgevit
-from edgevit.derivation.methods import method_names
+from edgevit.derivation.methods import own_method_names
 from edgevit.network.families import vit
 from edgevit.train.settings import Training
 
@@ -26,13 +26,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mdp": FEW,
     "nuwa": {"purification_steps": 2, "purification": "always"},
     "dcvit": FEW,
-    "xpruner": {**FEW, "mask_passes": 1},
-    "wanda": FEW,
     "vulcan": {**FEW, "collapse": "weight"},
-    "nvit": FEW,
     "taylor": FEW,
     "torch_pruning": FEW,
 }
+BASELINES = ("corp", "dcvit", "mdp", "taylor", "torch_pruning")  # the others choose widths as taylor does
 COMMON: dict[str, Any] = {
     "data": "digits",
     "accept_weak_base": True,
@@ -57,7 +55,8 @@ def net(opened: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [*((name, "fused") for name in method_names()), ("nuwa", "paper"), ("forge", "free")]
+    ("name", "shape"),
+    [*((name, "fused") for name in (*own_method_names(), *BASELINES)), ("nuwa", "paper"), ("forge", "free")],
 )
 def test_queries_and_keys_stay(
     name: str, shape: str, opened: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest

@@ -1,7 +1,7 @@
 """Every function of `Family`, of every family, held against the network itself: a family that lies fails here.
 
-Each of a family's examples is asked as it is ("whole"), and as a copy whose first block has lost its FFN and whose
-second its attention ("half").
+Each example of a family is tested as it is ("whole"), every third one also as a copy whose first block has lost its
+FFN and whose second its attention ("half").
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from family_examples import FOREIGN, REFUSED, foreign, images, narrowed, refused, slimmed, sweep
+from family_examples import FOREIGN, REFUSED, foreign, images, narrowed, refused, slimmed, sweep, sweep_forms
 from places import TESTS
 from small_models import ARGS
 from torch import Tensor, nn
@@ -28,7 +28,6 @@ from edgevit.network.copies import without_values
 from edgevit.network.families import Family, HalfThere, family_like, family_names, family_of, load_family
 
 DIMS = BlockDims(2, 24, 8, 40)
-forms = pytest.mark.parametrize("form", ["whole", "half"])
 
 
 @pytest.fixture
@@ -93,8 +92,7 @@ def test_a_network_is_adopted_with_the_function_that_timm_gave_it(
     assert family.adopted(network) is network and torch.equal(network(images()), expected)
 
 
-@sweep
-@forms
+@sweep_forms
 def test_the_steps_of_a_forward_pass_are_the_forward_pass(network: nn.Module) -> None:
     family = family_of(network)
     with torch.no_grad():
@@ -106,8 +104,7 @@ def test_the_steps_of_a_forward_pass_are_the_forward_pass(network: nn.Module) ->
     assert all(torch.equal(one[1], other[0]) for one, other in pairwise(of_layers))  # type: ignore[index]
 
 
-@sweep
-@forms
+@sweep_forms
 def test_blocks_that_are_kept_are_the_only_ones_that_run(network: nn.Module) -> None:
     family = family_of(network)
     expected = {kept: run(family, network, [kept]) for kept in (0, 1)}
@@ -120,8 +117,7 @@ def test_blocks_that_are_kept_are_the_only_ones_that_run(network: nn.Module) -> 
         assert [block.dims for block in family.read(shorter)] == [dims[kept]]
 
 
-@sweep
-@forms
+@sweep_forms
 def test_a_block_adds_what_its_outputs_are_times_the_residual_scales(network: nn.Module) -> None:
     family = family_of(network)
     blocks = seen_at(network, list(family.layers(network)))
@@ -138,8 +134,7 @@ def test_a_block_adds_what_its_outputs_are_times_the_residual_scales(network: nn
             close(total, y)
 
 
-@sweep
-@forms
+@sweep_forms
 @torch.no_grad()
 def test_a_block_is_the_sum_of_its_branches(network: nn.Module) -> None:
     family = family_of(network)
@@ -156,8 +151,7 @@ def test_a_block_is_the_sum_of_its_branches(network: nn.Module) -> None:
         close(x, y)
 
 
-@sweep
-@forms
+@sweep_forms
 def test_sites_parts_and_modules_are_there_or_gone_alike(network: nn.Module, form: str) -> None:
     family = family_of(network)
     parts = family.read(network)
@@ -178,8 +172,7 @@ def test_sites_parts_and_modules_are_there_or_gone_alike(network: nn.Module, for
     assert [m is not None for m in family.ffn_outputs(network)] == [b.ffn is not None for b in parts]
 
 
-@sweep
-@forms
+@sweep_forms
 def test_a_projection_puts_out_queries_keys_and_values(network: nn.Module) -> None:
     family = family_of(network)
     parts = family.read(network)
@@ -205,8 +198,7 @@ def test_a_projection_puts_out_queries_keys_and_values(network: nn.Module) -> No
         close(put_out[1], torch.einsum("bnhw,hdw->bnd", heads, a.wo.detach()) + (0 if a.bo is None else a.bo.detach()))
 
 
-@sweep
-@forms
+@sweep_forms
 def test_an_ffn_puts_out_its_neurons_through_w2(network: nn.Module) -> None:
     family = family_of(network)
     for block, seen in zip(family.read(network), seen_at(network, family.ffn_outputs(network)), strict=True):
@@ -216,8 +208,7 @@ def test_an_ffn_puts_out_its_neurons_through_w2(network: nn.Module) -> None:
             close(seen[1], seen[0] @ f.w2.detach().mT + (0 if f.b2 is None else f.b2.detach()))
 
 
-@sweep
-@forms
+@sweep_forms
 def test_the_head_sees_the_images_through_the_final_tokens_alone(network: nn.Module) -> None:
     family = family_of(network)
     module = family.final_tokens(network)
@@ -232,8 +223,7 @@ def test_the_head_sees_the_images_through_the_final_tokens_alone(network: nn.Mod
         assert not torch.allclose(family.answers(network, torch.randn_like(final)), others)
 
 
-@sweep
-@forms
+@sweep_forms
 @torch.no_grad()
 def test_a_head_that_reads_the_mean_of_the_patches_sees_nothing_else_of_them(network: nn.Module) -> None:
     family = family_of(network)
@@ -248,8 +238,7 @@ def test_a_head_that_reads_the_mean_of_the_patches_sees_nothing_else_of_them(net
     close(found, expected)
 
 
-@sweep
-@forms
+@sweep_forms
 def test_a_classifier_has_a_row_for_every_class(network: nn.Module) -> None:
     family = family_of(network)
     heads = family.classifiers(network)
@@ -265,8 +254,7 @@ def test_a_classifier_has_a_row_for_every_class(network: nn.Module) -> None:
     assert torch.equal(after[:, kept], before[:, kept])
 
 
-@sweep
-@forms
+@sweep_forms
 @torch.no_grad()
 def test_classes_that_are_kept_answer_as_before_and_the_others_are_not_counted(network: nn.Module) -> None:
     family = family_of(network)
@@ -279,8 +267,7 @@ def test_classes_that_are_kept_answer_as_before_and_the_others_are_not_counted(n
     assert fewer == family.geometry(network) and geometry.params(dims) - fewer.params(dims) == gone > 0
 
 
-@sweep
-@forms
+@sweep_forms
 def test_the_input_size_is_that_of_the_images(network: nn.Module) -> None:
     family = family_of(network)
     size = family.input_size(network)
@@ -290,8 +277,7 @@ def test_the_input_size_is_that_of_the_images(network: nn.Module) -> None:
     assert family.first_tokens(network, torch.zeros(2, *size)).shape == (2, geometry.tokens, geometry.embed)
 
 
-@sweep
-@forms
+@sweep_forms
 def test_a_base_that_is_resized_takes_the_weights_of_the_cut_model(
     network: nn.Module, small_vit: Callable[..., nn.Module], name: str, args: dict[str, Any]
 ) -> None:
@@ -342,8 +328,7 @@ def test_what_a_base_costs_is_known_of_a_model_that_has_lost_all_sites_of_a_kind
     assert family.geometry(once).macs(dims) == family.geometry(again).macs(dims) == expected
 
 
-@sweep
-@forms
+@sweep_forms
 def test_tokens_are_ranked_by_the_scores_of_their_block(network: nn.Module) -> None:
     family = family_of(network)
     geometry, blocks = family.geometry(network), family.read(network)
@@ -366,8 +351,7 @@ def test_tokens_are_ranked_by_the_scores_of_their_block(network: nn.Module) -> N
     close(passed, torch.cat([every[:, :prefix], expected], dim=1))
 
 
-@sweep
-@forms
+@sweep_forms
 def test_tokens_are_read_through_the_token_norms_alone(network: nn.Module) -> None:
     family = family_of(network)
     if family.geometry(network).fixed_embed is not None:
@@ -382,8 +366,7 @@ def test_tokens_are_read_through_the_token_norms_alone(network: nn.Module) -> No
     assert torch.equal(one, other), "the head reads something else"
 
 
-@sweep
-@forms
+@sweep_forms
 def test_a_base_is_known_by_its_own_names_and_is_one_that_can_be_pruned(network: nn.Module, name: str) -> None:
     family, state = family_of(network), network.state_dict()
     family.check(network)
@@ -412,8 +395,7 @@ def test_timm_makes_a_shorter_and_narrower_network_with_the_arguments(
     assert family.arguments(network, 1, embed) == {}
 
 
-@sweep
-@forms
+@sweep_forms
 @torch.no_grad()
 def test_what_is_gone_counts_for_nothing_in_the_scores(network: nn.Module) -> None:
     family = family_of(network)
@@ -430,8 +412,7 @@ def test_what_is_gone_counts_for_nothing_in_the_scores(network: nn.Module) -> No
     close(family.token_scores(network, 0, seen, second), family.token_scores(one_head, 0, seen))
 
 
-@sweep
-@forms
+@sweep_forms
 @torch.no_grad()
 def test_blocks_do_not_look_at_tokens_that_weigh_nothing(network: nn.Module) -> None:
     family = family_of(network)
@@ -498,8 +479,7 @@ def test_height_and_width_of_the_images_are_told_apart(
     assert size == (3, 32, 48) and network(torch.zeros(1, *size)).shape == (1, 10)
 
 
-@sweep
-@forms
+@sweep_forms
 @torch.no_grad()
 def test_an_embedding_is_frozen_where_another_basis_is_another_function_and_nowhere_else(network: nn.Module) -> None:
     family = family_of(network)
@@ -619,11 +599,10 @@ def test_every_function_of_the_protocol_is_held_by_a_test_that_sweeps_the_famili
     asked = set()
     for file in TESTS.rglob("test_*.py"):
         tree = ast.parse(file.read_text())
-        swept = [node for node in tree.body if isinstance(node, ast.FunctionDef)
-                 and any(isinstance(one, ast.Name) and one.id == "sweep" for one in node.decorator_list)]  # fmt: skip
-        helpers = [
-            node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("test_")
-        ]
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        sweeps = ("sweep", "sweep_forms")
+        swept = [f for f in functions if any(isinstance(d, ast.Name) and d.id in sweeps for d in f.decorator_list)]
+        helpers = [function for function in functions if not function.name.startswith("test_")]
         for node in [*swept, *(helpers if swept else [])]:
             asked |= {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute) and _is_family(one.value)}
     assert {name for name in vars(Family) if not name.startswith("_")} <= asked

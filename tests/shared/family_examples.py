@@ -15,24 +15,24 @@ from torch import Tensor, nn
 from edgevit.network.anatomy import Block, BlockDims
 from edgevit.network.families import family_of
 
-# Every family file must have a model here: timm name and arguments beside the small ones of conftest.py.
+# Every family file must have a model here: timm name and arguments beside the small ones of conftest.py. Each third one
+# is tested in halves, too: as a copy whose first block has lost its FFN and whose second its attention.
 EXAMPLES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "vit": [
         ("vit_tiny_patch16_224", {}),
         ("deit_tiny_distilled_patch16_224", {}),
-        ("deit3_small_patch16_224", {"init_values": 0.1}),
-        ("vit_tiny_patch16_224", {"global_pool": "avg", "class_token": False}),
-        ("vit_tiny_patch16_224", {"reg_tokens": 4, "no_embed_class": True}),
-        ("vit_tiny_patch16_224", {"qkv_bias": False}),
-        ("vit_tiny_patch16_224", {"proj_bias": False, "qkv_bias": False}),
-        ("vit_tiny_patch16_224", {"proj_bias": False}),
+        ("vit_tiny_patch16_224", {"reg_tokens": 4, "no_embed_class": True, "proj_bias": False, "qkv_bias": False}),
         ("vit_base_patch16_rpn_224", {"init_values": 0.1}),
-        ("vit_tiny_patch16_224", {"mlp_layer": timm.layers.SwiGLU, "proj_bias": False}),
-        ("vit_tiny_patch16_224", {"mlp_layer": timm.layers.GluMlp, "mlp_ratio": 8.0}),
+        ("deit3_small_patch16_224", {"init_values": 0.1, "proj_bias": False}),
+        ("vit_tiny_patch16_224", {"pre_norm": True, "qkv_bias": False}),
         ("vit_giant_patch14_dinov2", {"mlp_ratio": 8.0}),
+        ("vit_tiny_patch16_224", {"mlp_layer": timm.layers.SwiGLU, "proj_bias": False}),
+        (
+            "vit_tiny_patch16_224",
+            {"mlp_layer": timm.layers.GluMlp, "mlp_ratio": 8.0, "global_pool": "avg", "class_token": False},
+        ),
         ("vit_small_patch16_dinov3_qkvb", {}),
         ("vit_small_plus_patch16_dinov3", {"global_pool": "token"}),
-        ("vit_tiny_patch16_224", {"pre_norm": True}),
         ("vit_tiny_patch16_224", {"pre_norm": True, "final_norm": False, "fc_norm": True, "global_pool": "avg"}),
     ],
 }
@@ -59,8 +59,12 @@ FOREIGN: dict[str, list[tuple[str, dict[str, Any], Callable[[dict[str, Tensor]],
     ],
 }
 CASES = [(family, name, args) for family, examples in EXAMPLES.items() for name, args in examples]
+IN_HALVES = [(family, name, args) for family, examples in EXAMPLES.items() for name, args in examples[::3]]
+FORMS = [*((*case, "whole") for case in CASES), *((*case, "half") for case in IN_HALVES)]
 sweep = pytest.mark.parametrize(("family_name", "name", "args"), CASES, ids=lambda v: str(v).replace(" ", ""))
-
+sweep_forms = pytest.mark.parametrize(
+    ("family_name", "name", "args", "form"), FORMS, ids=lambda v: str(v).replace(" ", "")
+)
 
 refused = pytest.mark.parametrize(
     ("family_name", "name", "args"),

@@ -47,7 +47,7 @@ def test_early_blocks_learn_more_slowly_where_that_is_asked_for(small_vit: Any) 
     decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     alike = make_optimizer(network, Training())
     assert decays == {id(p): group["weight_decay"] for group in alike.param_groups for p in group["params"]}
-    expected = {"patch_embed": 0.125, "pos_embed": 0.125, "blocks.0": 0.25, "blocks.1": 0.5, "norm.": 1, "head": 1}
+    expected = {"patch_embed": 0.125, "pos_embed": 0.125, "blocks.0": 0.25, "blocks.1": 0.5, "norm.": 0.5, "head": 1}
     for start, scale in expected.items():
         assert {scales[id(p)] for n, p in network.named_parameters() if n.startswith(start)} == {scale}, start
 

@@ -1,10 +1,11 @@
-"""What every unit of a network is worth by its own weights: the sum over all that would go with it.
+"""Score every unit of a network by its weights: the sum over all weights that are removed with the unit.
 
-With a value in place of every weight, such as its square, or its product with the loss's gradient in it, a unit is
-worth the sum of the values of its group: of a QK dimension its rows of W_Q and W_K and their biases; of a VO dimension
-its row of W_V and its column of W_O; of a head all of its dimensions; of a neuron its rows of W_1 (and W_g) and its
-column of W_2; of a channel of the embedding its column of all that reads tokens and its row of all that writes them, in
-the blocks and in the classifier. (Patches and positions, which write tokens as well, are not counted.)
+Each weight is replaced by a value, such as its square or its product with the gradient of the loss. The score of a unit
+is the sum of the values in its group. The groups are: for a QK dimension, its rows of W_Q and W_K and their biases; for
+a VO dimension, its row of W_V and its column of W_O; for a head, all of its dimensions; for a neuron, its rows of W_1
+(and W_g) and its column of W_2; for a channel of the embedding, its column of every layer that reads tokens and its row
+of every layer that writes them, in the blocks and in the classifier. The patch embedding and the positions also write
+tokens, and are not counted.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ GROUP = 8  # images whose gradients are summed before they are squared
 
 @dataclass(frozen=True)
 class UnitScores:
-    """What the units of one block are worth: the higher, the later it goes. fp64, on the CPU.
+    """Scores of the units of one block, in fp64 on the CPU; units of low score are removed first.
 
-    Shapes: H heads, q and v widths, e neurons; 0 of each where the site is gone.
+    Shapes: H heads, q and v widths, e neurons; 0 of each if the block lacks the site.
     """
 
     qk: Tensor  # [H, q]
@@ -44,7 +45,7 @@ class UnitScores:
 
 @dataclass(frozen=True)
 class Scores:
-    """What every unit of a network is worth."""
+    """Scores of all units of a network."""
 
     blocks: Sequence[UnitScores]
     embed: Tensor  # [d] of the embedding's channels
@@ -55,7 +56,7 @@ class Scores:
 
 @torch.no_grad()
 def group_sums(values: nn.Module) -> Scores:
-    """Sum over each group of a network that holds a value in place of each weight."""
+    """Sum the values of each group; `values` is a network with a value in place of each weight."""
     family = family_of(values)
     blocks = family.read(values)
     heads = [head.weight.double().sum(0) for head in family.classifiers(values)]
@@ -82,7 +83,7 @@ def _of_block(block: Block) -> UnitScores:
 
 
 def _channels(block: Block) -> Tensor:
-    """[d] over all that reads or writes tokens in a block."""
+    """Sum over all weights of a block that read or write tokens, per channel: [d]."""
     read, written, biases = list[Tensor | None](), list[Tensor](), list[Tensor | None]()
     if (a := block.attention) is not None:
         read, written, biases = [a.wq, a.wk, a.wv], [a.wo.double().sum((0, 2))], [a.bo]
@@ -93,7 +94,7 @@ def _channels(block: Block) -> Tensor:
 
 
 def valued(network: nn.Module, values: Callable[[str, nn.Parameter], Tensor]) -> nn.Module:
-    """A copy of a network with a value, by name and parameter, in place of every weight."""
+    """Copy a network and replace every weight by `values(name, parameter)`."""
     return _fill(bare_copy(network), values)
 
 
@@ -105,7 +106,7 @@ def _fill(network: nn.Module, values: Callable[[str, nn.Parameter], Tensor]) -> 
 
 
 def weights_times_gradients(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> nn.Module:
-    """A copy of a network that holds w dL/dw in place of each weight w, L the mean cross-entropy over the images.
+    """Copy a network and replace each weight w by w dL/dw, with L the mean cross-entropy over the images.
 
     Args:
         columns: for each target class, its column in the logits.
@@ -125,10 +126,10 @@ def weights_times_gradients(network: nn.Module, images: Split, columns: Sequence
 
 
 def squared_changes(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> Scores:
-    """The first-order change of the loss without each unit, squared: the mean of (sum of w dL/dw)^2 over groups.
+    """Square the first-order change of the loss that removing each unit causes, and average over groups of images.
 
-    Groups are of GROUP images in their order, whatever the memory, and of several processes each sees all of them: a
-    square of sums depends on which images are summed.
+    The score of a unit is the mean of (sum of w dL/dw)^2. A group is GROUP consecutive images, whatever the memory
+    allows, and every process sees all of them: a square of sums depends on which images are summed.
 
     Args:
         columns: for each target class, its column in the logits.
@@ -137,17 +138,18 @@ def squared_changes(network: nn.Module, images: Split, columns: Sequence[int], p
         DataError: a gradient is not finite.
     """
     fit = min(passes.batch_size(network, gradients=True), GROUP)
-    most = next(count for count in range(fit, 0, -1) if GROUP % count == 0)  # so that a batch ends where a group does
-    held = bare_copy(network)  # of every batch the products, in place of the weights
-    seen = 0  # images
-    group: Scores | None = None  # sums over the images of the group that is being seen
-    total: Scores | None = None  # of the groups before
+    most = next(count for count in range(fit, 0, -1) if GROUP % count == 0)  # a batch ends where a group ends
+    products_of_batch = bare_copy(network)  # with the products in place of the weights
+    images_done = 0
+    group: Scores | None = None  # sums over the images of the current group
+    total: Scores | None = None  # sum over the groups before
 
     def add(products: Mapping[str, Tensor], count: int) -> None:
-        nonlocal seen, group, total
-        seen, group = seen + count, _added(group, group_sums(_fill(held, lambda name, p: products[name].to(p))))
-        if seen % GROUP == 0 or seen == len(images):
-            of_group = (seen - 1) % GROUP + 1
+        nonlocal images_done, group, total
+        images_done += count
+        group = _added(group, group_sums(_fill(products_of_batch, lambda name, p: products[name].to(p))))
+        if images_done % GROUP == 0 or images_done == len(images):
+            of_group = (images_done - 1) % GROUP + 1
             squares = group.map(lambda change: change.square() / of_group)  # the square of the mean, times the images
             total, group = _added(total, squares), None
 
@@ -168,7 +170,10 @@ def _by_batch(
     *,
     most: int = IMAGES,
 ) -> None:
-    """Hand w dL/dw of every weight, by name and in fp64, to `see`, L the sum over a batch; and its number of images."""
+    """Call `see` for each batch with w dL/dw of every weight, by name in fp64, and the number of images.
+
+    L is the sum of the cross-entropy over the batch.
+    """
     named = dict(network.named_parameters())
     target = torch.as_tensor(columns, device=passes.compute.device)
 
@@ -184,14 +189,14 @@ def _by_batch(
     passes.run(network, images, see_answers, gradients=True, stage="gradients of the weights", most=most)
 
 
-def _added(one: Scores | None, other: Scores) -> Scores:
-    if one is None:
-        return other
+def _added(total: Scores | None, scores: Scores) -> Scores:
+    if total is None:
+        return scores
     blocks = [
         UnitScores(*(a + b for a, b in zip(vars(mine).values(), vars(theirs).values(), strict=True)))
-        for mine, theirs in zip(one.blocks, other.blocks, strict=True)
+        for mine, theirs in zip(total.blocks, scores.blocks, strict=True)
     ]
-    return Scores(blocks, one.embed + other.embed)
+    return Scores(blocks, total.embed + scores.embed)
 
 
 def _finite(name: str, values: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""What methods that rank units have in common: from scores to a plan within the budget, and on to the trained model.
+"""What methods that rank units share: the way from scores to a plan within the budget, and to the trained model.
 
-Such a method says what every unit is worth; the units that go are left out, and every weight that stays is the base's.
+Such a method scores every unit. The units of low score are removed; all other weights stay those of the base.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from edgevit.train.settings import usual_steps
 class RankOptions(TeacherOptions):
     """The options of every method that ranks units: its Config inherits them."""
 
-    # How far scores are compared: nowhere, so that all is cut alike (uniform), within a kind of unit over all blocks
-    # (isomorphic), or all with all, by score per MAC (global).
+    # Which units are ranked together: those of one kind in one block, so that all is cut alike (uniform), those of one
+    # kind in all blocks (isomorphic), or all units, by score per MAC (global).
     grouping: Grouping = "isomorphic"
-    # What of attention goes: dimensions of every head (widths), whole heads (heads), or both.
+    # Which units of attention are removed: dimensions of every head (widths), whole heads (heads), or both.
     attention: AttentionUnits = "widths"
-    cut_embedding: bool = False  # Whether channels of the embedding go, too.
+    cut_embedding: bool = False  # Whether channels of the embedding are removed, too.
 
 
 def cuts(network: nn.Module, options: RankOptions, policy: Policy) -> Cuts:
-    """What a method which ranks units may take away."""
+    """Say what a method that ranks units may remove."""
     geometry = family_of(network).geometry(network)
     may_go = options.cut_embedding and geometry.fixed_embed is None
     embed = ranking.narrowest_by_rank(geometry.embed, policy) if may_go else 0
@@ -58,20 +58,20 @@ def cuts(network: nn.Module, options: RankOptions, policy: Policy) -> Cuts:
 
 
 def default_steps(config: object, rate: float, images: int, batch_size: int) -> int:
-    """Steps of the training after the cut, whatever the method, its options and the rate."""
+    """Count the steps of the training after the cut: the same for all options and rates."""
     return usual_steps(images, batch_size)
 
 
 @torch.no_grad()
 def plan_of(network: nn.Module, scores: Scores, ranked: Ranked) -> Plan:
-    """The plan by which the units of the highest scores stay."""
+    """Plan to keep the units of the highest scores."""
     plans = []
     family = family_of(network)
     blocks = family.read(network)
     for i, (block, of, heads, dims) in enumerate(zip(blocks, scores.blocks, ranked.heads, ranked.dims, strict=True)):
-        attended, kept = None, list(heads)
+        attended, rows = None, list(heads)
         if block.attention is not None:
-            slim = block.attention.keep(kept, top(of.qk[kept], dims.qk), top(of.vo[kept], dims.vo))
+            slim = block.attention.keep(rows, top(of.qk[rows], dims.qk), top(of.vo[rows], dims.vo))
             attended = AttentionPlan(heads, dims.qk, dims.vo, weights=slim)
         neurons = None if block.ffn is None else FfnPlan(top(of.ffn, dims.ffn))
         plans.append(BlockPlan(i, attended, neurons, block.tokens, block.merged))
@@ -82,10 +82,10 @@ def plan_of(network: nn.Module, scores: Scores, ranked: Ranked) -> Plan:
 
 
 def choose_units(problem: Problem, options: RankOptions, scores: Scores, budget: Budget | None = None) -> Ranked:
-    """Spend the problem's budget, or another, by rank.
+    """Spend the problem's budget, or another one, by rank.
 
     Raises:
-        BudgetError: it is not within reach.
+        BudgetError: the budget cannot be met.
     """
     network = problem.network
     family = family_of(network)
@@ -104,12 +104,16 @@ def choose_units(problem: Problem, options: RankOptions, scores: Scores, budget:
 
 
 def derive_by_rank(problem: Problem, options: RankOptions, scores: Scores) -> Derived:
-    """Leave out the units of the lowest scores, then train what stays."""
+    """Remove the units of the lowest scores, then train."""
     return finish(problem, options, plan_of(problem.network, scores, choose_units(problem, options, scores)))
 
 
-def finish(problem: Problem, options: TeacherOptions, plan: Plan, **found: object) -> Derived:
-    """Realise a plan, train the network, keep its best state on the validation part, and say how it came out."""
+def finish(problem: Problem, options: TeacherOptions, plan: Plan, **more_facts: object) -> Derived:
+    """Realise a plan, train the network and keep its best state on the validation part.
+
+    Args:
+        more_facts: added to `Derived.facts`.
+    """
     slim = realise(problem.network.to(problem.compute.device), plan)
     before = accuracy_on_validation(problem, slim).top1
     distillation = distillation_for(problem, options, embed=plan.embed)
@@ -120,6 +124,6 @@ def finish(problem: Problem, options: TeacherOptions, plan: Plan, **found: objec
         "kept_blocks": plan.kept_blocks,
         "kept_heads": [[] if b.attention is None else list(b.attention.heads) for b in plan.blocks],
         **({} if plan.embed is None else {"embed": plan.embed.width}),
-        **found,
+        **more_facts,
     }
     return Derived(slim, plan, facts)
