@@ -66,83 +66,70 @@ browser: .venv/ready
 	$(BIN)/python -m pytest -q tests/reporting/test_page_in_a_browser.py
 
 demo: .venv/ready
-	$(BIN)/python benchmarks/demo.py
+	$(BIN)/python -m benchmarks.product.demo
 
 drawings: .venv/ready  # of some of the demo's models: how they trained, and what is left of each block
-	$(BIN)/python benchmarks/drawings.py demo/sweep/r0.5 demo/sweep/r0.8 demo/sweep/*-distilled --out demo/drawings
+	$(BIN)/python -m benchmarks.product.drawings demo/sweep/r0.5 demo/sweep/r0.8 demo/sweep/*-distilled --out demo/drawings
 
 picture: browser  # of the demo's page, for README
-	$(BIN)/python benchmarks/picture.py
+	$(BIN)/python -m benchmarks.product.picture
 
-# Every section of RESULTS.md but that of the first base, quick ones first: minutes, then hours, then days on one core.
+# Every record but those of a GPU, quick ones first: minutes, then hours, then days on one core. `-`: needs Fashion-MNIST.
 benchmark: .venv/ready
-	$(BIN)/python benchmarks/allocation.py
-	$(BIN)/python benchmarks/least_squares.py
-	$(BIN)/python benchmarks/supernet.py
-	$(BIN)/python benchmarks/heart.py --cost
-	$(BIN)/python benchmarks/turns.py
-	$(BIN)/python benchmarks/prove.py
-	$(BIN)/python benchmarks/meet.py emulated
-	$(BIN)/python benchmarks/meet.py emulated_narrower
-	$(BIN)/python benchmarks/meet.py emulated --held-out --draws 1000
-	$(BIN)/python benchmarks/meet.py emulated_narrower --held-out --draws 1000
-	$(BIN)/python benchmarks/meet.py energy
-	$(BIN)/python benchmarks/cost.py
-	$(BIN)/python benchmarks/forge.py
-	$(BIN)/python benchmarks/hostile.py
-	$(BIN)/python benchmarks/predictions.py --plans 30
-	$(BIN)/python benchmarks/many.py
-	$(BIN)/python benchmarks/many.py --purification validated --separate 2
-	$(BIN)/python benchmarks/kept_drawings.py
-	$(BIN)/python benchmarks/meet.py here
-	$(BIN)/python benchmarks/meet.py here --model deit_small
-	$(BIN)/python benchmarks/meet.py here --model demo --repeats 2
-	$(BIN)/python benchmarks/shapes.py
-	$(BIN)/python benchmarks/efficiency.py methods
-	$(BIN)/python benchmarks/efficiency.py ratios
-	$(BIN)/python benchmarks/efficiency.py depth
-	$(BIN)/python benchmarks/efficiency.py compressed
-	$(BIN)/python benchmarks/efficiency.py heads
-	$(BIN)/python benchmarks/attention.py
-	-$(BIN)/python benchmarks/attention.py --base fashion
-	$(BIN)/python benchmarks/attention.py criteria
-	$(BIN)/python benchmarks/neurons.py
-	$(BIN)/python benchmarks/agnostic.py
-	$(BIN)/python benchmarks/axes.py
-	$(BIN)/python benchmarks/heart.py
-	$(BIN)/python benchmarks/heart.py --part composed
-	$(BIN)/python benchmarks/heart.py --base fine
-	$(BIN)/python benchmarks/heart.py --base fine --part composed
-	-$(BIN)/python benchmarks/heart.py --base fashion
-	-$(BIN)/python benchmarks/heart.py --base fashion --part composed
-	$(BIN)/python benchmarks/embedding.py
-	$(BIN)/python benchmarks/embedding.py --base fine
-	-$(BIN)/python benchmarks/embedding.py --base fashion
-	-$(BIN)/python benchmarks/equal_latency.py --base fashion --shares 0.15
-	-$(BIN)/python benchmarks/launch_bound.py
-	$(BIN)/python benchmarks/transfer.py
-	$(BIN)/python benchmarks/distillation.py
-	-$(BIN)/python benchmarks/distillation.py --base fashion
-	$(BIN)/python benchmarks/rivals.py
-	-$(BIN)/python benchmarks/rivals.py --base fine
-	-$(BIN)/python benchmarks/rivals.py --base fashion
-	-$(BIN)/python benchmarks/ablations.py
-	$(BIN)/python benchmarks/ablations.py --base fine
-	$(BIN)/python benchmarks/lora_memory.py
-	$(BIN)/python benchmarks/dropout.py
-	$(BIN)/python benchmarks/dropout.py --base fine
-	-$(BIN)/python benchmarks/dropout.py --base fashion
-	$(BIN)/python benchmarks/published.py --base demo
-	$(BIN)/python benchmarks/published.py
-	$(BIN)/python benchmarks/published.py --base fine
-	-$(BIN)/python benchmarks/published.py --base fashion
-	$(BIN)/python benchmarks/dimensions.py
-	$(BIN)/python benchmarks/dimensions.py --base fine
-	-$(BIN)/python benchmarks/dimensions.py --base fashion  # where Debian's dataset-fashion-mnist is
-	$(BIN)/python benchmarks/accuracy.py
-	$(BIN)/python benchmarks/accuracy.py --base fine
-	-$(BIN)/python benchmarks/accuracy.py --base fashion
-	$(BIN)/python benchmarks/results.py
+	$(BIN)/python -m benchmarks.product.turns
+	$(BIN)/python -m benchmarks.product.suite
+	$(BIN)/python -m benchmarks.product.budgets emulated
+	$(BIN)/python -m benchmarks.product.budgets emulated_narrower
+	$(BIN)/python -m benchmarks.product.budgets emulated --held-out --draws 1000
+	$(BIN)/python -m benchmarks.product.budgets emulated_narrower --held-out --draws 1000
+	$(BIN)/python -m benchmarks.product.budgets energy
+	$(BIN)/python -m benchmarks.product.derivation_cost
+	$(BIN)/python -m benchmarks.product.hostile
+	$(BIN)/python -m benchmarks.product.cost_tables --plans 30
+	$(BIN)/python -m benchmarks.papers.vulcan_drawings
+	$(BIN)/python -m benchmarks.product.budgets here
+	$(BIN)/python -m benchmarks.product.budgets here --model deit_small
+	$(BIN)/python -m benchmarks.product.budgets here --model demo --repeats 2
+	$(BIN)/python -m benchmarks.product.shapes
+	$(BIN)/python -m benchmarks.papers.efficiency methods
+	$(BIN)/python -m benchmarks.papers.efficiency ratios
+	$(BIN)/python -m benchmarks.papers.efficiency depth
+	$(BIN)/python -m benchmarks.papers.efficiency compressed
+	$(BIN)/python -m benchmarks.papers.efficiency heads
+	$(BIN)/python -m benchmarks.papers.attention
+	-$(BIN)/python -m benchmarks.papers.attention --base fashion
+	$(BIN)/python -m benchmarks.papers.attention criteria
+	$(BIN)/python -m benchmarks.papers.neurons
+	$(BIN)/python -m benchmarks.papers.agnostic
+	$(BIN)/python -m benchmarks.product.axes
+	$(BIN)/python -m benchmarks.papers.heart --cost
+	$(BIN)/python -m benchmarks.papers.heart
+	$(BIN)/python -m benchmarks.papers.heart --part composed
+	$(BIN)/python -m benchmarks.papers.heart --base fine
+	$(BIN)/python -m benchmarks.papers.heart --base fine --part composed
+	-$(BIN)/python -m benchmarks.papers.heart --base fashion
+	-$(BIN)/python -m benchmarks.papers.heart --base fashion --part composed
+	-$(BIN)/python -m benchmarks.product.equal_latency --base fashion --shares 0.15
+	$(BIN)/python -m benchmarks.product.transfer
+	$(BIN)/python -m benchmarks.product.rivals
+	$(BIN)/python -m benchmarks.product.rivals --base fine
+	-$(BIN)/python -m benchmarks.product.rivals --base fashion
+	-$(BIN)/python -m benchmarks.papers.ablations
+	$(BIN)/python -m benchmarks.papers.ablations --base fine
+	$(BIN)/python -m benchmarks.papers.lora_memory
+	$(BIN)/python -m benchmarks.papers.slices
+	$(BIN)/python -m benchmarks.papers.dropout
+	$(BIN)/python -m benchmarks.papers.dropout --base fine
+	-$(BIN)/python -m benchmarks.papers.dropout --base fashion
+	$(BIN)/python -m benchmarks.papers.published --base demo
+	$(BIN)/python -m benchmarks.papers.published
+	$(BIN)/python -m benchmarks.papers.published --base fine
+	-$(BIN)/python -m benchmarks.papers.published --base fashion
+	$(BIN)/python -m benchmarks.product.accuracy
+	$(BIN)/python -m benchmarks.product.accuracy --base fine
+	-$(BIN)/python -m benchmarks.product.accuracy --base fashion
+	$(BIN)/python -m benchmarks.product.results
+	$(BIN)/python -m benchmarks.papers.tables
 
 docs: .venv/ready  # the site, in docs/site/index.html; its pages of options, formats and methods are made of the code
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e '.[docs]'

@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).parent / "made"
 # Where what README and the results link to is on the site.
 LINKS = {
-    "benchmarks/RESULTS.md": "results.md",
+    "benchmarks/product/RESULTS.md": "results.md",
+    "../papers/README.md": "papers.md",
     "#on-a-jetson": "boards.md",
 }
 
@@ -230,13 +231,13 @@ def method_example_page() -> str:
     )
 
 
-def results_page() -> str:
-    return linked((ROOT / "benchmarks" / "RESULTS.md").read_text())
+RESULTS = ROOT / "benchmarks" / "product" / "RESULTS.md"
+PAPERS = ROOT / "benchmarks" / "papers" / "README.md"
 
 
 def pictures() -> list[str]:
-    """What the results show, by the name that they have for it, which is the same on the site."""
-    return re.findall(r"!\[.*?\]\((.+?)\)", (ROOT / "benchmarks" / "RESULTS.md").read_text())
+    """The pictures of the papers' page, by their paths, which are the same on the site."""
+    return re.findall(r"!\[.*?\]\((.+?)\)", PAPERS.read_text())
 
 
 def decisions_page() -> str:
@@ -258,7 +259,8 @@ def pages() -> dict[str, str]:
         "profiles": profiles_page,
         "words": glossary_page,
         "method": method_example_page,
-        "results": results_page,
+        "results": lambda: linked(RESULTS.read_text()),
+        "papers": lambda: linked(PAPERS.read_text()),
         "decisions": decisions_page,
         "boards": lambda: section(readme, "On a Jetson"),
         "limits": lambda: section(readme, "Limits"),
@@ -275,4 +277,4 @@ def write(folder: Path = FOLDER) -> None:
             (folder / name).write_text(text)
     for picture in pictures():
         (folder / picture).parent.mkdir(exist_ok=True)
-        shutil.copyfile(ROOT / "benchmarks" / picture, folder / picture)
+        shutil.copyfile(PAPERS.parent / picture, folder / picture)

@@ -20,6 +20,8 @@ OF_MANY_MODULES = {
     "test_deploy.py": "deploy/, which is copied to a board and is not in the package",
     "test_imports.py": "what is imported by which modules",
     "test_words.py": "the names of identifiers",
+    "test_schemas.py": "docs/schemas, which are made from the records",
+    "benchmarks/test_readme.py": "figures of the README, which are those of the records",
     "test_files.py": "every file that edgevit reads, spoilt, with every command that reads it",
     "agent/test_board_parsers.py": "everything that reads a board, with a hostile board",
     "cli/test_bad_input.py": "every mistake that a person can make, over all commands",
@@ -27,7 +29,6 @@ OF_MANY_MODULES = {
     "cli/test_help.py": "every option of every command",
     "cli/test_whole_board.py": "the commands of the README in a row, on a board",
 }
-OF_SCRIPTS = "benchmarks"  # mirrors benchmarks/, which holds scripts
 BY_PROTOCOL = {"Config", "Meter"}  # names of classes that every file of a folder has to define
 # Names of functions that stand in several modules, and why: each is one idea there.
 FUNCTIONS_BY_PROTOCOL = {
@@ -87,13 +88,15 @@ def test_every_module_with_code_has_tests_in_a_file_of_its_name() -> None:
 
 def test_every_test_file_is_of_a_module() -> None:
     """Or of one side of it: board/test_bench_in_turns.py stands beside board/test_bench.py."""
+    scripts = (ROOT / "benchmarks").rglob("*.py")
     mirrors = {mirror(module).removesuffix(".py") for module, _ in modules()}
+    mirrors |= {mirror(str(file.relative_to(ROOT).with_suffix(""))).removesuffix(".py") for file in scripts}
     stray = set()
     for file in sorted(TESTS.rglob("test_*.py")):
         name = str(file.relative_to(TESTS))
         parts = name.removesuffix(".py").split("_")
         of_a_module = any("_".join(parts[:n]) in mirrors for n in range(2, len(parts) + 1))
-        if not of_a_module and name not in OF_MANY_MODULES and file.parent.name != OF_SCRIPTS:
+        if not of_a_module and name not in OF_MANY_MODULES:
             stray.add(name)
     assert stray == set()
 

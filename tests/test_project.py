@@ -5,7 +5,6 @@ import re
 import shlex
 
 import pytest
-from forks import Program
 from places import ROOT
 
 import edgevit
@@ -46,18 +45,10 @@ def test_links_in_the_readme_lead_somewhere():
         assert (ROOT / target).exists(), target
 
 
-def test_results_are_made_from_the_records_in_the_repository(tmp_path):
-    committed = ROOT / "benchmarks" / "RESULTS.md"
-    made = tmp_path / "RESULTS.md"
-    program = Program(ROOT / "benchmarks" / "results.py", "--out", made)
-    assert program.wait() == 0, program.stderr
-    assert made.read_text() == committed.read_text(), "run python benchmarks/results.py"
-
-
 def test_the_table_in_the_readme_is_that_of_the_recorded_demo():
-    from demo import cells
+    from benchmarks.product.demo import cells
 
-    record = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())
+    record = json.loads((ROOT / "benchmarks" / "records" / "demo.json").read_text())
     for row in record["rows"]:
         assert "| " + " | ".join(cells(row)) + " |" in README, row["title"]
     assert f"in {record['processor_seconds']} s of processor time" in README

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from statistics import mean
 
-import published
 import pytest
-from accuracy import STEPS
-from accuracy_tables import of_newest_base
 from places import ROOT
-from tables import Row, derived, load, picked
+
+from benchmarks.derivations import STEPS
+from benchmarks.markdown import Row, derived, load, of_newest_base, picked
+from benchmarks.papers import published
 
 README = " ".join((ROOT / "README.md").read_text().split())
 

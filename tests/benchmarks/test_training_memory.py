@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import training_memory
-from training_memory import Watched
+
+from benchmarks import training_memory
+from benchmarks.training_memory import Watched
 
 
 def hold(mib: int) -> None:

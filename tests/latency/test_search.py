@@ -6,10 +6,10 @@ from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar
 
-from emulated import draw, draw_from
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.product.emulated import draw, draw_from
 from edgevit.derivation.allocate.cost_table import CostTable
 from edgevit.derivation.allocate.prices import Measured
 from edgevit.errors import BudgetError
@@ -18,7 +18,7 @@ from edgevit.latency.search import search_plans
 from edgevit.network.anatomy import BlockDims
 
 
-# The same examples each time: of 1000 boards that no rule was made by, 4 use up their rounds (benchmarks/meet.py).
+# The same examples each time: of 1000 held-out boards 4 use up their rounds (benchmarks/product/budgets.py).
 @settings(max_examples=10, derandomize=True)
 @given(constants=st.randoms(use_true_random=False), share=st.sampled_from([0.3, 0.5, 0.7]))
 def test_a_budget_is_met_in_five_rounds_or_said_to_be_out_of_reach(constants: Random, share: float) -> None:

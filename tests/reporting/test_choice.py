@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import load
 import pytest
 from counting import calls
 from model_folders import some_spec
@@ -28,6 +27,7 @@ from some_report import (
 )
 from some_runs import MS
 
+from benchmarks.product import load
 from edgevit.board.gates import parse_gate
 from edgevit.records.answers import PartAnswers, RightImages
 from edgevit.records.derivation import (

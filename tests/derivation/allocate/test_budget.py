@@ -1,11 +1,11 @@
 """A derivation inside a budget in milliseconds, from the table that was measured on the benchmarks' own base."""
 
 import json
+from pathlib import Path
 
 import pytest
 import timm
 import torch
-from places import ROOT
 from safetensors.torch import save_file
 from small_base import PREPROCESSING
 
@@ -18,7 +18,7 @@ from edgevit.errors import BudgetError, CostTableError
 from edgevit.network.families import vit
 from edgevit.train.settings import Training
 
-TABLE = ROOT / "benchmarks" / "results" / "cost_table.yaml"
+TABLE = Path(__file__).with_name("cost_table.yaml")
 ARGS = {"img_size": 48, "patch_size": 8, "embed_dim": 192, "depth": 6, "num_heads": 3}
 # The least that a method can be: widths by the allocation, each the same loss per share of its module that goes.
 METHOD = """

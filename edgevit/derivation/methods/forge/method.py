@@ -12,7 +12,7 @@
 4. Distillation from the base restricted to the classes; the best state on the validation part is kept, and the closed
    form is among them. `--steps 0` leaves it out: nothing is trained, and no label is looked at.
 
-Each step can be taken away by its option; benchmarks/RESULTS.md has what each is worth.
+Each step can be taken away by its option; benchmarks/product/RESULTS.md has what each is worth.
 """
 
 from __future__ import annotations

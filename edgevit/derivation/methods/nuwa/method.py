@@ -5,7 +5,7 @@
 3. FFN: some neurons are kept, and W_2 is refitted to them by least squares on calibration images.
 
 The paper's own choices are options: purification=always with 10000 steps of one image, factorisation=weights,
-widths=energy, neurons=activation. The defaults measured better (benchmarks/RESULTS.md): attention factorised for the
+widths=energy, neurons=activation. The defaults measured better (benchmarks/papers): attention factorised for the
 task's own tokens; neurons chosen by what their removal costs once the others are refitted; widths where they lose the
 least output per MAC; and the anchor only where the model derived from it is better on the validation part than the one
 derived from the base.

@@ -2,7 +2,7 @@
 
 FFN neurons are drawn to the anchor of their cluster, the tails of the QK and VO spectra to zero, under an augmented
 Lagrangian (Eq. 8); once both hold, merging and truncating changes nothing. Where the paper's text and its released code
-disagree, both are options; benchmarks/RESULTS.md has the measurement behind each default.
+disagree, both are options; benchmarks/papers/README.md has the measurement behind each default.
 
 Differences from both: [W_Q b_Q] instead of W_Q in the rank term, because the query bias is factorised with it; rates
 above what a block can lose are handed to the other blocks; the widths follow a shape policy and land on the budget.

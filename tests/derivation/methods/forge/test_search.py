@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 import timm
 import torch
-from launch_bound import cost_table
 from small_base import ARGS, NAME, derive
 
 from edgevit.data.task import Split
+from edgevit.derivation.embedding import ladder
 from edgevit.derivation.measure import divergence
 from edgevit.derivation.methods.forge import solve
 from edgevit.derivation.methods.forge.search import AT_ONCE, ROUNDS, Sites, near, priced, search
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.cost import Geometry
 from edgevit.network.families import vit
 from edgevit.progress import Silent
 
@@ -77,12 +79,54 @@ def test_what_goes_is_priced_block_by_block() -> None:
     assert priced(known, ((False, False), (False, True), (False, False))) == 5.0 + 3.0 + 9.0
 
 
+FIXED, ALIKE = 1 / 7, 0.9  # share of the base that no site takes; share of a site that no width changes
+KERNELS = {"attention": 4, "ffn": 3}
+
+
+def launch_bound_table(blocks: Sequence[BlockDims], geometry: Geometry) -> dict[str, Any]:
+    """Return a cost table by which a narrower site is hardly faster, of a base of alike blocks that takes 1 ms."""
+    first, whole = blocks[0], (1 - FIXED) / len(blocks) / sum(KERNELS.values())
+
+    def priced(site: str, share: float) -> float:
+        return round(KERNELS[site] * whole * (ALIKE + (1 - ALIKE) * share), 9)
+
+    def listed(narrower: float) -> dict[str, Any]:
+        widths = [(h, w) for h in range(1, first.heads + 1) for w in range(16, first.qk + 1, 8)]
+        of = first.heads * first.qk
+        return {
+            "attention": [
+                {"heads": h, "width": w, "ms": priced("attention", narrower * h * w / of)} for h, w in widths
+            ],
+            "ffn": [{"width": w, "ms": priced("ffn", narrower * w / first.ffn)} for w in range(8, first.ffn + 1, 8)],
+            "block_ms": 0.0,
+        }
+
+    sizes = {"heads": first.heads, "qk": first.qk, "vo": first.vo, "ffn": first.ffn}
+    narrower = [width for width in ladder(geometry.embed, 16) if width < geometry.embed]
+    return {
+        "schema": 4,
+        "measured_on": "no device: made up",
+        "fixed_ms": FIXED,
+        "base": {
+            "family": "vit",
+            "embed": geometry.embed,
+            "tokens": geometry.tokens,
+            "depth": len(blocks),
+            "patch_values": geometry.patch_values,
+        },
+        "blocks": [{"base": sizes, **listed(1.0)}],
+        "narrower": [
+            {"embed": width, "fixed_ms": FIXED, "blocks": [listed(width / geometry.embed)]} for width in narrower
+        ],
+    }
+
+
 @pytest.fixture
 def costs(tmp_path: Path) -> Path:
     """By which only fewer sites are faster."""
     network = timm.create_model(NAME, num_classes=10, **ARGS)
     file = tmp_path / "costs.json"
-    file.write_text(json.dumps(cost_table([block.dims for block in vit.read(network)], vit.geometry(network))))
+    file.write_text(json.dumps(launch_bound_table([block.dims for block in vit.read(network)], vit.geometry(network))))
     return file
 
 

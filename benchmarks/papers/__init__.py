@@ -1,0 +1,1 @@
+"""Tables and figures of the papers, one script each; README.md has what they gave."""

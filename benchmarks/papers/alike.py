@@ -1,0 +1,55 @@
+"""Rows of an ablation that say nothing, as what was taken away was not at work: computed from the rows themselves."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from benchmarks.markdown import Row, picked
+
+
+def told(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """A paragraph of the variants that are the first one, by widths and answers, wherever both were run at a rate.
+
+    Args:
+        names: the variants, the one from which the others take something away first.
+    """
+    first, *others = names
+    found = [line for name in others if (line := _alike(rows, first, name))]
+    if not found:
+        return ""
+    reasons = "; ".join(_reasons(rows, first))
+    said = (
+        f"Not told apart from `{first}`, with its widths and its accuracy in every pair of sub-task and seed, and so "
+        f"no evidence of what was taken away: {'; '.join(found)}.{f' Why: {reasons}.' if reasons else ''}"
+    )
+    return "\n" + "\n".join(textwrap.wrap(said, 118)) + "\n"
+
+
+def _alike(rows: Sequence[Row], first: str, name: str) -> str:
+    at, n = [], 0
+    for rate in dict.fromkeys(row["rate"] for row in rows):
+        whole = {(row["task"], row["seed"]): row for row in picked(rows, rate=rate, variant=first)}
+        own = {(row["task"], row["seed"]): row for row in picked(rows, rate=rate, variant=name)}
+        both = whole.keys() & own.keys()
+        if both and all(_same(whole[place], own[place]) for place in both):
+            at.append(rate)
+            n += len(both)
+    return f"`{name}` at {', '.join(f'{rate:g}' for rate in sorted(at))} (n = {n})" if at else ""
+
+
+def _same(row: Row, other: Row) -> bool:
+    what = ("macs", "params", "embed", "blocks", "accuracy", "worst_class")
+    return all(row[name] == other[name] for name in what)
+
+
+def _reasons(rows: Sequence[Row], first: str) -> Iterator[str]:
+    """What the rows tell of it: masks that let no neuron go, and FFNs that stay whole."""
+    whole = picked(rows, variant=first)
+    kept = {row["facts"].get("anchor_neurons") for row in whole}
+    if kept == {1.0}:
+        yield f"the masks of `{first}` let no neuron go, so that the anchor is the base"
+    widest = max(block["ffn"] for row in rows for block in row["blocks"])
+    for rate in dict.fromkeys(row["rate"] for row in whole):
+        if all(block["ffn"] == widest for row in picked(whole, rate=rate) for block in row["blocks"]):
+            yield f"at {rate:g} `{first}` itself cuts no FFN, and attention alone"

@@ -1,0 +1,572 @@
+"""The papers' tables of latency and memory, measured again: every method's model beside its base, in turns.
+
+    python -m benchmarks.papers.efficiency methods                          # Vulcan's Tables 2 and 10
+    python -m benchmarks.papers.efficiency ratios                           # HEART-ViT's Tables 4 and 5
+    python -m benchmarks.papers.efficiency depth                            # Vulcan's Table 18; --precision fp16
+    python -m benchmarks.papers.efficiency compressed                       # its Table 5: weights of zero, and INT8
+    python -m benchmarks.papers.efficiency heads                            # its Table 7: heads of unequal widths
+    python -m benchmarks.papers.efficiency methods --model deit_tiny --rates 0.8 --rounds 6
+    python -m benchmarks.papers.efficiency methods --provider cuda  # this machine's GPU, in fp32; --precision fp16
+    python -m benchmarks.papers.efficiency methods --board jetson@orin-nx   # engines, over SSH
+
+On this machine through ONNX Runtime, on a board as engines; a row says where it ran. Memory is the peak of the process;
+a board's rows have the GPU's, the engine's own account and the energy of an image, too, as far as the board tells them.
+ONNX Runtime tells nothing of a discrete GPU's memory. Weights are random and nothing is
+trained: what a method leaves has the sizes that its rule gives such weights, at equal MACs, and latency follows sizes.
+Shape `paper`, as published; forge is `fused`.
+
+Of Vulcan's other tables of latency:
+- Table 5 is the part `compressed`: the base; the base with `--share` of the weights of every layer set to zero in
+  place; and the base in INT8, by ONNX Runtime's dynamic quantisation, on a processor. Where the first two are engines
+  or run on a GPU, INT8 has a session of its own on that machine's processor, and no interval; a board needs ONNX
+  Runtime for it. No part builds an INT8 engine of TensorRT.
+- Table 7 is the part `heads`: the base, whose heads are one product; the same heads one by one; and one by one with
+  widths that are drawn for each block (`--seed`), at equal MACs and parameters. No plan of edgevit says the last two:
+  they are written by benchmarks/uneven.py, and exported as any ONNX file that edgevit did not make.
+- Table 18 is the part `depth`: the base, Vulcan at 0.8, and that model without three of its blocks. As in the paper
+  they go one after the other, each the block without which the accuracy on training images is highest; no method of
+  edgevit does so. With random weights and images of noise the choice is arbitrary, and blocks of one model are not of
+  one size: another choice has another latency. The paper distils afterwards, which changes no latency. Its fourth row
+  is the third in fp16: `--precision fp16`, and then of all rows, the base among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import edgevit
+from benchmarks.markdown import RECORDS, grouped, picked, table
+from benchmarks.papers.compressed import write_int8, zero_least
+from benchmarks.papers.uneven import attention_counts, drawn, even, one_by_one
+from benchmarks.product.budgets import MODELS, Start, start_from
+from edgevit.agent.records import Run
+from edgevit.agent.runners.onnxruntime import PROVIDERS
+from edgevit.board.comparison import compare_within, decisive, make_row
+from edgevit.data.accuracy import measure_accuracy
+from edgevit.data.task import Split, open_task
+from edgevit.engines.options import EngineOptions
+from edgevit.engines.unjudged import OPSET
+from edgevit.errors import BoardError
+from edgevit.exporting.graph import write_onnx
+from edgevit.network.checkpoint import Model, derived_spec, save
+from edgevit.network.families import family_of
+from edgevit.records.model import ModelSpec
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.writing import write_whole
+from edgevit.train.settings import Training
+
+RESULTS = RECORDS / "efficiency.json"
+RATES = (0.2, 0.4, 0.6, 0.8)
+RATIOS = ((0.2, 0.2), (0.4, 0.4), (0.5, 0.5), (0.6, 0.6), (0.8, 0.8), (0.2, 0.8), (0.4, 0.6), (0.6, 0.4), (0.8, 0.2))
+DEPTH_RATE, BLOCKS_OUT = 0.8, 3  # of Table 18
+SHARE = 0.5  # of the weights, set to zero; Table 5 does not say its own
+JUDGED = 32  # training images on which blocks are judged; the paper takes 5000
+ROUNDS = 8
+IMAGES = {"calibration_images": 16}
+ACCEPTED: dict[str, Any] = {"accept_weak_base": True, "accept_preprocessing": True}  # weights are random
+METHODS: dict[
+    str, tuple[str, dict[str, Any]]
+] = {  # shape and options; few images, as random weights have nothing to lose
+    "random": ("paper", {}),
+    "nvit": ("paper", IMAGES),
+    "xpruner": ("paper", {**IMAGES, "mask_passes": 1}),
+    "dcvit": ("paper", IMAGES),
+    "mdp": ("paper", IMAGES),
+    "vulcan": ("paper", IMAGES),
+    "nuwa": ("paper", {**IMAGES, "purification": "none"}),
+    "corp": ("paper", IMAGES),
+    "wanda": ("paper", IMAGES),
+    "taylor": ("paper", IMAGES),
+    "magnitude": ("paper", {}),
+    "torch_pruning": ("paper", IMAGES),
+    "forge": ("fused", {"calibration_images": 48, "sensitivity_images": 16}),
+}
+OPTIONAL = "torch_pruning"  # a library of its own, which not everybody has
+# Vulcan's Table 10, Orin NX, batch 1: latency in ms and memory in GB, of the dense model, and by rate of these methods.
+_DENSE = (45.45, 0.34)
+_IN_TABLE_10 = ("random", "nvit", "xpruner", "dcvit", "mdp", "vulcan")
+_OF_METHODS = {
+    0.2: ((42.97, 37.49, 37.49, 36.98, 33.78, 36.84), (0.28, 0.27, 0.28, 0.28, 0.25, 0.27)),
+    0.4: ((34.24, 29.25, 29.54, 28.62, 26.30, 29.73), (0.21, 0.21, 0.21, 0.21, 0.19, 0.21)),
+    0.6: ((26.74, 24.55, 21.79, 20.04, 19.35, 21.81), (0.15, 0.14, 0.15, 0.15, 0.13, 0.15)),
+    0.8: ((15.19, 19.13, 19.76, 14.76, 18.30, 15.06), (0.08, 0.08, 0.09, 0.08, 0.08, 0.08)),
+}
+# HEART-ViT, AGX Orin, DeiT-B/16 before fine-tuning: latency in ms, of the dense model and in the order of RATIOS.
+_OF_RATIOS = {
+    "Table 4, ImageNet-1k": (23.78, (18.12, 14.86, 16.20, 15.56, 14.76, 18.31, 14.45, 15.22, 15.40)),
+    "Table 5, ImageNet-100": (23.05, (18.04, 14.06, 17.02, 15.49, 14.73, 19.38, 14.41, 16.67, 14.84)),
+}
+# Vulcan's Table 18, fp32: latency in ms of the dense model, of Vulcan at 0.8, and of that without three blocks.
+_OF_DEPTH = {"Table 18, Orin NX": (45.45, 15.04, 13.16), "Table 18, RTX 4090": (274.27, 99.14, 82.24)}
+# Vulcan's Table 5, Orin NX: latency in ms of the dense model, in INT8 on the processor, and with weights of zero.
+_OF_COMPRESSED = {
+    "deit_base": (45.45, 3429.48, 45.47), "deit_small": (15.58, 1497.11, 15.80), "deit_tiny": (14.52, 666.43, 14.88)
+}  # fmt: skip
+# Vulcan's Table 7: latency in ms of heads of one width and of uneven ones.
+_OF_HEADS: dict[str, dict[str, tuple[float, float]]] = {
+    "Orin NX, batch 1": {"deit_base": (45.45, 84.10), "deit_small": (15.58, 50.66), "deit_tiny": (14.52, 31.50)},
+    "A40, batch 256": {"deit_base": (600.52, 629.62), "deit_small": (186.30, 200.63), "deit_tiny": (76.45, 82.51)},
+}
+# Shares of the dense model's, by part and column: a row of `methods` is (name, rate), one of `ratios` ("heart", t, h),
+# one of `depth` ("vulcan", rate) or ("vulcan", rate, blocks out), others (model, name) and what is behind the name.
+PUBLISHED: dict[str, dict[str, dict[tuple[str | float, ...], float]]] = {
+    "methods": {
+        f"Table 10, {what}": {
+            (method, rate): value / _DENSE[i]
+            for rate, columns in _OF_METHODS.items()
+            for method, value in zip(_IN_TABLE_10, columns[i], strict=True)
+        }
+        for i, what in enumerate(("latency", "memory"))
+    },
+    "ratios": {
+        title: {("heart", *pair): ms / dense for pair, ms in zip(RATIOS, figures, strict=True)}
+        for title, (dense, figures) in _OF_RATIOS.items()
+    },
+    "depth": {
+        title: {("vulcan", DEPTH_RATE): whole / dense, ("vulcan", DEPTH_RATE, BLOCKS_OUT): cut / dense}
+        for title, (dense, whole, cut) in _OF_DEPTH.items()
+    },
+    "compressed": {
+        "Table 5, Orin NX": {
+            **{(model, "int8"): int8 / dense for model, (dense, int8, _) in _OF_COMPRESSED.items()},
+            **{(model, "zeroed", SHARE): zeroed / dense for model, (dense, _, zeroed) in _OF_COMPRESSED.items()},
+        }
+    },
+    "heads": {
+        f"Table 7, {where}": {(model, "uneven"): uneven / dense for model, (dense, uneven) in figures.items()}
+        for where, figures in _OF_HEADS.items()
+    },
+}
+
+
+# What rows of a board tell beside the peak of RAM: the title of its column, and where a run has it.
+MORE: dict[str, tuple[str, Callable[[Run], float | None]]] = {
+    "memory_nvmap_mib": ("GPU memory, MiB", lambda run: run.memory_nvmap_bytes and run.memory_nvmap_bytes / 2**20),
+    "memory_engine_mib": ("engine, MiB", lambda run: run.memory_engine_bytes and run.memory_engine_bytes / 2**20),
+    "energy_mj": ("mJ/image", Run.energy_per_image_mj),
+    "energy_net_mj": ("net mJ/image", Run.net_energy_per_image_mj),
+}
+# What some rows have besides, and the title of its column.
+COLUMNS = {
+    **{name: title for name, (title, _) in MORE.items()},
+    "attention_nodes": "nodes of an attention",
+    "attention_products": "of these products",
+    "fused": "attentions fused by TensorRT-RTX",
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One row: a model to derive and measure."""
+
+    name: str  # of the method
+    of: tuple[float, ...]  # its rate; or its ratios of tokens and heads; or its rate, and the blocks that go afterwards
+    request: dict[str, Any]  # of `edgevit.derive`
+    blocks_out: int = 0  # of the model of the row before
+
+    @property
+    def folder(self) -> str:
+        return label_of(self.name, self.of)
+
+
+def wanted(part: str, rates: Sequence[float], methods: Sequence[str]) -> Iterator[Wanted]:
+    """The rows of a part."""
+    if part == "ratios":
+        for tokens, heads in RATIOS:
+            few = {"calibration_images": 4, "probes": 1, "selection": "percentile"}
+            options = {**few, "token_ratio": tokens, "head_ratio": heads}
+            yield Wanted("heart", (tokens, heads), {"rate": 0.01, "shape": "paper", "options": options})
+        return
+    if part == "depth":
+        shape, options = METHODS["vulcan"]
+        known = {"rate": DEPTH_RATE, "shape": shape, "options": options}
+        yield Wanted("vulcan", (DEPTH_RATE,), known)
+        yield Wanted("vulcan", (DEPTH_RATE, BLOCKS_OUT), known, BLOCKS_OUT)
+        return
+    for rate in rates:
+        for name in methods:
+            shape, options = METHODS[name]
+            yield Wanted(name, (rate,), {"rate": rate, "shape": shape, "options": options})
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model that is ready to be measured beside its base."""
+
+    method: str
+    of: tuple[float, ...]
+    path: Path  # a folder with an export, or an ONNX file of the base's MACs and parameters
+    told: dict[str, Any] = field(default_factory=dict)  # of its row, besides
+    alone: bool = False  # on the processor, where the others are not
+
+    @property
+    def label(self) -> str:
+        return label_of(self.method, self.of)
+
+    @property
+    def file(self) -> Path:
+        return self.path if self.path.is_file() else min((self.path / "export").glob("*.onnx"), key=_size)
+
+
+def label_of(method: str, of: Sequence[float]) -> str:
+    return "-".join([method, *map(str, of)])
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size
+
+
+def measured(start: Start, options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """Make the models of a part, then measure them and their base in one session."""
+    base = Made("base", (), folder / "base")
+    opened: dict[str, Any] = {"checkpoint": start.checkpoint, "model_args": start.model_args, **start.more}
+    edgevit.base(start.name, out=base.path, data=start.data, **ACCEPTED, **opened)
+    _ready(base.path, options)
+    if options.part == "compressed":
+        made = make_compressed(base.path, options)
+    elif options.part == "heads":
+        made = make_heads(base.path, options)
+        base = replace(base, told=_told_of_heads(base))
+    else:
+        made = make_models(start, list(wanted(options.part, options.rates, options.methods)), options, folder)
+    how = edgevit.Conditions(
+        batches=tuple(options.batch), threads=None if options.board else options.threads, samples=100, duration_s=1.0,
+        provider=options.provider, precision=options.precision,
+    )  # fmt: skip
+    in_turns = [base, *(one for one in made if not one.alone)]
+    runs = _bench(in_turns, how, options)
+    on_processor = replace(how, runner="onnxruntime", provider="cpu", precision=None, threads=options.threads)
+    apart: list[Run] = []
+    for one in (one for one in made if one.alone):
+        try:
+            apart += _bench([one], on_processor, options)
+        except BoardError as error:
+            print(f"{one.label}: {error}", flush=True)
+    of_base = edgevit.load(base.path).spec
+    for batch in dict.fromkeys(run.batch for run in runs):
+        of_batch = [run for run in runs if run.batch == batch]
+        # A comparison names a model by its label and precision.
+        ratios = {one.after.partition(" ")[0]: one for one in decisive(compare_within(of_batch))}
+        dense = median(make_row(run).p50_ms for run in of_batch if run.label == base.label)
+        for one in (base, *made):
+            mine = [run for run in (*runs, *apart) if (run.label, run.batch) == (one.label, batch)]
+            if not mine:
+                continue
+            spec = edgevit.load(one.path).spec if ModelFolder(one.path).is_model else of_base
+            own, ratio = [make_row(run) for run in mine], ratios.get(one.label)
+            p50_ms = median(row.p50_ms for row in own)
+            yield {
+                "part": options.part, "model": options.model, "method": one.method, "of": list(one.of),
+                "macs": spec.macs, "params": spec.params, "file_bytes": _size(one.file), "p50_ms": p50_ms,
+                "images_per_s": median(row.images_per_s for row in own),
+                "memory_mib": _median(row.memory_peak_mib for row in own),
+                **{name: _median(map(of_run, mine)) for name, (_, of_run) in MORE.items()},
+                "ratio": p50_ms / dense if ratio is None else ratio.ratio,
+                "interval": None if ratio is None else [ratio.low, ratio.high],
+                "figure": None if ratio is None else ratio.figure, "batch": batch,
+                "where": _where(runs[0], options.board),
+                "load_average": os.getloadavg()[0],
+                **({"elsewhere": _where(mine[0], options.board)} if one.alone else {}),
+                **one.told,
+            }  # fmt: skip
+
+
+def _bench(models: Sequence[Made], how: edgevit.Conditions, options: argparse.Namespace) -> tuple[Run, ...]:
+    labels = [one.label for one in models]
+    asked: dict[str, Any] = {"labels": labels, "rounds": options.rounds, "board": options.board}
+    return edgevit.bench_in_turns([one.path for one in models], how, **asked).runs
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """None: no run has one."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def make_models(start: Start, rows: Sequence[Wanted], options: argparse.Namespace, folder: Path) -> list[Made]:
+    """Derive and export the models, in so many processes as are asked for; those of budgets that cannot be met are not.
+
+    Of some the blocks that are out are told.
+    """
+    due = {row.folder: row for row in rows}  # a budget of two rows is derived once
+    make = partial(_derive, start=start, options=options, folder=folder)
+    whole = [row for row in due.values() if not row.blocks_out]
+    if options.jobs > 1:
+        threads = max((os.cpu_count() or 1) // options.jobs, 1)
+        with ProcessPoolExecutor(options.jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+            met = list(pool.map(make, whole))
+    else:
+        met = [make(row) for row in whole]
+    there = {row.folder for row, done in zip(whole, met, strict=True) if done}
+    went = {}
+    for name, row in due.items():
+        of = replace(row, of=row.of[:1], blocks_out=0).folder
+        if row.blocks_out and of in there:
+            went[name] = cut_depth(folder / of, folder / "base", row.blocks_out, start, folder / name)
+            _ready(folder / name, options)
+    return [
+        Made(row.name, row.of, folder / name, {"blocks_out": went[name]} if name in went else {})
+        for name, row in due.items()
+        if name in there | went.keys()
+    ]
+
+
+def _derive(row: Wanted, *, start: Start, options: argparse.Namespace, folder: Path) -> bool:
+    """Whether the budget could be met."""
+    try:
+        edgevit.derive(
+            start.name, out=folder / row.folder, data=start.data, method=row.name, **ACCEPTED,
+            cache=folder / "cache", training=Training(steps=0, device="auto", batch_size=16),
+            checkpoint=start.checkpoint, model_args=start.model_args, **start.more, **row.request,
+        )  # fmt: skip
+    except edgevit.errors.BudgetError as error:
+        print(f"{row.folder}: {error}", flush=True)
+        return False
+    _ready(folder / row.folder, options)
+    return True
+
+
+# -- depth -------------------------------------------------------------------------------------------------------------
+
+
+def without_blocks(model: Model, base: ModelSpec, out: Iterable[int]) -> Model:
+    """The model without these blocks; `base`: of which it was derived."""
+    network = deepcopy(model.network)
+    family_of(network).keep_blocks(network, [i for i in range(len(model.spec.blocks)) if i not in set(out)])
+    return Model(network, derived_spec(base, network, model.spec.head, model.spec.classes))
+
+
+def least_missed(model: Model, base: ModelSpec, images: Split, names: Sequence[str], count: int) -> list[int]:
+    """So many blocks, each the one without which the accuracy is highest once those before it are gone."""
+    known = model.spec.output_names
+    assert known is not None
+    columns, batches = [known.index(name) for name in names], list(images.batches(32))
+    out: list[int] = []
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def top1(block: int) -> float:
+        network = without_blocks(model, base, [*out, block]).network.to(device)
+        return measure_accuracy(lambda batch: network(batch.to(device)), batches, columns, names).top1
+
+    for _ in range(count):
+        left = [i for i in range(len(model.spec.blocks)) if i not in out]
+        out.append(max(left, key=top1))  # of equal ones the first
+    return out
+
+
+def cut_depth(derived: Path, base: Path, count: int, start: Start, folder: Path) -> list[int]:
+    """Write the derived model without the blocks that it misses least, and say which they are."""
+    model, of_base = edgevit.load(derived), edgevit.load(base).spec
+    task = open_task(
+        start.data, None, preprocessing=model.preprocessing, base_outputs=of_base.outputs,
+        base_names=start.more.get("base_classes"),
+    )  # fmt: skip
+    out = least_missed(model, of_base, task.train.subset(JUDGED), task.class_names, count)
+    save(without_blocks(model, of_base, out), folder)
+    return sorted(out)
+
+
+# -- forms that edgevit does not derive --------------------------------------------------------------------------------
+
+
+def make_compressed(base: Path, options: argparse.Namespace) -> list[Made]:
+    """The base with weights of zero, and in INT8."""
+    model = edgevit.load(base)
+    zero_least(model.network, options.share)
+    zeroed = Made("zeroed", (options.share,), base.with_name("zeroed"))
+    save(model, zeroed.path)
+    _ready(zeroed.path, options)
+    int8 = Made(
+        "int8", (), base.with_name("int8.onnx"), alone=bool(options.board or options.provider not in (None, "cpu"))
+    )
+    write_int8(ModelFolder(base).export.onnx("fp32"), int8.path)
+    return [zeroed, int8]
+
+
+def make_heads(base: Path, options: argparse.Namespace) -> list[Made]:
+    """The base with its heads one by one, and with heads of unequal widths one by one."""
+    spec = edgevit.load(base).spec
+    channels, height, width = spec.preprocessing["input_size"]
+    prepared = {name: spec.preprocessing[name] for name in ("mean", "std", "crop_pct", "interpolation")}
+    found = []
+    for method, widths in (("separate", even(spec.blocks)), ("uneven", drawn(spec.blocks, options.seed))):
+        made = Made(method, (), base.with_name(method))
+        file = made.path.with_suffix(".onnx")
+        network = one_by_one(edgevit.load(base).network, widths)
+        write_onnx(network, file, input_size=(channels, height, width), batch="dynamic", opset=OPSET, metadata={})
+        _ready(file, options, out=made.path, preprocessing=prepared)
+        draw = {"seed": options.seed, "widths": [str(one) for one in widths]} if method == "uneven" else {}
+        found.append(replace(made, told={**_told_of_heads(made), **draw}))
+    return found
+
+
+def _told_of_heads(made: Made) -> dict[str, Any]:
+    fusion = ModelFolder(made.path).export.record().fusion
+    return {**attention_counts(made.file), "fused": fusion and fusion.fused}
+
+
+def _where(run: Run, board: str | None) -> str:
+    """Which machine, and what of it computed: sessions of one place take one another's place."""
+    on_cpu = (run.provider or "").startswith("CPU")
+    chip = next((run.environment[n] for n in (("cpu",) if on_cpu else ("module", "gpu")) if n in run.environment), "")
+    return ", ".join(filter(None, [f"{board or 'this machine'}: {run.runner}", run.provider, run.precision, chip]))
+
+
+def _ready(model: Path, options: argparse.Namespace, **export: Any) -> None:
+    if options.board is None:
+        # TensorRT-RTX counts in the fp16 file which attentions it fuses.
+        edgevit.export(model, fp16=options.precision == "fp16" or options.part == "heads", accuracy=False, **export)
+        return
+    engine = EngineOptions(batches=(1, *options.batch, *options.batch))
+    edgevit.export(model, trt=True, board=options.board, engine=engine, **export)
+
+
+TITLES = {
+    "methods": "Latency of what each method leaves",
+    "ratios": "Latency by HEART's ratios of tokens and heads",
+    "depth": "Latency with blocks taken out behind Vulcan (its Table 18)",
+    "compressed": "Latency of weights of zero, and of INT8 (Vulcan's Table 5)",
+    "heads": "Latency of heads of unequal widths (Vulcan's Table 7)",
+}
+SOURCES = {
+    "methods": "Vulcan, Table 10, Orin NX, of a DeiT-Base",
+    "ratios": "HEART-ViT, AGX Orin, before fine-tuning, of a DeiT-Base",
+    "depth": "Vulcan, Table 18, fp32, of a DeiT-Base",
+    "compressed": "Vulcan, Table 5, of the same model",
+    "heads": "Vulcan, Table 7, of the same model",
+}
+DEPTH = (
+    f"The blocks that are out are those that the accuracy on {JUDGED} images misses least, one after the other; with "
+    "random weights and images of noise that choice is arbitrary. The paper's last row is its third in fp16: "
+    "{orin:.3f} and {rtx:.3f} of its base in fp32; a table in fp16 here is of a base in fp16."
+).format(orin=11.35 / 45.45, rtx=28.34 / 274.27)
+COMPRESSED = (
+    "`zeroed`: that share of the weights of every linear layer and of the patches' layer, those of least magnitude, is "
+    "zero in place; layer by layer, as Han et al. have it, whom the paper cites without saying its share. `int8`: ONNX "
+    "Runtime's dynamic quantisation of the fp32 file, whose weights of products are INT8; it computes on a processor "
+    "and is no INT8 engine of TensorRT, which nothing here measures. The paper says that Orin does not support INT8 "
+    "and measures INT8 on its processor; NVIDIA says otherwise, and publishes INT8 TOPS of Orin's GPU (60 of an Orin "
+    "NX 16 GB, sparse). Accuracy is not in this table, as weights are random."
+)
+HEADS = (
+    "`base`: edgevit's attention, one product over all heads, which are of one width. `separate`: the same heads, of "
+    "slices of their own, one after the other. `uneven`: so, too, with widths that are drawn for each block, QK and VO "
+    "apart, every way to share the total out as likely as another; the record has them. The projections before and "
+    "behind the heads stay one product each, so MACs and parameters are those of the base. The paper's two rows are "
+    "`base` and `uneven`. Nodes are those of the exported file in one attention, products the `MatMul` among them. "
+    "What TensorRT-RTX fuses in the fp16 file is a block's attention in `base` and one head's in the others; it is "
+    "another compiler than a board's TensorRT."
+)
+TOLD = {"depth": DEPTH, "compressed": COMPRESSED, "heads": HEADS}
+
+
+def section(data: dict[str, Any] | None) -> str:
+    """The part of RESULTS.md."""
+    if data is None:
+        return ""
+    found = []
+    for part, title in TITLES.items():
+        sessions = grouped(picked(data["rows"], part=part), "model", "where", "batch")
+        if not sessions:
+            continue
+        head = (
+            "Random weights; in turns. Latency as a share of the base's with its 95 % interval, where there were "
+            f"rounds enough for one; memory is the process's peak of RAM. Published: {SOURCES[part]}, "
+            "whatever runtime and precision it was, as shares of its dense model. images/s is a mean over "
+            f"each run, latency a median: where they disagree, single inferences were slow. {TOLD.get(part, '')}"
+        )
+        found.append(f"## {title}\n\n{chr(10).join(textwrap.wrap(head, 118))}\n")
+        for (model, where, batch), rows in sorted(sessions.items()):
+            load = max(row["load_average"] for row in rows)
+            by_processor = any(row["figure"] == "processor" for row in rows)
+            busy = "; shares are of processor time, as other programs were busy" if by_processor else ""
+            more = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]  # older rows have none
+            told = [COLUMNS[name] for name in more]
+            titles = ["", "MACs", "latency", "interval", "images/s", "memory, MiB", *told, "file", *PUBLISHED[part]]
+            lines = [_line(row, rows[0], more, PUBLISHED[part].values()) for row in rows]
+            found += [
+                f"### {model}, batch {batch}, on {where}\n",
+                f"Load average up to {load:.1f}{busy}.\n",
+                table(titles, lines),
+            ]
+    return "\n".join(found)
+
+
+def _line(
+    row: dict[str, Any], base: dict[str, Any], more: Sequence[str], published: Iterable[dict[Any, float]]
+) -> list[str]:
+    ends = row["interval"] or [None, None]
+    key = (row["method"], *row["of"])
+    found = [of.get(key, of.get((row["model"], *key))) for of in published]
+    out = row.get("blocks_out", [])
+    of = "/".join(f"{value:g}" for value in (row["of"][:1] if out else row["of"]))
+    gone = f", without blocks {', '.join(map(str, out))}" if out else ""
+    gone += f", on {row['elsewhere']}" if "elsewhere" in row else ""
+    return [
+        f"{row['method']} {of}".strip() + gone,
+        f"{row['macs'] / base['macs']:.3f}",
+        f"{row['ratio']:.3f}",
+        f"{ends[0]:.3f} to {ends[1]:.3f}" if None not in ends else "",
+        f"{row['images_per_s']:.0f}",
+        *("" if row.get(name) is None else f"{row[name]:.0f}" for name in ("memory_mib", *more)),
+        f"{row['file_bytes'] / base['file_bytes']:.3f}",
+        *("" if share is None else f"{share:.3f}" for share in found),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=TITLES)
+    parser.add_argument("--model", choices=(*MODELS, "demo"), default="deit_base")
+    parser.add_argument("--rates", type=float, nargs="*", default=list(RATES))
+    at_hand = [name for name in METHODS if name != OPTIONAL or find_spec(OPTIONAL)]
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=at_hand)
+    parser.add_argument("--share", type=float, default=SHARE, help="of the weights that are zero, of `compressed`")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw of widths, of `heads`")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--board")
+    where.add_argument("--provider", choices=PROVIDERS, help="what ONNX Runtime computes on, on this machine")
+    parser.add_argument("--precision", choices=("fp32", "fp16"), help="of ONNX files; fp32, unless given")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that derive and export; one measures")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if options.board is None:
+        options.precision = options.precision or "fp32"
+    elif len(options.batch) > 1:
+        parser.error("an engine is tuned for one batch size; with --board give one --batch")
+    elif options.precision is not None:
+        parser.error("--precision is of ONNX files; engines are fp16, or what the board's gate asks for")
+    if not 0 < options.share < 1:
+        parser.error(f"--share is {options.share}: it must be between 0 and 1; try {SHARE}")
+    results: dict[str, Any] = (
+        json.loads(options.out.read_text()) if options.out.is_file() else {"schema": 1, "rows": []}
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        new = list(measured(start_from(options.model, Path(scratch)), options, Path(scratch)))
+    # One session is one comparison: what was measured of this model there before is replaced.
+    same = {(row["part"], row["model"], row["where"], row["batch"]) for row in new}
+    kept = [r for r in results["rows"] if (r["part"], r["model"], r["where"], r["batch"]) not in same]
+    write_whole(options.out, json.dumps({**results, "rows": [*kept, *new]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,337 @@
+"""HEART's ratios of tokens and heads before and after training, beside random ones and attention's; the cost of scores.
+
+    python -m benchmarks.papers.heart  # writes records/heart.json row by row; what is there is not done again
+    python -m benchmarks.papers.heart --cost            # the cost of the scores of DeiT-Small alone
+    # HEART behind forge, beside either alone, at equal MACs; likewise:
+    python -m benchmarks.papers.heart --part composed
+    python -m benchmarks.papers.heart --base fine  # 24 of 48 finer classes in 65 tokens, in records/heart_fine.json
+    python -m benchmarks.papers.heart --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs.txt
+
+The base is the demo's (its six classes, 25 patches, three heads, so that ratios are coarse), or one that the repository
+keeps, with the middle one of its sub-tasks; or a user's, with one sub-task: half of the classes, unless it is chosen.
+Every row is a derivation with
+`selection=percentile`; rows differ in what scores come from. "attention" shares tokens out by what the attention of
+blocks looks at, and heads by the size of their weights; "random" draws both, and at inference which tokens go on. Rows
+at 50/50 tell how far each block's tokens are from the base's, too (layerwise.py).
+
+The part `composed` asks what tokens and heads are worth beside widths, at a rate that all of its rows reach: forge with
+all tokens, forge with tokens among its choices, HEART, and HEART behind a forge that has cut half of what is to go,
+each of which trains for half of the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.derivations import SIZES, device_field
+from benchmarks.sources import add_source, record_file, refusals, source_from
+from edgevit.errors import OptionError
+
+if TYPE_CHECKING:
+    from benchmarks.sources import Source
+
+BASES = ("demo", "rendered", "fine", "fashion")
+LAYERWISE = (0.5, 0.5)  # of the paper's Figures 4 and 5
+# Of tokens, of heads: all of the paper's tables; 80/80 and 80/20 last, of which little is left of a small base.
+RATIOS = ((0.2, 0.2), (0.4, 0.4), (0.6, 0.6), (0.2, 0.8), (0.4, 0.6), (0.6, 0.4), LAYERWISE, (0.8, 0.8), (0.8, 0.2))
+VARIANTS = ("heart, alike", "heart, by sensitivity", "attention", "random")
+SEEDS = (42, 43, 44)
+TRAINING: dict[str, Any] = {"steps": 60, "batch_size": 48, "lr": 3e-4, "evaluations": 3}
+TEACHER = "restricted"  # of all rows: labels alone made none of the first rows better in so few steps
+COMPOSED_RATES = (0.5,)  # which HEART reaches alone, too
+COSTS = {"a training step": 32, "scores": 8}  # images of each
+
+
+@dataclass(frozen=True)
+class Place:
+    """What rows are of, and where they are made."""
+
+    source: Source
+    classes: list[str] | None  # of the sub-task; None: all
+    scratch: Path  # of what rows share: scores by where they come from, and what the base answers
+    device: str = "cpu"
+    steps: int = TRAINING["steps"]
+
+
+def attention_scores(network: Any, images: Any, columns: Any, passes: Any, **_: Any) -> Any:
+    """Scores of what attention looks at, the mean over the images, and of heads by the size of their weights."""
+    from edgevit.derivation.methods.heart.scores import HessianScores
+    from edgevit.network.anatomy import attentions
+    from edgevit.network.families import family_of
+
+    family = family_of(network)
+    geometry, blocks = family.geometry(network), family.read(network)
+    prefix, sums = geometry.tokens - geometry.patches, [torch.zeros(0)] * (len(blocks) - 1)
+
+    def see(i: int, inputs: Any, _: Tensor) -> None:
+        looked_at = family.token_scores(network, i, inputs[0])[:, prefix:].double().sort(1).values.sum(0)
+        sums[i] = looked_at + sums[i] if len(sums[i]) else looked_at
+
+    passes.run(network, images, lambda *_: None, [(family.attention_inputs(network)[:-1], see)])
+    ranked = torch.stack(sums).cpu() / len(images)
+    heads = tuple((a.wo @ a.wv).flatten(1).norm(dim=1).double().detach().cpu() for a in attentions(blocks))
+    return HessianScores(ranked, ranked.clone(), heads, torch.zeros(len(ranked)))
+
+
+def random_scores(network: Any, images: Any, columns: Any, passes: Any, *, seed: int, **_: Any) -> Any:
+    from edgevit.derivation.methods.heart.scores import HessianScores
+    from edgevit.network.families import family_of
+
+    family, draw = family_of(network), torch.Generator().manual_seed(seed)
+    geometry, blocks = family.geometry(network), family.read(network)
+    ranked = torch.rand(len(blocks) - 1, geometry.patches, generator=draw, dtype=torch.float64)
+    heads = tuple(torch.rand(b.dims.heads, generator=draw, dtype=torch.float64) for b in blocks)
+    return HessianScores(ranked, ranked.clone(), heads, torch.zeros(len(ranked)))
+
+
+def random_order(attn: Any, seen: Tensor, **_: Any) -> Tensor:
+    """Which tokens go on by chance, anew for every image."""
+    return torch.rand(seen.shape[:2], device=seen.device)
+
+
+@contextmanager
+def scored(variant: str) -> Iterator[None]:
+    """Let the method take its scores from where the variant says."""
+    method = "edgevit.derivation.methods.heart.method.measure_scores"
+    with ExitStack() as stack:
+        if variant == "attention":
+            stack.enter_context(patch(method, attention_scores))
+        elif variant == "random":
+            stack.enter_context(patch(method, random_scores))
+            stack.enter_context(patch("edgevit.network.families.vit.tokens.token_scores", random_order))
+        yield
+
+
+def measure(variant: str, ratios: tuple[float, float], seed: int, place: Place) -> dict[str, Any]:
+    """A row of these ratios."""
+    tokens, heads = ratios
+    options = {
+        "teacher": TEACHER, "selection": "percentile", "token_ratio": tokens, "head_ratio": heads,
+        "ratios": "uniform" if variant == "heart, alike" else "sensitivity",
+    }  # fmt: skip
+    cache = place.scratch / variant.partition(",")[0]  # the cache does not know of the patches
+    look = partial(by_block, place) if ratios == LAYERWISE else None
+    with scored(variant):
+        row, derived = before_and_after(seed, place, look, method="heart", rate=0.01, options=options, cache=cache)
+    facts = derived.record.facts.more
+    row |= {"reaching": facts["tokens"], "spearman": facts["spearman"]}
+    row["heads_left"] = [len(kept) for kept in facts["kept_heads"]]
+    return {"variant": variant, "tokens": tokens, "heads": heads, "seed": seed, **row}
+
+
+def by_block(place: Place, network: nn.Module) -> dict[str, list[float]]:
+    """How far the model is from its base in each block."""
+    from benchmarks.papers.layerwise import IMAGES, compared
+
+    test = place.source.task(place.classes).test.subset(IMAGES)
+    images, _ = next(test.batches(IMAGES))
+    return compared(place.source.base.network, network, images, place.device)
+
+
+def before_and_after(
+    seed: int, place: Place, look: Callable[[nn.Module], Any] | None = None, **request: Any
+) -> tuple[dict[str, Any], Any]:
+    """Derive without training, and with: top-1 of both and of the restricted base, and the second derivation.
+
+    What `look` sees in either model is the row's `layers`.
+    """
+    import edgevit
+    from edgevit.train.settings import Training
+
+    training = {name: value for name, value in TRAINING.items() if name != "steps"}
+    row: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, steps in (("before", 0), ("after", place.steps)):
+            derived = edgevit.derive(
+                **place.source.start, data=place.source.data, classes=place.classes, shape="free",
+                out=Path(folder) / name, training=Training(**training, steps=steps, seed=seed, device=place.device),
+                **request,
+            )  # fmt: skip
+            accuracy = derived.record.accuracy
+            assert accuracy.derived is not None
+            row[name] = accuracy.derived.top1
+            if look is not None:
+                row.setdefault("layers", {})[name] = look(derived.model.network)
+    assert accuracy.derived is not None and accuracy.base_restricted is not None
+    row |= {"base": accuracy.base_restricted.top1, "macs_left": 1 - derived.model.spec.rate}
+    return {**row, "images": accuracy.derived.images, "edgevit": derived.record.versions["edgevit"]}, derived
+
+
+# -- beside widths -----------------------------------------------------------------------------------------------------
+
+
+def composed() -> dict[str, dict[str, Any]]:
+    """What each row asks of `edgevit.derive` beside the rate."""
+    heart = {"method": "heart", "options": {"teacher": TEACHER}}
+    return {
+        "forge": {"method": "forge", "options": {"cut_tokens": "never"}},
+        "forge, tokens too": {"method": "forge", "options": {"cut_tokens": "predicted"}},
+        "heart": heart,
+    }
+
+
+def measure_composed(variant: str, rate: float, seed: int, place: Place) -> dict[str, Any]:
+    """A row of the part `composed`, with the shape of what was left."""
+    row, derived = before_and_after(seed, place, rate=rate, cache=place.scratch / "composed", **composed()[variant])
+    spec = derived.model.spec
+    row |= {"passed_on": [b.tokens for b in spec.blocks], "heads_left": [b.heads for b in spec.blocks]}
+    row |= {"ffn": [b.ffn for b in spec.blocks], "embed": spec.embed}
+    return {"variant": variant, "rate": rate, "seed": seed, **row}
+
+
+# -- cost --------------------------------------------------------------------------------------------------------------
+
+
+def cost_of(what: str, images: int) -> dict[str, float]:
+    """Processor seconds per image, and peak memory, of scores or of a forward and backward pass; in a process alone."""
+    import timm
+    import torch.nn.functional as F
+
+    from edgevit.derivation.methods.heart.method import Config
+    from edgevit.derivation.methods.heart.scores import Gates, gate_losses, twice_differentiable
+
+    torch.set_num_threads(1)
+    network = timm.create_model("deit_small_patch16_224", num_classes=10).eval()
+    batch, labels = torch.randn(images, 3, 224, 224), torch.zeros(images, dtype=torch.int64)
+    before, started = _peak_bytes(), time.process_time()
+    if what == "scores":
+        with twice_differentiable(network):
+            gates = Gates.open_(network, batch)
+            loss = F.cross_entropy(gates.logits(batch), labels, reduction="sum")
+            signs = [torch.randint(2, gates.values.shape) * 2.0 - 1 for _ in range(Config().probes)]
+            gate_losses(loss, gates.values, signs, "curvature")
+    else:
+        torch.autograd.backward(F.cross_entropy(network(batch), labels))
+    return {"cpu_s_per_image": (time.process_time() - started) / images, "bytes": _peak_bytes() - before}
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+
+
+def costs() -> dict[str, Any]:
+    """Of DeiT-Small's shapes, one thread."""
+    from edgevit.derivation.methods.heart.method import Config
+
+    found: dict[str, Any] = {"probes": Config().probes}
+    for what, images in COSTS.items():
+        command = [sys.executable, "-m", "benchmarks.papers.heart", "--one", what]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        found[what] = {"images": images, **json.loads(done.stdout)}
+    return found
+
+
+def environment() -> dict[str, Any]:
+    return {"machine": platform.machine(), "torch": torch.__version__, "load_average": os.getloadavg()[0]}
+
+
+def file_of(options: argparse.Namespace) -> Path:
+    """The file of a base's rows."""
+    return record_file(options, "heart", BASES[:1])
+
+
+def sub_task(source: Source, options: argparse.Namespace) -> list[str] | None:
+    """The one that rows are of; None: all classes, those of the demo's base.
+
+    Raises:
+        OptionError: several are asked for.
+        UnknownNameError, DataError: as `Source.sub_tasks` says.
+    """
+    if options.tasks is None and options.classes is None and options.data is None:
+        sizes = SIZES[options.base]
+        return None if options.base == "demo" else source.sub_tasks([sizes[1]], None)[0]
+    if options.tasks is not None and len(options.tasks) > 1:
+        raise OptionError(f"rows are of one sub-task, and {len(options.tasks)} were asked for; give --tasks NUMBER")
+    half = [max(len(source.classes) // 2, 2)]
+    return source.sub_tasks(options.tasks or half, options.classes)[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_source(parser, BASES)
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--steps", type=int, default=TRAINING["steps"], help="another number for a trial")
+    parser.add_argument("--part", choices=("ratios", "composed"), default="ratios")
+    parser.add_argument("--cost", action="store_true", help="the cost of the scores alone")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(cost_of(options.one, COSTS[options.one])))
+        return
+    results = file_of(options)
+    record = json.loads(results.read_text()) if results.is_file() else {"schema": 1, "rows": [], "cost": None}
+    record["base"] = options.data.name if options.data else options.base
+    record |= {"environment": environment(), "training": {**TRAINING, "steps": options.steps, "teacher": TEACHER}}
+
+    def write() -> None:
+        results.write_text(json.dumps(record, indent=1) + "\n")
+
+    if options.cost:
+        record["cost"] = costs()
+        write()
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        add_rows(record, options, Path(scratch), write)
+    if options.data is not None:
+        from benchmarks.papers.heart_tables import section
+
+        print(section(record))
+
+
+def add_rows(record: dict[str, Any], options: argparse.Namespace, scratch: Path, write: Callable[[], None]) -> None:
+    """Make the rows of the part asked for that the record lacks, and write it after each."""
+    from edgevit.cli.console import Console
+
+    with refusals():
+        source = source_from(options, Console().progress)
+        place = Place(source, sub_task(source, options), scratch, options.device, options.steps)
+    of: dict[str, Any] = {"base_sha256": source.sha256}  # another machine may train another one
+    if options.data is not None or options.tasks is not None or options.classes is not None:
+        of["classes"] = place.classes
+    rows = record.setdefault("rows" if options.part == "ratios" else options.part, [])
+    for key, make in islice(wanted(options.part, SEEDS[: options.seeds]), options.rows):
+        same = [row for row in rows if row.get("classes") == of.get("classes")]
+        if any(row.items() >= {**key, **of}.items() for row in same):
+            continue
+        with refusals():
+            rows.append({**make(place=place), **of, **device_field(options.device)})
+        write()
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+
+
+def wanted(part: str, seeds: Sequence[int]) -> Iterator[tuple[dict[str, Any], Callable[..., dict[str, Any]]]]:
+    """What tells each row of a part from the others, and what makes it."""
+    for seed in seeds:
+        if part == "composed":
+            for rate in COMPOSED_RATES:
+                for variant in composed():
+                    key: dict[str, Any] = {"variant": variant, "rate": rate, "seed": seed}
+                    yield key, partial(measure_composed, **key)
+            continue
+        for tokens, heads in RATIOS:
+            for variant in VARIANTS:
+                key = {"variant": variant, "tokens": tokens, "heads": heads, "seed": seed}
+                yield key, partial(measure, variant, (tokens, heads), seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""The sections of RESULTS.md about tokens and heads: from records/heart.json and heart_fine.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.markdown import commits_text, grouped, percent, table, wrapped
+
+TOLD = """## HEART: tokens and heads, before and after training, on {base}
+
+{images} test images, {tokens} tokens, {heads}. Shares of tokens and heads that go; {steps} steps of {batch_size} images
+with the restricted base as teacher. `alike`: the same shares in every block, so that all tokens leave after the first;
+the others share them out by their scores, so that equal shares are not equal MACs. `random`: which tokens and which
+heads, by chance. Mean and range over seeds {seeds}.{coarse}{more}
+"""
+SMALL = "\nA small base with few tokens: it says nothing of 197."
+BASES = {
+    "demo": ("the demo's base", "three heads in each of four blocks"),
+    "rendered": ("12 of 24 rendered classes", "three heads in each of six blocks"),
+    "fine": ("24 of 48 finer classes", "three heads in each of six blocks"),
+    "fashion": ("photographs of five kinds of clothes", "two heads in each of six blocks"),
+}
+COST = """The scores of DeiT-Small's shapes, one thread: {ratio:.1f} times the processor time of a forward and backward
+pass per image ({probes} draws of signs), and {memory:.2f} times the memory that such a pass of {step} images takes,
+with {images} images at a time.
+"""
+CORRELATION = """Rank correlation, image by image, of what attention looks at with the curvature of the loss, per
+block: {by_block}.
+"""
+
+
+COMPOSED = """### Beside widths, at equal MACs
+
+The same base, in shape `free`: forge with all tokens, forge with tokens among its choices (`cut_tokens=predicted`),
+and HEART alone; {steps} steps. Mean and range over seeds {seeds}.
+"""
+LAYERS = """### Block by block, at 50/50
+
+How far tokens are from the base's behind each block (`layerwise.py`; the paper's Figures 4 and 5): linear CKA of the
+mean token, and cosine of the class token, before -> after training; the residual ratio is the base's -> before ->
+after. Mean over seeds {seeds}.
+"""
+
+
+def of_newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the base and the sub-task that the last row is of."""
+
+    def of(row: dict[str, Any]) -> tuple[Any, ...]:
+        return row.get("base_sha256"), row.get("classes")
+
+    return [row for row in rows if of(row) == of(rows[-1])]
+
+
+def section(data: dict[str, Any] | None) -> str:
+    if data is None:
+        return ""
+    rows, how = of_newest(data["rows"]), data["training"]
+    name = data.get("base", "demo")
+    base, heads = BASES.get(name) or _of_user(name, rows)
+    seeds = sorted({row["seed"] for row in rows})
+    parts = []
+    if rows:
+        parts.append(
+            TOLD.format(
+                base=base, heads=heads, images=rows[0]["images"], tokens=rows[0]["reaching"][0], steps=how["steps"],
+                batch_size=how["batch_size"], seeds=", ".join(map(str, seeds)), coarse=_coarse(rows),
+                more=SMALL if name in BASES else "",
+            )
+        )  # fmt: skip
+        parts += [wrapped(commits_text(rows)), _accuracy(rows)]
+        own = [row["spearman"] for row in rows if row["variant"].startswith("heart")]
+        by_block = ", ".join(f"{sum(of) / len(of):+.2f}" for of in zip(*own, strict=True))
+        parts.append(CORRELATION.format(by_block=by_block))
+        parts += _layers([row for row in rows if "layers" in row])
+    if found := of_newest(data.get("composed", [])):
+        seeds = sorted({row["seed"] for row in found})
+        told = COMPOSED.format(steps=how["steps"], seeds=", ".join(map(str, seeds)))
+        parts += [told, wrapped(commits_text(found)), _composed(found)]
+    if (cost := data["cost"]) is not None:
+        step, scores = cost["a training step"], cost["scores"]
+        parts.append(
+            COST.format(
+                ratio=scores["cpu_s_per_image"] / step["cpu_s_per_image"], memory=scores["bytes"] / step["bytes"],
+                step=step["images"], images=scores["images"], probes=cost["probes"],
+            )
+        )  # fmt: skip
+    return "\n".join(parts)
+
+
+def _of_user(name: str, rows: list[dict[str, Any]]) -> tuple[str, str]:
+    classes, blocks = rows[0]["classes"] if rows else (), rows[0]["heads_left"] if rows else ()
+    return f"{len(classes)} classes of `{name}`", f"{len(blocks)} blocks"
+
+
+def _coarse(rows: list[dict[str, Any]]) -> str:
+    """How many heads of a block `alike` lets go at each share, which few heads round down; nothing without rows."""
+    whole = max((heads for row in rows for heads in row.get("heads_left", ())), default=0)
+    alike = [row for row in rows if row["variant"] == "heart, alike" and row.get("heads_left")]
+    gone = {row["heads"]: whole - row["heads_left"][0] for row in alike}
+    if not gone:
+        return ""
+    shares: dict[int, list[str]] = {}
+    for share, heads in sorted(gone.items()):
+        shares.setdefault(heads, []).append(f"{100 * share:.0f}")
+    told = ", ".join(f"{heads or 'none'} at {' and '.join(of)} %" for heads, of in shares.items())
+    return f"\nA block has {whole} heads, and whole ones go: of `alike` {told}."
+
+
+def _accuracy(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    ratios = sorted(grouped(rows, "tokens", "heads").items(), key=lambda one: (one[0][0] != one[0][1], one[0]))
+    for (tokens, heads), of_ratio in ratios:  # equal shares first
+        for (variant,), group in grouped(of_ratio, "variant").items():
+            lines.append(
+                [
+                    f"{100 * tokens:.0f}/{100 * heads:.0f}, {variant}",
+                    percent([row["macs_left"] for row in group]),
+                    percent([row["before"] for row in group]),
+                    percent([row["after"] for row in group]),
+                    percent([row["base"] for row in group]),
+                ]
+            )
+    return table(["tokens/heads, %", "MACs left, %", "top-1 before, %", "after", "the base, restricted"], lines)
+
+
+def _layers(rows: list[dict[str, Any]]) -> list[str]:
+    """Nothing without rows: older ones do not tell."""
+    if not rows:
+        return []
+
+    def means(group: list[dict[str, Any]], state: str, figure: str) -> list[float]:
+        return [sum(of) / len(of) for of in zip(*(row["layers"][state][figure] for row in group), strict=True)]
+
+    lines = []
+    for (variant,), group in grouped(rows, "variant").items():
+        for figure in ("cka", "cosine", "residual"):
+            states = [means(group, state, figure) for state in ("before", "after")]
+            if figure == "residual":
+                states = [means(group, "before", "residual_base"), *states]
+            cells = [" -> ".join(f"{value:.3f}" for value in of) for of in zip(*states, strict=True)]
+            lines.append([f"{variant}, {figure}", *cells])
+    seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
+    return [LAYERS.format(seeds=seeds), table(["", *(str(i) for i in range(len(lines[0]) - 1))], lines)]
+
+
+def _composed(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        [
+            f"{rate:g}, {variant}",
+            *(percent([row[name] for row in group]) for name in ("macs_left", "before", "after", "base")),
+            ", ".join(str(row["embed"]) for row in group),
+        ]
+        for (rate, variant), group in grouped(rows, "rate", "variant").items()
+    ]
+    head = ["MACs gone", "MACs left, %", "top-1 before, %", "after", "the base, restricted", "embedding, of each seed"]
+    return table(head, lines)

@@ -1,0 +1,346 @@
+"""Every method trained for as long as Vulcan's own rule says: accuracy against images seen.
+
+    python -m benchmarks.papers.published --base demo  # everything that is not in records/published.json yet
+    python -m benchmarks.papers.published --base demo --rates 0.9 --seeds 1 --method forge vulcan
+    python -m benchmarks.papers.published                             # of the 24 rendered classes
+    python -m benchmarks.papers.published --base fashion  # on photographs, in records/published_fashion.json
+    python -m benchmarks.papers.published --base fine  # on 48 finer classes, in records/published_fine.json
+    python -m benchmarks.papers.published --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs
+
+Vulcan's rule gives as many passes over a task's images as its paper trained for (`vulcan.steps_rule=data`); every
+method that trains gets that length. Vulcan and NuWa are there with the choices of their papers, too, and the
+super-network is trained for that length once, for all of its sizes. The first sub-task has three seeds, the others one;
+at the rate that tells most, runs of a sixteenth and a quarter of the length show what it is worth. The learning rate is
+chosen for each method on the validation part, in runs of a quarter of the length: by the loss there, or by top-1 for
+the methods that tell no loss; where the outermost of those that were tried is the best, the next one is tried, too.
+HEART lets tokens and heads go and nothing else, so that it has no row at the highest rate and a learning rate of the
+next one; where even that is out of its reach, as of the demo's base, it has the middle one.
+"Better base": a copy of the base is trained on the labels for as long, too, and cut in
+place of the base where its loss on the validation part is less (`--derive-from better`). Accuracy is reported on
+`val/`, which no derivation ever sees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from benchmarks.derivations import BATCH, SEEDS, SIZES, Case, Options, complete
+from benchmarks.markdown import (
+    Row,
+    baselines_table,
+    commits_text,
+    derived,
+    of_newest_base,
+    percent,
+    picked,
+    seeds_text,
+    table,
+    wrapped,
+)
+from benchmarks.papers.published_curve import PUBLISHED_RATE
+from benchmarks.papers.published_curve import text as curve_text
+from benchmarks.product.rivals import METHODS, TAUGHT
+from benchmarks.sources import add_source, record_file, refusals, select
+
+TASKS = {  # the first has every seed
+    "rendered": (12, 6, 18),
+    "demo": (4, 3, 2),
+    "fine": SIZES["fine"],
+    "fashion": (5, 3, 10),
+}
+TITLES = {
+    "rendered": "the rendered base",
+    "demo": "the demo's base",
+    "fine": "the harder base",
+    "fashion": "photographs of clothes",
+}
+IMAGES = {
+    **dict.fromkeys(TASKS, "Images are rendered by the project: no ImageNet result. "),
+    "fashion": "Photographs of ten kinds of clothes: no ImageNet result. ",
+}
+RATES = (PUBLISHED_RATE, 0.8, 0.6, 0.4, 0.2)
+PARTS = (1 / 16, 1 / 4)  # of the length
+LRS = (3e-4, 1e-4, 1e-3)  # the middle one first
+FURTHER = (1e-5, 3e-5, *sorted(LRS), 3e-3, 1e-2)  # those beside them, where the outermost is the best
+RIVALS = (
+    "nvit",
+    "mdp",
+    "taylor",
+    "taylor, embedding kept",
+    "torch-pruning",
+    "torch-pruning, magnitude",
+    "xpruner",
+    "dcvit",
+    "corp",
+    "wanda",
+    "magnitude",
+    "magnitude, all dimensions",
+    "random",
+    "random, all dimensions",
+)
+FULL, CURVE, TUNING = "published", "published curve", "published lr"  # tables of the rows
+NUWA: Options = {
+    "purification": "always", "purification_steps": 10_000, "purification_batch": 1, "factorisation": "weights",
+    "widths": "energy", "neurons": "activation",
+}  # fmt: skip
+VULCAN: Options = {"anchor_update": "batch", "multiplier_update": "ascent", "reduction": "paper"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One method as it is trained here."""
+
+    method: str
+    options: Options = field(default_factory=dict)
+    shapes: Mapping[float, str] = field(default_factory=dict)  # at a rate; elsewhere fused
+    trained: bool = True
+    supernet: bool = False
+    schedule: str = "cosine"
+    derive_from: str = "base"
+    rates: Sequence[float] = RATES  # the highest first, where its learning rate is chosen
+
+    def shape(self, rate: float) -> str:
+        return self.shapes.get(rate, "fused")
+
+
+PAPER = dict.fromkeys(RATES, "paper")
+KEPT = {PUBLISHED_RATE: "paper"}  # heads and blocks all stay, and `fused` ends before
+BETTER = ", better base"
+WAYS: dict[str, Way] = {
+    "forge": Way("forge"),
+    f"forge{BETTER}": Way("forge", derive_from="better"),
+    "vulcan, as published": Way("vulcan", VULCAN, PAPER, schedule="constant"),
+    "vulcan": Way("vulcan", {}, KEPT),
+    "vulcan + teacher": Way("vulcan", TAUGHT, KEPT),
+    "nuwa, as published": Way("nuwa", NUWA, PAPER, trained=False),
+    "nuwa, fine-tuned": Way("nuwa", TAUGHT, KEPT),
+    "super-network": Way("skd", {}, PAPER, trained=False, supernet=True),
+    "heart": Way("heart", TAUGHT, PAPER, rates=RATES[1:]),  # tokens and heads alone: `paper` reaches 0.75 to 0.85
+    **{name: Way(METHODS[name][0], {**METHODS[name][1], **TAUGHT}, METHODS[name][2]) for name in RIVALS},
+    f"vulcan + teacher{BETTER}": Way("vulcan", TAUGHT, KEPT, derive_from="better"),
+    f"nuwa, fine-tuned{BETTER}": Way("nuwa", TAUGHT, KEPT, derive_from="better"),
+    f"corp{BETTER}": Way("corp", TAUGHT, METHODS["corp"][2], derive_from="better"),
+}
+
+
+def length(rate: float, images: int) -> int:
+    """Optimiser steps of BATCH images that Vulcan's rule gives to a task of so many training images."""
+    from edgevit.derivation.methods.vulcan.method import Config, default_steps
+
+    return default_steps(Config(steps_rule="data"), rate, images, BATCH)
+
+
+def _case(base: str, kind: str, name: str, task: int, rate: float, seed: int, steps: int, lr: float) -> Case:
+    way = WAYS[name]
+    return Case(
+        kind, task, rate, seed, name, way.method, way.options, way.shape(rate), steps if way.trained else 0, BATCH, lr,
+        way.schedule, base, steps if way.supernet else None,  # type: ignore[arg-type]  # a schedule by its name
+        derive_from=way.derive_from, finetune_base=kind == FULL and name == "forge" and rate == PUBLISHED_RATE,
+    )  # fmt: skip
+
+
+def tuning(base: str, names: Iterable[str], steps: int, task: int, rows: Sequence[Row] = ()) -> Iterator[Case]:
+    """Runs by which the learning rate of each method is chosen, on one sub-task.
+
+    Args:
+        steps: of the whole length.
+        rows: of the runs that there are; beyond their best one another is tried, where it is the outermost.
+    """
+    for name in names:
+        best = FURTHER.index(chosen_lr(rows, base, name))
+        tried = {row["lr"] for row in _tried(rows, base, name)}
+        beside = FURTHER[max(best - 1, 0) : best + 2] if tried.issuperset(LRS) else ()
+        for lr in (*LRS, *(lr for lr in beside if lr not in LRS)) if WAYS[name].trained else ():
+            part = max(round(PARTS[-1] * steps), 1)
+            yield _case(base, TUNING, name, task, WAYS[name].rates[0], SEEDS[0], part, lr)
+
+
+def _tried(rows: Iterable[Row], base: str, name: str) -> list[Row]:
+    return [row for row in rows if (row["table"], row["data"], row["variant"]) == (TUNING, base, name)]
+
+
+def chosen_lr(rows: Iterable[Row], base: str, name: str) -> float:
+    """The learning rate of the run that is best on the validation part; of equals, or without runs, the middle one.
+
+    By the loss there, where a method's training is watched by it: a tenth of a task's images tells top-1 to a point or
+    two at best, which is more than learning rates differ by. That loss is to a teacher; where the base is trained
+    first, each rate has another teacher, and the loss of that base to the labels decides.
+    """
+    way, runs = WAYS[name], _tried(rows, base, name)
+    if not way.trained or not runs:
+        return LRS[0]
+
+    def validated(row: Row) -> float:
+        seen, loss = row["validation"], row["facts"].get("loss_validation_trained")
+        if start := row.get("start"):
+            loss = start[f"loss_validation_{start['network']}"]
+        if loss is not None:
+            return -float(loss)
+        return float(seen["trained"] if seen["pruned"] is None else seen["pruned"])
+
+    return float(max(sorted(runs, key=lambda row: abs(math.log(row["lr"] / LRS[0]))), key=validated)["lr"])
+
+
+def cases(
+    base: str, names: Sequence[str], rates: Sequence[float], seeds: int, images: Mapping[int, int], rows: Sequence[Row]
+) -> Iterator[Case]:
+    """Every derivation but those of `tuning`, in the order in which a reader would miss it.
+
+    Args:
+        images: number of training images of each sub-task, the one that has every seed first.
+    """
+    first, *others = images
+    places = [(first, SEEDS[0]), *((first, seed) for seed in SEEDS[1:seeds]), *((size, SEEDS[0]) for size in others)]
+    for rate in rates:
+        for task, seed in places:
+            for name in (name for name in names if rate in WAYS[name].rates):
+                # A super-network is trained once, for all of its sizes.
+                steps = length(PUBLISHED_RATE if WAYS[name].supernet else rate, images[task])
+                yield _case(base, FULL, name, task, rate, seed, steps, chosen_lr(rows, base, name))
+    for part in PARTS:
+        for name in names:
+            if WAYS[name].trained and PUBLISHED_RATE in WAYS[name].rates:
+                steps = max(round(part * length(PUBLISHED_RATE, images[first])), 1)
+                yield _case(base, CURVE, name, first, PUBLISHED_RATE, SEEDS[0], steps, chosen_lr(rows, base, name))
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+TEXT = (
+    "{ran} of {ways} methods and ways to train were run. What trains sees as many images as Vulcan's own rule gives it "
+    "(up to {most} steps of {batch}). Its learning rate is the best of {lrs}, or lies beyond where the outermost is "
+    "the best: chosen on the validation part in runs of a quarter of the length, by the loss, or by top-1 where a "
+    "method tells no loss. As published: the choices of the paper, which keep every head and block; Vulcan's shapes "
+    "are `paper`, and it learns from labels; NuWa trains masks for 10,000 steps of one image and nothing else. "
+    "{better}The base is fine-tuned for as long as the models of the highest rate. Rivals are distilled as forge is, "
+    "each with its own rule of warm-up. {top1}{seeds} of the first sub-task, one of the others. {images}Empty: out of "
+    "reach, or not run."
+)
+BETTER_TOLD = (
+    "Better base: what is cut is the base after as many steps on the labels, where these made its loss on the "
+    "validation part less; so it has seen the images twice as often, and its learning rate is chosen by that loss. "
+)
+
+
+def section(data: dict[str, Any] | None) -> str:
+    """The part of RESULTS.md."""
+    if data is None:
+        return ""
+    parts: list[str] = []
+    rows = of_newest_base(data["rows"].values())
+    for base in (*TASKS, *dict.fromkeys(row["data"] for row in rows if row["data"] not in TASKS)):
+        if of_base := picked(rows, data=base):
+            parts += _of_base(base, of_base)
+    return "\n".join(parts)
+
+
+def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
+    full, curve = picked(rows, table=FULL), picked(rows, table=CURVE)
+    if not full:
+        return
+    sizes = TASKS.get(base) or tuple(dict.fromkeys(row["task"] for row in rows))  # learning rates are of the first one
+    first, top1 = picked(full, task=sizes[0]), full[0]["base_top1"]
+    told = TEXT.format(
+        ran=len({row["variant"] for row in full}),
+        ways=len(WAYS),
+        most=max(row["images_seen"] for row in full) // BATCH,
+        batch=BATCH,
+        lrs=", ".join(f"{lr:g}" for lr in LRS),
+        top1="" if top1 is None else f"Base top-1 {100 * top1:.1f} % on all classes; ",
+        seeds=seeds_text(first or full),
+        images=IMAGES.get(base, ""),
+        better=BETTER_TOLD if any(row["variant"].endswith(BETTER) for row in full) else "",
+    )
+    yield f"## At published length, {TITLES.get(base, f'`{base}`')}\n\n" + "\n".join(textwrap.wrap(told, 118)) + "\n"
+    yield wrapped(commits_text(row for row in rows if row["table"] in (FULL, CURVE)))
+    yield baselines_table(_beside_the_longest(full))
+    lines, rates = [], [rate for rate in RATES if picked(full, rate=rate)]
+    for task in sizes:
+        for name in WAYS:
+            found = picked(full, task=task, variant=name)
+            cells = [percent(derived(picked(found, rate=rate))) for rate in rates]
+            if any(cells):
+                lr = f"{found[0]['lr']:g}" if WAYS[name].trained else ""
+                if lr and not _tried(rows, base, name):  # what does not reach the rate at which others are tried
+                    lr += ", not chosen"
+                lines.append([f"{task} classes, {name}", lr, *cells])
+    yield table(["top-1, %, by MACs gone", "learning rate", *(f"{rate:g}" for rate in rates)], lines)
+    longest = [row for row in first if row["rate"] == PUBLISHED_RATE and row["seed"] == SEEDS[0]]
+    lengths = sorted({row["steps"] for row in (*curve, *longest) if row["steps"]})
+    lines = []
+    for name in WAYS:
+        found = picked([*curve, *longest], variant=name)
+        if WAYS[name].trained and found:
+            lines.append([name, *(percent(derived(picked(found, steps=steps))) for steps in lengths)])
+    if curve:
+        yield f"Against images seen, {sizes[0]} classes, rate {PUBLISHED_RATE:g}, seed {SEEDS[0]}:\n"
+        yield table(["top-1, %", *(f"{steps * BATCH} images" for steps in lengths)], lines)
+        if picture := curve_text(rows):
+            yield picture
+    blind = dict.fromkeys(row["variant"] for row in full if not any(block["heads"] for block in row["blocks"]))
+    if blind:
+        told = f"No attention stays, the class token sees no patch, and all images get one answer: {', '.join(blind)}."
+        yield "\n".join(textwrap.wrap(told, 118)) + "\n"
+    if gpu := [told for name in WAYS if (told := _on_gpu(name, picked([*curve, *full], variant=name)))]:
+        told = f"Trained on a GPU: {'; '.join(gpu)}."
+        yield "\n".join(textwrap.wrap(told, 118)) + "\n"
+
+
+def _beside_the_longest(rows: Sequence[Row]) -> list[Row]:
+    """Those whose baselines are told, of each sub-task: the base is fine-tuned as long as the model, longest at the
+    highest rate; beside a super-network's slice that network stands in its place."""
+    own = [row for row in rows if row["supernet_steps"] is None]
+    highest = {task: max(row["rate"] for row in own if row["task"] == task) for task in {row["task"] for row in own}}
+    return [row for row in own if row["rate"] == highest[row["task"]]]
+
+
+def _on_gpu(name: str, rows: Iterable[Row]) -> str:
+    """Which rows of one way were trained on a GPU: "name (lengths)"; nothing where none was."""
+    steps = sorted({row["steps"] for row in rows if row.get("device")})
+    return f"{name} ({', '.join(map(str, steps))} steps)" if steps else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_source(parser, tuple(TASKS))
+    parser.add_argument("--method", nargs="+", choices=sorted(WAYS), default=list(WAYS), help="names in the table")
+    parser.add_argument("--rates", type=float, nargs="+", choices=RATES, default=list(RATES))
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds, of the first sub-task")
+    parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
+    options = parser.parse_args()
+    from edgevit.cli.console import Console
+
+    progress = Console().progress
+    results = record_file(options, "published", ("rendered", "demo"))  # whose rows have always been in one file
+    asked = options.tasks
+    if options.data is None:
+        options.tasks = TASKS.get(options.base)  # learning rates are of the first of these, whichever are asked for
+    with refusals():
+        selection = select(options, progress)
+        images = selection.train_images()
+
+    def do(wanted: Iterable[Case]) -> None:
+        due = (case for case in selection.of(wanted) if case.task in (asked or selection.sizes))
+        complete(islice(due, options.rows), {selection.name: selection.place}, results, options.jobs, progress)
+
+    first = selection.sizes[0]
+    tuned: list[Row] = []
+    wanted: list[Case] = []
+    while (
+        more := list(tuning(selection.name, options.method, length(PUBLISHED_RATE, images[first]), first, tuned))
+    ) != wanted:
+        do(wanted := more)
+        tuned = picked(of_newest_base(selection.rows(results).values()), task=first)
+    do(cases(selection.name, options.method, options.rates, options.seeds, images, tuned))
+    if options.data is not None:
+        print(section({"rows": selection.rows(results)}))
+
+
+if __name__ == "__main__":
+    main()

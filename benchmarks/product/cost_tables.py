@@ -1,0 +1,222 @@
+"""How well a cost table predicts what whole models take: random plans, predicted, then measured in turns with the base.
+
+    python -m benchmarks.product.cost_tables  # DeiT-Tiny shapes, here, on one thread
+    python -m benchmarks.product.cost_tables --model deit_small_patch16_224 --plans 30 --beside sums.yaml
+
+Plans keep the base's stem and head around blocks of any sizes that shape `fused` allows, some of them without their
+attention, their FFN, or both. The table is measured first, as `edgevit cost` does, as far as it is not known; no plan
+is among what it is made of. Both prediction and measurement are shares of the base: errors are of their quotient.
+Each plan is also predicted by the table as the rounds of a search correct it, by the five other plans whose predictions
+are nearest to its own: as many as a search measures.
+`--beside` has another table of the same base predict them, too. With `--narrower` each plan has its own embedding, of
+the widths that forge may choose, of which the table has three measured; with `--tokens` tokens leave behind two blocks
+of each plan, down to numbers that fill tiles. Random weights: time depends on shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from math import log
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.markdown import RECORDS, load, screen, table
+from edgevit.agent.records import Run
+from edgevit.board.bench import bench_in_turns
+from edgevit.derivation.allocate.cost_table import load_cost_table
+from edgevit.derivation.allocate.menus import widths
+from edgevit.derivation.allocate.policy import POLICIES
+from edgevit.derivation.allocate.prices import Prices
+from edgevit.derivation.allocate.tokens import tile_counts
+from edgevit.derivation.embedding import ladder
+from edgevit.engines.unjudged import OPSET
+from edgevit.exporting.graph import write_onnx
+from edgevit.latency.measure import taken_ms
+from edgevit.latency.rounds import MOST, MeasuredFigure, Shape, correct
+from edgevit.latency.stacks import network_of
+from edgevit.latency.table import measured_table
+from edgevit.latency.target import MeasurementTarget
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.checkpoint import network_without_weights
+from edgevit.network.families import family_of
+
+RESULTS = RECORDS / "cost_tables.json"
+GONE = 0.15  # of a block, and of each site of one that stays
+FUSED = POLICIES["fused"]
+
+
+def plan(random: Random, base: Sequence[BlockDims]) -> tuple[list[BlockDims], list[int]]:
+    """Blocks of random sizes, and which of the base's they are."""
+    blocks, kept = [], []
+    for i, dims in enumerate(base):
+        width = random.choice(widths(dims.qk, FUSED.head_minimum, FUSED.head_step))
+        made = BlockDims(random.randint(2, dims.heads), width, width, 8 * random.randint(1, dims.ffn // 8))
+        fate = random.random()
+        if fate < GONE and i > 0:
+            continue
+        if fate < 2 * GONE:
+            made = replace(made, heads=0, qk=0, vo=0)
+        elif fate < 3 * GONE:
+            made = replace(made, ffn=0)
+        blocks.append(made)
+        kept.append(i)
+    return blocks, kept
+
+
+def passing(random: Random, blocks: Sequence[BlockDims], counts: Sequence[int]) -> list[BlockDims]:
+    """The blocks with tokens leaving behind two that have an attention, as far as there are such."""
+    able = [i for i, dims in enumerate(blocks[:-1]) if dims.has_attention]
+    positions = sorted(random.sample(able, min(2, len(able), len(counts))))
+    passed = dict(zip(positions, sorted(random.sample(counts, len(positions)), reverse=True), strict=True))
+    return [replace(dims, tokens=passed.get(i, 0)) for i, dims in enumerate(blocks)]
+
+
+def write(network: nn.Module, blocks: Sequence[BlockDims], path: Path, embed: int | None = None) -> Path:
+    size = family_of(network).input_size(network)
+    write_onnx(network_of(network, blocks, embed), path, input_size=size, batch="dynamic", opset=OPSET, metadata={})
+    return path
+
+
+def shares(runs: Sequence[Run], label: str) -> list[float]:
+    """Of the base's time, round by round."""
+    busy = any(run.is_busy() for run in runs)
+    taken = {(run.round, run.label): taken_ms(run, busy=busy) for run in runs}
+    return [taken[n, label] / taken[n, "base"] for n in sorted({n for n, _ in taken if n is not None})]
+
+
+def told(errors: Sequence[float]) -> dict[str, float]:
+    sizes = [abs(error) for error in errors]
+    return {"median": statistics.median(sizes), "worst": max(sizes), "mean_signed": statistics.fmean(errors)}
+
+
+def corrected(plans: Sequence[Shape], seen: Sequence[float], prices: Prices) -> list[float]:
+    """Each plan's share of the base by a table that the nearest others correct; `seen` is what each was measured."""
+    by_table = [plan.terms(prices) for plan in plans]
+    found = []
+    for i, own in enumerate(by_table):
+        others = sorted((j for j in range(len(plans)) if j != i), key=lambda j: abs(by_table[j].total - own.total))
+        told = [(by_table[j], MeasuredFigure(seen[j] * prices.base, None, None, 1)) for j in others[:MOST]]
+        found.append(own.times(correct(told)).total / prices.base)
+    return found
+
+
+WAYS = {
+    "measured": "`edgevit cost`: stacks of blocks",
+    "corrected": "the same, corrected by the five plans nearest to it",
+    "beside": "another table",
+}
+
+
+def section() -> str:
+    """Format one question of RESULTS.md."""
+    record = load("cost_tables")
+    if record is None:
+        return ""
+    shares = [row["share"] for row in record["plans"]]
+    lines = [
+        [WAYS[name], f"{error['median']:.1%}", f"{error['worst']:.1%}", f"{error['mean_signed']:+.1%}"]
+        for name, error in record["errors"].items()
+    ]
+    return screen(
+        "How well does a cost table predict latency?",
+        f"{record['model']}, {record['measured_on']}: {len(shares)} random plans of {min(shares):.2f} to "
+        f"{max(shares):.2f} of the base's time, predicted by a table of {record['stacks']} stacks, then measured in "
+        "turns "
+        f"with the base. Standard error of a stack {record['noise']:.1%}; scatter of a plan between two rounds "
+        f"{record['scatter']:.1%}. Errors of the share of the base's processor time.",
+        [table(["predicted by", "median error", "worst", "mean, with its sign"], lines)],
+        "python -m benchmarks.product.cost_tables --plans 30",
+        "a GPU or a board; larger bases; embeddings or tokens that differ.",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="deit_tiny_patch16_224")
+    parser.add_argument("--plans", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--beside", type=Path)
+    parser.add_argument("--narrower", action="store_true")
+    parser.add_argument("--tokens", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    target, network = MeasurementTarget(threads=1), network_without_weights(given.model)
+    base = [block.dims for block in family_of(network).read(network)]
+    began = time.monotonic()
+    found = measured_table(network, target, tokens=given.tokens)
+    table_s = time.monotonic() - began
+    random = Random(given.seed)
+    plans = [plan(random, base) for _ in range(given.plans)]
+    geometry = family_of(network).geometry(network)
+    if given.tokens:
+        plans = [(passing(random, blocks, tile_counts(geometry)), kept) for blocks, kept in plans]
+    whole = geometry.embed
+    _, *rungs = ladder(whole, FUSED.embed_step)
+    embeds = [random.choice(rungs) if given.narrower else whole for _ in plans]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [write(network, base, Path(folder, "base.onnx"))]
+        for i, ((blocks, _), embed) in enumerate(zip(plans, embeds, strict=True)):
+            files.append(write(network, blocks, Path(folder, f"plan{i}.onnx"), embed if embed < whole else None))
+        how = replace(target.conditions(), duration_s=0.5)
+        runs = bench_in_turns(files, how, rounds=given.rounds).runs
+    seen_shares = [statistics.median(shares(runs, f"plan{i}")) for i in range(len(plans))]
+    rows: list[dict[str, Any]] = []
+    tables = {"measured": found.in_quantity("ms")}
+    if given.beside:
+        tables["beside"] = load_cost_table(given.beside).in_quantity("ms")
+
+    def predicted(prices: Prices, blocks: Sequence[BlockDims], kept: Sequence[int], embed: int) -> float:
+        return prices.at(embed).cost(blocks, kept) / prices.base
+
+    shapes = [Shape(tuple(blocks), tuple(kept), embed) for (blocks, kept), embed in zip(plans, embeds, strict=True)]
+    by_others = corrected(shapes, seen_shares, tables["measured"])
+    for i, ((blocks, kept), embed) in enumerate(zip(plans, embeds, strict=True)):
+        seen = seen_shares[i]
+        shown = {name: predicted(prices, blocks, kept, embed) for name, prices in tables.items()}
+        shown["corrected"] = by_others[i]
+        told_blocks = [asdict(b) for b in blocks]
+        rows.append({"kept": kept, "embed": embed, "blocks": told_blocks, "share": seen, "predicted": shown})
+        print(
+            f"plan {i}, embedding {embed}: {seen:.3f} of the base; "
+            + ", ".join(f"{n} {v / seen - 1:+.1%}" for n, v in shown.items())
+        )
+    record = {
+        "schema": 1,
+        "model": given.model,
+        "measured_on": found.measured_on,
+        "load_average": os.getloadavg()[0],
+        "noise": found.noise,
+        "table_s": table_s,
+        # Beside sites of each size the base, one thin block and two whole; six stacks at each narrower embedding, and
+        # five for each number of tokens.
+        "stacks": len(found.blocks[0].attention)
+        + len(found.blocks[0].ffn)
+        + 4
+        + 6 * len(found.narrower)
+        + 5 * len(found.fewer_tokens),
+        "depth": len(base),
+        "scatter": statistics.median(statistics.stdev(map(log, shares(runs, f"plan{i}"))) for i in range(len(plans))),
+        "errors": {
+            name: told([row["predicted"][name] / row["share"] - 1 for row in rows]) for name in rows[0]["predicted"]
+        },
+        "plans": rows,
+    }
+    given.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps({**record, "plans": len(rows)}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""The whole of edgevit on a small data set that tells models apart: `make demo`.
+
+Renders images of six classes that are easily confused (images.py), trains a small timm ViT on 4800 of them once and
+keeps it, then types what a user types: a base, a sweep over rates for four of the classes, the chosen model distilled,
+exported, and measured in turns. Ends with one table, the picture, and the commands for one's own data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bases import DEMO_ARGS, DEMO_CLASSES, TIMM_NAME, ensure_demo
+from edgevit.records.derivation import AccuracyRecord, DerivationRecord
+from edgevit.records.model_folder import ModelFolder
+
+TARGETS = ("plain_square", "plain_star", "striped_square", "striped_star")
+RATES = "0.5,0.8,0.9,0.95"
+DISTIL = "--steps 60 --batch-size 64 --lr 3e-4 --evaluations 5"
+
+
+def edgevit(command: str) -> None:
+    """Show a command and run it as the user would."""
+    print(f"\n$ edgevit {command}", flush=True)
+    subprocess.run([sys.executable, "-m", "edgevit.cli", *shlex.split(command)], check=True)
+
+
+def _derivation(folder: Path) -> DerivationRecord:
+    record = ModelFolder(folder).derivation()
+    assert record is not None
+    return record
+
+
+def table_rows(sweep: Path, distilled: Path, runs: Path) -> list[dict[str, Any]]:
+    """Read what the models' own files, and the runs, say of each; accuracy is on the test part."""
+    from edgevit.board.comparison import compare_within, decisive, load_runs
+    from edgevit.jobs.sweep.record import read_sweep
+
+    folders = [sweep / point.folder for point in read_sweep(sweep).derived]
+    ratios = {c.after.split()[0]: c for c in decisive(compare_within(load_runs(runs)))}
+    baselines = _derivation(distilled).accuracy
+
+    def row(title: str, folder: Path, accuracy: AccuracyRecord | None) -> dict[str, Any]:
+        assert accuracy is not None
+        files, comparison = ModelFolder(folder), ratios.get(folder.name)
+        spec = files.spec()
+        return {
+            "title": title,
+            "top1": accuracy.top1,
+            "images": accuracy.images,
+            "macs": spec.macs,
+            "params": spec.params,
+            "file_bytes": files.weights_file.stat().st_size,
+            "ratio": comparison and [comparison.ratio, comparison.low, comparison.high],
+        }
+
+    rows = [
+        row("base, full head", sweep / "base", baselines.base_full_head),
+        row("base, restricted to the classes", sweep / "base", baselines.base_restricted),
+    ]
+    for folder in (*folders, distilled):
+        record = _derivation(folder)
+        kind = "distilled" if folder == distilled else "closed form"
+        rows.append(row(f"{record.budget.asked}, {kind}", folder, record.accuracy.derived))
+    return rows
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row as README and terminal show it."""
+    from edgevit.data.shares import share_text
+    from edgevit.derivation.allocate.budget import readable
+
+    ratio = ""
+    if row["ratio"] is not None:
+        middle, low, high = row["ratio"]
+        ratio = f"{middle:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
+    return [
+        row["title"],
+        share_text(row["top1"], row["images"]),
+        readable(row["macs"]),
+        readable(row["params"]),
+        f"{row['file_bytes'] / 1e6:.2f}",
+        ratio,
+    ]
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    top1 = f"top-1 on {rows[0]['images']} test images (95 % interval)"
+    head = ("", top1, "MACs", "parameters", "file MB", "latency, of the base's")
+    table = Table(*head, title=f"{', '.join(TARGETS)}: {len(TARGETS)} of {len(DEMO_CLASSES)} classes")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for i, row in enumerate(rows):
+        table.add_row(*cells(row), end_section=i in (1, len(rows) - 2))
+    print()
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def processor_s() -> float:
+    """Processor time of this program and of all that it ran."""
+    used = [resource.getrusage(process) for process in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="replaced if it is there")
+    root: Path = parser.parse_args().out
+    started = time.monotonic()
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    from edgevit.cli.console import Console
+    from edgevit.jobs.sweep.record import read_sweep
+
+    data, trained = ensure_demo(Console().progress)
+    base, sweep, runs = root / "base", root / "sweep", root / "runs.jsonl"
+    opened = " ".join(f"--model-arg {name}={value}" for name, value in DEMO_ARGS.items())
+    preprocessing = "--crop-pct 1 --mean 0.5 --std 0.5 --interpolation bicubic"
+    edgevit(
+        f"base {TIMM_NAME} --checkpoint {trained}/base.safetensors {opened} {preprocessing} --data {data} --out {base}"
+    )
+    task = f"{base} --data {data} --classes {','.join(TARGETS)}"
+    edgevit(f"sweep {task} --rates {RATES} --out {sweep}")
+    swept = read_sweep(sweep)
+    chosen = swept.chosen() or swept.derived[0]
+    distilled = sweep / f"{chosen.folder}-distilled"
+    edgevit(f"derive {task} --rate {chosen.rate} {DISTIL} --out {distilled}")
+    edgevit(f"export {distilled}")
+    smallest = sweep / swept.derived[-1].folder
+    edgevit(f"bench {sweep}/base {distilled} {smallest} --repeat 8 --duration 0.5 --output {runs}")
+    edgevit(f"show {sweep}")
+    edgevit(f"report {sweep} {runs} -o {root}/report.html")
+    rows = table_rows(sweep, distilled, runs)
+    seconds = {"seconds": round(time.monotonic() - started), "processor_seconds": round(processor_s())}
+    (root / "demo.json").write_text(json.dumps({"schema": 2, **seconds, "rows": rows}, indent=1) + "\n")
+    print_table(rows)
+    print(
+        f"Everything is in {root}/; a browser shows {root}/report.html. On your images, a folder for each class:\n\n"
+        "  edgevit sweep deit_small_patch16_224 --pretrained --data IMAGES --classes a,b,c --out runs/s\n"
+        "  edgevit derive ...                          # which the sweep names: the chosen model, distilled\n"
+        "  edgevit export runs/s/r0.8-distilled --trt --board jetson@orin-nx\n\n"
+        f"{seconds['seconds']} s in all, {seconds['processor_seconds']} s of processor time"
+    )
+
+
+if __name__ == "__main__":
+    main()

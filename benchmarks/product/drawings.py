@@ -1,0 +1,155 @@
+"""Drawings of derived models, from their folders: training curves, architectures, effective ranks; as SVG.
+
+    python -m benchmarks.product.drawings runs/vulcan_0.6 runs/vulcan_0.8 --out drawings
+    # once `make demo` has run:
+    python -m benchmarks.product.drawings demo/sweep/r0.5 demo/sweep/r0.8 demo/sweep/*-distilled
+
+Of the folders that are given, into the folder of `--out`:
+
+    accuracy.svg                    Figure 8 of Vulcan: accuracy on the validation part by step, of the network that is
+                                    trained and, where the method looked at that, of what would be left of it
+    loss_task.svg, lambda_1.svg, ...  each part of the loss by step, and Vulcan's multipliers of its penalty, as
+                                    history.jsonl has them: their sum, the whole loss, is not among what is logged
+    neurons.svg, qk.svg, vo.svg     Figures 19 and 21: the size of every block, all heads together
+    ranks.svg                       Figure 5: effective ranks of QK and VO by block, the sum over heads (Eq. 6)
+
+Nothing is measured, and no data set is needed. A drawing that no folder has anything for is not made. Where folders are
+of different tasks (other classes, images, or another seed, which splits the images), accuracies and losses have no axis
+in common: then these are not drawn, and it is said why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import edgevit
+from benchmarks.line_plot import COLOURS, Panel, Point, line_plot
+from benchmarks.sources import refusals
+from edgevit.derivation.algebra.attention import head_singular_values
+from edgevit.derivation.algebra.factorise import effective_rank
+from edgevit.errors import OptionError
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.families import family_of
+from edgevit.records.model_folder import ModelFolder
+from edgevit.reporting.axes import AccuracyTask, apart_tasks
+
+Lines = dict[str, list[Point]]
+BASELINE = "finetune base"  # the stage of history.jsonl that is not the method's own
+MOST = len(COLOURS) // 2  # models: each has two lines in accuracy.svg
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One model folder."""
+
+    name: str
+    blocks: tuple[BlockDims, ...]
+    history: list[dict[str, Any]]  # lines of history.jsonl
+    network: nn.Module
+    task: AccuracyTask
+
+
+def read(folder: Path) -> Drawn:
+    """Read a model folder.
+
+    Raises:
+        CheckpointError: it is none, or was altered.
+    """
+    model, files = edgevit.load(folder), ModelFolder(folder)
+    lines = [{"stage": line.stage, "step": line.step, **line.more} for line in files.history()]
+    made = files.derivation()
+    task = AccuracyTask(tuple(model.spec.class_names), made.data if made is not None else None)
+    return Drawn(folder.name, tuple(model.spec.blocks), lines, model.network, task)
+
+
+def curve(history: Sequence[dict[str, Any]], figure: str) -> list[Point]:
+    """A figure of the method's own training by step; nothing where it was looked at once only."""
+    own = [line for line in history if line["stage"] != BASELINE and line.get(figure) is not None]
+    return [(float(line["step"]), float(line[figure])) for line in own] if len(own) > 1 else []
+
+
+def accuracy(models: Sequence[Drawn]) -> Lines:
+    """In percent, of what is trained and of what would be left of it."""
+    shown = {"accuracy_trained": "trained", "accuracy_pruned": "what is left"}
+    named = [(f"{m.name}, {word}", curve(m.history, figure)) for m in models for figure, word in shown.items()]
+    return {name: [(x, 100 * y) for x, y in points] for name, points in named if points}
+
+
+def losses(models: Sequence[Drawn]) -> dict[str, Lines]:
+    """Every part of the loss by its name, and the multipliers of Vulcan's penalty."""
+    shown = ("loss", "lambda_")
+    names = sorted({name for m in models for line in m.history for name in line if name.startswith(shown)})
+    found = {name: {m.name: points for m in models if (points := curve(m.history, name))} for name in names}
+    return {name: lines for name, lines in found.items() if lines}
+
+
+SIZES: dict[str, Callable[[BlockDims], int]] = {
+    "neurons": lambda dims: dims.ffn,
+    "qk": lambda dims: dims.heads * dims.qk,
+    "vo": lambda dims: dims.heads * dims.vo,
+}
+
+
+def sizes(models: Sequence[Drawn], kind: str) -> Lines:
+    """Of every block, the first being block 1; a site that is gone has size 0."""
+    return {m.name: [(float(i), float(SIZES[kind](d))) for i, d in enumerate(m.blocks, 1)] for m in models}
+
+
+def ranks(models: Sequence[Drawn]) -> list[Lines]:
+    """Effective ranks of QK and of VO by block, as far as a block has an attention."""
+    both: list[Lines] = [{}, {}]
+    for model in models:
+        read = enumerate(family_of(model.network).read(model.network), 1)
+        there = [(float(i), block.attention) for i, block in read if block.attention is not None]
+        values = head_singular_values([attention for _, attention in there])
+        for kind, lines in enumerate(both):
+            found = [float(effective_rank(of[kind]).sum()) for of in values]
+            lines[model.name] = [(i, rank) for (i, _), rank in zip(there, found, strict=True)]
+    return both
+
+
+def tasks_apart(models: Sequence[Drawn]) -> list[str]:
+    """In what the tasks of those models differ whose training has a history."""
+    return apart_tasks([model.task for model in models if model.history])
+
+
+def drawings(models: Sequence[Drawn]) -> Iterator[tuple[str, str]]:
+    """Every drawing by the name of its file."""
+    if not tasks_apart(models):
+        if lines := accuracy(models):
+            yield "accuracy", line_plot([Panel("step", lines)], "top-1, %")
+        for name, lines in losses(models).items():
+            yield name, line_plot([Panel("step", lines)], name.replace("_", " "))
+    for kind in SIZES:
+        yield kind, line_plot([Panel("block", sizes(models, kind))], kind)
+    if all(any(block.has_attention for block in m.blocks) for m in models):
+        titles = ("block: QK", "block: VO")
+        yield "ranks", line_plot([Panel(t, lines) for t, lines in zip(titles, ranks(models), strict=True)], "rank")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", type=Path, help="model folders")
+    parser.add_argument("--out", type=Path, default=Path("drawings"))
+    given = parser.parse_args()
+    with refusals():
+        if len(given.models) > MOST:
+            raise OptionError(f"a drawing tells {MOST} models apart, and {len(given.models)} are given; give fewer")
+        models = [read(folder) for folder in given.models]
+        if told := tasks_apart(models):
+            print(f"no accuracies or losses: the tasks differ in {', '.join(told)}", file=sys.stderr)
+        given.out.mkdir(parents=True, exist_ok=True)
+        for name, text in drawings(models):
+            (given.out / f"{name}.svg").write_text(text)
+            print(given.out / f"{name}.svg", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

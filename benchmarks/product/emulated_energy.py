@@ -1,0 +1,149 @@
+"""An emulated board's energy, read as on a real one: a captured power tree, its sensors' lag, and the agent's meter.
+
+A board draws power for being on, for what it computes and for what it moves, so energy is no multiple of time. In turns
+with the base, the power of the one is still in the sensor's running mean when the other runs: `agent.records.Power`
+reckons that off. The trees are those of an Orin NX, a Nano and an AGX, whose module has several rails; the clock is
+computed, so that nobody waits.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import statistics
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.product.emulated import EmulatedBench, EmulatedBoard, draw
+from edgevit.agent import power
+from edgevit.agent.meters import ina3221
+from edgevit.agent.records import Power
+from edgevit.board.profiles import load_profile
+from edgevit.latency.paired import ROUNDS, SURE
+from edgevit.latency.rounds import CONFIDENT, MeasuredFigure
+from edgevit.network.anatomy import BlockDims
+
+CAPTURED = Path(__file__).parents[1] / "tests" / "boards"
+# Each captured tree by its profile, which says whose rails make up the module.
+TREES = {
+    "orin-nx-16gb": "orin-nx-16gb-jetpack6.2",
+    "orin-nano-8gb": "orin-nano-8gb-jetpack6.2.1",
+    "agx-orin-64gb": "agx-orin-64gb-jetpack6.2.1",
+}
+WINDOW_S, READ_S = 3.0, 0.2
+MILLIVOLTS = 5000
+
+
+class PowerTree:
+    """The sensors of a captured board, fed with a power that is given."""
+
+    def __init__(self, root: Path, profile: str = "orin-nx-16gb") -> None:
+        self.total = load_profile(profile).total_rails()
+        for line in (CAPTURED / TREES[profile] / "sys.txt").read_text().splitlines():
+            path, _, value = line.partition(":")
+            if "ina3221" in path:
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_text(value + "\n")
+        self.root, self.now_ns, self.shown_mw = root, 0, 5000.0
+        known = {(rail.address, rail.label): rail for rail in ina3221.sensor_channels(str(root))}
+        rails = [known[one] for one in self.total]
+        self.currents = [Path(rail.folder, f"curr{rail.channel}_input") for rail in rails]
+        for rail in rails:
+            Path(rail.folder, f"in{rail.channel}_input").write_text(f"{MILLIVOLTS}\n")
+        interval_ms = ina3221.interval_ms(str(root))
+        assert interval_ms is not None
+        self.constant_s = interval_ms / 1e3
+
+    def energy_mj(self, milliwatts: float) -> float:
+        """What the agent's meter makes of a window in which so much power is drawn."""
+        clock: dict[str, Any] = {"perf_counter_ns": lambda: self.now_ns}
+        with patch.multiple(ina3221, **clock), patch.multiple(power, **clock):
+            meter = ina3221.Meter(str(self.root), self.total)
+            self._show()
+            with meter:
+                for _ in range(round(WINDOW_S / READ_S)):
+                    self.now_ns += round(READ_S * 1e9)
+                    self.shown_mw += (milliwatts - self.shown_mw) * (1 - math.exp(-READ_S / self.constant_s))
+                    self._show()
+                    meter.read()
+        found = Power.from_dict(meter.figures()["power"]).energy_mj()
+        assert found is not None
+        return found
+
+    def _show(self) -> None:
+        for i, current in enumerate(self.currents, 1):  # unequal shares of the whole
+            share = 2 * i / (len(self.currents) * (len(self.currents) + 1))
+            current.write_text(f"{round(self.shown_mw * share / MILLIVOLTS * 1000)}\n")
+
+
+@dataclass(frozen=True)
+class EnergyBoard(EmulatedBoard):
+    """A board of whose models it is asked what energy an image takes: wherever it says ms, these are millijoules."""
+
+    on_w: float = 3.0
+    computing_w: float = 10.0
+    moving_w: float = 5.0
+    base: tuple[BlockDims, ...] = ()
+    tree: PowerTree | None = field(default=None, compare=False)
+
+    def ms(self, blocks: Sequence[BlockDims]) -> float:
+        """What an image takes, in mJ."""
+        computing = replace(self, bytes_per_ms=math.inf, launch_ms=0.0, fixed_ms=0.0)
+        moving = replace(self, macs_per_ms=math.inf, launch_ms=0.0, fixed_ms=0.0)
+        return (
+            self.on_w * self.time_ms(blocks)
+            + self.computing_w * computing.time_ms(blocks)
+            + self.moving_w * moving.time_ms(blocks)
+        )
+
+    def time_ms(self, blocks: Sequence[BlockDims]) -> float:
+        return super().ms(blocks)
+
+    def measure(self, blocks: Sequence[BlockDims], random: Random, most: int = ROUNDS) -> MeasuredFigure:
+        """In turns with the base, through the meter; as the base takes by the table, which is taken to be right."""
+        ratios: list[float] = []
+        while True:
+            for _ in range(ROUNDS):
+                of_base, of_model = (self._seen(model, random) for model in (self.base, blocks))
+                ratios.append(of_model / of_base)
+            value, deviation = statistics.median(ratios), statistics.stdev(ratios)
+            spread = CONFIDENT * 1.25 * deviation / math.sqrt(len(ratios))
+            if spread <= SURE * value or len(ratios) >= most:
+                break
+        whole = self.ms(self.base)
+        return MeasuredFigure(value * whole, (value - spread) * whole, (value + spread) * whole, len(ratios))
+
+    def _seen(self, blocks: Sequence[BlockDims], random: Random) -> float:
+        """Energy of one image in one window, whose power is somewhat other each time."""
+        assert self.tree is not None
+        taken = self.time_ms(blocks)
+        milliwatts = self.ms(blocks) / taken * 1000 * max(random.gauss(1, self.noise), 0.5)
+        return self.tree.energy_mj(milliwatts) / (WINDOW_S * 1000 / taken)
+
+
+def tree_of(seed: int) -> str:
+    """The tree that a draw reads, by its profile: each serves three draws in a row, of three budgets."""
+    return list(TREES)[seed // 3 % len(TREES)]
+
+
+def draw_energy(seed: int, folder: Path) -> EmulatedBench:
+    """The board and base of `draw` with powers that are drawn, too; its tree lies in the folder."""
+    bench = draw(seed, narrower=False)
+    random = Random(seed + 10**6)
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+    known = {one.name: getattr(bench.board, one.name) for one in fields(EmulatedBoard)}
+    board = EnergyBoard(
+        **known,
+        on_w=random.uniform(2, 6),
+        computing_w=random.uniform(4, 20),
+        moving_w=random.uniform(1, 10),
+        base=tuple(bench.base),
+        tree=PowerTree(folder, tree_of(seed)),
+    )
+    return EmulatedBench(board, bench.base, bench.losses, bench.random, ffn_step=bench.ffn_step)

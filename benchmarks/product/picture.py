@@ -1,0 +1,50 @@
+"""The picture that README opens with: the page of a finished demo, as a headless Chromium shows it: `make picture`."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+PICTURE = Path(__file__).parents[2] / "docs" / "report.png"
+WIDTH, HEIGHT = 1280, 800
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+def take(page: Path, picture: Path) -> None:
+    """Photograph a page, without a window.
+
+    Raises:
+        SystemExit: there is no Chromium.
+    """
+    from playwright.sync_api import sync_playwright
+
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if found is None:
+        sys.exit("no Chromium here; try: make browser")
+    with sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        opened = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+        opened.goto(page.resolve().as_uri())
+        opened.screenshot(path=picture, full_page=True)
+        browser.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--demo", type=Path, default=Path("demo"), help="what `make demo` has made")
+    parser.add_argument("--out", type=Path, default=PICTURE)
+    asked = parser.parse_args()
+    from edgevit.reporting.run import report
+
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "report.html"
+        report([asked.demo], output=page)
+        take(page, asked.out)
+    print(f"wrote {asked.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Classes that the base never learnt: features of another task, a head that is fitted here, and what labels then add.
+
+    python -m benchmarks.product.transfer                     # every case that records/transfer.json does not have
+    python -m benchmarks.product.transfer --seeds 1 --rates 0.9
+
+The base learnt ten kinds of clothes; its classifier is taken away, and the task is scikit-learn's ten digits. `derive`
+fits a linear head to the frozen features. So the base knows less of the task than the labels do, and a model that
+imitates it is ahead of it only by chance. "Better base" is `--derive-from better`: a copy of the base is trained on the
+labels for as long as the model, and cut if its loss on the validation part is lower. Each seed splits the images anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.bases import CACHE, FASHION_ARGS, KEPT
+from benchmarks.derivations import BATCH, LR, SEEDS, Case, Options, Place, complete
+from benchmarks.markdown import (
+    RECORDS,
+    Row,
+    baselines_table,
+    commits_text,
+    derived,
+    load,
+    percent,
+    picked,
+    points,
+    screen,
+    seeds_text,
+    table,
+)
+from benchmarks.sources import start_of
+
+RESULTS = RECORDS / "transfer.json"
+CLASSES, STEPS = 10, 270  # ten passes over the training images
+RATES = (0.9, 0.95, 0.8)
+BETTER = "better"
+# Of a variant: method, options, steps after the cut, and what is cut.
+VARIANTS: dict[str, tuple[str, Options, int, str]] = {
+    "forge": ("forge", {}, STEPS, "base"),
+    "forge, better base": ("forge", {}, STEPS, BETTER),
+    "forge, better base, nothing trained after": ("forge", {}, 0, BETTER),
+    "forge, taught by the fine-tuned base": ("forge", {"teacher": "finetuned"}, STEPS, "base"),
+    "forge, labels alone": ("forge", {"teacher": "none"}, STEPS, "base"),
+    "vulcan": ("vulcan", {}, STEPS, "base"),
+    "vulcan, better base": ("vulcan", {}, STEPS, BETTER),
+}
+
+
+def shape(method: str, rate: float) -> str:
+    """Choose the shape: Vulcan keeps all heads and blocks, and cannot reach higher rates in `fused`."""
+    return "paper" if method == "vulcan" and rate > 0.8 else "fused"
+
+
+def cases(seeds: Sequence[int], rates: Sequence[float]) -> Iterator[Case]:
+    for rate in rates:
+        for seed in seeds:
+            for name, (method, options, steps, start) in VARIANTS.items():
+                yield Case(
+                    "transfer", CLASSES, rate, seed, name, method, options, shape(method, rate), steps, BATCH, LR,
+                    data="digits", derive_from=start,
+                )  # fmt: skip
+
+
+def open_headless(cache: Path = CACHE) -> Place:
+    """Return the base of the photographs without its classifier, and the digits."""
+    from safetensors.torch import save_file
+
+    from edgevit.network.checkpoint import tensors_sha256
+    from edgevit.network.weights import read_weights
+
+    base = KEPT / "fashion"
+    weights = read_weights(base / "base.safetensors")
+    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
+    cache.mkdir(parents=True, exist_ok=True)
+    save_file(weights, cache / "headless.safetensors")
+    headless = {"checkpoint": cache / "headless.safetensors", "model_args": {**FASHION_ARGS, "num_classes": 0}}
+    classes = tuple(map(str, range(CLASSES)))
+    return Place(Path("digits"), start_of(base) | headless, classes, tensors_sha256(weights), None, cache)
+
+
+def gains(rows: Sequence[Row], method: str) -> list[float]:
+    """What the better base adds to the method, by seed."""
+    plain, better = (
+        {row["seed"]: row["accuracy"]["derived"] for row in picked(rows, variant=name)}
+        for name in (method, f"{method}, better base")
+    )
+    return [better[seed] - plain[seed] for seed in sorted(plain.keys() & better.keys())]
+
+
+def section() -> str:
+    """Format one question of RESULTS.md."""
+    record = load("transfer")
+    if record is None:
+        return ""
+    rows: list[Row] = list(record["rows"].values())
+    starts = [row["start"]["network"] for row in rows if "start" in row]
+    rates = sorted({row["rate"] for row in rows})
+    lines = [
+        [name, *(percent(derived(picked(rows, variant=name, rate=rate))) for rate in rates)]
+        for name in VARIANTS
+        if picked(rows, variant=name)
+    ]
+    for method in ("forge", "vulcan"):
+        added = (gains(picked(rows, rate=rate), method) for rate in rates)
+        lines.append([f"points that the better base adds to {method}", *(points(values) for values in added)])
+    return screen(
+        "What if the base never learnt the classes?",
+        f"A base of clothes without its classifier; the task is scikit-learn's digits, {rows[0]['train_images']} "
+        f"training and {rows[0]['test_images']} test images. `derive` fits a linear head (`base, restricted`). "
+        f"{STEPS} steps of {BATCH} images; mean and range, {seeds_text(rows)}. The better base was chosen in "
+        f"{starts.count('finetuned')} of {len(starts)} derivations. {commits_text(rows)}",
+        [
+            baselines_table([row for row in rows if row["accuracy"]["base_finetuned"] is not None]),
+            table(["top-1, %, by MACs gone", *(f"{rate:g}" for rate in rates)], lines),
+        ],
+        "python -m benchmarks.product.transfer",
+        "real backbones and larger tasks. Digits are no ImageNet.",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
+    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
+    parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file of the rows; another one for a trial")
+    options = parser.parse_args()
+    from edgevit.cli.console import Console
+
+    due = cases(SEEDS[: options.seeds], options.rates)
+    complete(due, {"digits": open_headless()}, options.results, options.jobs, Console().progress)
+
+
+if __name__ == "__main__":
+    main()
