@@ -64,6 +64,7 @@ from benchmarks.sources import (
     source_from,
     store_rows,
 )
+from edgevit.baselines.common.importance import group_sums, squared_changes, valued, weights_times_gradients
 from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.task import Split, Task
 from edgevit.derivation.algebra.attention import attention_spectra, narrow
