@@ -62,12 +62,12 @@ if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when
     from edgevit.board.bench import bench_in_turns as bench_in_turns
     from edgevit.board.request import BenchRequest as BenchRequest
     from edgevit.board.request import Conditions as Conditions
-    from edgevit.derivation.base import base as base
     from edgevit.derivation.request import BaseRequest as BaseRequest
     from edgevit.derivation.request import DeriveRequest as DeriveRequest
     from edgevit.derivation.request import SupernetRequest as SupernetRequest
-    from edgevit.derivation.session import derive as derive
-    from edgevit.derivation.supernet import supernet as supernet
+    from edgevit.derivation.session.base import base as base
+    from edgevit.derivation.session.derive import derive as derive
+    from edgevit.derivation.session.supernet import supernet as supernet
     from edgevit.engines.options import EngineOptions as EngineOptions
     from edgevit.engines.request import EvaluateRequest as EvaluateRequest
     from edgevit.engines.request import ExportRequest as ExportRequest
@@ -109,12 +109,12 @@ _MODULES = {  # of what the package gives at its top
     "SupernetRequest": "edgevit.derivation.request",
     "SweepRequest": "edgevit.jobs.sweep.request",
     "Training": "edgevit.train.settings",
-    "base": "edgevit.derivation.base",
+    "base": "edgevit.derivation.session.base",
     "bench": "edgevit.board.bench",
     "bench_in_turns": "edgevit.board.bench",
     "compare": "edgevit.reporting.compare",
     "cost": "edgevit.latency.cost",
-    "derive": "edgevit.derivation.session",
+    "derive": "edgevit.derivation.session.derive",
     "derive_many": "edgevit.jobs.many",
     "evaluate": "edgevit.engines.run",
     "export": "edgevit.engines.run",
@@ -122,7 +122,7 @@ _MODULES = {  # of what the package gives at its top
     "meet": "edgevit.latency.meet",
     "prove": "edgevit.jobs.suite.run",
     "report": "edgevit.reporting.run",
-    "supernet": "edgevit.derivation.supernet",
+    "supernet": "edgevit.derivation.session.supernet",
     "sweep": "edgevit.jobs.sweep.run",
 }
 

@@ -1,4 +1,4 @@
-"""One place that says which numbers an option may have: finite ones, in an interval.
+"""Read and check the numbers of options: counts such as 6.8G, and finite numbers in an interval.
 
 check_number("--crop-pct", crop_pct, "(0, 1]", "0.9 keeps the central 90 %")
 check_number("--seed", seed, SEED)
@@ -15,6 +15,7 @@ SEED = "[0, 2**32)"  # what every generator that draws from it takes
 COUNT = "[1, 2**31)"  # images, steps, processes ...
 FINITE, WORD = "(-inf, inf)", "[-2**63, 2**63)"
 
+_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _INTERVAL = re.compile(r"([\[(])\s*([^,]+),\s*([^,]+?)\s*([\])])")
 
 
@@ -65,3 +66,19 @@ def _shown(value: float) -> str:
     if isinstance(value, int):
         return str(value) if abs(value) < 10**18 else f"of {int(math.log10(abs(value))) + 1} digits"
     return f"{value:g}"
+
+
+def parse_count(text: str | float, name: str) -> int:
+    """Read 6.8G, 34M, 3.4e7.
+
+    Raises:
+        OptionError: it is not a positive number.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([kmgt]?)\s*", str(text).lower())
+    try:
+        value = float(match[1]) * _SUFFIXES[match[2]] if match else 0.0
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise OptionError(f"--{name} {text} is not a positive count; try 6.8G or 34M")
+    return round(value)

@@ -1,4 +1,4 @@
-"""Text from outside, made safe to show: names of files and classes, and whatever a board answers.
+"""Text for people: counts with a suffix, and text from outside, made safe to show.
 
 A terminal obeys control characters, and a reader is misled by those that change the direction of writing. Here each
 becomes its number, as in `\\x1b`. Markup is not touched, as brackets are part of many messages: no printer reads any.
@@ -45,3 +45,11 @@ def shortened(text: str, most: int = 80) -> str:
         return text
     first = (most - 3) * 2 // 3
     return f"{text[:first]}...{text[first + 3 - most :]}"
+
+
+def format_count(count: float) -> str:
+    """1.25 G, 86.6 M, 512."""
+    for suffix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.4g} {suffix}"
+    return f"{count:.0f}"

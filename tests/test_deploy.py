@@ -291,7 +291,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., 
     from edgevit.exporting.graph import write_onnx
     from edgevit.network.checkpoint import derived_spec, describe, save
     from edgevit.network.families import vit
-    from edgevit.records.model import ClassLabel
 
     network = small_vit()
     network.load_state_dict(load_file(digits_checkpoint))
@@ -299,7 +298,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., 
     base = describe(network, "vit_tiny_patch16_224", args)
     task = open_task("digits", ["3", "5", "8"], preprocessing=base.preprocessing, base_outputs=10)
     vit.keep_classes(network, task.base_columns)
-    labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
+    labels = task.classes
     folder = tmp_path_factory.mktemp("deploy") / "m"
     save(replace(base, spec=derived_spec(base.spec, network, "subset", labels)), folder)
     export(folder, accuracy=False)

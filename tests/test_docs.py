@@ -21,9 +21,9 @@ from torch import nn
 from edgevit.agent import meters, power, runners
 from edgevit.agent.measure import MeasurementRequest, measure
 from edgevit.board.profiles import load_profile, profile_names
-from edgevit.derivation.algebra.embedding import encoder
 from edgevit.derivation.methods import method_names
 from edgevit.derivation.options import describe
+from edgevit.derivation.solve.embedding import encoder
 from edgevit.network import families
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.families import family_of, load_family

@@ -185,7 +185,7 @@ def _make_supernet(root: Path) -> None:
     from small_models import ARGS, random_base
 
     from edgevit.network.checkpoint import describe, save
-    from edgevit.records.model import ClassLabel
+    from edgevit.records.model import TargetClass
 
     base = describe(random_base(), "vit_tiny_patch16_224", ARGS)
     order = tuple(
@@ -204,7 +204,7 @@ def _make_supernet(root: Path) -> None:
         order=order,
         curve=tuple(SlicePoint(rate, 10**6, 10**5, top1) for rate, top1 in ((0.0, 0.9), (0.5, 0.8))),
     )
-    labels = tuple(ClassLabel(str(i), i) for i in range(10))
+    labels = tuple(TargetClass(str(i), i) for i in range(10))
     save(replace(base, spec=replace(base.spec, classes=labels)), root / "net", supernet=record)
 
 
@@ -555,7 +555,7 @@ def test_files_that_are_damaged_are_one_line(spoiling: Spoiling, name: str, spoi
 ELSEWHERE = {
     "edgevit/records/documents.py": "the reader itself",
     "edgevit/board/client.py": "what the agent says",
-    "edgevit/derivation/card.py": "code in a model's README, which needs no edgevit",
+    "edgevit/derivation/session/card.py": "code in a model's README, which needs no edgevit",
     "edgevit/data/sources/__init__.py": "a command that an error gives, which needs no edgevit",
 }
 

@@ -39,7 +39,7 @@ def test_nothing_is_collected_while_much_is_imported_and_it_is_let_go_at_the_end
         "import gc\nfrom edgevit.imports import importing\n"
         "def collections(): return sum(one['collections'] for one in gc.get_stats())\n"
         "before = collections()\n"
-        "with importing():\n    import edgevit.derivation.session\n"
+        "with importing():\n    import edgevit.derivation.session.derive\n"
         "frozen = gc.get_freeze_count()\n"
         "print(collections() - before, frozen > 10_000, gc.isenabled())\n"
         "with importing():\n    kept = [[] for _ in range(99_999)]\n    import this\n"

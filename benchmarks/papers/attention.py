@@ -67,8 +67,8 @@ from benchmarks.sources import (
 from edgevit.baselines.common.importance import group_sums, squared_changes, valued, weights_times_gradients
 from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.task import Split, Task
-from edgevit.derivation.algebra.attention import attention_spectra, narrow
 from edgevit.derivation.measure.statistics import calibrate
+from edgevit.derivation.solve.attention import attention_spectra, narrow
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Attention, Block, attentions
 from edgevit.network.classifier import with_classes

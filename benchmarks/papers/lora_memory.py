@@ -83,7 +83,7 @@ def measure(rank: int) -> dict[str, Any]:
     import torch
 
     from edgevit.derivation.methods.vulcan.lora import low_rank_updates
-    from edgevit.derivation.session import derive
+    from edgevit.derivation.session.derive import derive
     from edgevit.train.settings import Training
 
     watched = _Watched("cpu")

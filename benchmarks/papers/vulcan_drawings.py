@@ -49,8 +49,8 @@ def _file(name: str, out: Path = OUT) -> Path:
 
 def make(folder: Path, out: Path, steps: int, progress: Any) -> None:
     """Derive into `folder`, and draw into `out`."""
-    from edgevit.derivation.base import base
-    from edgevit.derivation.session import derive
+    from edgevit.derivation.session.base import base
+    from edgevit.derivation.session.derive import derive
     from edgevit.train.settings import Training
 
     data, trained = ensure_demo(progress)

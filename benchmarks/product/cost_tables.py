@@ -35,11 +35,11 @@ from benchmarks.markdown import RECORDS, load, screen, table
 from edgevit.agent.records import Run
 from edgevit.board.bench import bench_in_turns
 from edgevit.derivation.allocate.cost_table import load_cost_table
+from edgevit.derivation.allocate.embedding import ladder
 from edgevit.derivation.allocate.menus import widths
 from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.derivation.allocate.prices import Prices
 from edgevit.derivation.allocate.tokens import tile_counts
-from edgevit.derivation.embedding import ladder
 from edgevit.engines.unjudged import OPSET
 from edgevit.exporting.graph import write_onnx
 from edgevit.latency.measure import taken_ms

@@ -76,7 +76,7 @@ def table_rows(sweep: Path, distilled: Path, runs: Path) -> list[dict[str, Any]]
 def cells(row: dict[str, Any]) -> list[str]:
     """A row as README and terminal show it."""
     from edgevit.data.shares import share_text
-    from edgevit.derivation.allocate.budget import readable
+    from edgevit.text import format_count
 
     ratio = ""
     if row["ratio"] is not None:
@@ -85,8 +85,8 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [
         row["title"],
         share_text(row["top1"], row["images"]),
-        readable(row["macs"]),
-        readable(row["params"]),
+        format_count(row["macs"]),
+        format_count(row["params"]),
         f"{row['file_bytes'] / 1e6:.2f}",
         ratio,
     ]

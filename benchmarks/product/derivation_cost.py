@@ -69,9 +69,9 @@ def derive(model: str, folder: Path, data: Path, rate: float, options: dict[str,
     """One derivation without training, in this process."""
     import torch
 
-    from edgevit.derivation.algebra.least_squares import Regression
     from edgevit.derivation.measure import embedding, sensitivity, statistics
-    from edgevit.derivation.session import derive as derive_model
+    from edgevit.derivation.session.derive import derive as derive_model
+    from edgevit.derivation.solve.least_squares import Regression
     from edgevit.train.settings import Training
 
     beside: dict[str, float] = {}

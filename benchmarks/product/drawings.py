@@ -32,8 +32,8 @@ from torch import nn
 import edgevit
 from benchmarks.line_plot import COLOURS, Panel, Point, line_plot
 from benchmarks.sources import refusals
-from edgevit.derivation.algebra.attention import head_singular_values
-from edgevit.derivation.algebra.factorise import effective_rank
+from edgevit.derivation.solve.attention import head_singular_values
+from edgevit.derivation.solve.factorise import effective_rank
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.families import family_of

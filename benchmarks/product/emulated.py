@@ -16,10 +16,10 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from edgevit.derivation.allocate.cost_table import CostTable
+from edgevit.derivation.allocate.embedding import ladder
 from edgevit.derivation.allocate.knapsack import BlockMenu, Choice, allocate
 from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.derivation.allocate.prices import Prices
-from edgevit.derivation.embedding import ladder
 from edgevit.errors import BudgetError
 from edgevit.latency.fit import FittedCosts, StackFigure
 from edgevit.latency.grid import Grid

@@ -30,13 +30,13 @@ from torch import Tensor, nn
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import Scores, UnitScores
 from edgevit.baselines.common.ranking import Grouping, Units, rank, top
-from edgevit.derivation.algebra.factorise import one_thread
-from edgevit.derivation.algebra.least_squares import refit
+from edgevit.derivation.feasibility import Target
 from edgevit.derivation.measure.statistics import BlockStatistics, calibrate, check_enough
 from edgevit.derivation.method import Method, no_steps
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derivation.problem import Derived, Problem
-from edgevit.derivation.reach import Asked
+from edgevit.derivation.solve.factorise import one_thread
+from edgevit.derivation.solve.least_squares import refit
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn
 from edgevit.network.families import family_of
@@ -63,7 +63,7 @@ class Config(TeacherOptions):
             raise OptionError(f"corp.ridge={self.ridge:g} is not a number above 0; try 1e-3")
 
 
-def check_options(target: Asked, config: Config) -> None:
+def check_options(target: Target, config: Config) -> None:
     check_enough(config.calibration_images, target.images, target.network, "corp.calibration_images")
 
 

@@ -22,11 +22,11 @@ from edgevit.baselines.common import ranked
 from edgevit.data.task import Split
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import Policy, limits
+from edgevit.derivation.feasibility import SearchSpace
 from edgevit.derivation.measure.divergence import answers, divergence
 from edgevit.derivation.method import Method
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derivation.problem import Derived, Problem
-from edgevit.derivation.reach import Cuts
 from edgevit.errors import BudgetError
 from edgevit.network.anatomy import Block, BlockDims, check_all_pass
 from edgevit.network.cost import Geometry
@@ -46,9 +46,9 @@ class Config(TeacherOptions):
         self.refuse_below_one("calibration_images")
 
 
-def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
     """Say what it may remove."""
-    return Cuts(head_widths=False, sites=True)
+    return SearchSpace(head_widths=False, sites=True)
 
 
 def losses(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> list[float]:
@@ -136,4 +136,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.finish(problem, config, plan, lost_without_attention_nats=lost, blocks_cut=cut)
 
 
-METHOD = Method(Config, ranked.default_steps, derive, cuts=cuts, needs_all_tokens=True, cuts_half_blocks=True)
+METHOD = Method(
+    Config, ranked.default_steps, derive, search_space=search_space, needs_all_tokens=True, cuts_half_blocks=True
+)

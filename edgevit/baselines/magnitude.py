@@ -35,4 +35,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.derive_by_rank(problem, config, scores)
 
 
-METHOD = Method(Config, ranked.default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)
+METHOD = Method(Config, ranked.default_steps, derive, search_space=ranked.search_space, cuts_half_blocks=True)

@@ -27,15 +27,15 @@ from torch import Tensor, nn
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import Scores, UnitScores, squared_changes
 from edgevit.baselines.common.ranking import Ranked
-from edgevit.derivation import embedding
+from edgevit.derivation.allocate import embedding
 from edgevit.derivation.allocate.knapsack import BlockMenu, Choice, allocate
 from edgevit.derivation.allocate.menus import Heads, attention_menu, ffn_menu
 from edgevit.derivation.allocate.policy import Policy
+from edgevit.derivation.feasibility import SearchSpace
 from edgevit.derivation.measure.sensitivity import Sensitivity
 from edgevit.derivation.method import Method
 from edgevit.derivation.methods.forge.menus import as_it_stands, block_costs
 from edgevit.derivation.problem import Derived, Problem
-from edgevit.derivation.reach import Cuts
 from edgevit.network.anatomy import BlockDims, check_all_pass
 from edgevit.network.cost import Geometry
 from edgevit.network.families import family_of
@@ -55,10 +55,10 @@ class Config(TeacherOptions):
         self.refuse_below_one("calibration_images")
 
 
-def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
     """Say what it may remove."""
     embed = embedding.narrowest(network, policy, 0, "mdp") if config.cut_embedding else 0
-    return Cuts(heads=config.drop_heads, embed=embed, more={"cut_embedding": True, "drop_heads": True})
+    return SearchSpace(heads=config.drop_heads, embed=embed, more={"cut_embedding": True, "drop_heads": True})
 
 
 def _descending(scores: Tensor) -> Tensor:
@@ -132,4 +132,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.finish(problem, config, ranked.plan_of(network, scores, chosen), importance_given_up=lost)
 
 
-METHOD = Method(Config, ranked.default_steps, derive, cuts=cuts, needs_all_tokens=True, cuts_half_blocks=True)
+METHOD = Method(
+    Config, ranked.default_steps, derive, search_space=search_space, needs_all_tokens=True, cuts_half_blocks=True
+)

@@ -77,7 +77,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     images, budget = problem.task.train.subset(config.calibration_images), problem.budget
     base = network = problem.network.to(problem.compute.device).eval()
     # The narrowest embedding is a share of the base's, not of the network of a round.
-    narrowest = max(budget.at_least_embed, ranked.cuts(base, config, problem.policy).embed)
+    narrowest = max(budget.at_least_embed, ranked.search_space(base, config, problem.policy).embed)
     total: tuple[Scores, Ranked] | None = None  # in the units of the base
     for number in range(1, config.rounds + 1):
         with problem.stopwatch.stage("gradients"):
@@ -93,4 +93,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.finish(problem, config, plan)
 
 
-METHOD = Method(Config, ranked.default_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)
+METHOD = Method(Config, ranked.default_steps, derive, search_space=ranked.search_space, cuts_half_blocks=True)

@@ -124,5 +124,10 @@ def _library() -> Any:
 
 
 METHOD = Method(
-    Config, ranked.default_steps, derive, cuts=ranked.cuts, check_training=check_training, cuts_half_blocks=True
+    Config,
+    ranked.default_steps,
+    derive,
+    search_space=ranked.search_space,
+    check_training=check_training,
+    cuts_half_blocks=True,
 )

@@ -85,4 +85,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.derive_by_rank(problem, config, Scores(scores, channels.cpu()))
 
 
-METHOD = Method(Config, no_steps, derive, cuts=ranked.cuts, cuts_half_blocks=True)
+METHOD = Method(Config, no_steps, derive, search_space=ranked.search_space, cuts_half_blocks=True)

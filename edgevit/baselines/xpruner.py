@@ -30,9 +30,9 @@ from edgevit.baselines.common.ranked import RankOptions
 from edgevit.baselines.common.ranking import Grouping
 from edgevit.data.task import Split
 from edgevit.derivation.allocate.policy import Policy
+from edgevit.derivation.feasibility import SearchSpace
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
-from edgevit.derivation.reach import Cuts
 from edgevit.errors import DataError, OptionError
 from edgevit.network.families import family_of
 from edgevit.train.distil import TeacherOptions
@@ -64,9 +64,9 @@ class Config(TeacherOptions):
         return RankOptions(grouping=self.grouping, attention="heads")
 
 
-def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
     """Say what it may remove."""
-    return Cuts(head_widths=False, heads=True)
+    return SearchSpace(head_widths=False, heads=True)
 
 
 class _Masks:
@@ -161,4 +161,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.finish(problem, config, plan)
 
 
-METHOD = Method(Config, ranked.default_steps, derive, cuts=cuts, cuts_half_blocks=True)
+METHOD = Method(Config, ranked.default_steps, derive, search_space=search_space, cuts_half_blocks=True)

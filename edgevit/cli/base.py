@@ -22,13 +22,13 @@ def main(
     """
     from dataclasses import asdict
 
-    from edgevit.derivation.allocate.budget import readable
+    from edgevit.text import format_count
 
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request.check()  # before torch is imported
 
     with importing():
-        from edgevit.derivation.base import run
+        from edgevit.derivation.session.base import run
 
     spec = run(request, console.progress).spec
     outputs = spec.timm_args["num_classes"]
@@ -41,7 +41,7 @@ def main(
     out = request.out
     console.show(
         f"wrote {out}: {spec.timm_name}, {outputs} of {spec.base.outputs} outputs{named}; "
-        f"{readable(spec.macs)} MACs, {readable(spec.params)} parameters. "
+        f"{format_count(spec.macs)} MACs, {format_count(spec.params)} parameters. "
         f"Next: edgevit export {shlex.quote(str(out))}{images}"
     )
     console.result({"folder": str(out), **asdict(spec)})

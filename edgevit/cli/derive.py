@@ -13,7 +13,7 @@ from edgevit.imports import importing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edgevit.derivation.session import Derivation
+    from edgevit.derivation.session.derive import Derivation
     from edgevit.latency.request import MeetRequest
 
 OVER = 3  # exit code: the model is there, and takes more than the budget
@@ -56,7 +56,7 @@ def _carried_out(request: MeetRequest, console: Console) -> list[Derivation]:
 
         return list(run(request, console.progress))
     with importing():
-        from edgevit.derivation.session import run as derive
+        from edgevit.derivation.session.derive import run as derive
 
     derivation = derive(request.derivation(), console.progress)
     return [derivation] if derivation.is_main else []

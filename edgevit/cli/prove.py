@@ -56,7 +56,7 @@ def figures_table(proof: Proof) -> Table:
     from rich.table import Table
 
     from edgevit.board.comparison import three_digits
-    from edgevit.derivation.allocate.budget import readable
+    from edgevit.text import format_count
 
     table = Table(title=f"{proof.host} ({proof.profile or 'no board that edgevit knows'})", title_justify="left")
     table.add_column("network")
@@ -71,7 +71,7 @@ def figures_table(proof: Proof) -> Table:
         question = one.question
         fused = "-" if one.fused is None else f"{one.fused} of {len(one.blocks)}"
         for i, figure in enumerate(one.figures):
-            named = (one.name, one.precision, readable(one.macs), fused) if i == 0 else ("", "", "", "")
+            named = (one.name, one.precision, format_count(one.macs), fused) if i == 0 else ("", "", "", "")
             table.add_row(
                 *named,
                 str(figure.batch),

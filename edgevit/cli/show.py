@@ -182,7 +182,7 @@ def curve_table(supernet: SupernetRecord) -> Table:
     from rich.table import Table
 
     from edgevit.data.shares import share_text
-    from edgevit.derivation.allocate.budget import readable
+    from edgevit.text import format_count
 
     images = supernet.data.images.validation
     table = Table("slice", "MACs", "parameters", f"top-1 on {images} validation images")
@@ -190,7 +190,7 @@ def curve_table(supernet: SupernetRecord) -> Table:
         column.justify = "right"
     for point in supernet.curve:
         name = f"rate {point.rate:.3f}" if point.rate else "whole"
-        table.add_row(name, readable(point.macs), readable(point.params), share_text(point.top1, images))
+        table.add_row(name, format_count(point.macs), format_count(point.params), share_text(point.top1, images))
     table.add_section()
     table.add_row("the base", "", "", share_text(supernet.base_top1, images))
     return table
@@ -199,7 +199,7 @@ def curve_table(supernet: SupernetRecord) -> Table:
 def curve_drawing(curve: Sequence[SlicePoint]) -> str:
     """Accuracy against MACs, each measured slice a dot at its place."""
     from edgevit.cli.drawing import Dot, scatter
-    from edgevit.derivation.allocate.budget import readable
+    from edgevit.text import format_count
 
     least, most = min(p.macs for p in curve), max(p.macs for p in curve)
-    return scatter([Dot(p.macs, p.top1) for p in curve], (readable(least), f"{readable(most)} MACs"))
+    return scatter([Dot(p.macs, p.top1) for p in curve], (format_count(least), f"{format_count(most)} MACs"))

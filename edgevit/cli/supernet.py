@@ -20,7 +20,7 @@ def main(
     request.check()  # before torch is imported
 
     with importing():
-        from edgevit.derivation.supernet import run
+        from edgevit.derivation.session.supernet import run
 
     made = run(request, console.progress)
     if not made.is_main:

@@ -113,7 +113,7 @@ def sweep_table(folder: Path, found: Sweep) -> Table:
     from rich.table import Table
 
     from edgevit.data.shares import share_text
-    from edgevit.derivation.allocate.budget import readable
+    from edgevit.text import format_count
 
     images = found.points[0].images if found.points else 0
     figure = next((point.latency.figure for point in found.points if point.latency), "p50")
@@ -133,7 +133,7 @@ def sweep_table(folder: Path, found: Sweep) -> Table:
         table.add_row(*(cell.replace(" (", "\n(") if console_width() < NARROW else cell for cell in cells))
 
     for point in found.points:
-        cost = (readable(point.macs), readable(point.params))
+        cost = (format_count(point.macs), format_count(point.params))
         add(point.folder, share_text(point.top1, point.images), *cost, *latency_cells(point))
         if point.rate is None:
             if (finetuned := found.finetuned) is not None:  # as large and as fast as the base
@@ -156,7 +156,7 @@ def sweep_drawing(found: Sweep) -> str:
     """Accuracy against latency, or against MACs where that is not measured."""
     from edgevit.board.comparison import three_digits
     from edgevit.cli.drawing import BASE, MODEL, Dot, scatter
-    from edgevit.derivation.allocate.budget import readable
+    from edgevit.text import format_count
 
     costs = [point.latency.ms if point.latency else None for point in found.points]
     measured = [cost for cost in costs if cost is not None]
@@ -169,4 +169,4 @@ def sweep_drawing(found: Sweep) -> str:
     least, most = min(costs_drawn), max(costs_drawn)
     if in_ms:
         return scatter(dots, (three_digits(least), f"{three_digits(most)} ms"))
-    return scatter(dots, (readable(least), f"{readable(most)} MACs"))
+    return scatter(dots, (format_count(least), f"{format_count(most)} MACs"))

@@ -30,8 +30,8 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
     """Dimensions and MACs of each block beside those of the base's block that it was."""
     from rich.table import Table
 
-    from edgevit.derivation.allocate.budget import readable
     from edgevit.network.families import load_family
+    from edgevit.text import format_count
 
     spec = model.spec
     geometry = load_family(spec.family).geometry(model.network)
@@ -53,10 +53,15 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
         macs, macs_before = geometry.at(n).block_cost(now, "macs"), of_base.at(n_before).block_cost(before, "macs")
         widths = [pair(n, n_before)] if leave else []
         widths += [pair(getattr(now, n), getattr(before, n)) for n in ("heads", "qk", "vo", "ffn")]
-        table.add_row(str(i), *widths, readable(macs), f"{100 * macs / macs_before:.1f} %")
+        table.add_row(str(i), *widths, format_count(macs), f"{100 * macs / macs_before:.1f} %")
     table.add_section()
     empty = [""] * (len(leave) + 3)
-    total = (f"{readable(spec.params)} parameters", *empty, readable(spec.macs), f"{100 * (1 - spec.rate):.1f} %")
+    total = (
+        f"{format_count(spec.params)} parameters",
+        *empty,
+        format_count(spec.macs),
+        f"{100 * (1 - spec.rate):.1f} %",
+    )
     table.add_row("all", *total)
     return table
 
@@ -77,7 +82,7 @@ def accuracy_table(spec: ModelSpec, accuracy: Accuracies) -> Table:
     from rich.table import Table
 
     from edgevit.data.shares import share_text
-    from edgevit.derivation.allocate.budget import readable
+    from edgevit.text import format_count
 
     assert accuracy.derived is not None
     images = accuracy.derived.images
@@ -91,7 +96,7 @@ def accuracy_table(spec: ModelSpec, accuracy: Accuracies) -> Table:
         ("derived", accuracy.derived, spec.macs, spec.params),
     ):
         shown = share_text(taken.top1, taken.images) if taken else "not asked for"
-        table.add_row(name, shown, readable(macs), readable(params))
+        table.add_row(name, shown, format_count(macs), format_count(params))
     return table
 
 

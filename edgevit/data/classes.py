@@ -7,7 +7,6 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from io import TextIOWrapper
 from pathlib import Path
@@ -15,13 +14,7 @@ from pathlib import Path
 from edgevit.agent.files import open_regular
 from edgevit.errors import DataError, UnknownNameError
 from edgevit.records.class_names import class_name
-
-
-@dataclass(frozen=True)
-class TargetClass:
-    name: str
-    base_index: int  # row of the base's classifier
-
+from edgevit.records.model import TargetClass
 
 LIMIT_BYTES = 16 << 20  # of a file of class names; those of ImageNet-22k take 1 MB
 # An entry of a line: in double quotes (with "" for one), or up to the next comma; then a comma, a comment or the end.

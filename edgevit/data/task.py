@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from edgevit.data.augment import Augment
-from edgevit.data.classes import TargetClass, base_list, base_order, listed, refuse_unnamed, resolve
+from edgevit.data.classes import base_list, base_order, listed, refuse_unnamed, resolve
 from edgevit.data.examine import FEW, copies, find_unreadable, image_sha256
 from edgevit.data.similar import warn_of_recordings
 from edgevit.data.sources import ImageSource, Part, Reference, open_source, open_unlabelled
@@ -31,7 +31,7 @@ from edgevit.data.splitting import PARTS, Splitting
 from edgevit.errors import DataError, OptionError
 from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import DataRecord, ImageCounts, UnlabelledRecord
-from edgevit.records.model import ClassLabel
+from edgevit.records.model import TargetClass
 from edgevit.records.reading import Reading, transform_settings
 
 
@@ -238,7 +238,7 @@ class Task:
         return DataRecord(
             **asked,
             base_names=None if names is None else tuple(names),
-            classes=tuple(ClassLabel(c.name, c.base_index) for c in self.classes),
+            classes=self.classes,
             images=ImageCounts(len(self.train), len(self.validation), len(self.test)),
             skipped_images=self.skipped,
             fingerprint=self.fingerprint(),

@@ -7,9 +7,9 @@ from typing import Any
 
 from PIL.Image import Image
 
-from edgevit.data.classes import TargetClass
 from edgevit.data.sources import Part, Reference
 from edgevit.data.task import Split, Task
+from edgevit.records.model import TargetClass
 from edgevit.records.reading import AS_STORED, Reading
 
 

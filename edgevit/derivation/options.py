@@ -82,7 +82,7 @@ def describe(name: str) -> MethodDescription:
         UnknownNameError: there is no such method.
     """
     if name == SUPERNET:
-        module = f"edgevit.derivation.{name}"
+        module = f"edgevit.derivation.session.{name}"
     elif name in method_names():
         module = method_module(name)
     else:

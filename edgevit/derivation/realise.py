@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from edgevit.derivation.algebra.attention import keep_heads, narrow
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
+from edgevit.derivation.solve.attention import keep_heads, narrow
 from edgevit.errors import PlanError
 from edgevit.network.anatomy import Attention, Block, Decoder, Ffn
 from edgevit.network.copies import bare_copy

@@ -443,8 +443,8 @@ class DeriveRequest(Deriving):
         """
         table = None
         if self.measured is not None or self.cost_table is not None:
-            from edgevit.derivation.abilities import refuse_linear
             from edgevit.derivation.allocate.cost_table import load_cost_table  # numpy and pydantic: a quarter second
+            from edgevit.derivation.compatibility import refuse_linear
 
             if self.measured is not None:
                 refuse_linear(self.method, self.measured)

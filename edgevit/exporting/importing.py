@@ -41,13 +41,13 @@ from edgevit.exporting.widening import widen
 from edgevit.progress import Progress, Silent
 from edgevit.records.export import Batch
 from edgevit.records.imported import ImportedDocument
-from edgevit.records.model import ClassLabel
+from edgevit.records.model import TargetClass
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.release import ReleaseFacts, read_release
 from edgevit.records.writing import file_sha256, new_folder
 from edgevit.version import written_by
 
-Asked = TypeVar("Asked", bound=FilesRequest)
+Target = TypeVar("Target", bound=FilesRequest)
 TOLERANCE = 1e-4  # of the imported file's logits, against those of the file itself
 HALF_TOLERANCE = 2e-2  # the same where that computes in half precision
 OWN = "edgevit_version"  # in the metadata of every file that edgevit wrote
@@ -153,14 +153,14 @@ def _judging(request: FilesRequest, subject: Subject, progress: Progress) -> Jud
     return judging
 
 
-def _classes(subject: Subject, judging: Judging | None, progress: Progress) -> tuple[ClassLabel, ...]:
+def _classes(subject: Subject, judging: Judging | None, progress: Progress) -> tuple[TargetClass, ...]:
     """The classes of an ONNX file: its own, those of the images, or those that a file beside it names."""
     if judging is not None and not subject.class_names:
-        return tuple(map(ClassLabel, judging.class_names, judging.columns))
+        return tuple(map(TargetClass, judging.class_names, judging.columns))
     if not subject.class_names and (names := label_names(subject.release.labels, (), subject.outputs)):
         progress.note(order_line([*zip(names, range(len(names)), strict=True)], subject.outputs, "config.json"))
-        return tuple(map(ClassLabel, names, range(len(names))))
-    return tuple(map(ClassLabel, subject.class_names, subject.class_columns))
+        return tuple(map(TargetClass, names, range(len(names))))
+    return tuple(map(TargetClass, subject.class_names, subject.class_columns))
 
 
 def _prepared(
@@ -250,7 +250,7 @@ def _write(request: FilesRequest, folder: ModelFolder, progress: Progress) -> Im
     return document
 
 
-def imported(request: Asked, progress: Progress | None = None) -> Asked:
+def imported(request: Target, progress: Progress | None = None) -> Target:
     """Import the ONNX file that is to be exported, if it is one; return what is then asked of its folder.
 
     A folder that was made of the same file with the same answers stays, with the engines in it.

@@ -18,12 +18,12 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from edgevit.derivation.allocate.budget import MEASURED_BUDGETS
 from edgevit.derivation.allocate.policy import make_policy
-from edgevit.derivation.contents import contents
 from edgevit.derivation.methods import method_names
 from edgevit.derivation.options import describe, read_options
 from edgevit.derivation.request import DeriveRequest
 from edgevit.errors import JobsError, OptionError, UnknownNameError
 from edgevit.numbers import check_number
+from edgevit.records.contents import contents
 from edgevit.records.documents import Reader
 from edgevit.records.model_folder import ModelFolder
 from edgevit.request import BUDGET, COMPUTING, Option, default_of, options_of, plain_type, request_of

@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 
-from edgevit.derivation.allocate.budget import readable
 from edgevit.derivation.method import refuse_training
 from edgevit.derivation.request import DeriveRequest
-from edgevit.derivation.session import run
+from edgevit.derivation.session.derive import run
 from edgevit.errors import CheckpointError, EdgeVitError, Interrupted, JobsError, OptionError, OutputError
 from edgevit.jobs.jobs_file import RESULTS, DeriveManyRequest, Job, read_jobs, tasks_side_by_side
 from edgevit.jobs.jobs_table import READER, TABLE_KIND, JobRow, JobsTable
@@ -35,6 +34,7 @@ from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import holds_state, partial_folder
 from edgevit.records.writing import write_whole, writing
 from edgevit.request import as_request, takes_options
+from edgevit.text import format_count
 from edgevit.version import written_by
 
 # -- one job -----------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def cells(row: JobRow) -> tuple[str, ...]:
         return "" if value is None else f"{100 * value:.2f} %"
 
     def count(value: int | None) -> str:
-        return "" if value is None else readable(value)
+        return "" if value is None else format_count(value)
 
     state = row.state if row.error is None else f"{row.state}: {row.error}"
     seconds = "" if row.seconds is None else f"{row.seconds:.0f}"

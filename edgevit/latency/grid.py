@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
+from edgevit.derivation.allocate.embedding import ladder
 from edgevit.derivation.allocate.menus import least_heads
 from edgevit.derivation.allocate.policy import Policy, limits
-from edgevit.derivation.embedding import ladder
 from edgevit.latency.stacks import Cut, Stack
 from edgevit.network.anatomy import Axis, BlockDims
 

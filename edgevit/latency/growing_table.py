@@ -28,7 +28,7 @@ class GrowingTable:
         self.energy = request.quantity == "mj"
         method = find_method(request.method)
         config = method.make_config(request.on_its_base().settings)
-        cuts = method.cuts(self.network, config, self.policy)
+        cuts = method.search_space(self.network, config, self.policy)
         self.tokens = cuts.tokens
         self.narrower = 0 < cuts.embed < family_of(self.network).geometry(self.network).embed
         self.given = None if request.cost_table is None else self._checked(load_cost_table(request.cost_table))

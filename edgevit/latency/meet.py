@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgevit.derivation.abilities import refuse_base
 from edgevit.derivation.allocate.budget import Budget, make_budget
 from edgevit.derivation.allocate.cost_table import Where
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.allocate.prices import UNITS
 from edgevit.derivation.allocate.prices import Measured as Quantity
-from edgevit.derivation.base_check import check_opened
 from edgevit.derivation.cache import shared_cache
-from edgevit.derivation.head import open_task_for
+from edgevit.derivation.compatibility import refuse_base
 from edgevit.derivation.method import find_method, refuse_training
-from edgevit.derivation.opening import open_for
 from edgevit.derivation.problem import Stopwatch
-from edgevit.derivation.session import Derivation
-from edgevit.derivation.session import run as derive
+from edgevit.derivation.session.base_check import check_opened
+from edgevit.derivation.session.derive import Derivation
+from edgevit.derivation.session.derive import run as derive
+from edgevit.derivation.session.opening import open_for
+from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import (
     BudgetError,
     ConnectionLostError,

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 from edgevit.derivation.allocate.budget import MEASURED_BUDGETS, MeasuredBudget
-from edgevit.derivation.contents import contents
 from edgevit.derivation.options import read_options
 from edgevit.derivation.request import FPS, MJ, MS, CostTableFile, DeriveRequest, Deriving, Macs, Params, Rate
 from edgevit.errors import OptionError
 from edgevit.latency.target import MeasurementTarget
 from edgevit.numbers import check_number
+from edgevit.records.contents import contents
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import REQUEST, REQUEST_KIND, STATE, differences, first_few, partial_folder
 from edgevit.request import BUDGET, RUNNER, Nested, Option
@@ -89,7 +89,7 @@ class MeetRequest(Deriving):
             self.derivation().check()
             return
         assert self.quantity is not None
-        from edgevit.derivation.abilities import refuse_linear
+        from edgevit.derivation.compatibility import refuse_linear
 
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise OptionError(f"--{self.quantity} is measured by one process; give it without accelerate launch")

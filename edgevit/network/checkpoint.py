@@ -37,7 +37,7 @@ from edgevit.network.weights import FOREIGN, Weights, fill_network, first_line, 
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import Progress, Silent
 from edgevit.records.belonging import file_fault
-from edgevit.records.model import BaseFacts, ClassLabel, ModelSpec
+from edgevit.records.model import BaseFacts, ModelSpec, TargetClass
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.reading import Reading, reading_settings, transform_settings
 from edgevit.records.release import CONFIG, PROCESSOR, ReleaseFacts, is_release, read_release, weights_of
@@ -576,7 +576,7 @@ def save(model: Model, folder: Path, *, overwrite: bool = False, **papers: Any) 
         files.write(model.spec, **papers)
 
 
-def derived_spec(base: ModelSpec, network: nn.Module, head: str, classes: tuple[ClassLabel, ...]) -> ModelSpec:
+def derived_spec(base: ModelSpec, network: nn.Module, head: str, classes: tuple[TargetClass, ...]) -> ModelSpec:
     """Describe a network that was derived from `base` by surgery."""
     family = load_family(base.family)
     blocks = tuple(b.dims for b in family.read(network))

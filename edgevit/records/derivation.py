@@ -23,7 +23,7 @@ from pydantic import Field
 from edgevit.records.answers import PartAnswers
 from edgevit.records.class_names import ClassName
 from edgevit.records.kinds import MORE, RECORD, More, RecordKind, Seal, Versions
-from edgevit.records.model import READER, BlockDims, ClassLabel, Head, Index, ModelSpec, Sha256, Size
+from edgevit.records.model import READER, BlockDims, Head, Index, ModelSpec, Sha256, Size, TargetClass
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -63,7 +63,7 @@ class DataRecord:
     validation_fraction: Fraction
     seed: Seed
     skip_bad_images: bool
-    classes: tuple[ClassLabel, ...]
+    classes: tuple[TargetClass, ...]
     images: ImageCounts
     fingerprint: Sha256
     skipped_images: int = 0
@@ -313,7 +313,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class FittedHead:
-    """How the classifier of a base that had none came to be: see edgevit/derivation/head.py."""
+    """How the classifier of a base that had none came to be: see edgevit/derivation/solve/head.py."""
 
     ridge: float
     temperature: float  # what the outputs of the regression were multiplied by

@@ -14,7 +14,7 @@ from edgevit.records.derivation import DataRecord, Fraction, Seed
 from edgevit.records.documents import Reader
 from edgevit.records.export import Batch
 from edgevit.records.kinds import RecordKind, Seal
-from edgevit.records.model import ClassLabel, Preprocessing, Rejection, Sha256, Size
+from edgevit.records.model import Preprocessing, Rejection, Sha256, Size, TargetClass
 
 READER = Reader(CheckpointError, mend="copy the folder again, or import the ONNX file again with edgevit export")
 
@@ -39,7 +39,7 @@ class ImportedDocument:
     outputs: Size
     norms: tuple[str, ...]  # layer normalisations, by the names of their nodes before the slash
     blocks: tuple[ImportedBlock, ...]  # in order; empty: none were recognised
-    classes: tuple[ClassLabel, ...]  # target classes, each with its output; empty: nobody said which
+    classes: tuple[TargetClass, ...]  # target classes, each with its output; empty: nobody said which
     preprocessing: dict[str, Any]  # what `Preprocessing` has
     rejection: Rejection | None = None
     seed: Seed  # of the split of images, and the share of it that is for validation

@@ -90,7 +90,7 @@ class Rejection:
 
 
 @dataclass(frozen=True)
-class ClassLabel:
+class TargetClass:
     """A target class."""
 
     name: ClassName
@@ -139,7 +139,7 @@ class ModelSpec:
     family: str
     blocks: Annotated[tuple[BlockDims, ...], Field(min_length=1)]
     head: Head  # "full" keeps a row for every class of the base
-    classes: tuple[ClassLabel, ...]  # target classes; with a subset head, in the order of the outputs
+    classes: tuple[TargetClass, ...]  # target classes; with a subset head, in the order of the outputs
     preprocessing: dict[str, Any]  # what `Preprocessing` has
     macs: Count
     params: Count

@@ -13,13 +13,12 @@ from typing import Any
 from edgevit.board.comparison import three_digits
 from edgevit.board.gates import Verdict
 from edgevit.data.shares import share_text
-from edgevit.derivation.allocate.budget import readable
 from edgevit.reporting.axes import apart, apart_tasks
 from edgevit.reporting.choice import UNSTEADY, Axis, Entry, Panel, cost_on_axis, is_eligible
 from edgevit.reporting.details import drawable
 from edgevit.reporting.gather import Skipped
 from edgevit.reporting.record import REPORT_KIND, EntryRecord, PanelRecord, ReportRecord
-from edgevit.text import printable
+from edgevit.text import format_count, printable
 from edgevit.version import written_by
 
 FIGURE_NAMES = {"p50": "of p50s", "mean": "of means", "processor": "of processor time"}
@@ -45,7 +44,7 @@ def _digits(name: str) -> Callable[[Entry], str]:
 
 
 def _count(name: str) -> Callable[[Entry], str]:
-    return lambda entry: "-" if getattr(entry, name) is None else readable(getattr(entry, name))
+    return lambda entry: "-" if getattr(entry, name) is None else format_count(getattr(entry, name))
 
 
 def _top1(entry: Entry) -> tuple[str, str]:
@@ -236,9 +235,9 @@ def figures(panel: Panel) -> list[KeyFigure]:
     if chosen.energy_mj is not None:
         shown.append(KeyFigure("energy of an image", f"{three_digits(chosen.energy_mj)} mJ", ""))
     if chosen.rate is not None and chosen.macs is not None:
-        shown.append(KeyFigure("of the base's MACs", f"{100 * (1 - chosen.rate):.3g} %", readable(chosen.macs)))
+        shown.append(KeyFigure("of the base's MACs", f"{100 * (1 - chosen.rate):.3g} %", format_count(chosen.macs)))
     if chosen.file_bytes is not None:
-        params = "" if chosen.params is None else f"{readable(chosen.params)} parameters"
+        params = "" if chosen.params is None else f"{format_count(chosen.params)} parameters"
         shown.append(KeyFigure("size", f"{three_digits(chosen.file_bytes / 1e6)} MB", params))
     return shown
 

@@ -9,7 +9,6 @@ from typing import Any
 from edgevit.board.comparison import gather_warnings, group, make_row, three_digits
 from edgevit.data.neighbours import hint_in
 from edgevit.data.shares import share_text
-from edgevit.derivation.allocate.budget import readable
 from edgevit.records.derivation import AccuracyRecord, MetRecord
 from edgevit.records.kinds import plain as as_plain
 from edgevit.reporting.axes import AccuracyTask, LatencyPlace
@@ -29,6 +28,7 @@ from edgevit.reporting.tables import (
     on_validation,
     reference_text,
 )
+from edgevit.text import format_count
 
 HEAD = ("place", "file", "batch", "p50 ms", "p90 ms", "p99 ms", "spread", "images/s", "W", "mJ/image", "engine MiB",
         "max C", "power mode")  # fmt: skip
@@ -184,8 +184,8 @@ def _summary(model: GatheredModel) -> str:
     )
     return (
         f"{document.timm_name} without {100 * document.rate:.1f} % of its MACs, by {derivation.method} for "
-        f"{derivation.budget.asked}.{accuracy}{_rejecting(judged)} {readable(document.macs)} MACs, "
-        f"{readable(document.params)} parameters."
+        f"{derivation.budget.asked}.{accuracy}{_rejecting(judged)} {format_count(document.macs)} MACs, "
+        f"{format_count(document.params)} parameters."
         + ("" if (embed := document.narrowed) is None else f" The embedding has {embed[0]} of {embed[1]} channels.")
     )
 

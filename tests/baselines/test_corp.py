@@ -14,9 +14,9 @@ from torch import Tensor
 
 from edgevit.baselines.corp import METHOD, Config, compensated, complement, derive, fitted_logits, query_second_moment
 from edgevit.data.task import open_task
+from edgevit.derivation.feasibility import target_of
 from edgevit.derivation.measure.divergence import answers, divergence
 from edgevit.derivation.problem import Problem
-from edgevit.derivation.reach import asked_of
 from edgevit.errors import DataError, OptionError
 from edgevit.network.anatomy import Attention
 from edgevit.network.checkpoint import describe
@@ -59,7 +59,7 @@ def test_nothing_is_trained_unless_asked_and_options_are_checked(small_vit: Call
     with pytest.raises(OptionError, match=r"corp\.ridge=0 is not a number above 0"):
         Config(ridge=0.0)
     with pytest.raises(DataError, match=r"corp\.calibration_images"):
-        METHOD.check(Config(calibration_images=1), asked_of(opened(small_vit(depth=2, num_heads=4), tmp_path)))
+        METHOD.check(Config(calibration_images=1), target_of(opened(small_vit(depth=2, num_heads=4), tmp_path)))
 
 
 # -- attention that makes up for the dimensions it loses --

@@ -14,7 +14,7 @@ from problems import untrained
 from edgevit.baselines.common.importance import Scores, UnitScores
 from edgevit.baselines.mdp import Config, choose_sizes, derive
 from edgevit.data.task import open_task
-from edgevit.derivation.embedding import geometry_at
+from edgevit.derivation.allocate.embedding import geometry_at
 from edgevit.derivation.problem import Problem
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.checkpoint import describe

@@ -19,8 +19,8 @@ import edgevit
 from edgevit.baselines.common.ranking import top
 from edgevit.baselines.torch_pruning import Config, derive, scores_of
 from edgevit.data.task import open_task
-from edgevit.derivation.abilities import refuse_base
 from edgevit.derivation.allocate.policy import make_policy
+from edgevit.derivation.compatibility import refuse_base
 from edgevit.derivation.method import find_method
 from edgevit.errors import OptionError
 from edgevit.network.checkpoint import describe
@@ -120,7 +120,7 @@ def test_without_the_library_other_methods_are_named_in_a_refusal(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch_pruning", None)
     network, dcvit = with_fewer_tokens(small_vit(), 9, 0), find_method("dcvit")
-    with pytest.raises(OptionError, match="then derive from its folder with --method forge or heart"):
+    with pytest.raises(OptionError, match="then derive from its folder with --method heart"):
         refuse_base(dcvit, dcvit.make_config({}), network, make_policy("fused"))
 
 

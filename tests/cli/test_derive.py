@@ -19,8 +19,8 @@ from small_models import write_narrower
 
 from edgevit.cli.console import Console
 from edgevit.cli.derive import show_derived
-from edgevit.derivation.card import model_card
-from edgevit.derivation.session import Derivation
+from edgevit.derivation.session.card import model_card
+from edgevit.derivation.session.derive import Derivation
 from edgevit.network.checkpoint import load, tensors_sha256
 from edgevit.records.answers import RightImages
 from edgevit.records.derivation import DERIVATION_KIND

@@ -17,7 +17,7 @@ SHORT = ["--steps", "6", "--batch-size", "16", "--lr", "1e-3", "--evaluations", 
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory, digits_checkpoint: Path) -> Path:
-    from edgevit.derivation.supernet import supernet
+    from edgevit.derivation.session.supernet import supernet
     from edgevit.train.settings import Training
 
     return supernet(

@@ -15,10 +15,10 @@ from typer.main import get_command
 from edgevit.cli.app import app
 from edgevit.cli.console import Console
 from edgevit.cli.sweep import show_sweep
-from edgevit.derivation.allocate.budget import readable
 from edgevit.jobs.sweep.record import FinetunedBase, Latency, Sweep, SweepPoint, read_sweep, write_sweep
 from edgevit.records.answers import RightImages
 from edgevit.records.derivation import StartRecord
+from edgevit.text import format_count
 
 NETWORK = ["vit_tiny_patch16_224", *(w for k, v in ARGS.items() for w in ("--model-arg", f"{k}={v}"))]
 TASK = ["--data", "digits", "--classes", "3,5,8"]
@@ -82,7 +82,7 @@ def test_what_the_base_was_trained_with_is_in_the_command_that_is_named_and_its_
     assert ran.code == 0, ran.err
     found = read_sweep(tmp_path / "s")
     row = next(line for line in ran.out.splitlines() if "base, fine-tuned" in line)
-    assert f"{100 * found.finetuned.top1:.2f} %" in row and readable(found.base.macs) in row
+    assert f"{100 * found.finetuned.top1:.2f} %" in row and format_count(found.base.macs) in row
     said = " ".join(ran.out.split())
     assert f"The models are {found.finetuned.start.told()}" in said and "no training after the cut" in said
     next_ = parsed(next(line for line in ran.out.splitlines() if line.startswith("Next: ")))

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from edgevit.data.classes import TargetClass, base_list, base_order, imagenet_names, listed, resolve
+from edgevit.data.classes import base_list, base_order, imagenet_names, listed, resolve
 from edgevit.errors import DataError, EdgeVitError, UnknownNameError
+from edgevit.records.model import TargetClass
 
 ANIMALS = ["ape", "bee", "cat", "dog", "eel"]
 

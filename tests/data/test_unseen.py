@@ -1,8 +1,8 @@
 """A task without images has its classes, and parts of which nothing is read."""
 
-from edgevit.data.classes import TargetClass
 from edgevit.data.task import open_task
 from edgevit.data.unseen import without_images
+from edgevit.records.model import TargetClass
 
 PREPROCESSING = {"input_size": [3, 8, 8], "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-import edgevit.derivation.supernet  # noqa: F401  # edgevit.derivation.supernet is a module, edgevit.supernet a function
+import edgevit.derivation.session.supernet  # noqa: F401  # edgevit.derivation.session.supernet is a module, edgevit.supernet a function
 from edgevit.derivation.methods import load_method, method_names
 from edgevit.derivation.options import SUPERNET, describe, read_options
 from edgevit.errors import UnknownNameError
@@ -17,7 +17,7 @@ OWNERS = [*method_names(), SUPERNET]
 
 
 def config_of(owner: str) -> Any:
-    return (sys.modules["edgevit.derivation.supernet"] if owner == SUPERNET else load_method(owner)).Config
+    return (sys.modules["edgevit.derivation.session.supernet"] if owner == SUPERNET else load_method(owner)).Config
 
 
 @pytest.mark.parametrize("owner", OWNERS)

@@ -104,7 +104,7 @@ def test_the_finetuned_base_is_baseline_and_teacher_and_trained_once(digits_chec
 def test_resuming_with_other_unlabelled_images_is_refused(
     digits_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgevit.derivation import session
+    from edgevit.derivation.session import derive as session
 
     def stop(*given: Any) -> None:
         raise Interrupted("stopped")

@@ -6,10 +6,10 @@ import pytest
 import timm
 import torch
 
-from edgevit.derivation.algebra.embedding import encoder, flat_basis
 from edgevit.derivation.measure.statistics import calibrate
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derivation.realise import leave_tokens, realise
+from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import PlanError
 from edgevit.network.anatomy import BlockDims, Decoder
 from edgevit.network.families import vit

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from seals import reseal
 from small_models import write_fewer_tokens, write_halves, write_narrower
 
-from edgevit.derivation.base import base
+from edgevit.derivation.session.base import base
 from edgevit.engines.run import export
 from edgevit.errors import CheckpointError, DataError, ExportError, OptionError, OutputError
 from edgevit.exporting.gates import Tolerances

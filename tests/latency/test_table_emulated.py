@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgevit.derivation.allocate.embedding import ladder
 from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.derivation.allocate.prices import BlockPrices, Prices
-from edgevit.derivation.embedding import ladder
 from edgevit.latency import table as module
 from edgevit.latency.cost_request import POINTS
 from edgevit.latency.fit import StackSample

@@ -20,14 +20,14 @@ from safetensors.torch import save_file
 from small_base import ARGS, NAME
 from torch import nn
 
-from edgevit.derivation.algebra.embedding import encoder, flat_basis
-from edgevit.derivation.card import model_card
+from edgevit.derivation.session.card import model_card
+from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, OutputError, UnknownNameError
 from edgevit.network.anatomy import Block, BlockDims
 from edgevit.network.checkpoint import Model, derived_spec, describe, load, network_without_weights, open_base, save
 from edgevit.network.families import family_of
 from edgevit.records.derivation import Accuracies, AccuracyRecord
-from edgevit.records.model import ClassLabel
+from edgevit.records.model import TargetClass
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
     (NAME, {}),
@@ -79,7 +79,7 @@ def derived(
         slim = family.with_embedding(slim, encoder(flat_basis(64), embed))
     if head == "subset":
         family.keep_classes(slim, [7, 0, 3])
-    labels = (ClassLabel("seven", 7), ClassLabel("zero", 0), ClassLabel("three", 3))
+    labels = (TargetClass("seven", 7), TargetClass("zero", 0), TargetClass("three", 3))
     return Model(slim, derived_spec(base.spec, slim, head, labels))
 
 
@@ -123,7 +123,7 @@ def test_a_model_with_another_embedding_is_a_base_of_that_width(small_vit: Any, 
     base = open_base(tmp_path / "m")
     assert base.spec.base.embed == 27
     slim = family_of(base.network).with_embedding(base.network, encoder(flat_basis(27), 9))
-    labels = tuple(ClassLabel(name, i) for i, name in enumerate(base.classes))
+    labels = tuple(TargetClass(name, i) for i, name in enumerate(base.classes))
     again = Model(slim, derived_spec(base.spec, slim, "subset", labels))
     save(again, tmp_path / "n")
     found = load(tmp_path / "n")

@@ -25,7 +25,7 @@ ELSEWHERE = {
     ("network/checkpoint.py", "num_classes"): ARGUMENT,
     ("records/model.py", "embed_dim"): ARGUMENT,
     ("records/model.py", "num_classes"): ARGUMENT,
-    ("derivation/base.py", "num_classes"): ARGUMENT,
+    ("derivation/session/base.py", "num_classes"): ARGUMENT,
     ("cli/base.py", "num_classes"): ARGUMENT,
     ("network/request.py", "num_classes"): ARGUMENT,
     ("jobs/suite/suite.py", "embed_dim"): ARGUMENT,

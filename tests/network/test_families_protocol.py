@@ -21,7 +21,7 @@ from places import TESTS
 from small_models import ARGS
 from torch import Tensor, nn
 
-from edgevit.derivation.algebra.embedding import encoder, flat_basis, nested_basis
+from edgevit.derivation.solve.embedding import encoder, flat_basis, nested_basis
 from edgevit.errors import CheckpointError, UnsupportedModelError
 from edgevit.network.anatomy import Block, BlockDims
 from edgevit.network.copies import without_values

@@ -16,11 +16,11 @@ from edgevit.errors import DataError, ModelError, OptionError, UnsupportedModelE
 from edgevit.network.checkpoint import Model, describe
 from edgevit.network.prediction import predictions_of
 from edgevit.network.rejection import Rejection, scores
-from edgevit.records.model import ClassLabel
+from edgevit.records.model import TargetClass
 from edgevit.records.pictures import to_rgb
 
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}
-LABELS = (ClassLabel("crane", 7), ClassLabel("house", 2), ClassLabel("boat", 5))
+LABELS = (TargetClass("crane", 7), TargetClass("house", 2), TargetClass("boat", 5))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 from edgevit.errors import CheckpointError
 from edgevit.records.class_names import class_name
 from edgevit.records.documents import Reader
-from edgevit.records.model import ClassLabel
+from edgevit.records.model import TargetClass
 
 
 def test_names_that_look_alike_are_equal_and_others_are_not() -> None:
@@ -23,4 +23,4 @@ def test_bytes_that_the_locale_could_not_decode_are_utf8_or_stay() -> None:
 
 def test_a_record_is_read_with_its_names_in_one_spelling() -> None:
     text = '{"name": "o\u0308", "base_index": 0}'
-    assert Reader(CheckpointError, "").parse(text, ClassLabel, "model.json") == ClassLabel("\u00f6", 0)
+    assert Reader(CheckpointError, "").parse(text, TargetClass, "model.json") == TargetClass("\u00f6", 0)

@@ -9,7 +9,7 @@ import pytest
 
 from edgevit.errors import CheckpointError
 from edgevit.records.imported import ImportedBlock, ImportedDocument
-from edgevit.records.model import ClassLabel
+from edgevit.records.model import TargetClass
 from edgevit.records.model_folder import ModelFolder
 
 DOCUMENT = ImportedDocument(
@@ -21,7 +21,7 @@ DOCUMENT = ImportedDocument(
     outputs=10,
     norms=("blocks.0.norm1",),
     blocks=(ImportedBlock("blocks.0", True),),
-    classes=(ClassLabel("cat", 3), ClassLabel("dog", 5)),
+    classes=(TargetClass("cat", 3), TargetClass("dog", 5)),
     preprocessing={"input_size": [3, 32, 32], "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3,
                    "crop_pct": 0.9, "crop_mode": "center"},
     seed=42,
@@ -40,8 +40,8 @@ def test_it_reads_back_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"classes": (ClassLabel("cat", 3), ClassLabel("cat", 4))}, "has a class twice"),
-        ({"classes": (ClassLabel("cat", 10),)}, "has a class beyond its 10 outputs"),
+        ({"classes": (TargetClass("cat", 3), TargetClass("cat", 4))}, "has a class twice"),
+        ({"classes": (TargetClass("cat", 10),)}, "has a class beyond its 10 outputs"),
         ({"preprocessing": {}}, "preprocessing"),
         ({"batch": "any"}, "batch"),
     ],

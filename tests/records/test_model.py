@@ -9,7 +9,7 @@ import pytest
 from model_folders import rewrite_spec, some_spec, spec_text
 
 from edgevit.errors import CheckpointError
-from edgevit.records.model import ClassLabel, ModelDocument, read_model
+from edgevit.records.model import ModelDocument, TargetClass, read_model
 
 
 @pytest.fixture
@@ -63,4 +63,4 @@ def test_with_a_whole_head_classes_are_columns_of_the_base() -> None:
     spec = replace(some_spec(), head="full", timm_args={"num_classes": 10})
     assert spec.class_columns == [3, 5] and spec.fault() is None and spec.output_names is None
     assert some_spec().output_names == ["cat", "dog"]
-    assert some_spec(classes=(ClassLabel("cat", 3),)).fault() == "has 1 classes and 2 outputs"
+    assert some_spec(classes=(TargetClass("cat", 3),)).fault() == "has 1 classes and 2 outputs"

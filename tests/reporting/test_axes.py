@@ -9,7 +9,7 @@ from some_report import DATA
 from some_runs import DENSE, SLIM
 
 from edgevit.agent.records import Run
-from edgevit.records.model import ClassLabel
+from edgevit.records.model import TargetClass
 from edgevit.reporting.axes import AccuracyTask, BaseIdentity, apart, apart_tasks, places
 
 
@@ -48,7 +48,8 @@ def test_tasks_differ_in_classes_images_and_seed() -> None:
     one = AccuracyTask(("cat", "dog"), DATA)
     assert one.title == "2 classes: cat, dog" and one.images == "200 test images of pets, seed 42"
     assert (
-        AccuracyTask(("dog", "cat"), replace(DATA, classes=(ClassLabel("dog", 5), ClassLabel("cat", 3)))).key == one.key
+        AccuracyTask(("dog", "cat"), replace(DATA, classes=(TargetClass("dog", 5), TargetClass("cat", 3)))).key
+        == one.key
     )
     seed, images = (
         AccuracyTask(one.classes, replace(DATA, seed=7)),

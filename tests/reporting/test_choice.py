@@ -39,7 +39,7 @@ from edgevit.records.derivation import (
 )
 from edgevit.records.engine import EngineRecord
 from edgevit.records.imported import ImportedDocument
-from edgevit.records.model import ClassLabel
+from edgevit.records.model import TargetClass
 from edgevit.records.model_folder import ModelFolder
 from edgevit.reporting.choice import AXES, Entry, Panel, are_level, cost_on_axis, not_shown, panels
 from edgevit.reporting.gather import Evidence, GatheredModel, gather
@@ -235,7 +235,7 @@ OTHERS = {
     "name": ({"base": replace(some_spec().base, weights_sha256="c" * 64), "timm_name": "vit_small_patch16_224"},
              "vit_tiny_patch16_224", "vit_small_patch16_224"),
     "preprocessing": ({"preprocessing": {**PREPROCESSING, "crop_pct": 1.0}}, "crop pct 0.9", "crop pct 1.0"),
-    "classes": ({"classes": (ClassLabel("cat", 4), ClassLabel("dog", 5))}, "outputs 3, 5", "outputs 4, 5"),
+    "classes": ({"classes": (TargetClass("cat", 4), TargetClass("dog", 5))}, "outputs 3, 5", "outputs 4, 5"),
 }  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from some_report import DATA, GOOD, derived, write_everything, write_folder
 from edgevit.board.comparison import three_digits
 from edgevit.board.gates import parse_gate
 from edgevit.data.shares import share_text
-from edgevit.derivation.allocate.budget import readable
 from edgevit.reporting.run import report
+from edgevit.text import format_count
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_numbers_are_rounded_in_tips_as_in_tables(browser: Any, file: Path) -> N
         f"{float(three_digits(value).replace(',', '')):.12g}" for value in ties
     ]
     counts = [12345000.0, 12355000.0, 12.345e9, 10005.0, 10015.0, 86_567_656.0]
-    assert seen.page.evaluate("counts => counts.map(number)", counts) == [readable(count) for count in counts]
+    assert seen.page.evaluate("counts => counts.map(number)", counts) == [format_count(count) for count in counts]
     shares = [0.90625, 0.91875, 0.950625, 0.00125, 0.99995, 1.0, 1 / 3, 0.28125]
     assert seen.page.evaluate("shares => shares.map(percent)", shares) == [
         share_text(share, 100).partition(" (")[0] for share in shares

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from edgevit.derivation.allocate.policy import Policy
+from edgevit.derivation.feasibility import SearchSpace, Target
 from edgevit.derivation.method import Method
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.problem import Derived, Problem
-from edgevit.derivation.reach import Asked, Cuts
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ def derive(problem: Problem, config: Config) -> Derived:
     return Derived(problem.network, Plan(()), {})
 
 
-def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
-    return Cuts()
+def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
+    return SearchSpace()
 
 
-RIGHT = Method(Config, default_steps, derive, cuts=cuts)
+RIGHT = Method(Config, default_steps, derive, search_space=search_space)
 
 WITHOUT_DERIVE = Method(Config, default_steps)  # type: ignore[call-arg]
 
@@ -64,14 +64,14 @@ def derive_of_another(problem: Problem, config: Other) -> Derived:
 ANOTHER_CONFIG: Method[Config] = Method(Config, default_steps, derive_of_another)  # type: ignore[arg-type]
 
 
-def cuts_of_options(config: Config, network: nn.Module, policy: Policy) -> Cuts:
-    return Cuts()
+def search_space_of_options(config: Config, network: nn.Module, policy: Policy) -> SearchSpace:
+    return SearchSpace()
 
 
-ANOTHER_ORDER = Method(Config, default_steps, derive, cuts=cuts_of_options)  # type: ignore[arg-type]
+ANOTHER_ORDER = Method(Config, default_steps, derive, search_space=search_space_of_options)  # type: ignore[arg-type]
 
 
-def is_fine(asked: Asked, config: Config) -> bool:
+def is_fine(target: Target, config: Config) -> bool:
     return True
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from edgevit.records.derivation import Accuracies, BudgetRecord, DataRecord, DerivationRecord, Facts, ShapeRecord
 from edgevit.records.export import ExportedFile, ExportedModel, ExportRecord
 from edgevit.records.kinds import content_sha256
-from edgevit.records.model import MODEL_KIND, BaseFacts, BlockDims, ClassLabel, ModelDocument, ModelSpec
+from edgevit.records.model import MODEL_KIND, BaseFacts, BlockDims, ModelDocument, ModelSpec, TargetClass
 
 
 def rewrite_spec(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -79,6 +79,6 @@ def some_spec(**fields: Any) -> ModelSpec:
                      "std": [0.5, 0.5, 0.5], "crop_pct": 0.9, "crop_mode": "center"}  # fmt: skip
     base = BaseFacts("b" * 64, blocks, 2_000_000, 20_000, 10)
     args = {"num_classes": 2, "depth": 2}
-    classes = (ClassLabel("cat", 3), ClassLabel("dog", 5))
+    classes = (TargetClass("cat", 3), TargetClass("dog", 5))
     spec = ModelSpec("vit_tiny_patch16_224", args, "vit", blocks, "subset", classes, preprocessing, 10**6, 10**4, base)
     return replace(spec, **fields)

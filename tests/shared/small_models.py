@@ -11,12 +11,12 @@ import torch
 from model_folders import derivation_of
 
 from edgevit.data.task import open_task
-from edgevit.derivation.algebra.embedding import encoder, flat_basis
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.realise import realise
+from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.network.checkpoint import derived_spec, describe, save
 from edgevit.network.families import vit
-from edgevit.records.model import ClassLabel
+from edgevit.records.model import TargetClass
 
 ARGS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 64, "num_heads": 2, "num_classes": 10}
 CLASSES = ("3", "5", "8")
@@ -50,7 +50,7 @@ def write_derived(
     slim = slimmed(network, qk, vo)
     if head == "subset":
         vit.keep_classes(slim, task.base_columns)
-    labels = tuple(ClassLabel(c.name, c.base_index) for c in task.classes)
+    labels = task.classes
     model = replace(base, network=slim, spec=derived_spec(base.spec, slim, head, labels))
     save(model, folder, derivation=derivation_of(task.record()))
     return folder
@@ -72,7 +72,7 @@ def write_narrower(folder: Path, width: int, **args: Any) -> Path:
     """Write a model folder with an embedding of this width."""
     network = random_base(**args)
     base, slim = describe(network, "vit_tiny_patch16_224", {**ARGS, **args}), with_embedding(network, width)
-    labels = tuple(ClassLabel(str(i), i) for i in range(10))
+    labels = tuple(TargetClass(str(i), i) for i in range(10))
     save(replace(base, network=slim, spec=derived_spec(base.spec, slim, "full", labels)), folder)
     return folder
 
@@ -82,7 +82,7 @@ def write_fewer_tokens(folder: Path, *counts: int, merged: bool = False, **args:
     network = random_base(**args)
     base = describe(network, "vit_tiny_patch16_224", {**ARGS, **args})
     slim = with_fewer_tokens(network, *counts, merged=merged)
-    labels = tuple(ClassLabel(str(i), i) for i in range(10))
+    labels = tuple(TargetClass(str(i), i) for i in range(10))
     save(replace(base, network=slim, spec=derived_spec(base.spec, slim, "full", labels)), folder)
     return folder
 
@@ -94,6 +94,6 @@ def write_halves(folder: Path, **args: Any) -> Path:
     whole = Plan.narrowed([b.dims for b in blocks], [torch.arange(b.dims.ffn) for b in blocks])
     first, *others, last = whole.blocks
     slim = realise(network, Plan((replace(first, attention=None), *others, replace(last, ffn=None))))
-    labels = tuple(ClassLabel(str(i), i) for i in range(10))
+    labels = tuple(TargetClass(str(i), i) for i in range(10))
     save(replace(base, network=slim, spec=derived_spec(base.spec, slim, "full", labels)), folder)
     return folder

@@ -25,9 +25,9 @@ from edgevit.records.derivation import (
 )
 from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
 from edgevit.records.export import EXPORT_KIND, AccuracyCheck, ExportedFile, FileAccuracy, Parity
-from edgevit.records.model import BlockDims, ClassLabel
+from edgevit.records.model import BlockDims, TargetClass
 
-CLASSES = (ClassLabel("cat", 3), ClassLabel("dog", 5))
+CLASSES = (TargetClass("cat", 3), TargetClass("dog", 5))
 DATA = DataRecord(
     "/data/pets", 10, None, 0.1, 42, False, CLASSES, ImageCounts(800, 100, 200), "f" * 64
 )  # fmt: skip

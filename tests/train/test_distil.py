@@ -11,8 +11,8 @@ import torch
 from small_models import with_fewer_tokens
 from teaching import CLASSES, Bench, divergence
 
-from edgevit.derivation.algebra.embedding import encoder, flat_basis
 from edgevit.derivation.methods import load_method
+from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Decoder
 from edgevit.network.families import family_of

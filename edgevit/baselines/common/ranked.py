@@ -14,10 +14,10 @@ from torch import nn
 from edgevit.baselines.common import ranking
 from edgevit.baselines.common.importance import Scores
 from edgevit.baselines.common.ranking import AttentionUnits, Grouping, Ranked, Units, rank, top
-from edgevit.derivation.algebra.embedding import channel_encoder
 from edgevit.derivation.allocate.budget import Budget
+from edgevit.derivation.allocate.embedding import geometry_at
 from edgevit.derivation.allocate.policy import Policy
-from edgevit.derivation.embedding import geometry_at
+from edgevit.derivation.feasibility import SearchSpace
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derivation.problem import (
     Derived,
@@ -27,8 +27,8 @@ from edgevit.derivation.problem import (
     facts_of_training,
     train_for,
 )
-from edgevit.derivation.reach import Cuts
 from edgevit.derivation.realise import realise
+from edgevit.derivation.solve.embedding import channel_encoder
 from edgevit.network.cost import Geometry
 from edgevit.network.families import family_of
 from edgevit.train.distil import TeacherOptions
@@ -47,14 +47,14 @@ class RankOptions(TeacherOptions):
     cut_embedding: bool = False  # Whether channels of the embedding are removed, too.
 
 
-def cuts(network: nn.Module, options: RankOptions, policy: Policy) -> Cuts:
+def search_space(network: nn.Module, options: RankOptions, policy: Policy) -> SearchSpace:
     """Say what a method that ranks units may remove."""
     geometry = family_of(network).geometry(network)
     may_go = options.cut_embedding and geometry.fixed_embed is None
     embed = ranking.narrowest_by_rank(geometry.embed, policy) if may_go else 0
     more = {"cut_embedding": True, "attention": "both"}
     by_heads = options.attention != "widths"
-    return Cuts(head_widths=options.attention != "heads", heads=by_heads, embed=embed, more=more)
+    return SearchSpace(head_widths=options.attention != "heads", heads=by_heads, embed=embed, more=more)
 
 
 def default_steps(config: object, rate: float, images: int, batch_size: int) -> int:

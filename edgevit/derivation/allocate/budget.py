@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,13 +12,14 @@ from typing import TYPE_CHECKING, Literal
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry, Quantity
+from edgevit.numbers import parse_count
 from edgevit.records.derivation import BudgetRecord
+from edgevit.text import format_count
 
 if TYPE_CHECKING:
     from edgevit.derivation.allocate.cost_table import CostTable
     from edgevit.derivation.allocate.prices import Measured, Prices
 
-_SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _NAMES = {"macs": "MACs", "params": "parameters", "ms": "ms", "mj": "mJ"}
 MEASURED = ("ms", "mj")  # quantities that a cost table counts
 MeasuredBudget = Literal["ms", "mj", "fps"]
@@ -85,7 +85,7 @@ class Budget:
 
     def told(self, cost: float) -> str:
         """A cost as a person reads it: 1.25 G MACs, 4.2 ms."""
-        number = f"{cost:.4g}" if self.quantity in MEASURED else readable(cost)
+        number = f"{cost:.4g}" if self.quantity in MEASURED else format_count(cost)
         return f"{number} {_NAMES[self.quantity]}"
 
     def made_of(self, blocks: Sequence[BlockDims], geometry: Geometry, kept: Sequence[int] | None = None) -> str:
@@ -99,30 +99,6 @@ class Budget:
         grown = None if self.at_least is None else {str(i): dims for i, dims in self.at_least.items()}
         embed = self.at_least_embed or None
         return BudgetRecord(self.quantity, self.limit, self.base, self.asked, reached, table, grown, embed)
-
-
-def readable(count: float) -> str:
-    """1.25 G, 86.6 M, 512."""
-    for suffix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.4g} {suffix}"
-    return f"{count:.0f}"
-
-
-def parse_count(text: str | float, name: str) -> int:
-    """Read 6.8G, 34M, 3.4e7.
-
-    Raises:
-        OptionError: it is not a positive number.
-    """
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([kmgt]?)\s*", str(text).lower())
-    try:
-        value = float(match[1]) * _SUFFIX[match[2]] if match else 0.0
-    except ValueError:
-        value = 0.0
-    if not 0 < value < inf:
-        raise OptionError(f"--{name} {text} is not a positive count; try 6.8G or 34M")
-    return round(value)
 
 
 def remainder(base: int, rate: float) -> int:
@@ -177,7 +153,7 @@ def make_budget(
     if limit >= base:
         name = _NAMES[quantity]
         raise OptionError(
-            f"--{quantity} {asked} is not below the base's {readable(base)} {name}; give less, or {USE_BASE}"
+            f"--{quantity} {asked} is not below the base's {format_count(base)} {name}; give less, or {USE_BASE}"
         )
     return Budget(quantity, limit, base, f"{quantity} {asked}")
 

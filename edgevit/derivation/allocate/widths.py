@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from edgevit.derivation.algebra.attention import head_singular_values
-from edgevit.derivation.algebra.factorise import effective_rank
 from edgevit.derivation.allocate.policy import Policy, Widths
+from edgevit.derivation.solve.attention import head_singular_values
+from edgevit.derivation.solve.factorise import effective_rank
 from edgevit.network.anatomy import Block
 
 Normalisation = Literal["zscore", "minmax", "l2", "uniform"]

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derivation.algebra.embedding import encoder, fitted_decoder, principal, refined
 from edgevit.derivation.measure.sensitivity import FLOOR, TokenSquares, feel
 from edgevit.derivation.measure.statistics import add_outer, from_triangle, symmetric, triangle
 from edgevit.derivation.measure.thinning import ALL, Thinning
+from edgevit.derivation.solve.embedding import encoder, fitted_decoder, principal, refined
 from edgevit.errors import DataError
 from edgevit.network.anatomy import Decoder
 from edgevit.network.families import family_of

@@ -18,14 +18,14 @@ and, where they are not as most are:
     cuts_half_blocks=True        if it can cut a model whose blocks have lost their attention or their FFN
                                  (`Block.attention`, `Block.ffn` are None there); else such a base is refused at once
     check_training=              check_training(config, training), if it cannot train in every way: refuses one before
-                                 the base is opened, wherever the method stands in a row
+                                 the base is opened
     check_base=                  check_base(base, config, request), if it cannot cut every base that can be opened:
                                  refuses one before an image is read
-    cuts=                        cuts(network, config, policy) -> Cuts, if it may take away more than widths: heads,
-                                 blocks, the embedding, tokens (edgevit/derivation/reach.py); a budget
-                                 that nothing of it meets is refused at once
-    check_options=               check_options(asked, config), if options may not fit a network or its images
-                                 (reach.Asked): refuses them with an OptionError, before anything is measured
+    search_space=                search_space(network, config, policy) -> SearchSpace, if it may remove more than
+                                 widths: heads, blocks, the embedding, tokens (edgevit/derivation/feasibility.py); a
+                                 budget below the cheapest network of the space is refused at once
+    check_options=               check_options(target, config), if options may not fit a network or its images
+                                 (feasibility.Target): refuses them with an OptionError, before anything is measured
 
 Read from the source, so that a list of methods imports none of them: the docstring, the Config, NEEDS_IMAGES = False if
 it needs none unless it is asked to train (its task may have none then), and QUANTITIES = ("macs", "params", "ms", "mj")

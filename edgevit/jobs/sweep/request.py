@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from edgevit.board.request import Threads
 from edgevit.data.classes import listed
 from edgevit.data.request import Data
-from edgevit.derivation.contents import contents
 from edgevit.derivation.methods import method_names
 from edgevit.derivation.options import describe
 from edgevit.derivation.request import METHOD, Cache, DeriveFrom, DeriveRequest, Request, method_options
@@ -20,6 +19,7 @@ from edgevit.errors import OptionError, OutputError, UnknownNameError
 from edgevit.jobs.sweep.record import PARTS, RATES, RECORD
 from edgevit.network.request import BASE
 from edgevit.numbers import COUNT, check_number
+from edgevit.records.contents import contents
 from edgevit.records.unfinished import holds_state, partial_folder
 from edgevit.records.writing import refuse_existing
 from edgevit.request import BUDGETS, DATA, OUTPUT, SHAPE, TRAINING, Nested, Option, options_of

@@ -12,11 +12,11 @@ from typing import Any
 from edgevit.board.bench import bench_in_turns
 from edgevit.board.comparison import compare_within, decisive
 from edgevit.board.request import Conditions
-from edgevit.derivation.base import run as write_base
 from edgevit.derivation.cache import shared_cache
 from edgevit.derivation.request import BaseRequest
-from edgevit.derivation.session import run as derive
-from edgevit.derivation.session import versions
+from edgevit.derivation.session.base import run as write_base
+from edgevit.derivation.session.derive import run as derive
+from edgevit.derivation.session.derive import versions
 from edgevit.errors import BudgetError, DataError, Interrupted, OutputError, SweepError
 from edgevit.exporting.current import current_export
 from edgevit.exporting.session import find_runtime

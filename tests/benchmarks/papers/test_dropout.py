@@ -14,7 +14,7 @@ from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import check_policy_reaches, make_policy
 from edgevit.derivation.methods.skd.dropout import RATES
 from edgevit.derivation.options import SUPERNET, make_config
-from edgevit.derivation.supernet import Config
+from edgevit.derivation.session.supernet import Config
 from edgevit.network.families import family_of
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -13,9 +13,9 @@ from benchmarks import bases, derivations
 from benchmarks.papers import published
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import check_policy_reaches, make_policy
+from edgevit.derivation.feasibility import Target
 from edgevit.derivation.methods import load_method
 from edgevit.derivation.options import make_config
-from edgevit.derivation.reach import Asked
 from edgevit.errors import BudgetError
 from edgevit.network.families import family_of
 
@@ -82,7 +82,7 @@ def test_heart_has_the_rates_that_tokens_and_heads_alone_can_reach(name: str, be
         budget = make_budget(geometry.macs(dims), geometry.params(dims), rate=case.rate)
         config = make_config("heart", module.Config, case.options)
         try:
-            module.METHOD.check(config, Asked(network, budget, make_policy(case.shape), 1000))
+            module.METHOD.check(config, Target(network, budget, make_policy(case.shape), 1000))
         except BudgetError:
             refused.add(case.rate)
     assert sorted(refused) == beyond

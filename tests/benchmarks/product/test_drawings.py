@@ -13,7 +13,7 @@ from small_models import write_derived
 
 from benchmarks.product import drawings
 from benchmarks.product.drawings import Drawn
-from edgevit.derivation.algebra.factorise import effective_rank
+from edgevit.derivation.solve.factorise import effective_rank
 from edgevit.network.anatomy import Block
 from edgevit.network.families import vit
 from edgevit.reporting.axes import AccuracyTask

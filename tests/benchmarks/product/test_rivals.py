@@ -12,9 +12,9 @@ from benchmarks import bases
 from benchmarks.product import rivals
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import make_policy
+from edgevit.derivation.feasibility import Target
 from edgevit.derivation.methods import load_method
 from edgevit.derivation.options import make_config
-from edgevit.derivation.reach import Asked
 from edgevit.errors import BudgetError
 from edgevit.network.families import family_of
 
@@ -41,7 +41,7 @@ def test_every_rival_reaches_the_lower_rates(name: str) -> None:
             budget = make_budget(geometry.macs(dims), geometry.params(dims), rate=case.rate)
             config = make_config(case.method, module.Config, case.options)
             with suppress(BudgetError):
-                module.METHOD.check(config, Asked(network, budget, make_policy(case.shape), 1000))
+                module.METHOD.check(config, Target(network, budget, make_policy(case.shape), 1000))
                 reached.add((case.variant, case.rate))
     assert reached == {(variant, rate) for variant in rivals.METHODS for rate in rivals.LOWER}
 

@@ -7,14 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgevit.baselines.common import ranking
-from edgevit.derivation.allocate.budget import make_budget, parse_count, readable
+from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.cost_table import CostTable
+from edgevit.derivation.allocate.embedding import ladder
 from edgevit.derivation.allocate.policy import POLICIES, Widths, fit, make_policy, smallest, uniform
 from edgevit.derivation.allocate.widths import adaptive_widths
-from edgevit.derivation.embedding import ladder
 from edgevit.errors import BudgetError, OptionError, UnknownNameError
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.families import vit
+from edgevit.numbers import parse_count
+from edgevit.text import format_count
 
 DEITS = ("deit_tiny_patch16_224", "deit_small_patch16_224", "deit_base_patch16_224")
 
@@ -105,7 +107,7 @@ def test_a_base_that_is_already_slim_keeps_what_cannot_shrink(geometries):
 def test_budgets_are_read_as_people_write_them():
     assert parse_count("6.8G", "macs") == 6_800_000_000 and parse_count("34M", "params") == 34_000_000
     assert parse_count("1.5e6", "params") == 1_500_000
-    assert readable(17.567e9) == "17.57 G" and readable(512) == "512"
+    assert format_count(17.567e9) == "17.57 G" and format_count(512) == "512"
     assert make_budget(1000, 10, rate=0.6).limit == 400
 
 

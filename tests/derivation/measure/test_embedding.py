@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from edgevit.data.task import open_task
-from edgevit.derivation.algebra.embedding import flat_basis
 from edgevit.derivation.measure.embedding import TokenMoments, enough_images, see_tokens, stable_images, token_weights
 from edgevit.derivation.measure.statistics import from_triangle
 from edgevit.derivation.measure.thinning import Thinning
+from edgevit.derivation.solve.embedding import flat_basis
 from edgevit.errors import DataError
 from edgevit.network.checkpoint import describe
 from edgevit.network.families import family_of

@@ -15,13 +15,7 @@ from typing import Any
 
 import torch
 
-from edgevit.derivation.algebra.attention import Spectra, keep_heads, narrow
-from edgevit.derivation.algebra.factorise import Spectrum
-from edgevit.derivation.allocate.knapsack import Choice, allocate
-from edgevit.derivation.allocate.menus import Heads
-from edgevit.derivation.allocate.policy import fit, uniform
-from edgevit.derivation.allocate.widths import adaptive
-from edgevit.derivation.embedding import (
+from edgevit.derivation.allocate.embedding import (
     Rung,
     Slices,
     balanced_width,
@@ -30,6 +24,10 @@ from edgevit.derivation.embedding import (
     geometry_at,
     reason_against,
 )
+from edgevit.derivation.allocate.knapsack import Choice, allocate
+from edgevit.derivation.allocate.menus import Heads
+from edgevit.derivation.allocate.policy import fit, uniform
+from edgevit.derivation.allocate.widths import adaptive
 from edgevit.derivation.measure.embedding import SeenTokens
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.curves import BlockCurves, moment_of
@@ -40,6 +38,8 @@ from edgevit.derivation.methods.forge.search import LEFT_OUT, MIXED, Sites, forc
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derivation.problem import Problem
 from edgevit.derivation.realise import realise
+from edgevit.derivation.solve.attention import Spectra, keep_heads, narrow
+from edgevit.derivation.solve.factorise import Spectrum
 from edgevit.errors import BudgetError
 from edgevit.network.anatomy import Attention, Block
 from edgevit.network.cost import Geometry

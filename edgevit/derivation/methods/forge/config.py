@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from edgevit.derivation.embedding import check_width
+from edgevit.derivation.allocate.embedding import check_width
 from edgevit.errors import OptionError
 from edgevit.train.distil import TeacherOptions
 from edgevit.train.products import multiplies_bf16

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgevit.derivation.algebra.factorise import Spectrum
-from edgevit.derivation.algebra.least_squares import Removal, refit
 from edgevit.derivation.measure.sensitivity import Sensitivity
 from edgevit.derivation.measure.statistics import BlockStatistics, from_triangle, triangle
+from edgevit.derivation.solve.factorise import Spectrum
+from edgevit.derivation.solve.least_squares import Removal, refit
 from edgevit.network.anatomy import Ffn
 
 

@@ -18,8 +18,8 @@ from operator import ge
 import torch
 from torch import Tensor
 
+from edgevit.derivation.allocate.embedding import Slices
 from edgevit.derivation.allocate.tokens import tile_counts
-from edgevit.derivation.embedding import Slices
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.problem import Problem

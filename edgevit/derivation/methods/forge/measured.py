@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derivation.measure.stand_ins import OfBlock, past
+from edgevit.derivation.measure.affine_replacement import OfBlock, past
 from edgevit.derivation.problem import Problem
 from edgevit.network.families import Branch, family_of
 

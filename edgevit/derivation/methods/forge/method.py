@@ -27,15 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derivation import embedding
-from edgevit.derivation.algebra.attention import Spectra, attention_spectra, mean_values, narrow
-from edgevit.derivation.algebra.factorise import Spectrum
-from edgevit.derivation.algebra.least_squares import Removal, refittable_mean, removal_in_order, removal_order
+from edgevit.derivation.allocate import embedding
+from edgevit.derivation.allocate.embedding import has_directions, more_images
 from edgevit.derivation.allocate.policy import Policy
-from edgevit.derivation.embedding import has_directions, more_images
+from edgevit.derivation.feasibility import SearchSpace, Target, check_embed_width
+from edgevit.derivation.measure.affine_replacement import stand_ins
 from edgevit.derivation.measure.embedding import SeenTokens, TokenMoments, worth_to_norms
 from edgevit.derivation.measure.sensitivity import Sensitivity, measure_sensitivity
-from edgevit.derivation.measure.stand_ins import stand_ins
 from edgevit.derivation.measure.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derivation.measure.thinning import ENOUGH_TOKENS, thinning
 from edgevit.derivation.method import Method
@@ -54,7 +52,9 @@ from edgevit.derivation.problem import (
     facts_of_training,
     train_for,
 )
-from edgevit.derivation.reach import Asked, Cuts, check_embed_width
+from edgevit.derivation.solve.attention import Spectra, attention_spectra, mean_values, narrow
+from edgevit.derivation.solve.factorise import Spectrum
+from edgevit.derivation.solve.least_squares import Removal, refittable_mean, removal_in_order, removal_order
 from edgevit.network.anatomy import Block, Ffn
 from edgevit.network.families import family_of
 from edgevit.train.passes import Observer
@@ -71,12 +71,12 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return usual_steps(images, batch_size)
 
 
-def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
     """What it may take away."""
     family, joint = family_of(network), config.allocation == "joint"
     blocks = family.read(network)
     switches = ("cut_embedding", "drop_blocks", "drop_heads", "drop_sites")
-    return Cuts(
+    return SearchSpace(
         heads=joint and config.drop_heads,
         blocks=joint and config.by_loss and config.drop_blocks,
         sites=joint and config.by_loss and config.drop_sites,
@@ -93,8 +93,8 @@ def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
     )
 
 
-def check_options(asked: Asked, config: Config) -> None:
-    check_embed_width("forge", config.embed_width, asked, config.calibration_images)
+def check_options(target: Target, config: Config) -> None:
+    check_embed_width("forge", config.embed_width, target, config.calibration_images)
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
@@ -350,5 +350,11 @@ def derive(problem: Problem, config: Config) -> Derived:
 
 
 METHOD = Method(
-    Config, default_steps, derive, cuts=cuts, check_options=check_options, gentle=True, cuts_half_blocks=True
+    Config,
+    default_steps,
+    derive,
+    search_space=search_space,
+    check_options=check_options,
+    gentle=True,
+    cuts_half_blocks=True,
 )

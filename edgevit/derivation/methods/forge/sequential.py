@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derivation.algebra.least_squares import Regression
 from edgevit.derivation.measure.thinning import ALL, Thinning
 from edgevit.derivation.methods.forge.streams import BaseStream, Keep, Passed
+from edgevit.derivation.solve.least_squares import Regression
 from edgevit.network.families import Branch, Scale, family_of
 from edgevit.train.passes import Passes
 

@@ -30,6 +30,7 @@ from torch import nn
 
 from edgevit.derivation.allocate.menus import least_heads
 from edgevit.derivation.allocate.policy import Policy
+from edgevit.derivation.feasibility import SearchSpace, Target
 from edgevit.derivation.method import Method
 from edgevit.derivation.methods.heart import choose
 from edgevit.derivation.methods.heart.choose import Candidates, PruningLevels, Ratios
@@ -44,7 +45,6 @@ from edgevit.derivation.problem import (
     facts_of_training,
     train_for,
 )
-from edgevit.derivation.reach import Asked, Cuts
 from edgevit.derivation.realise import realise
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import check_all_pass
@@ -114,35 +114,35 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return config.finetune_epochs * ceil(images / batch_size)
 
 
-def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
     """What it may take away: heads, and as many tokens as may leave, all of them behind the first block that can."""
     family = family_of(network)
     geometry, depth = family.geometry(network), len(family.read(network))
     most = choose.lengths(geometry, config.token_multiple, merge=config.merge)[-1]
     first = next((i for i, may in enumerate(choose.may_leave(geometry, depth)) if may), None)
     ladder = tuple(most if i == first and most < geometry.tokens else 0 for i in range(depth))
-    return Cuts(widths=False, heads=True, ladders=[ladder], more={"token_multiple": 1, "merge": False})
+    return SearchSpace(widths=False, heads=True, ladders=[ladder], more={"token_multiple": 1, "merge": False})
 
 
-def check_options(asked: Asked, config: Config) -> None:
+def check_options(target: Target, config: Config) -> None:
     """Refuse gates that a head could not weigh tokens by, and a share that leaves a block without the heads it needs.
 
     Of the patches one always stays.
     """
-    family = family_of(asked.network)
-    if config.gates == "soft" and not family.reads_mean(asked.network):
+    family = family_of(target.network)
+    if config.gates == "soft" and not family.reads_mean(target.network):
         raise OptionError(
             "heart.gates=soft is for a head that reads one token or the mean of the patches, and this one pools "
             "otherwise; add --set heart.gates=hard"
         )
-    geometry = family.geometry(asked.network)
-    for i, d in enumerate(block.dims for block in family.read(asked.network)):
+    geometry = family.geometry(target.network)
+    for i, d in enumerate(block.dims for block in family.read(target.network)):
         gone = int(config.head_ratio * d.heads)
-        needs = least_heads(d, asked.policy, drop_heads="heads" not in geometry.frozen(i))
+        needs = least_heads(d, target.policy, drop_heads="heads" not in geometry.frozen(i))
         if config.ratios == "uniform" and gone > d.heads - needs:
             raise OptionError(
                 f"heart.head_ratio={config.head_ratio:g} leaves {d.heads - gone} of the {d.heads} heads of block {i}, "
-                f"and shape {asked.policy.name!r} needs {needs}; lower it, or try --shape free"
+                f"and shape {target.policy.name!r} needs {needs}; lower it, or try --shape free"
             )
 
 
@@ -254,5 +254,11 @@ def derive(problem: Problem, config: Config) -> Derived:
 
 
 METHOD = Method(
-    Config, default_steps, derive, cuts=cuts, check_options=check_options, gentle=True, cuts_half_blocks=True
+    Config,
+    default_steps,
+    derive,
+    search_space=search_space,
+    check_options=check_options,
+    gentle=True,
+    cuts_half_blocks=True,
 )

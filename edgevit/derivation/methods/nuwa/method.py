@@ -21,10 +21,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from edgevit.derivation import embedding
-from edgevit.derivation.algebra.attention import Spectra, attention_spectra, narrow
-from edgevit.derivation.algebra.factorise import Spectrum
-from edgevit.derivation.algebra.least_squares import (
+from edgevit.derivation.allocate import embedding
+from edgevit.derivation.allocate.budget import Budget
+from edgevit.derivation.allocate.embedding import Slices, check_width, embed_widths, geometry_at, reason_against
+from edgevit.derivation.allocate.policy import Policy, Widths, fit, uniform
+from edgevit.derivation.allocate.widths import Curve, energy_width, widths_by_error
+from edgevit.derivation.feasibility import SearchSpace, Target, check_embed_width
+from edgevit.derivation.measure.statistics import BlockStatistics, Factorisation, calibrate, check_enough
+from edgevit.derivation.method import Method
+from edgevit.derivation.methods.nuwa.purify import Purification, purify
+from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
+from edgevit.derivation.problem import Derived, Problem, accuracy_on_validation, distillation_for, train_for
+from edgevit.derivation.realise import realise
+from edgevit.derivation.solve.attention import Spectra, attention_spectra, narrow
+from edgevit.derivation.solve.factorise import Spectrum
+from edgevit.derivation.solve.least_squares import (
     Refit,
     Removal,
     refit,
@@ -32,17 +43,6 @@ from edgevit.derivation.algebra.least_squares import (
     removal_in_order,
     removal_order,
 )
-from edgevit.derivation.allocate.budget import Budget
-from edgevit.derivation.allocate.policy import Policy, Widths, fit, uniform
-from edgevit.derivation.allocate.widths import Curve, energy_width, widths_by_error
-from edgevit.derivation.embedding import Slices, check_width, embed_widths, geometry_at, reason_against
-from edgevit.derivation.measure.statistics import BlockStatistics, Factorisation, calibrate, check_enough
-from edgevit.derivation.method import Method
-from edgevit.derivation.methods.nuwa.purify import Purification, purify
-from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
-from edgevit.derivation.problem import Derived, Problem, accuracy_on_validation, distillation_for, train_for
-from edgevit.derivation.reach import Asked, Cuts, check_embed_width
-from edgevit.derivation.realise import realise
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn, attentions, ffns
 from edgevit.network.checkpoint import tensors_sha256
@@ -104,16 +104,16 @@ class Config(TeacherOptions):
                 raise OptionError(f"nuwa.{name}={getattr(self, name):g} is not a number of at least 0")
 
 
-def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
     """What it may take away."""
     embed = embedding.narrowest(network, policy, config.embed_width, "nuwa") if config.cut_embedding else 0
     more = {"cut_ffn": True, "cut_embedding": True, "embed_width": 0}
-    return Cuts(neurons=config.cut_ffn, embed=embed, images=config.calibration_images, more=more)
+    return SearchSpace(neurons=config.cut_ffn, embed=embed, images=config.calibration_images, more=more)
 
 
-def check_options(asked: Asked, config: Config) -> None:
-    check_enough(config.calibration_images, asked.images, asked.network, "nuwa.calibration_images")
-    check_embed_width("nuwa", config.embed_width, asked, config.calibration_images)
+def check_options(target: Target, config: Config) -> None:
+    check_enough(config.calibration_images, target.images, target.network, "nuwa.calibration_images")
+    check_embed_width("nuwa", config.embed_width, target, config.calibration_images)
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
@@ -438,4 +438,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return Derived(cut.network, cut.plan, {**steps, **cut.facts, "reused": problem.cache.reused})
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts, check_options=check_options)
+METHOD = Method(Config, default_steps, derive, search_space=search_space, check_options=check_options)

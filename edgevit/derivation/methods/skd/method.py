@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from edgevit.derivation.algebra.factorise import one_thread
 from edgevit.derivation.allocate.policy import Policy
+from edgevit.derivation.feasibility import SearchSpace
 from edgevit.derivation.method import Method, no_steps
 from edgevit.derivation.methods.skd.piad import embed_left
 from edgevit.derivation.methods.skd.slices import plan_of_slice, read_supernet
 from edgevit.derivation.problem import Derived, Problem, distillation_for, train_for
-from edgevit.derivation.reach import Cuts
 from edgevit.derivation.realise import realise
 from edgevit.derivation.request import DeriveRequest
+from edgevit.derivation.solve.factorise import one_thread
 from edgevit.network.checkpoint import Model
 from edgevit.network.families import family_of
 from edgevit.train.distil import TeacherOptions
@@ -31,13 +31,13 @@ class Config(TeacherOptions):  # the teacher of --steps is the whole super-netwo
     supernet: str = ""  # The folder of the super-network, which is the base, too; --supernet gives it.
 
 
-def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
     """What it may take away: the embedding, where the super-network was made for that."""
     if not config.supernet:
-        return Cuts()
+        return SearchSpace()
     whole: int = family_of(network).geometry(network).embed
     narrowest = embed_left(whole, read_supernet(config.supernet).order)
-    return Cuts(embed=narrowest if narrowest < whole else 0)
+    return SearchSpace(embed=narrowest if narrowest < whole else 0)
 
 
 def check_base(base: Model, config: Config, request: DeriveRequest) -> None:
@@ -57,4 +57,4 @@ def derive(problem: Problem, config: Config) -> Derived:
     return Derived(slim, plan, {"steps": done, "steps_planned": problem.training.steps})
 
 
-METHOD = Method(Config, no_steps, derive, cuts=cuts, check_base=check_base)
+METHOD = Method(Config, no_steps, derive, search_space=search_space, check_base=check_base)

@@ -28,13 +28,13 @@ from sklearn.isotonic import isotonic_regression
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derivation.algebra.embedding import prefix
-from edgevit.derivation.algebra.factorise import one_thread
 from edgevit.derivation.allocate.policy import Policy, smallest
 from edgevit.derivation.methods.skd.dropout import Rival
 from edgevit.derivation.methods.skd.masks import Dropping, make_masks, masking
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derivation.realise import realise
+from edgevit.derivation.solve.embedding import prefix
+from edgevit.derivation.solve.factorise import one_thread
 from edgevit.network.anatomy import Block, BlockDims, attentions, ffns
 from edgevit.network.cost import Geometry
 from edgevit.network.families import Family, family_of

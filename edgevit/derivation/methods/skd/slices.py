@@ -16,21 +16,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgevit.derivation.algebra.factorise import one_thread
-from edgevit.derivation.allocate.budget import Budget, parse_count, quantity_name, readable, remainder
+from edgevit.derivation.allocate.budget import Budget, quantity_name, remainder
+from edgevit.derivation.allocate.embedding import geometry_at
 from edgevit.derivation.allocate.policy import Policy, Widths, fit
-from edgevit.derivation.embedding import geometry_at
 from edgevit.derivation.methods.skd.piad import dims_without, embed_left, slice_plan
-from edgevit.derivation.opening import known_classes
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.realise import realise
+from edgevit.derivation.session.opening import known_classes
+from edgevit.derivation.solve.factorise import one_thread
 from edgevit.errors import BudgetError
 from edgevit.network.cost import Quantity
 from edgevit.network.families import family_of
-from edgevit.numbers import check_number
+from edgevit.numbers import check_number, parse_count
 from edgevit.records.model import BlockDims, ModelSpec
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.supernet import SlicePoint, SupernetRecord, Unit
+from edgevit.text import format_count
 
 Classes = str | Path | Sequence[str | int] | None
 
@@ -83,9 +84,10 @@ class SuperNet:
         )
         if not least <= limit < largest:
             raise BudgetError(
-                f"{given[0]} {asked} asks for {readable(limit)} {quantity_name(quantity)}, and {self.folder} has "
-                f"slices of {readable(least)} (rate {1 - least / largest:.3f}) to just under {readable(largest)} "
-                f"(rate 0); ask for one of these, or make one for smaller slices: edgevit supernet --smallest-rate"
+                f"{given[0]} {asked} asks for {format_count(limit)} {quantity_name(quantity)}, and {self.folder} has "
+                f"slices of {format_count(least)} (rate {1 - least / largest:.3f}) to just under "
+                f"{format_count(largest)} (rate 0); ask for one of these, or make one for smaller slices: "
+                "edgevit supernet --smallest-rate"
             )
 
 

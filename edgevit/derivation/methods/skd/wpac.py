@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derivation.algebra.attention import attention_spectra, narrow
-from edgevit.derivation.algebra.embedding import encoder, nested_basis
 from edgevit.derivation.measure.embedding import see_tokens, token_weights
 from edgevit.derivation.measure.statistics import calibrate
 from edgevit.derivation.methods.skd.piad import measure_importance
+from edgevit.derivation.solve.attention import attention_spectra, narrow
+from edgevit.derivation.solve.embedding import encoder, nested_basis
 from edgevit.network.anatomy import Attention, Block, Ffn, attentions, ffns
 from edgevit.network.families import family_of
 from edgevit.train.passes import Passes

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from edgevit.derivation import embedding
-from edgevit.derivation.algebra.attention import query_matrix
+from edgevit.derivation.allocate import embedding
+from edgevit.derivation.allocate.embedding import Slices, check_width, embed_widths
 from edgevit.derivation.allocate.policy import Policy, fit
 from edgevit.derivation.allocate.widths import HeadAllocation, Normalisation, SizeWeight, adaptive
-from edgevit.derivation.embedding import Slices, check_width, embed_widths
+from edgevit.derivation.feasibility import SearchSpace, Target, check_embed_width
 from edgevit.derivation.measure.statistics import BlockStatistics, Factorisation, calibrate, token_sum
 from edgevit.derivation.method import Method
 from edgevit.derivation.methods.vulcan.collapse import (
@@ -41,8 +41,8 @@ from edgevit.derivation.methods.vulcan.lora import low_rank_updates, smallest_si
 from edgevit.derivation.methods.vulcan.rank import tail_sums
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan, load_plan, save_plan
 from edgevit.derivation.problem import Derived, Problem, distillation_for, train_for
-from edgevit.derivation.reach import Asked, Cuts, check_embed_width
 from edgevit.derivation.realise import narrow_embedding, realise
+from edgevit.derivation.solve.attention import query_matrix
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Block, BlockDims, attentions, ffns
 from edgevit.network.families import family_of
@@ -106,11 +106,11 @@ class Config(TeacherOptions):
 PUBLISHED_BATCH, PUBLISHED_IMAGES = 256, 32_500  # the rule was made at this batch size, for 25 ImageNet classes
 
 
-def cuts(network: nn.Module, config: Config, policy: Policy) -> Cuts:
+def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
     """What it may take away: the embedding is as wide as it was asked for."""
     embed = embedding.narrowest(network, policy, config.embed_width, "vulcan") if config.embed_width else 0
     narrower = embedding.narrowest(network, policy, 0, "vulcan")
-    return Cuts(embed=embed, images=config.calibration_images, more={"embed_width": narrower})
+    return SearchSpace(embed=embed, images=config.calibration_images, more={"embed_width": narrower})
 
 
 def check_training(config: Config, training: Training) -> None:
@@ -121,9 +121,9 @@ def check_training(config: Config, training: Training) -> None:
         )
 
 
-def check_options(asked: Asked, config: Config) -> None:
-    check_embed_width("vulcan", config.embed_width, asked, config.calibration_images)
-    side = smallest_side(asked.network)
+def check_options(target: Target, config: Config) -> None:
+    check_embed_width("vulcan", config.embed_width, target, config.calibration_images)
+    side = smallest_side(target.network)
     if config.embed_width:
         side = min(side, config.embed_width)
     if config.lora_rank >= side:
@@ -386,4 +386,6 @@ def derive(problem: Problem, config: Config) -> Derived:
     )
 
 
-METHOD = Method(Config, default_steps, derive, cuts=cuts, check_training=check_training, check_options=check_options)
+METHOD = Method(
+    Config, default_steps, derive, search_space=search_space, check_training=check_training, check_options=check_options
+)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgevit.derivation.algebra.factorise import one_thread
+from edgevit.derivation.solve.factorise import one_thread
 
 # Below this share of a matrix's largest singular value nothing is a direction of an fp32 matrix: rounding alone leaves
 # values of 1.5e-8, and the Gram matrix resolves no smaller ones.

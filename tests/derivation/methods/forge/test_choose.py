@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from small_base import derive, write_checkpoint
 
-from edgevit.derivation.embedding import Rung
+from edgevit.derivation.allocate.embedding import Rung
 from edgevit.derivation.methods.forge import choose, solve
 
 FEW = {"calibration_images": 96, "sensitivity_images": 32}

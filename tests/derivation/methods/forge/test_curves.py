@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from safetensors.torch import save
 
-from edgevit.derivation.algebra.factorise import decompose
-from edgevit.derivation.algebra.least_squares import refit, removal_order
 from edgevit.derivation.measure.sensitivity import Sensitivity
 from edgevit.derivation.measure.statistics import BlockStatistics
 from edgevit.derivation.methods.forge.curves import BlockCurves, packed, root, unpacked
+from edgevit.derivation.solve.factorise import decompose
+from edgevit.derivation.solve.least_squares import refit, removal_order
 from edgevit.network.anatomy import Ffn
 
 EMBED, NEURONS, HEADS, WIDTH = 32, 256, 2, 8

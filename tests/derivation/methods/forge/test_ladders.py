@@ -15,7 +15,7 @@ from small_base import derive, write_checkpoint, write_cost_table
 import edgevit
 from edgevit.data.task import open_task
 from edgevit.derivation.allocate.cost_table import load_cost_table
-from edgevit.derivation.embedding import Slices
+from edgevit.derivation.allocate.embedding import Slices
 from edgevit.derivation.methods.forge import choose
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.ladders import containing, ladders, reason_against, with_ladder, worthwhile

@@ -17,12 +17,12 @@ from small_base import ARGS, derive, write_checkpoint, write_cost_table
 import edgevit
 from edgevit.cli.console import Console
 from edgevit.data.task import open_task
-from edgevit.derivation.algebra.attention import keep_heads
 from edgevit.derivation.measure.embedding import SeenTokens
 from edgevit.derivation.methods.forge import choose
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.curves import unpacked
 from edgevit.derivation.methods.forge.method import _make_curves
+from edgevit.derivation.solve.attention import keep_heads
 from edgevit.errors import BudgetError, CostTableError, OptionError
 from edgevit.network.checkpoint import describe
 from edgevit.network.families import vit

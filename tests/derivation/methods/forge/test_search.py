@@ -16,7 +16,7 @@ import torch
 from small_base import ARGS, NAME, derive
 
 from edgevit.data.task import Split
-from edgevit.derivation.embedding import ladder
+from edgevit.derivation.allocate.embedding import ladder
 from edgevit.derivation.measure import divergence
 from edgevit.derivation.methods.forge import solve
 from edgevit.derivation.methods.forge.search import AT_ONCE, ROUNDS, Sites, near, priced, search

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from edgevit.data.task import open_task
-from edgevit.derivation.algebra.attention import keep_heads
-from edgevit.derivation.algebra.embedding import encoder, flat_basis
 from edgevit.derivation.measure.thinning import ALL, Thinning
 from edgevit.derivation.methods.forge import streams
 from edgevit.derivation.methods.forge.sequential import Slim, solve_in_sequence
+from edgevit.derivation.solve.attention import keep_heads
+from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import OutputError
 from edgevit.network.anatomy import Block
 from edgevit.network.checkpoint import describe

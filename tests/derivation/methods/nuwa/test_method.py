@@ -9,12 +9,12 @@ import pytest
 import torch
 from small_base import ARGS, derive, write_checkpoint, write_cost_table
 
-from edgevit.derivation.algebra.least_squares import refit, removal_in_order, removal_order
 from edgevit.derivation.allocate.widths import Curve, energy_width, widths_by_error
 from edgevit.derivation.cache import Cache
 from edgevit.derivation.methods import load_method
 from edgevit.derivation.methods.nuwa.purify import Purification, _Binarised, masks_applied, purify
 from edgevit.derivation.problem import Problem, Stopwatch
+from edgevit.derivation.solve.least_squares import refit, removal_in_order, removal_order
 from edgevit.errors import BudgetError, DataError, OptionError
 from edgevit.network.families import vit
 from edgevit.train.history import History

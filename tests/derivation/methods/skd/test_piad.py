@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from edgevit.data.task import open_task
-from edgevit.derivation.algebra.embedding import encoder
 from edgevit.derivation.allocate.policy import POLICIES, make_policy, smallest
 from edgevit.derivation.measure.embedding import see_tokens, token_weights
 from edgevit.derivation.methods.skd.dropout import Rival
@@ -28,6 +27,7 @@ from edgevit.derivation.methods.skd.piad import (
     score_units,
 )
 from edgevit.derivation.methods.skd.wpac import concentrate_embedding
+from edgevit.derivation.solve.embedding import encoder
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import describe
 from edgevit.network.families import vit

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from edgevit.data.task import open_task
-from edgevit.derivation.algebra.attention import narrow
 from edgevit.derivation.measure.statistics import calibrate
 from edgevit.derivation.methods.skd.piad import cut, measure_importance
 from edgevit.derivation.methods.skd.wpac import concentrate, rotate
+from edgevit.derivation.solve.attention import narrow
 from edgevit.network.anatomy import Block, BlockDims, attentions
 from edgevit.network.checkpoint import describe
 from edgevit.network.families import vit

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from small_models import ARGS
 from torch import Tensor, nn
 
-from edgevit.derivation.algebra.embedding import encoder, flat_basis, nested_basis
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.realise import realise
+from edgevit.derivation.solve.embedding import encoder, flat_basis, nested_basis
 from edgevit.errors import CheckpointError, PlanError, UnsupportedModelError
 from edgevit.exporting.graph import write_onnx
 from edgevit.exporting.session import OnnxModel

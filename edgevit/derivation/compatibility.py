@@ -1,0 +1,112 @@
+"""Refuse, before any work, what a method cannot be asked for; the message names the methods that can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgevit.derivation.methods import method_names
+from edgevit.derivation.options import describe, methods_with
+from edgevit.errors import CostTableError, OptionError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from edgevit.derivation.allocate.policy import Policy
+    from edgevit.derivation.allocate.prices import Prices
+    from edgevit.derivation.feasibility import SearchSpace
+    from edgevit.derivation.method import Method
+    from edgevit.network.anatomy import Block
+
+
+def refuse_linear(method: str, budget: str) -> None:
+    """Raise OptionError if a method cannot meet a budget by a cost table: ms, mj or fps.
+
+    A method that relies on costs linear in the widths cannot; all of edgevit's own methods can.
+    """
+    quantity = "mj" if budget == "mj" else "ms"
+    if quantity not in describe(method).quantities:
+        raise OptionError(
+            f"--{budget}: method {method!r} cannot allocate by a cost table, as its file has no {quantity!r} among "
+            "QUANTITIES; try --macs, --params, or --method forge"
+        )
+
+
+def refuse_untaught(method: str, config: Any, steps: int | None) -> None:
+    """Refuse unlabelled images where nobody would tell the network what they show.
+
+    Raises:
+        OptionError: the method has no teacher as it was asked for, or does not train.
+    """
+    if getattr(config, "teacher", "none") == "none":
+        can = methods_with("teacher")
+        told = f"--set {method}.teacher=restricted" if method in can else f"--method {' or '.join(can)} with a teacher"
+        raise OptionError(f"unlabelled images need a teacher, and {method} has none as asked for; try {told}")
+    if steps == 0:
+        raise OptionError("unlabelled images are for training, and with 0 steps nothing is trained; leave them out")
+
+
+def refuse_silent(method: Method[Any], cuts: SearchSpace, prices: Prices | None) -> None:
+    """Refuse a cost table that says nothing of fewer tokens to a method that lets them leave.
+
+    Raises:
+        CostTableError: it says nothing.
+    """
+    if cuts.tokens and prices is not None and not prices.fewer:
+        raise CostTableError(
+            f"cost table: it says nothing of blocks that are given fewer tokens, and {method.name} is to let tokens "
+            "leave; measure one that does with `edgevit cost --tokens`"
+        )
+
+
+def missing_site(blocks: Sequence[Block]) -> str:
+    """Describe the first block that lacks its attention or its FFN; empty: all have both."""
+    for i, block in enumerate(blocks):
+        if block.attention is None or block.ffn is None:
+            return f"block {i} of this base has no {'attention' if block.attention is None else 'FFN'}"
+    return ""
+
+
+def refuse_base(method: Method[Any], config: Any, network: nn.Module, policy: Policy) -> None:
+    """Refuse a base from which attentions, FFNs or tokens were removed before, where the method cannot cut it.
+
+    Raises:
+        OptionError: the method, with this config, cannot cut it.
+    """
+    from edgevit.network.families import family_of
+
+    blocks = family_of(network).read(network)
+    if (missing := missing_site(blocks)) and not method.cuts_half_blocks:
+        raise OptionError(
+            f"{method.name} cuts blocks that have both attention and FFN, and {missing}; derive from the model that it "
+            "came from, at the rate of both together, or try --method forge"
+        )
+    if any(block.tokens for block in blocks):
+        _refuse_fewer_tokens(method, config, network, policy)
+
+
+def _refuse_fewer_tokens(method: Method[Any], config: Any, network: nn.Module, policy: Policy) -> None:
+    """Refuse a method that cannot cut a network some of whose blocks pass on fewer tokens."""
+    from edgevit.derivation.method import find_method
+
+    if method.search_space(network, config, policy).tokens:
+        raise OptionError(
+            f"{method.name} removes tokens, and this base has removed some already; derive from the model that it came "
+            "from, at the rate of both together"
+        )
+    every = map(find_method, method_names())
+    others = [other.name for other in every if other.search_space(network, other.make_config({}), policy).tokens]
+    order = f"cut with {method.name} first, then derive from its folder with --method {' or '.join(others)}"
+    if method.needs_all_tokens:
+        raise OptionError(
+            f"{method.name} measures blocks that all tokens pass through, and this base removes tokens; {order}"
+        )
+    if getattr(config, "sequential", False):
+        raise OptionError(
+            f"{method.name}.sequential=true compares the model with its base token by token, and this base removes "
+            f"tokens; {order}, or use --set {method.name}.sequential=false"
+        )
+    if getattr(config, "sensitivity", "fisher") == "none":
+        raise OptionError(
+            f"{method.name}.sensitivity=none weighs all tokens of the base alike, and this base removes tokens; {order}"
+        )

@@ -1,0 +1,237 @@
+"""Refuse a budget below the smallest network that a method can make, before anything is measured.
+
+A method states what it may remove (`SearchSpace`). The cheapest network in that space follows from sizes alone. A
+budget below it is refused; the message says what that minimum is made of, which axis ends it, and which options of the
+method would allow less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from edgevit.derivation.allocate.budget import Budget
+from edgevit.derivation.allocate.embedding import geometry_at, why_it_stays
+from edgevit.derivation.allocate.menus import least_heads
+from edgevit.derivation.allocate.policy import Policy, smallest
+from edgevit.derivation.problem import Problem
+from edgevit.errors import BudgetError, OptionError
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.cost import Geometry
+from edgevit.network.families import family_of
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What a method may remove from a network, with the options of its config."""
+
+    widths: bool = True  # QK, VO and FFN widths, as far as the shape policy allows
+    head_widths: bool = True  # if widths: those of QK and VO, and not of FFNs alone
+    neurons: bool = True  # if widths: those of FFNs
+    heads: bool = False  # whole heads
+    blocks: bool = False  # whole blocks, all but the first
+    sites: bool = False  # the attention or the FFN of a block
+    embed: int = 0  # the narrowest embedding; 0: the embedding keeps its width
+    # Training images that determine the remaining directions of the embedding; 0: the method needs none.
+    images: int = 0
+    # Token schedules: how many tokens each block may pass on (0: all that reach it).
+    ladders: Sequence[tuple[int, ...]] = ()
+    # Options that would allow less, each with the value that does.
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> bool:
+        """Whether some block may pass on fewer tokens."""
+        return any(map(any, self.ladders))
+
+
+@dataclass(frozen=True)
+class Target:
+    """A network to cut, the budget to meet and the widths that are allowed."""
+
+    network: nn.Module
+    budget: Budget
+    policy: Policy
+    images: int  # for training
+
+
+def target_of(problem: Problem) -> Target:
+    return Target(problem.network, problem.budget, problem.policy, len(problem.task.train))
+
+
+def check_embed_width(owner: str, width: int, target: Target, calibration_images: int) -> None:
+    """Refuse an embedding width requested from the method `owner` (0: none) where the embedding cannot be narrowed.
+
+    Raises:
+        OptionError: it cannot; the message gives the reason.
+    """
+    images = min(target.images, calibration_images)
+    if width and (reason := why_it_stays(target.network, target.budget, images)) is not None:
+        raise OptionError(f"{owner}.embed_width={width}: the embedding cannot be narrowed: {reason}")
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """The cheapest network in a search space."""
+
+    cost: float
+    blocks: tuple[BlockDims, ...]
+    numbers: tuple[int, ...]  # of these blocks in the network that is cut
+    geometry: Geometry
+
+    def made_of(self, budget: Budget) -> str:
+        """Say what the cost is made of: with a cost table, what each part takes.
+
+        Without one, say which part (attention, FFN, or what lies outside the blocks) takes most of it, and at what size
+        that part ends.
+        """
+        if budget.prices is not None:
+            return budget.made_of(self.blocks, self.geometry, self.numbers)
+        geometry, costs = self.geometry, {"": float(self.geometry.fixed(0, budget.linear))}
+        for d, n in zip(self.blocks, geometry.reaching(self.blocks), strict=True):
+            at = geometry.at(n)
+            unit = at.unit_costs(d.heads, budget.linear)
+            attention = at.site_fixed("attention", budget.linear) + unit.qk * d.qk + unit.vo * d.vo
+            ffn = at.site_fixed("ffn", budget.linear) + unit.ffn * d.ffn
+            for kind, cost in (("attention", attention * d.has_attention), ("ffn", ffn * d.has_ffn)):
+                costs[kind] = costs.get(kind, 0.0) + cost
+        most = max(costs, key=lambda kind: costs[kind])
+        share = f"{costs[most] / sum(costs.values()):.0%} of it"
+        count = f"{len(self.blocks)} block{'s' * (len(self.blocks) > 1)}"
+        if most == "attention":
+            d = next(b for b in self.blocks if b.has_attention)
+            return f"{share} is attention, which ends at {d.heads} heads of {d.qk} and {d.vo} in {count}"
+        if most == "ffn":
+            d = next(b for b in self.blocks if b.has_ffn)
+            return f"{share} is the FFN, which ends at {d.ffn} neurons in {count}"
+        return f"{share} lies outside the blocks, and the embedding ends at {geometry.embed} channels"
+
+
+def check_reachable(target: Target, owner: str, space_of: Callable[[Any], SearchSpace], config: Any) -> None:
+    """Refuse a budget below the cheapest model that a method can make.
+
+    Args:
+        owner: the method's name.
+        space_of: its search space with a config.
+
+    Raises:
+        BudgetError: with the minimum, what it is made of, and what would allow less.
+    """
+    budget, policy, space = target.budget, target.policy, space_of(config)
+    minimum = cheapest(target, space)
+    if budget.holds(minimum.cost):
+        return
+    options = ", ".join(
+        f"{owner}.{name}={_option_text(value)}" for name, value in _wider_options(target, space_of, config, minimum)
+    )
+    hints = [f"let more go ({options})"] if options else []
+    if not space.widths and budget.prices is None:
+        hints.append("cut widths with another method first, and derive from its folder")
+    if policy.name != "free":
+        hints.append("try another --shape")
+    family = family_of(target.network)
+    whole = [block.dims for block in family.read(target.network)]
+    made_of = minimum.made_of(budget)
+    facts: dict[str, Any] = {"least": minimum.cost} | ({} if budget.prices is None else {"made_of": made_of})
+    if minimum.cost >= budget.cost(whole, family.geometry(target.network)):
+        raise BudgetError(
+            f"{budget.asked} asks for less than the base, and {owner} may cut nothing of it in shape {policy.name!r} "
+            f"with the options as they are; {_alternatives(hints) or 'give it as it is, with `edgevit base`'}",
+            **facts,
+        )
+    raise BudgetError(
+        f"{budget.asked} leaves {budget.told(budget.limit)}, but {owner} in shape {policy.name!r} reaches no less than "
+        f"{budget.told(minimum.cost)} (rate {1 - minimum.cost / budget.base:.3f}): {made_of}; "
+        f"{_alternatives(['raise the budget', *hints])}",
+        **facts,
+    )
+
+
+def _option_text(value: Any) -> str:
+    """Write an option's value as a user types it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _alternatives(hints: Sequence[str]) -> str:
+    return hints[0] if len(hints) == 1 else f"{', '.join(hints[:-1])}, or {hints[-1]}" if hints else ""
+
+
+def _wider_options(
+    target: Target, space_of: Callable[[Any], SearchSpace], config: Any, minimum: Minimum
+) -> list[tuple[str, Any]]:
+    """The options by which the minimum would be cheaper, each by itself."""
+    options = []
+    for name, value in space_of(config).more.items():
+        if getattr(config, name) == value:
+            continue
+        try:
+            changed = replace(config, **{name: value})
+        except OptionError:  # it requires another option, which is reported by itself
+            continue
+        if cheapest(target, space_of(changed)).cost < minimum.cost:
+            options.append((name, value))
+    return options
+
+
+def cheapest(target: Target, space: SearchSpace) -> Minimum:
+    """The cheapest network of a search space, over all of its token schedules."""
+    network, budget = target.network, target.budget
+    family = family_of(network)
+    geometry, dims = family.geometry(network), [b.dims for b in family.read(network)]
+    images = min(space.images, target.images)
+    reason = why_it_stays(network, budget, images) if space.images else None
+    if space.embed and reason is None:
+        geometry = geometry_at(network, min(max(space.embed, budget.least_embed), geometry.embed))
+    schedules = [dims]
+    if budget.prices is None or budget.prices.fewer:
+        schedules += [[replace(d, tokens=n) for d, n in zip(dims, ladder, strict=True)] for ladder in space.ladders]
+    return min(
+        (_with_schedule(target, space, geometry, scheduled) for scheduled in schedules),
+        key=lambda minimum: minimum.cost,
+    )
+
+
+def _with_schedule(target: Target, space: SearchSpace, geometry: Geometry, dims: Sequence[BlockDims]) -> Minimum:
+    """The cheapest network whose blocks pass on as many tokens as `dims` says."""
+    budget, policy = target.budget, target.policy
+    floors = budget.at_least or {}
+
+    def needed(i: int, d: BlockDims) -> bool:
+        if budget.at_least is not None and space.blocks:
+            return i in floors
+        return i == 0 or not space.blocks or "block" in geometry.frozen(i) or d.tokens > 0
+
+    numbers = tuple(i for i, d in enumerate(dims) if needed(i, d))
+    narrow = smallest(dims, policy, geometry, floors) if space.widths else dims
+    blocks = []
+    for i in numbers:
+        may_drop = space.heads and "heads" not in geometry.frozen(i)
+        block = replace(narrow[i], heads=least_heads(dims[i], policy, drop_heads=may_drop))
+        if not space.head_widths:
+            block = replace(block, qk=dims[i].qk, vo=dims[i].vo)
+        if not space.neurons:
+            block = replace(block, ffn=dims[i].ffn)
+        if (floor := floors.get(i)) is not None:
+            block = _with_sites(replace(block, heads=max(block.heads, floor.heads)), floor)
+        elif space.sites and not block.tokens:
+            block = _cheaper_site(budget, geometry, i, block)
+        blocks.append(block)
+    return Minimum(budget.cost(blocks, geometry, numbers), tuple(blocks), numbers, geometry)
+
+
+def _with_sites(dims: BlockDims, floor: BlockDims) -> BlockDims:
+    """These sizes without the sites that `floor` lacks."""
+    if not floor.has_ffn:
+        return replace(dims, ffn=0)
+    return dims if floor.has_attention else replace(dims, heads=0, qk=0, vo=0)
+
+
+def _cheaper_site(budget: Budget, geometry: Geometry, block: int, dims: BlockDims) -> BlockDims:
+    """The cheaper of a block's two sites alone, where it has both and either may be removed."""
+    if "site" in geometry.frozen(block) or not (dims.has_attention and dims.has_ffn):
+        return dims
+    alone = [replace(dims, ffn=0), replace(dims, heads=0, qk=0, vo=0)]
+    return min(alone, key=lambda d: budget.cost([d], geometry, [block]))

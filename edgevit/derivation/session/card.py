@@ -1,0 +1,222 @@
+"""README.md of a model folder: what it is, its numbers, and how to load and run it."""
+
+from __future__ import annotations
+
+from edgevit.data.neighbours import hint_in
+from edgevit.data.shares import share_text
+from edgevit.records.derivation import AccuracyRecord, DerivationRecord, RejectedRecord
+from edgevit.records.model import ModelSpec, Rejection
+from edgevit.records.reading import READING, reading_settings
+from edgevit.text import format_count
+
+_HERE = """With edgevit:
+
+```python
+import edgevit
+
+model = edgevit.load(".")
+for seen in model.predict(["photo.jpg"]):
+    print(seen.name, seen.probabilities)
+```
+"""
+
+_PLAIN = """With plain timm:
+
+```python
+import json, timm, torch
+from pathlib import Path
+from PIL import Image{ops}
+from safetensors.torch import load_file
+
+spec, state = json.loads(Path("model.json").read_text()), load_file("model.safetensors")
+{loader}model.eval()
+
+image = {opened}
+image = timm.data.create_transform(**{settings})(image)
+with torch.inference_mode():
+    logits = model(image[None])[0]{columns}
+names = [c["name"] for c in spec["classes"]]
+probabilities = dict(zip(names, logits.softmax(0).tolist()))
+name = max(probabilities, key=probabilities.get)
+{rule}print(name, probabilities)
+```
+"""
+
+_OWN = """Plain timm cannot express it: {why}.
+"""
+_WIDTHS, _TOKENS = "some blocks have different QK and VO widths", "tokens leave after some blocks"
+
+_ONNX = """With ONNX Runtime, after `edgevit export`; the file says itself what it needs:
+
+```python
+import json
+import numpy as np, onnxruntime
+from PIL import Image{ops}
+
+session = onnxruntime.InferenceSession("export/model.fp32.onnx")
+said, (images,) = session.get_modelmeta().custom_metadata_map, session.get_inputs()
+p, names, columns = (json.loads(said[key]) for key in ("preprocessing", "class_names", "class_columns"))
+height, width = p["input_size"][1:]
+
+image = {opened}
+{size}
+image = image.resize(size, getattr(Image, p["interpolation"].upper())){pad}
+left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+pixels = np.float32(image.crop((left, top, left + width, top + height))) / 255
+x = np.float32((pixels - np.float32(p["mean"])) / np.float32(p["std"])).transpose(2, 0, 1)
+count = images.shape[0] if isinstance(images.shape[0], int) else 1  # images that a file takes at once
+logits = session.run(None, {{images.name: np.stack([x] * count)}})[0][0, columns].astype(float)
+odds = np.exp(logits - logits.max())
+probabilities = dict(zip(names, (odds / odds.sum()).tolist()))
+name = max(probabilities, key=probabilities.get)
+{rule}print(name, probabilities)
+```
+"""
+
+# How a picture is read, by whether it is put upright as its EXIF says.
+_OPENED = {
+    False: 'Image.open("photo.jpg").convert("RGB")',
+    True: 'ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB")',
+}
+# What timm's evaluation transform resizes an image to before the crop.
+_SIDES = """full = [int(side / p["crop_pct"]) for side in (width, height)]"""
+_SIZES = {
+    "squash": 'size = [int(side / p["crop_pct"]) for side in (width, height)]',
+    "border": f"""{_SIDES}
+ratio = max(image.width / full[0], image.height / full[1])
+size = [round(side / ratio) for side in image.size]""",
+    "oblong": f"""{_SIDES}
+ratio = min(image.width / full[0], image.height / full[1])
+size = [round(side / ratio) for side in image.size]""",
+    "center": """short = int(height / p["crop_pct"])
+size = [int(short * side / min(image.size)) for side in image.size]""",
+}
+_PAD = """
+room = [max(pair) for pair in zip(image.size, (width, height))]
+canvas = Image.new("RGB", room, tuple(round(255 * value) for value in p["mean"]))
+canvas.paste(image, [(a - b) // 2 for a, b in zip(room, image.size)])
+image = canvas"""
+
+
+def _classify(spec: ModelSpec, loader: str | None) -> str:
+    """Three ways to classify an image; each prints the same."""
+    p, rule = spec.preprocessing, spec.rejection
+    mode = p.get("crop_mode") or "center"
+    if mode == "center" and p["input_size"][1] != p["input_size"][2]:
+        mode = "oblong"
+    columns = "" if spec.head == "subset" else '[[c["base_index"] for c in spec["classes"]]]'
+    timm_rule = onnx_rule = ""
+    if rule is not None:
+        timm_rule = """if logits.logsumexp(0) < spec["rejection"]["threshold"]:
+    name = "other"
+"""
+        onnx_rule = """if np.log(odds.sum()) + logits.max() < json.loads(said["rejection"])["threshold"]:
+    name = "other"
+"""
+    why = _TOKENS if any(b.tokens for b in spec.blocks) else _WIDTHS
+    upright, settings = p.get("exif") == "apply", 'spec["preprocessing"]'
+    if reading_settings(p):
+        settings = f"{{k: v for k, v in {settings}.items() if k not in {list(READING)}}}"
+    how = {"ops": ", ImageOps" if upright else "", "opened": _OPENED[upright], "settings": settings}
+    plain = _OWN.format(why=why)
+    if loader is not None:
+        plain = _PLAIN.format(loader=loader, columns=columns, rule=timm_rule, **how)
+    pad = _PAD if mode == "border" else ""
+    return "\n".join([_HERE, plain, _ONNX.format(size=_SIZES[mode], pad=pad, rule=onnx_rule, **how)])
+
+
+def _percent(entry: AccuracyRecord | None) -> str:
+    return "not asked for" if entry is None else share_text(entry.top1, entry.images)
+
+
+def _other(rule: Rejection, test: RejectedRecord) -> str:
+    told = f"{test.other} of {test.images} test images of these classes"
+    if test.foreign_images:
+        told += f" and {test.foreign_other} of {test.foreign_images} of others"
+    return f"""
+An image is called `other`, of none of these classes, where the {rule.score} of their logits is below
+{rule.threshold:.6g}: {told}.
+"""
+
+
+def model_card(name: str, spec: ModelSpec, record: DerivationRecord, loader: str | None) -> str:
+    accuracy, measured = record.accuracy, record.accuracy.derived
+    rows = [
+        ("base, full head", accuracy.base_full_head, spec.base.macs, spec.base.params),
+        ("base, restricted to the classes", accuracy.base_restricted, spec.base.macs, spec.base.params),
+        ("base, fine-tuned on them", accuracy.base_finetuned, spec.base.macs, spec.base.params),
+        ("**this model**", measured, spec.macs, spec.params),
+    ]
+    table = "\n".join(f"| {n} | {_percent(a)} | {format_count(m)} | {format_count(k)} |" for n, a, m, k in rows)
+    other = ""
+    if spec.rejection is not None and measured is not None and measured.rejection is not None:
+        other = _other(spec.rejection, measured.rejection["test"])
+    embedding = "" if spec.embedding_text is None else f"\n{spec.embedding_text.capitalize()}."
+    order = "in this order" if spec.head == "subset" else "among all outputs of the base"
+    return f"""# {name}
+
+{spec.timm_name}, {100 * spec.rate:.1f} % of its multiply-accumulates removed with `{record.method}` for
+{len(spec.classes)} classes ({order}): {_classes(spec)}.{embedding}
+
+| | {f"top-1 on {measured.images} test images" if measured else "top-1"} | MACs | parameters |
+|---|---|---|---|
+{table}
+
+{_input(spec)} `derivation.json` says how it was made: {record.training_told()}.
+{_doubt(hint_in(record))}{other}
+## Classify an image
+
+In this folder, each of these prints the class of `photo.jpg`, 8 bits deep, and the probability of every class.
+
+{_classify(spec, loader)}"""
+
+
+_NAMELESS = """Written with `--base-classes FILE` or `--data`, this folder would know the names of its classes, too.
+
+```python
+import edgevit
+from PIL import Image
+
+model = edgevit.load(".")
+logits = model(model.transform(Image.open("photo.jpg").convert("RGB"))[None])
+```
+"""
+
+
+def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None = None, hint: str | None = None) -> str:
+    """Of a base that nothing was removed from but, perhaps, outputs.
+
+    Args:
+        head: how its head was fitted, if it was.
+        hint: at other preprocessing with which the base does better.
+    """
+    outputs = len(spec.classes) if spec.head == "subset" else spec.base.outputs
+    told = f"all {outputs} outputs" if outputs == spec.base.outputs else f"{outputs} of its {spec.base.outputs} outputs"
+    known = f": {_classes(spec)}" if spec.classes else ", whose names are not known"
+    fitted = "" if head is None else f"\nIt had no classifier, and has {head}.\n"
+    return f"""# {name}
+
+{spec.timm_name} with {told}{known}. Nothing else was removed:
+{format_count(spec.macs)} multiply-accumulates, {format_count(spec.params)} parameters.
+{fitted}
+{_input(spec)}{_doubt(hint)}
+
+## Classify an image
+
+{_classify(spec, loader) if spec.classes else _NAMELESS}"""
+
+
+def _classes(spec: ModelSpec) -> str:
+    return ", ".join(spec.class_names[:50]) + (", ..." if len(spec.classes) > 50 else "")
+
+
+def _doubt(hint: str | None) -> str:
+    """A paragraph on preprocessing that was accepted, or nothing."""
+    return "" if hint is None else f"\n**Warning:** {hint}.\n"
+
+
+def _input(spec: ModelSpec) -> str:
+    p = spec.preprocessing
+    reading = "".join(f", {name} {value}" for name, value in reading_settings(p).items())
+    return f"""Input: {p["input_size"]} (channels, height, width), crop {p["crop_pct"]}, {p["interpolation"]},
+mean {p["mean"]}, standard deviation {p["std"]}{reading}. MACs are what the papers call FLOPs."""

@@ -1,0 +1,227 @@
+"""Open base and images for a derivation or a super-network, keep its unfinished work, and write what came of it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from edgevit.data.assumptions import Assumptions, assumptions
+from edgevit.data.classes import imagenet_names, listed, resolve
+from edgevit.data.sources import Reference
+from edgevit.data.splitting import Splitting
+from edgevit.data.task import Task
+from edgevit.derivation.allocate.budget import Budget
+from edgevit.derivation.allocate.policy import Policy
+from edgevit.derivation.cache import Cache, derivations_folder
+from edgevit.derivation.problem import Problem, Stopwatch
+from edgevit.derivation.request import BaseRequest, DeriveRequest, Deriving, SupernetRequest
+from edgevit.derivation.solve.head import with_fitted_head
+from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError, UnknownNameError
+from edgevit.network.checkpoint import Headless, Model, save, tensors_sha256
+from edgevit.network.classifier import with_classes
+from edgevit.progress import Progress
+from edgevit.records.derivation import FittedHead
+from edgevit.records.model import ModelSpec, TargetClass
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.names import HISTORY
+from edgevit.records.unfinished import open_partial, partial_folder, remove_cheap
+from edgevit.signals import stop_when_asked
+from edgevit.train.compute import Compute, close_compute
+from edgevit.train.history import History
+from edgevit.train.passes import Passes, open_passes
+from edgevit.train.settings import Training
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A base with its classifier as asked, and the images of its task."""
+
+    base_name: str
+    base: Model
+    fitted: FittedHead | None  # how its head was fitted, where it had none
+    task: Task
+    assumed: Assumptions | None  # None: there are no images
+    passes: Passes
+    cache: Cache
+    head: str
+    network: nn.Module  # the base's, its classifier already as asked
+    columns: list[int]  # for each target class, its column in the network's logits
+
+    def resolved(self, training: Training) -> dict[str, Any]:
+        """What an unfinished run must have in common with the one that goes on with it."""
+        return {
+            "base": self.base.spec.base.weights_sha256,
+            "data": self.task.content_sha256(),
+            "classes": self.task.class_names,
+            "preprocessing": self.base.preprocessing,
+            "head": self.head,
+            "training": {k: v for k, v in asdict(training).items() if k not in ("device", "workers")},
+        }
+
+    def problem(
+        self, budget: Budget, policy: Policy, training: Training, base_training: Training, folder: Path
+    ) -> Problem:
+        """What is to be derived from it; `folder` is for what must outlive an interruption."""
+        return Problem(
+            self.network, self.task, self.columns, budget, policy, training, base_training, self.passes, folder,
+            folder / "base", History(folder / HISTORY), Stopwatch(), self.cache, self.identity(),
+        )  # fmt: skip
+
+    def identity(self) -> dict[str, Any]:
+        """What the network's outputs for an image depend on, for keys of the cache: to the last bit, hence batches."""
+        spec, network = self.base.spec, self.base.network
+        return {
+            "base": [spec.timm_name, spec.timm_args, spec.base.weights_sha256, [asdict(b) for b in spec.blocks]],
+            "state": tensors_sha256(network.state_dict()),
+            "preprocessing": self.base.preprocessing,
+            "head": [self.head, *self.task.base_columns],
+            "device": self.passes.compute.device.type,
+            "batches": [self.passes.batch_size(network, gradients=gradients) for gradients in (False, True)],
+        }
+
+
+def open_for(
+    found: Model | Headless,
+    request: Deriving | SupernetRequest | BaseRequest,
+    head: str,
+    task: Task,
+    progress: Progress,
+) -> Opened:
+    """Give the base its classifier, fitted to the task's images where it has none, and say what is assumed of it.
+
+    Raises:
+        UnknownNameError: there is no such head.
+        DataError: no head can be fitted to these images.
+    """
+    assert request.base is not None
+    passes = open_passes(request.training, progress)
+    cache = _cache(request, task, passes)
+    model, fitted = with_fitted_head(found, task, passes, cache)
+    assumed = None
+    if task.has_images:
+        assumed = assumptions(
+            request.base, task, pretrained=request.pretrained, base_classes=request.base_classes,
+            given=request.preprocessing, fitted=fitted is not None, release=found.release,
+        )  # fmt: skip
+        for line in assumed.lines():
+            progress.note(line)
+        if (told := _seen_before(request.base, task)) is not None:
+            progress.warn(told)
+    if head not in ("subset", "full"):
+        raise UnknownNameError("head", head, ["subset", "full"])
+    network, columns = model.network, task.base_columns
+    if head == "subset":
+        network, columns = with_classes(model.network, columns), list(range(len(columns)))
+    return Opened(str(request.base), model, fitted, task, assumed, passes, cache, head, network, columns)
+
+
+def _seen_before(base: str | Path, task: Task) -> str | None:
+    """What a person is told where images were held out otherwise when the base was made, and some went into it."""
+    folder, asked = ModelFolder(Path(base)), task.arguments
+    made = folder.supernet() if folder.is_supernet else folder.derivation()
+    was = made.data if made else None
+    if was is None or was.data != asked["data"]:
+        return None
+    splitting = Splitting(task.test.source, was.validation_fraction, was.seed, was.group_by)
+    seen: set[Reference] = set()
+    for name in {label.name for label in was.classes} & {*task.class_names}:
+        with suppress(DataError):  # a class that has lost images since
+            seen.update(splitting.parts(name)["train"])
+    held_out = (*task.validation.references, *task.test.references)
+    if not (count := len(seen.intersection(held_out))):
+        return None
+    return (
+        f"{base} was made with {count} of the {len(held_out)} images that are now held out for validation and test, so "
+        f"that accuracies will be too high; give --seed {was.seed} --validation-fraction {was.validation_fraction:g}"
+        f"{f' --group-by {shlex.quote(was.group_by)}' if was.group_by else ''}, by which it was made"
+    )
+
+
+def _cache(request: Deriving | SupernetRequest | BaseRequest, task: Task, passes: Passes) -> Cache:
+    """What derivations share. Several processes would have to agree on what is there: they work everything out."""
+    alone = passes.compute.accelerator.num_processes == 1 and task.has_images
+    keeping = request.cache if alone and not isinstance(request, SupernetRequest) else False
+    names = task.class_names
+    more = f", ... ({len(names)} classes)" if len(names) > 4 else ""
+    weights = "" if request.checkpoint is None else f", {Path(request.checkpoint).name}"
+    return Cache(
+        derivations_folder() if keeping is True else keeping or None, passes.progress,
+        base=f"{request.base}{weights}", task=f"{request.data}: {', '.join(names[:4])}{more}",
+    )  # fmt: skip
+
+
+def known_classes(
+    folder: str | Path, spec: ModelSpec, classes: str | Path | Sequence[str | int] | None
+) -> tuple[TargetClass, ...]:
+    """The classes that are asked for of a model folder, with their rows in its classifier; None is all that it knows.
+
+    Raises:
+        OptionError: it was made for other classes.
+        DataError: as `edgevit.data.classes.resolve` says.
+    """
+    order = dict(zip(spec.class_names, spec.class_columns, strict=True))
+    if spec.head == "full":
+        order = {**imagenet_names(spec.outputs), **order}
+    entries = listed(classes, order)
+    indices = {str(index) for index in order.values()}
+    if unknown := [entry for entry in entries or () if entry not in order and entry not in indices]:
+        known = f"{', '.join(spec.class_names[:8])}{', ...' if len(spec.classes) > 8 else ''}"
+        raise OptionError(
+            f"{folder} was made for {len(spec.classes)} classes ({known}), and {unknown[0]!r} is none of "
+            f"them; choose among them, or make a super-network for others"
+        )
+    return resolve(entries, spec.class_names, order)
+
+
+@contextmanager
+def unfinished(request: DeriveRequest | SupernetRequest, resolved: dict[str, Any], compute: Compute) -> Iterator[Path]:
+    """Hold the folder in which the work of a request is kept until it is done; `resolved` is what it came to.
+
+    Raises:
+        OutputError, OptionError, UnfinishedError: as `open_partial` says.
+    """
+    same, asked = request.same(resolved), request.told()
+    alone = open_partial(request.out, same, request.resume, asked=asked, overwrite=request.overwrite)
+    folder = partial_folder(request.out)
+    with alone if compute.is_main else nullcontext():
+        compute.wait()
+        yield folder
+        compute.wait()
+    close_compute()
+
+
+def write_model(model: Model, request: DeriveRequest | SupernetRequest, problem: Problem, **papers: Any) -> None:
+    """Write the model folder, by one process, and take the unfinished one away; `papers` as for `save`."""
+    if problem.compute.is_main:
+        with stop_when_asked():  # too late to stop: a model that is there has no unfinished folder beside it
+            save(model, request.out, overwrite=request.overwrite, **papers)
+            shutil.rmtree(problem.folder, ignore_errors=True)
+
+
+@contextmanager
+def resumable(folder: Path, *, is_main: bool) -> Iterator[None]:
+    """Name the command that goes on with a run that was stopped; remove the folder of one that failed before any work.
+
+    Raises:
+        Interrupted: Ctrl-C.
+        TrainingError: with what is in the way of other options, where it is: the same ones would end alike.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, Interrupted) as stop:
+        what = str(stop) or "stopped"
+        raise Interrupted(f"{what}; the same command with --resume goes on from {folder}") from stop
+    except EdgeVitError as error:
+        if is_main:
+            remove_cheap(folder)
+        if isinstance(error, TrainingError) and folder.exists():
+            kept = f"{folder} keeps what was done before, by these options: remove it, or choose another --out"
+            raise TrainingError(f"{error}; {kept}") from error
+        raise

@@ -1,0 +1,300 @@
+"""`edgevit.supernet`: train one network from which slices of every size are cut (SKD super-network).
+
+1. WPAC puts what the network knows into the first dimensions of every module; its function stays.
+2. PIAD trains it while dropping the least important dimensions: the slices are trained, and the order is found.
+3. Some slices are measured on the validation part; nothing is ever chosen or measured on the test part.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from edgevit.data.neighbours import hint_in
+from edgevit.derivation.allocate.budget import make_budget
+from edgevit.derivation.allocate.embedding import ladder, narrowest, why_it_stays
+from edgevit.derivation.allocate.policy import Policy, make_policy
+from edgevit.derivation.compatibility import missing_site
+from edgevit.derivation.feasibility import SearchSpace, Target, check_reachable
+from edgevit.derivation.methods.skd.dropout import RATES, Dropout, rival_of
+from edgevit.derivation.methods.skd.piad import DropoutSchedule, ProgressiveDropout, make_units
+from edgevit.derivation.methods.skd.slices import SuperNet, cut_slice, read_supernet
+from edgevit.derivation.methods.skd.wpac import concentrate, concentrate_embedding
+from edgevit.derivation.options import SUPERNET, make_config
+from edgevit.derivation.plan import EmbedPlan
+from edgevit.derivation.problem import Problem, distillation_for, train_for
+from edgevit.derivation.request import SupernetRequest
+from edgevit.derivation.session.base_check import ask, judge_base
+from edgevit.derivation.session.derive import shape_record, versions
+from edgevit.derivation.session.opening import Opened, open_for, resumable, unfinished, write_model
+from edgevit.derivation.solve.head import open_task_for
+from edgevit.errors import OptionError, UnsupportedModelError
+from edgevit.network.anatomy import check_all_pass
+from edgevit.network.checkpoint import Model, derived_spec, open_network
+from edgevit.network.families import family_of
+from edgevit.progress import Progress, Silent
+from edgevit.records.derivation import BaseCheckRecord, TrainingRecord
+from edgevit.records.model import ModelSpec
+from edgevit.records.supernet import SettingsRecord, SlicePoint, SupernetRecord, Unit
+from edgevit.request import as_request, takes_options
+from edgevit.text import format_count
+from edgevit.train.distil import TeacherOptions
+from edgevit.train.passes import accuracy_of
+from edgevit.train.settings import Training, fill
+
+
+@dataclass(frozen=True)
+class Config(TeacherOptions):
+    """How a super-network is made. The paper: 1024 proxy images, 50 of 150 or more epochs of growth."""
+
+    # Whose answers are learnt: the base's own, as it is (restricted), or nobody's (none).
+    teacher: Literal["none", "restricted"] = "none"
+    # The number of units that each attention is divided into; fewer where the shape policy allows no more.
+    attention_groups: int = 8
+    ffn_groups: int = 32  # The number of units that each FFN is divided into.
+    # Whether channels of the embedding are among the units: its largest directions are put into the first ones.
+    cut_embedding: bool = False
+    # What a training step drops: the units that are listed as least important (piad), or, to compare with, channels at
+    # random (channel), channels by how weakly they are activated (weighted), whole blocks (layer), or nothing (none).
+    # Slices are cut by PIAD's order of units in any case; channels of the embedding are dropped by piad alone.
+    dropout: Dropout = "piad"
+    # The share that is dropped, with dropout=channel, weighted or layer; 0: 0.5 of the channels by channel, 0.2 by
+    # weighted, and 0.2 of the blocks.
+    dropout_rate: float = 0.0
+    updates: int = 8  # How often the list of units to drop grows.
+    growth: float = 1 / 3  # The share of the steps during which it grows.
+    proxy_images: int = 128  # The number of training images from which the importance of units is taken.
+    epochs: int = 30  # The number of passes over the training images, where --steps gives none.
+    points: int = 10  # The number of slices whose accuracy is measured.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.refuse_below_one("attention_groups", "ffn_groups", "updates", "proxy_images", "epochs")
+        if not 0 <= self.growth <= 1:
+            raise OptionError(f"supernet.growth={self.growth:g} is not in [0, 1]; the paper's is about 1/3")
+        if not 0 <= self.dropout_rate < 1:
+            raise OptionError(f"supernet.dropout_rate={self.dropout_rate:g} is not in [0, 1); 0.2 drops a fifth")
+        if self.dropout_rate and self.dropout not in RATES:
+            raise OptionError(
+                f"supernet.dropout_rate={self.dropout_rate:g} is not for dropout={self.dropout}; add --set "
+                f"supernet.dropout={' or '.join(RATES)}"
+            )
+        if self.points < 2:
+            raise OptionError(f"supernet.points={self.points} is less than 2: the whole network and the smallest slice")
+
+
+def _cuts(network: nn.Module, policy: Policy, config: Config) -> SearchSpace:
+    """What the smallest slice may lack."""
+    embed = narrowest(network, policy, 0, SUPERNET) if config.cut_embedding else 0
+    return SearchSpace(embed=embed, images=config.proxy_images, more={"cut_embedding": True})
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """One super-network as it was asked for, names looked up and defaults filled in."""
+
+    request: SupernetRequest
+    opened: Opened
+    config: Config
+    policy: Policy
+    training: Training
+
+    def settings(self) -> dict[str, Any]:
+        """What made it what it is; also what must be the same for an unfinished run to be gone on with."""
+        asked = {
+            **self.opened.resolved(self.training),
+            "columns": self.opened.columns,
+            "rate": self.request.rate,
+            "options": asdict(self.config),
+            "shape": asdict(self.policy),
+        }
+        return dict(json.loads(json.dumps(asked)))  # as it will be read back
+
+    def record(self, problem: Problem, checked: BaseCheckRecord, **found: Any) -> SupernetRecord:
+        """What supernet.json says: what was asked, and `found` by its name there."""
+        settings, assumed = self.settings(), self.opened.assumed
+        shape, training = shape_record(self.policy), settings.pop("training")
+        del settings["shape"]
+        return SupernetRecord(
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            base=self.opened.base_name,
+            assumptions=None if assumed is None else assumed.record(checked),
+            settings=SettingsRecord(
+                shape, TrainingRecord(training.pop("seed"), training.pop("steps"), training), settings
+            ),
+            data=problem.task.record(),
+            fitted_head=self.opened.fitted,
+            versions=versions(),
+            processes=problem.compute.accelerator.num_processes,
+            seconds=problem.stopwatch.seconds,
+            **found,
+        )
+
+
+@takes_options(SupernetRequest)
+def supernet(
+    base: str | Path | SupernetRequest | None = None, *, progress: Progress | None = None, **options: Any
+) -> SuperNet:
+    """Train a super-network from a base and write it to a folder: a model folder with `supernet.json`.
+
+    Args:
+        base: as for `edgevit.derive`.
+        options: the fields of `SupernetRequest`. Without `classes` every output of the base is kept, so that slices for
+            any of them can be cut. A slice may ask for another policy than `shape`.
+
+    Raises:
+        OptionError: also of an option that there is not.
+        EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
+        Interrupted: Ctrl-C; the same call with `resume` goes on and ends in the same weights.
+    """
+    return run(as_request(SupernetRequest, "base", base, options), progress)
+
+
+def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
+    """Do what is asked; `supernet` says what is raised."""
+    request.check()
+    progress, training = progress or Silent(), request.training
+    config = make_config(SUPERNET, Config, request.options)
+    policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
+    found = open_network(request.base, **request.opening(), progress=progress)
+    head = "full" if request.classes is None else "subset"
+    opened = open_for(found, request, head, open_task_for(found, request, progress), progress)
+    task, spec, compute = opened.task, opened.base.spec, opened.passes.compute
+    budget = make_budget(spec.macs, spec.params, rate=request.rate)
+    blocks = family_of(opened.network).read(opened.network)
+    check_all_pass(blocks, "a super-network")
+    if missing := missing_site(blocks):
+        raise UnsupportedModelError(
+            f"a super-network is of a model whose blocks have both attention and FFN, and {missing}; give the model "
+            "that it came from"
+        )
+    asked_for = Target(opened.network, budget, policy, len(task.train))
+    check_reachable(asked_for, SUPERNET, partial(_cuts, opened.network, policy), config)
+    images = min(config.proxy_images, len(task.train))
+    if config.cut_embedding and (why := why_it_stays(opened.network, budget, images)) is not None:
+        raise OptionError(f"supernet.cut_embedding=true: the embedding cannot be narrowed: {why}")
+    if training.steps is None:
+        training = replace(training, steps=ceil(config.epochs * len(task.train) / training.batch_size))
+    # Nothing ends it early: that would wait for the accuracies of whole network and smallest slice to become equal.
+    training = fill(replace(training, early_stop=False), gentle=False)
+    wanted = _Wanted(request, opened, config, policy, training)
+    with unfinished(request, wanted.settings(), compute) as folder:
+        _carry_out(wanted, opened.problem(budget, policy, training, training, folder))
+    return replace(read_supernet(request.out), is_main=compute.is_main)
+
+
+def _carry_out(wanted: _Wanted, problem: Problem) -> None:
+    """Train, measure slices, and write the model folder."""
+    opened = wanted.opened
+    torch.manual_seed(problem.training.seed)
+    with resumable(problem.folder, is_main=problem.compute.is_main):
+        checked = _check_base(wanted, problem)
+        torch.manual_seed(problem.training.seed)
+        network, order = _train(wanted, problem)
+        spec = derived_spec(opened.base.spec, network, opened.head, opened.task.classes)
+        curve = _curve(wanted, problem, order, network, spec)
+        with problem.stopwatch.stage("evaluation"):
+            base_top1 = _top1(opened.base.network, problem, problem.task.base_columns)
+    record = wanted.record(problem, checked, base_top1=base_top1, order=tuple(order), curve=tuple(curve))
+    card, model = _card(wanted.request.out.name, spec, record), Model(network.cpu().eval(), spec)
+    write_model(model, wanted.request, problem, card=card, supernet=record, history=problem.history.lines)
+
+
+def _top1(network: nn.Module, problem: Problem, columns: Sequence[int]) -> float:
+    """Accuracy on the validation part."""
+    return accuracy_of(network, problem.task.validation, columns, problem.task.class_names, problem.passes).top1
+
+
+def _check_base(wanted: _Wanted, problem: Problem) -> BaseCheckRecord:
+    """See that the base knows its classes, by the validation part.
+
+    Raises:
+        DataError: it is near chance, or does better with other preprocessing, and that is not accepted.
+    """
+    with problem.stopwatch.stage("check"):
+        answers = ask(wanted.opened.base.network, problem.task, problem.passes, problem.cache, problem.identity)
+    assert wanted.opened.assumed is not None, "there are images"
+    return judge_base(
+        answers, answers.sureness(problem.task), problem.task, problem.progress, wanted.request,
+        order_assumed=wanted.opened.assumed.order_assumed,
+    )  # fmt: skip
+
+
+def _train(wanted: _Wanted, problem: Problem) -> tuple[nn.Module, list[Unit]]:
+    """Concentrate and train; return the network and its units in the order in which they are dropped."""
+    config, passes, columns, training = wanted.config, problem.passes, problem.columns, problem.training
+    assert training.steps is not None
+    proxy, encode = problem.task.train.subset(config.proxy_images), None
+    with problem.stopwatch.stage("wpac"):
+        network = concentrate(problem.network, proxy, columns, passes)
+        if config.cut_embedding:
+            network, encode = concentrate_embedding(network, proxy, columns, passes, training.seed)
+    family = family_of(network)
+    dims, geometry = [b.dims for b in family.read(network)], family.geometry(network)
+    embeds = ladder(geometry.embed, problem.policy.embed_step) if config.cut_embedding else []
+    units = make_units(dims, geometry, problem.policy, config.attention_groups, config.ffn_groups, embeds)
+    most = ceil(wanted.request.rate * geometry.macs(dims))
+    growth = DropoutSchedule(most, config.updates, round(config.growth * training.steps))
+    rival = rival_of(config.dropout, config.dropout_rate)
+    dropout = ProgressiveDropout(network, units, growth, proxy, columns, passes, training.seed, rival)
+    embed = None if encode is None else EmbedPlan(len(encode), encode)
+    distillation = distillation_for(problem, config, embed)
+    train_for(problem, network, stage="supernet", constraint=dropout, distillation=distillation)
+    with problem.stopwatch.stage("training"):
+        dropout.finish()
+    return network, dropout.dropped
+
+
+def _curve(
+    wanted: _Wanted, problem: Problem, order: Sequence[Unit], network: nn.Module, spec: ModelSpec
+) -> list[SlicePoint]:
+    """Measure the whole network and slices at equal distances, down to the smallest."""
+    count = wanted.config.points - 1
+    points = []
+    with problem.stopwatch.stage("evaluation"), problem.progress.stage("slices", count, "slice") as stage:
+        for i in range(count + 1):
+            slim = network
+            if i > 0:
+                budget = make_budget(spec.macs, spec.params, rate=wanted.request.rate * i / count)
+                slim = cut_slice(network, order, budget, problem.policy)
+            family = family_of(slim)
+            macs = family.geometry(slim).macs([b.dims for b in family.read(slim)])
+            params = sum(p.numel() for p in slim.parameters())
+            points.append(SlicePoint(1 - macs / spec.macs, macs, params, _top1(slim, problem, problem.columns)))
+            stage.update(i)
+    return points
+
+
+def _card(name: str, spec: ModelSpec, record: SupernetRecord) -> str:
+    curve, hint = record.curve, "" if (text := hint_in(record)) is None else f"; {text}"
+    cells = [
+        (f"{100 * p.rate:.1f} %", format_count(p.macs), format_count(p.params), f"{100 * p.top1:.2f} %") for p in curve
+    ]
+    rows = "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    smallest = format_count(curve[-1].macs)
+    return f"""# {name}
+
+A super-network of {spec.timm_name}: slices of {smallest} to {format_count(spec.macs)} multiply-accumulates
+are cut from it at once, without training and without images:
+
+```
+edgevit derive --method skd --supernet {shlex.quote(name)} --rate {curve[-1].rate / 2:.2g} --out slice
+```
+
+| rate | MACs | parameters | top-1 on {record.data.images.validation} validation images |
+|---|---|---|---|
+{rows}
+
+The base has {100 * record.base_top1:.2f} % on the same images{hint}.
+`supernet.json` says how the network was made; it is a model folder, too.
+"""

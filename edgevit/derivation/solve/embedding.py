@@ -1,0 +1,156 @@
+"""Fewer channels for the tokens of a whole network, in closed form: keep what the norms that read them see most of.
+
+Tokens x [d] are only added to, and read through LayerNorms: n = (x - mean) / sqrt(var + eps). With the
+d' - 1 directions Q [d, d' - 1] that hold most of the normalised tokens, all orthogonal to the ones vector, and any
+orthonormal basis U [d', d' - 1] of what is orthogonal to the ones vector in d' dimensions,
+
+    x' = E x,    E = sqrt(d' / d) U Q^T
+
+has mean 0, and where Q holds x - mean wholly its variance is that of x; so its LayerNorm, of d' channels and with the
+same eps, gives E n, and E^T d / d' takes it back. Writers W become E W, readers W become W E^T d / d'. At d' = d
+nothing is lost. (SliceGPT, Ashkboos et al. 2024, for RMSNorm; here for LayerNorm.)
+
+Below, E^T d / d' is not the best way back. The directions Q are those of all norms together, and at each of them what
+is left out goes with what is kept; and a LayerNorm divides by less than it did. With m and C the mean and covariance of
+the n that one norm gives, weighted by what the answers feel, and E' = k E, k^2 = d' / E|E n|^2, as it rescales them,
+
+    D = C E'^T (E' C E'^T + ridge)^-1,    t = m - D E' m
+
+is the D and t of least E|n - D n' - t|^2 (`fitted_decoder`), whatever reads them: a reader W becomes W D, with the bias
+W t. It is drawn to E^T d / d' where the tokens say little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import pi, sqrt
+
+import torch
+from torch import Tensor
+
+from edgevit.derivation.solve.factorise import one_thread
+from edgevit.network.anatomy import Decoder, decoder
+from edgevit.train.products import exact_products
+
+REFINING_STEPS = 6  # of 4 to 10 the best, or nearly, on both data sets at every width (docs/decisions/055)
+REFINING_RIDGE = 1e-4  # in units of the mean square of what is kept
+DECODER_RIDGE = 1e-3  # in units of the mean square of the normalised tokens, which is 1
+
+
+def flat_basis(width: int) -> Tensor:
+    """Orthonormal columns [d, d - 1] that are orthogonal to the ones vector: cosines, of which each spreads evenly.
+
+    So the largest directions of the tokens are shared by all channels, and no channel is an outlier.
+    """
+    rows = torch.arange(width, dtype=torch.float64).unsqueeze(1)
+    waves = torch.arange(1, width, dtype=torch.float64)
+    return sqrt(2 / width) * torch.cos(pi * (rows + 0.5) * waves / width)
+
+
+def nested_basis(width: int) -> Tensor:
+    """The same of Helmert's contrasts: the first d' - 1 lie in the first d' channels, and are orthogonal to ones there.
+
+    So tokens of a network that is given this basis (`encoder`) hold their largest directions in their first channels,
+    and its first d' channels are what it would be at that width (`prefix`), but for what all of them share.
+    """
+    counts = torch.arange(1, width, dtype=torch.float64)
+    contrasts = torch.ones(width, width - 1, dtype=torch.float64).triu()
+    contrasts[torch.arange(1, width), torch.arange(width - 1)] = -counts
+    return contrasts / (counts * (counts + 1)).sqrt()
+
+
+def prefix(width: int, of: int) -> Tensor:
+    """E [d', d] that keeps the first d' = `width` channels: what they share is no direction, and norms take it away."""
+    return sqrt(width / of) * torch.eye(width, of, dtype=torch.float64)
+
+
+def channel_encoder(channels: Tensor, width: int) -> Tensor:
+    """The matrix [d', d] by which tokens keep these channels [d'] of `width` (`plan.EmbedPlan`), in fp64.
+
+    A LayerNorm does not see its scale, d' / d; with it those that read tokens keep their weights as they are.
+    """
+    encode = torch.zeros(len(channels), width, dtype=torch.float64)
+    encode[torch.arange(len(channels)), channels.cpu()] = len(channels) / width
+    return encode
+
+
+def principal(moment: Tensor) -> Tensor:
+    """The directions Q [d, d - 1] of a second moment [d, d] of normalised tokens, the largest first; on the CPU."""
+    with one_thread():
+        basis = flat_basis(len(moment))
+        _, vectors = torch.linalg.eigh(basis.mT @ moment.double().cpu() @ basis)  # ascending
+        directions: Tensor = basis @ vectors.flip(-1)
+        return directions
+
+
+def encoder(directions: Tensor, width: int, basis: Callable[[int], Tensor] = flat_basis) -> Tensor:
+    """E [d', d] for d' = `width`, from all directions [d, d - 1]; `basis` is U [d', d' - 1] of a width."""
+    with one_thread():
+        encode: Tensor = sqrt(width / len(directions)) * basis(width) @ directions[:, : width - 1].mT
+        return encode
+
+
+def refined(directions: Tensor, width: int, moments: Sequence[Tensor], worth: Sequence[float]) -> Tensor:
+    """Directions [d, width - 1] from which all norms' tokens are told best, each by the decoder that fits it.
+
+    With C_l the covariance of what norm l gives and w_l what it is worth to the answers, they maximise
+
+        sum_l w_l tr[(Z C_l Z^T)^-1 Z C_l^2 Z^T],
+
+    what Z n explains of the tokens. A few steps of L-BFGS begin at the largest directions. More steps explain more, and
+    where a fifth of the width or more is left they lose more: what is held of a token becomes less even, and the norm
+    divides by it. Of Z only what it spans matters. With A = (Z C Z^T)^-1 Z C^2 and B = (Z C Z^T)^-1 Z C, the gradient
+    of one term is 2 (A - A Z^T B).
+
+    Shapes: directions [d, d - 1]; moments [d + 1, d + 1] as for `fitted_decoder`. In fp32, on the CPU.
+    """
+    with exact_products(directions.device, wide=True):
+        terms, whole = [], 0.0
+        for moment, weight in zip(moments, worth, strict=True):
+            covariance = moment[:-1, :-1].float() - torch.outer(moment[:-1, -1], moment[:-1, -1]).float()
+            if (felt := weight * float(covariance.trace())) > 0:  # what nobody feels says nothing
+                terms.append((weight, covariance, covariance @ covariance))
+                whole += felt
+        if not terms:
+            return directions[:, : width - 1]
+        one = torch.eye(width - 1)
+        z = directions[:, : width - 1].mT.float().contiguous().requires_grad_()
+        optimiser = torch.optim.LBFGS([z], max_iter=REFINING_STEPS, line_search_fn="strong_wolfe")
+
+        def left() -> float:
+            told, at, z.grad = 0.0, z.detach(), torch.zeros_like(z)
+            for weight, covariance, square in terms:
+                b = at @ covariance
+                gram = b @ at.mT
+                factor = torch.linalg.cholesky(gram + REFINING_RIDGE * gram.diagonal().mean() * one)
+                a, b = torch.cholesky_solve(at @ square, factor), torch.cholesky_solve(b, factor)
+                by = a @ at.mT
+                told += weight * float(by.trace())
+                z.grad -= (2 * weight / whole) * (a - by @ b)
+            return 1 - told / whole
+
+        optimiser.step(left)  # type: ignore[no-untyped-call]
+        found = z.detach().double().mT
+        spanned: Tensor = torch.linalg.qr(found - found.mean(0)).Q
+        return spanned
+
+
+def fitted_decoder(encode: Tensor, moment: Tensor, ridge: float = DECODER_RIDGE) -> Decoder:
+    """The best way back from tokens of a narrower embedding, of one norm.
+
+    Shapes: encode [d', d]; moment [d + 1, d + 1], E [n 1]^T [n 1] of what the norm gives of the wide ones, whose
+    precision is that of the sums. On the CPU.
+    """
+    with one_thread(), exact_products(moment.device, wide=True):
+        second, mean = moment[:-1, :-1], moment[:-1, -1]
+        encoded = encode.to(moment.dtype)
+        cross = second @ encoded.mT
+        kept = (encoded * cross.mT).sum()
+        scale = (len(encode) / kept).sqrt() if kept > 0 else torch.ones(())  # what nobody feels is all zero
+        scaled = scale * encoded
+        cross = scale * cross - torch.outer(mean, scaled @ mean)
+        gram = scaled @ cross
+        gram.diagonal().add_(ridge)
+        plain = decoder(encode).weight.to(moment.dtype)
+        weight = torch.linalg.solve(gram, (cross + ridge * plain).mT).mT
+        return Decoder(weight.double(), (mean - weight @ (scaled @ mean)).double())

@@ -1,0 +1,71 @@
+"""An unfinished folder survives a stop and says how to go on; one that holds no work is no obstacle after an error."""
+
+import pytest
+from PIL import Image
+from small_base import derive, write_checkpoint
+from small_models import ARGS, random_base
+
+import edgevit
+from edgevit.data.task import open_task
+from edgevit.derivation.session.opening import Opened, resumable
+from edgevit.errors import DataError, Interrupted
+from edgevit.network.checkpoint import describe
+from edgevit.progress import Silent
+from edgevit.records.unfinished import differences
+from edgevit.train.settings import Training
+
+
+@pytest.mark.parametrize(("stop", "said"), [(KeyboardInterrupt(), "stopped"), (Interrupted("at step 3"), "at step 3")])
+def test_a_stop_says_how_to_go_on_and_removes_nothing(tmp_path, stop, said):
+    (tmp_path / "request.json").write_text("{}")
+    with pytest.raises(Interrupted) as error, resumable(tmp_path, is_main=True):
+        raise stop
+    assert str(error.value) == f"{said}; the same command with --resume goes on from {tmp_path}"
+    assert (tmp_path / "request.json").exists()
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_an_error_takes_away_a_folder_without_work_once(tmp_path, is_main):
+    folder = tmp_path / "m.partial"
+    folder.mkdir()
+    (folder / "request.json").write_text("{}")
+    with pytest.raises(DataError, match="too few"), resumable(folder, is_main=is_main):
+        raise DataError("too few")
+    assert folder.exists() != is_main
+
+
+def test_an_unfinished_run_goes_on_with_the_same_images_and_not_with_others_of_their_names_and_sizes(tmp_path):
+    base = describe(random_base(depth=1), "vit_tiny_patch16_224", {**ARGS, "depth": 1})
+
+    def resolved(shades):
+        for name, shade in shades.items():
+            (tmp_path / name).mkdir(exist_ok=True)
+            for i in range(4):
+                Image.new("RGB", (8, 8), (shade, i, 0)).save(tmp_path / name / f"{i}.bmp")
+        task = open_task(tmp_path, None, preprocessing=base.preprocessing, base_outputs=2)
+        opened = Opened("b", base, None, task, None, None, None, "subset", base.network, [0, 1], ())
+        return opened.resolved(Training())
+
+    first = resolved({"cat": 10, "dog": 200})
+    assert differences(first, resolved({"cat": 10, "dog": 200})) == []
+    assert differences(first, resolved({"cat": 200, "dog": 10})) == ["the content of data is another"]
+
+
+class Warned(Silent):
+    def __init__(self):
+        self.lines = []
+
+    def warn(self, text):
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize(("seed", "fraction", "warned"), [(42, 0.1, False), (7, 0.1, True), (42, 0.3, True)])
+def test_images_that_the_base_was_made_with_are_not_held_out_without_a_word(tmp_path, seed, fraction, warned):
+    base, said = derive(write_checkpoint(tmp_path), tmp_path / "base", method="random", training={"steps": 0}), Warned()
+    edgevit.derive(
+        base.folder, data="digits", classes="3,7", rate=0.1, method="random", out=tmp_path / "out", progress=said,
+        training=Training(steps=0, device="cpu", seed=seed), validation_fraction=fraction, accept_weak_base=True,
+    )  # fmt: skip
+    told = [line for line in said.lines if "images that are now held out" in line]
+    assert bool(told) == warned
+    assert all("give --seed 42 --validation-fraction 0.1, by which it was made" in line for line in told)

@@ -1,0 +1,287 @@
+"""Heads fitted to bases that have none: the regression, its choices, and all that is done with such a base."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from small_base import ARGS, write_checkpoint
+
+import edgevit
+from edgevit.derivation.request import DeriveRequest, SupernetRequest
+from edgevit.derivation.session.opening import open_for
+from edgevit.derivation.solve.head import FEWEST, Moments, RidgeRegression, choose_ridge, open_task_for, sharpen
+from edgevit.errors import DataError, OptionError, UnsupportedModelError
+from edgevit.network.checkpoint import open_network
+from edgevit.progress import Silent
+from edgevit.train.settings import Training
+
+# skd cuts super-networks, and those have their own test.
+FEW: dict[str, dict[str, Any]] = {
+    **{name: {"calibration_images": 32} for name in ("corp", "mdp", "nvit", "taylor", "wanda", "dcvit")},
+    "heart": {"calibration_images": 8, "probes": 1},
+    "xpruner": {"calibration_images": 16, "mask_passes": 1},
+}
+NAME, DISTILLED = "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"
+PREPROCESSING = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
+DIGITS = [str(digit) for digit in range(10)]
+
+
+def clouds(counts: list[int], spread: float, width: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features [N, d] around a centre per class, of very different scales; and labels."""
+    random = torch.Generator().manual_seed(3)
+    centres = torch.randn(len(counts), width, generator=random, dtype=torch.float64)
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    noise = torch.randn(len(labels), width, generator=random, dtype=torch.float64)
+    return (centres[labels] + spread * noise) * torch.logspace(-3, 3, width, dtype=torch.float64) + 7, labels
+
+
+def regression(features: torch.Tensor, labels: torch.Tensor) -> RidgeRegression:
+    moments = Moments(labels.tolist(), features.shape[1])
+    for batch in torch.randperm(len(labels)).split(7):
+        moments.add(features[batch], labels[batch])
+    return RidgeRegression.of(moments)
+
+
+@pytest.mark.parametrize("ridge", [1e-6, 1e-2, 10.0])
+def test_the_head_is_the_ridge_regression_of_the_classes(ridge: float) -> None:
+    features, labels = clouds([5, 20, 60], 1.0)
+    weight, bias = regression(features, labels).solved(ridge)
+    each = 1 / (3 * torch.bincount(labels).double())[labels]  # every class weighs a third
+    mean = each @ features
+    scale = (each @ (features - mean) ** 2).sqrt()
+    z = (features - mean) / scale
+    targets = torch.nn.functional.one_hot(labels).double()
+    penalised = z.T @ (each[:, None] * z) + ridge * torch.eye(6, dtype=torch.float64)
+    expected = 1 / 3 + z @ torch.linalg.solve(penalised, z.T @ (each[:, None] * (targets - 1 / 3)))
+    torch.testing.assert_close(features @ weight.T + bias, expected)
+
+
+def test_a_feature_that_never_changes_is_left_out() -> None:
+    features, labels = clouds([9, 9], 0.1)
+    weight, bias = regression(features, labels).solved(1e-3)
+    more = torch.cat([features, torch.full((len(labels), 1), 123.0, dtype=torch.float64)], 1)
+    with_more, same_bias = regression(more, labels).solved(1e-3)
+    torch.testing.assert_close(with_more[:, :6], weight, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(same_bias, bias, rtol=1e-5, atol=1e-5)
+    assert not with_more[:, 6].any()
+
+
+def test_of_noise_the_strong_ridge_is_chosen_and_of_clear_classes_all_are_right() -> None:
+    features, labels = clouds([10, 10, 10], 0.01, width=24)
+    assert choose_ridge(regression(features, labels), *clouds([10, 10, 10], 0.01, width=24))[2] == 1.0
+    random = torch.Generator().manual_seed(0)
+    few, many = (torch.randn(n, 24, generator=random, dtype=torch.float64) for n in (30, 900))
+    for part in (few, many):
+        part[:, 0] += torch.arange(len(part)) % 3  # one feature tells something, the others are noise
+    ridge, _, accuracy = choose_ridge(regression(few, torch.arange(30) % 3), many, torch.arange(900) % 3)
+    assert ridge > 0.05 and accuracy > 0.4
+
+
+def test_every_class_counts_the_same_in_the_choice() -> None:
+    features = torch.tensor([[0.0], [0.0], [0.0], [1.0]], dtype=torch.float64)
+    labels = torch.tensor([0, 0, 1, 1])
+    assert choose_ridge(regression(features, labels), features, labels)[2] == 0.75
+    again = torch.tensor([0, 0, 0, 1, 1])
+    held = torch.tensor([[0.0], [0.0], [0.0], [0.0], [1.0]], dtype=torch.float64)
+    assert choose_ridge(regression(features, labels), held, again)[2] == 0.75
+
+
+def test_probabilities_become_as_sure_as_they_are_right() -> None:
+    random = torch.Generator().manual_seed(1)
+    outputs = torch.rand(4000, 4, generator=random, dtype=torch.float64)
+    labels = torch.multinomial((6 * outputs).softmax(1), 1, generator=random)[:, 0]
+    each = torch.full((4000,), 1 / 4000, dtype=torch.float64)
+    _, temperature = sharpen(outputs, labels, each)
+    assert temperature == pytest.approx(6, rel=0.1)
+
+
+def test_where_all_are_right_probabilities_stay_finite_and_surer_with_more_images() -> None:
+    surest = []
+    for count in (10, 1000):
+        labels = torch.arange(count) % 2
+        outputs = torch.nn.functional.one_hot(labels).double()
+        _, temperature = sharpen(outputs, labels, torch.full((count,), 1 / count, dtype=torch.float64))
+        surest.append(float((temperature * outputs).softmax(1).max()))
+    assert surest == pytest.approx([11 / 12, 1001 / 1002], abs=1e-6)
+
+
+# -- bases without a head ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def headless(small_vit: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights of a ViT that has no classifier; its features tell digits apart all the same."""
+    file = tmp_path_factory.mktemp("headless") / "backbone.safetensors"
+    save_file(small_vit(num_classes=0).state_dict(), file)
+    return file
+
+
+class Notes(edgevit.progress.Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    warn = note
+
+
+def given(headless: Path, **more: Any) -> dict[str, Any]:
+    opening = {"checkpoint": headless, "model_args": ARGS, "preprocessing": PREPROCESSING, "data": "digits"}
+    return {**opening, **more}
+
+
+def test_a_base_without_a_head_is_written_with_one_for_all_classes_of_the_data(headless: Path, tmp_path: Path) -> None:
+    progress = Notes()
+    model = edgevit.base(NAME, out=tmp_path / "base", progress=progress, **given(headless))
+    assert model.classes == DIGITS and model.spec.output_names == DIGITS and model.spec.head == "full"
+    said = [note for note in progress.notes if "head" in note]
+    assert said[0].startswith(
+        f"{NAME} has no classifier: a linear head is fitted to 1297 training images of 10 classes"
+    )
+    assert re.search(r", in about \d+ s; less where the cache has it$", said[0])
+    assert "of 143 validation images" in said[1] and said[1] in (tmp_path / "base" / "README.md").read_text()
+    seen = edgevit.evaluate(tmp_path / "base", "digits")
+    assert seen.top1 > 0.6, "chance is 0.1"
+    images = torch.randn(4, 3, 32, 32)
+    torch.testing.assert_close(edgevit.load(tmp_path / "base")(images), model(images))
+
+
+def test_by_another_seed_than_usual_a_written_base_says_which_images_its_head_has_seen(headless, tmp_path) -> None:
+    for seed, told in ((42, False), (7, True)):
+        progress = Notes()
+        asked = given(headless, training=Training(seed=seed, device="cpu"))
+        edgevit.base(NAME, out=tmp_path / str(seed), progress=progress, **asked)
+        assert any("as --seed 7 splits them" in text for text in progress.notes) == told
+
+
+def test_the_head_of_a_distilled_deit_is_one_for_both_tokens(small_vit: Any, tmp_path: Path) -> None:
+    save_file(small_vit(DISTILLED, num_classes=0).state_dict(), tmp_path / "deit.safetensors")
+    model = edgevit.base(
+        DISTILLED, out=tmp_path / "base", classes=["3", "5", "8"], **given(tmp_path / "deit.safetensors")
+    )
+    network: Any = model.network
+    assert torch.equal(network.head.weight, network.head_dist.weight)
+    assert model.classes == ["3", "5", "8"] and edgevit.evaluate(tmp_path / "base", "digits").top1 > 0.7
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "head"),
+    [
+        ("forge", {}, "subset"),
+        ("nuwa", {"purification": "none"}, "subset"),
+        ("nuwa", {"purification": "none"}, "full"),
+        ("vulcan", {"teacher": "restricted"}, "subset"),
+        *((name, FEW.get(name, {}), "subset") for name in ("heart", "taylor")),
+    ],
+)
+def test_a_method_derives_from_a_fitted_head(
+    headless: Path, tmp_path: Path, method: str, options: dict[str, Any], head: str
+) -> None:
+    training = Training(steps=2, batch_size=32, device="cpu", evaluations=1)
+    asked = {"classes": "3,5,8", "rate": 0.3, "method": method, "options": options, "training": training, "head": head}
+    derived = edgevit.derive(NAME, out=tmp_path / "small", **given(headless, **asked))
+    record = json.loads((tmp_path / "small" / "derivation.json").read_text())
+    assert record["fitted_head"]["images_per_class"] == {"3": 132, "5": 131, "8": 125}
+    assert record["fitted_head"]["validation_accuracy"] > 0.8 and record["fitted_head"]["temperature"] > 1
+    assert record["assumptions"]["classes_from"] == "fitted head"
+    assert record["accuracy"]["base_full_head"]["top1"] == record["accuracy"]["base_restricted"]["top1"] > 0.8
+    assert derived.model.classes == ["3", "5", "8"] and derived.model.spec.outputs == 3
+    assert edgevit.evaluate(tmp_path / "small").top1 == record["accuracy"]["derived"]["top1"]
+
+
+def test_without_a_cache_the_same_head_is_fitted_again(headless: Path, tmp_path: Path) -> None:
+    asked = given(headless, classes="3,5,8", rate=0.3, method="nuwa", options={"purification": "none"}, cache=False)
+    one, two = (edgevit.derive(NAME, out=tmp_path / name, **asked).model.spec for name in ("one", "two"))
+    assert one.base == two.base, "else nothing could be gone on with"
+
+
+def test_a_head_is_fitted_once_for_derivations_of_one_task(headless: Path, tmp_path: Path) -> None:
+    progress = Notes()
+    asked = given(headless, classes="0,1", method="nuwa", options={"purification": "none"}, cache=tmp_path / "cache")
+    for rate in (0.3, 0.5):
+        edgevit.derive(NAME, out=tmp_path / f"r{rate}", rate=rate, progress=progress, **asked)
+    assert progress.notes.count("reusing head from the cache") == 1
+    assert sum("--derive-from better trains the base first" in note for note in progress.notes) == 2
+
+
+def test_the_base_that_derive_names_has_its_head(headless: Path, edgevit_main: Any, tmp_path: Path) -> None:
+    args = [word for key, value in ARGS.items() for word in ("--model-arg", f"{key}={value}")]
+    base = [NAME, "--checkpoint", headless, *args, "--mean", "0.5", "--std", "0.5", "--crop-pct", "1"]
+    task = ["--data", "digits", "--classes", "3,5,8", "--seed", "7", "--validation-fraction", "0.2"]
+    budget = ["--rate", "0.3", "--method", "nuwa", "--set", "nuwa.purification=none"]
+    derived = edgevit_main("derive", *base, *task, *budget, "--reject", "0.1", "--out", tmp_path / "small")
+    assert derived.code == 0, derived.err
+    line = next(line for line in derived.out.splitlines() if "edgevit base" in line)
+    made = edgevit_main(*shlex.split(line.partition("edgevit ")[2]))
+    assert made.code == 0, made.err
+    small, whole = (edgevit.load(tmp_path / name).spec for name in ("small", "base"))
+    assert small.base == whole.base and small.class_names == whole.class_names
+
+
+def test_a_network_for_every_size_is_made_of_a_base_without_a_head(headless: Path, tmp_path: Path) -> None:
+    training = Training(steps=2, batch_size=32, device="cpu", evaluations=1)
+    made = edgevit.supernet(
+        NAME,
+        out=tmp_path / "net",
+        rate=0.5,
+        training=training,
+        options={"points": 2, "proxy_images": 32},
+        **given(headless),
+    )
+    assert made.record.fitted_head.validation_accuracy > 0.6
+    edgevit.derive(method="skd", supernet=tmp_path / "net", rate=0.2, classes="3,5", out=tmp_path / "slice")
+    assert edgevit.load(tmp_path / "slice").classes == ["3", "5"]
+
+
+def test_labels_beside_the_weights_say_which_output_is_which_class(tmp_path: Path) -> None:
+    digits = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
+    base = write_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"label_names": list(map(str, digits)), "model_args": ARGS}))
+    asked: dict[str, Any] = {"base": base, "data": "digits", "out": tmp_path / "m", "classes": "7,0"}
+    for request in (DeriveRequest(**asked), SupernetRequest(**asked)):
+        found = open_network(base, **request.opening())
+        task = open_task_for(found, request, Silent())
+        assert task.base_columns == [9, 3]
+        opened = open_for(found, request, "subset", task, Silent())
+        assert opened.assumed is not None and opened.assumed.record().classes_from == "config.json"
+    given = DeriveRequest(**asked, base_classes=list(map(str, range(10))))
+    assert open_task_for(found, given, Silent()).base_columns == [7, 0]
+    (tmp_path / "config.json").write_text(json.dumps({"label_names": list("abcdefghij"), "model_args": ARGS}))
+    with pytest.raises(DataError, match=r"names the outputs 'a', .* and the data has other classes: '0'"):
+        open_task_for(open_network(base), DeriveRequest(**{**asked, "classes": None}), Silent())
+
+
+def test_a_class_of_too_few_images_is_one_line(headless: Path, image_folder: Any, tmp_path: Path) -> None:
+    data = image_folder(tmp_path / "data", {"cat": 30, "dog": FEWEST + 1})
+    with pytest.raises(DataError, match=r"class 'dog' has 4 training images, and a head is fitted to 5 .* --classes"):
+        edgevit.base(NAME, out=tmp_path / "base", **given(headless, data=data))
+    assert not (tmp_path / "base").exists()
+
+
+def test_what_a_base_without_a_head_cannot_do_is_one_line(headless: Path, tmp_path: Path) -> None:
+    asked = given(headless)
+    with pytest.raises(OptionError, match="no classifier whose outputs --base-classes could name"):
+        edgevit.base(NAME, out=tmp_path / "base", base_classes=DIGITS, **asked)
+    with pytest.raises(UnsupportedModelError, match="edgevit base and edgevit derive fit one to the images of --data"):
+        edgevit.evaluate(NAME, **asked)
+    with pytest.raises(DataError, match="give --data, images of the classes"):
+        edgevit.base(NAME, out=tmp_path / "base", **given(headless, data=None))
+    assert not list(tmp_path.iterdir())
+
+
+def test_features_that_are_no_numbers_are_one_line(small_vit: Any, tmp_path: Path) -> None:
+    network = small_vit(num_classes=0)
+    state = {**network.state_dict(), "patch_embed.proj.weight": network.patch_embed.proj.weight * 1e38}
+    save_file({k: v.detach() for k, v in state.items()}, tmp_path / "wild.safetensors")
+    with pytest.raises(DataError, match="the base's features are no finite numbers"):
+        edgevit.base(NAME, out=tmp_path / "base", **given(tmp_path / "wild.safetensors"))

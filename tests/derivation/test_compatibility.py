@@ -1,0 +1,56 @@
+"""What a method cannot be asked for is refused with the methods that can."""
+
+from dataclasses import replace
+
+import pytest
+from example_method import with_the_example
+
+from edgevit.derivation.allocate.policy import make_policy
+from edgevit.derivation.compatibility import refuse_base, refuse_linear, refuse_untaught
+from edgevit.derivation.method import find_method
+from edgevit.derivation.methods import load_method, method_names
+from edgevit.errors import OptionError
+from edgevit.network.families import family_of
+
+WHOLE_BLOCKS = ["nuwa", "skd", "vulcan"]  # the methods that need both attention and FFN in every block
+
+
+def test_milliseconds_are_for_methods_that_can_spend_them(tmp_path):
+    refuse_linear("forge", "mj")
+    told = r"--fps: method 'example' cannot allocate by a cost table, as its file has no 'ms' .*; try --macs, --params,"
+    with with_the_example(tmp_path), pytest.raises(OptionError, match=told):
+        refuse_linear("example", "fps")
+
+
+def test_unlabelled_images_need_a_teacher_and_training():
+    untaught, taught = (load_method(name).Config() for name in ("vulcan", "forge"))
+    with pytest.raises(OptionError, match=r"try --set vulcan\.teacher=restricted"):
+        refuse_untaught("vulcan", untaught, 10)
+    with pytest.raises(OptionError, match="with 0 steps nothing is trained"):
+        refuse_untaught("forge", taught, 0)
+    refuse_untaught("forge", taught, 10)
+
+
+@pytest.fixture
+def half(small_vit):
+    """The small base without the attention of its second block."""
+    network = small_vit()
+    family = family_of(network)
+    first, second = family.read(network)
+    return family.build(network, [first, replace(second, attention=None)]).eval()
+
+
+def test_most_methods_cut_blocks_that_lack_a_site():
+    assert [name for name in sorted(method_names()) if not find_method(name).cuts_half_blocks] == WHOLE_BLOCKS
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_a_method_cuts_a_base_whose_blocks_lack_a_site_or_is_refused_in_one_line(name, half):
+    method = find_method(name)
+    if name not in WHOLE_BLOCKS:
+        refuse_base(method, method.make_config({}), half, make_policy("fused"))
+        return
+    with pytest.raises(OptionError) as error:
+        refuse_base(method, method.make_config({}), half, make_policy("fused"))
+    message = f"{name} cuts blocks that have both attention and FFN, and block 1 of this base has no attention; derive"
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
