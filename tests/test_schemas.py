@@ -48,7 +48,6 @@ NO_RECORDS = {  # what no later run of edgevit reads by a schema
     "edgevit/agent/lock.py": "who holds the board, as long as that lives",
     "edgevit/board/client.py": "a request, to a pipe",
     "edgevit/board/connection.py": "what is hashed to name a job",
-    "edgevit/cli/config.py": "mappings of a file of options, as they would be typed",
     "edgevit/cli/console.py": "the result of a command on standard output",
     "edgevit/latency/store.py": "what is hashed to name a folder",
     "edgevit/derivation/allocate/cost_table.py": "what is hashed to name a table",
