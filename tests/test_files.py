@@ -227,7 +227,7 @@ def _make_small_files(root: Path) -> None:
     from some_runs import DENSE, SLIM
 
     from edgevit.board.layers import line_of
-    from edgevit.derivation import jobs_file
+    from edgevit.jobs import jobs_file
     from edgevit.jobs.jobs_table import TABLE_KIND, JobRow, JobsTable
     from edgevit.jobs.suite.record import write_proof
     from edgevit.jobs.sweep.record import FinetunedBase, Sweep, SweepPoint, write_sweep
