@@ -1,7 +1,7 @@
-"""The pages of the documentation that are made of the code itself, so that they cannot go stale.
+"""Generate the documentation pages whose content is in the code, so that they cannot become outdated.
 
-`conf.py` writes them to docs/made/ whenever the site is built: options of commands and methods as the program knows
-them, the fields of every file from its schema, boards from their profiles, and what README and the results say.
+`conf.py` writes them to docs/made/ whenever the site is built: options of commands and methods, fields of files from
+their schemas, boards from their profiles, words from the package's docstring, and parts of README and the results.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from edgevit.derivation.options import SUPERNET, MethodOption, describe
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).parent / "made"
-# Where what README and the results link to is on the site.
+RESULTS = ROOT / "benchmarks" / "product" / "RESULTS.md"
+PAPERS = ROOT / "benchmarks" / "papers" / "README.md"
+# Link targets of README and the results, and their places on the site.
 LINKS = {
     "benchmarks/product/RESULTS.md": "results.md",
     "../papers/README.md": "papers.md",
-    "#on-a-jetson": "boards.md",
+    "docs/": "../",
 }
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
+    """Format a table in Markdown."""
     names = list(head)
     lines = [names, ["---"] * len(names), *rows]
     return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines) + "\n"
@@ -46,34 +48,34 @@ def _cell(text: str) -> str:
 
 
 def section(text: str, title: str) -> str:
-    """What stands under a heading of README, as a page with that title."""
-    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert found is not None, f"README has no heading {title!r}"
-    return linked(f"# {title}\n{found[1]}")
+    """Return the section of README under a heading, as a page with that title."""
+    match = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert match is not None, f"README has no heading {title!r}"
+    return linked(f"# {title}\n{match[1]}")
 
 
 def linked(text: str) -> str:
-    """The same with its links as they are on the site."""
-    for target, there in LINKS.items():
-        text = text.replace(f"]({target})", f"]({there})")
+    """Replace link targets of the repository by those of the site."""
+    for target, page in LINKS.items():
+        text = text.replace(f"]({target}", f"]({page}")
     return text
 
 
 EXIT_CODES = {
-    0: "all is well",
-    1: "an error or a wrong option, which the last line of stderr says; or a job of `derive-many` failed, `board` "
-    "found a problem, or a gate of `bench` could not be judged",
-    FAILED: "`bench`: a gate failed",
-    VOID: "`bench` and `compare`: a run is void, because clocks moved or the board held itself back",
-    STOPPED: "stopped by Ctrl-C or SIGTERM; the last line of stderr says how to go on, where that is possible",
-    CLOSED: "whoever read stdout, such as `head`, wants no more",
+    0: "success",
+    1: "an error or a wrong option (see the last line of stderr); a job of `derive-many` failed; `board` found a "
+    "problem; a gate of `bench` could not be judged",
+    FAILED: "`bench`: a gate failed; `derive`: the model exceeds its measured budget",
+    VOID: "`bench` and `compare`: a run is void, because clocks changed or the board throttled",
+    STOPPED: "stopped by Ctrl-C or SIGTERM; the last line of stderr says how to continue, where that is possible",
+    CLOSED: "the reader of stdout, such as `head`, closed it",
 }
 
 
 def commands_page() -> str:
-    """Every command with every option, and what exit codes mean."""
+    """List every command with every option, and the exit codes."""
     codes = table(("exit code", "meaning"), ((str(code), meaning) for code, meaning in EXIT_CODES.items()))
-    lines = ["# Commands", "", "As `edgevit COMMAND --help` has them, from the same declarations.", "", codes]
+    lines = ["# Commands", "", "From the same declarations as `edgevit COMMAND --help`.", "", codes]
     for module in COMMANDS:
         command = Command(module.__name__.rpartition(".")[2].replace("_", "-"), module.main)
         lines += [f"## edgevit {command.name}", "", str(command.help), ""]
@@ -90,14 +92,14 @@ def commands_page() -> str:
 
 
 def _spelt(parameter: Any) -> str:
-    """An option or argument as it is typed."""
+    """Return an option or argument as it is typed."""
     if parameter.param_type_name == "argument":
         return f"`{parameter.name.upper()}`"
     return " or ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
 
 
 def _default(parameter: Any) -> str:
-    """What counts where nothing is typed; empty: nothing, or what the meaning says."""
+    """Return the default; empty if there is none or the meaning says it."""
     value = parameter.default
     if value is None or value is False or value in ((), [], "") or not isinstance(value, (bool, int, float, str)):
         return ""
@@ -105,20 +107,19 @@ def _default(parameter: Any) -> str:
 
 
 def methods_page() -> str:
-    """Every method: what it does, what its budget may be, and its options."""
+    """List every method: what it does, its budgets, and its options."""
     lines = [
         "# Methods",
         "",
-        "`edgevit derive --method NAME`; options are given as `--set NAME.OPTION=VALUE`. The text is that of each "
-        "method's own source.",
+        "`edgevit derive --method NAME`; options: `--set NAME.OPTION=VALUE`. The text comes from the docstrings.",
         "",
     ]
     for name in method_names():
-        told = describe(name)
+        description = describe(name)
         lines += [f"## {name}", "", _prose(_docstring(method_module(name))), ""]
-        quantities = ", ".join(told.quantities) or "MACs or parameters"
-        lines += [f"Spends a budget in: {quantities}.", "", _options(name, told.options), ""]
-    lines += [f"## {SUPERNET}", "", "No method: what `edgevit supernet` is asked.", ""]
+        quantities = ", ".join(description.quantities) or "MACs or parameters"
+        lines += [f"Budgets: {quantities}.", "", _options(name, description.options), ""]
+    lines += [f"## {SUPERNET}", "", "Options of `edgevit supernet`, which is not a method.", ""]
     return "\n".join([*lines, _options(SUPERNET, describe(SUPERNET).options)])
 
 
@@ -132,24 +133,24 @@ def _kind(option: MethodOption) -> str:
 
 
 def _docstring(module: str) -> str:
-    """Of a module, which is not imported."""
+    """Return the docstring of a module without importing it."""
     file = ROOT / Path(*module.split("."))
     source = file.with_suffix(".py") if file.with_suffix(".py").exists() else file / "__init__.py"
     return ast.get_docstring(ast.parse(source.read_text())) or ""
 
 
 def _prose(docstring: str) -> str:
-    """A docstring as Markdown: what is indented is code or a formula."""
+    """Convert a docstring to Markdown: indented lines are code or formulas."""
     return re.sub(r"^(?= {4}\S)", "", docstring, flags=re.MULTILINE)
 
 
 def formats_page() -> str:
-    """Every file that edgevit writes, field by field."""
+    """List every file that edgevit writes, field by field."""
     lines = [
         "# File formats",
         "",
-        "Each file has the number of its schema. Older files are read; newer ones are refused, with the version that "
-        "wrote them. The JSON Schemas are in `docs/schemas/`, made from the records themselves.",
+        "Each file has the number of its schema. A file of another schema is refused, with the version that wrote it. "
+        "The JSON Schemas in `docs/schemas/` are generated from the records.",
         "",
     ]
     for file in sorted((ROOT / "docs" / "schemas").glob("*.json")):
@@ -171,7 +172,7 @@ def _fields(schema: Mapping[str, Any]) -> str:
 
 
 def _shape(field: Mapping[str, Any]) -> str:
-    """The type of a field in words."""
+    """Describe the type of a field."""
     if "$ref" in field:
         return str(field["$ref"]).rpartition("/")[2]
     if "const" in field:
@@ -180,7 +181,7 @@ def _shape(field: Mapping[str, Any]) -> str:
         return ", ".join(f"`{json.dumps(value)}`" for value in field["enum"])
     for several in ("anyOf", "oneOf"):
         if several in field:
-            return " or ".join(_shape(one) for one in field[several])
+            return " or ".join(_shape(alternative) for alternative in field[several])
     if field.get("type") == "array":
         inner = field.get("items") or next(iter(field.get("prefixItems", ())), {})
         return f"list of {_shape(inner)}" if inner else "list"
@@ -190,7 +191,7 @@ def _shape(field: Mapping[str, Any]) -> str:
 
 
 def profiles_page() -> str:
-    """The boards whose profile is shipped."""
+    """List the boards whose profile is shipped."""
     rows = []
     for name in profile_names():
         profile = load_profile(name)
@@ -199,60 +200,54 @@ def profiles_page() -> str:
         bandwidth = " / ".join(f"{variant.bandwidth_gb_per_s:g}" for variant in profile.variants.values())
         rows.append((f"`{name}`", profile.module, peaks, bandwidth, ", ".join(modes)))
     head = ("profile", "module", "FP16 TFLOPS, standard / super", "GB/s", "power modes")
-    told = "What `edgevit profiles` lists. `edgevit profiles NAME` shows all of one, with its sources."
-    return f"# Profiles\n\n{told}\n\n{table(head, rows)}"
+    introduction = "`edgevit profiles NAME` shows a whole profile, with its sources."
+    return f"# Profiles\n\n{introduction}\n\n{table(head, rows)}"
 
 
 def glossary_page() -> str:
-    """The words, from the docstring of the package."""
+    """List the words, from the docstring of the package."""
     text = edgevit.__doc__ or ""
-    rows, at = [], text.index("The words")
-    for line in text[at:].splitlines()[1:]:
+    rows: list[tuple[str, str]] = []
+    for line in text[text.index("Words") :].splitlines()[1:]:
         if not line.strip():
             continue
         word, _, meaning = line.strip().partition("  ")
         rows.append((f"**{word}**", meaning.strip()))
-    return f"# Words\n\nOne for each idea, everywhere.\n\n{table(('', ''), rows)}"
+    return f"# Words\n\n{table(('', ''), rows)}"
 
 
 def method_example_page() -> str:
-    """The method that the docstring of its folder has, which the tests run beside all others."""
+    """Show the example method in the docstring of the methods' package, which the tests run like all others."""
     text = methods.__doc__ or ""
     head, _, rest = text.partition("A whole method")
     code = re.sub(
         r"^    ", "", rest.partition("\n")[2].rpartition("\ntests/derivation/")[0].strip("\n"), flags=re.MULTILINE
     )
-    says = f"```text\n{head.strip()}\n```"
+    protocol = f"```text\n{head.strip()}\n```"
     return (
-        "# A method\n\nA file in `edgevit/derivation/methods/`; its name is what `--method` takes.\n\n"
-        f"{says}\n\nA whole one, to be copied. The sweep tests of `tests/derivation/` derive with it as with every "
-        "other: the base is not changed, and the slim network equals the base with those units masked.\n\n"
+        "# A method\n\nA file in `edgevit/derivation/methods/`; its name is the value of `--method`. A method for "
+        "comparison is a file in `edgevit/baselines/`, by the same protocol.\n\n"
+        f"{protocol}\n\nA complete method to copy. The tests run it like every other: the base is unchanged, and the "
+        "slim network equals the base with the removed units masked.\n\n"
         f"```python\n{code}\n```\n"
     )
 
 
-RESULTS = ROOT / "benchmarks" / "product" / "RESULTS.md"
-PAPERS = ROOT / "benchmarks" / "papers" / "README.md"
-
-
 def pictures() -> list[str]:
-    """The pictures of the papers' page, by their paths, which are the same on the site."""
+    """Return the pictures of the papers' page by their paths, which are the same on the site."""
     return re.findall(r"!\[.*?\]\((.+?)\)", PAPERS.read_text())
 
 
 def decisions_page() -> str:
     files = sorted((ROOT / "docs" / "decisions").glob("*.md"))
     listed = "\n".join(f"../decisions/{file.stem}" for file in files)
-    return (
-        "# Decisions\n\nWhy things are as they are; what no longer holds says by what it was replaced.\n\n"
-        f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n"
-    )
+    return f"# Decisions\n\nWhy things are as they are.\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n"
 
 
 def pages() -> dict[str, str]:
-    """Every page by the name of its file."""
+    """Return every page by the name of its file."""
     readme = (ROOT / "README.md").read_text()
-    made: dict[str, Callable[[], str]] = {
+    makers: dict[str, Callable[[], str]] = {
         "commands": commands_page,
         "methods": methods_page,
         "formats": formats_page,
@@ -262,15 +257,14 @@ def pages() -> dict[str, str]:
         "results": lambda: linked(RESULTS.read_text()),
         "papers": lambda: linked(PAPERS.read_text()),
         "decisions": decisions_page,
-        "boards": lambda: section(readme, "On a Jetson"),
         "limits": lambda: section(readme, "Limits"),
-        "beside": lambda: section(readme, "Beside other tools"),
+        "comparison": lambda: section(readme, "Compared with other tools"),
     }
-    return {f"{name}.md": page() for name, page in made.items()}
+    return {f"{name}.md": make() for name, make in makers.items()}
 
 
 def write(folder: Path = FOLDER) -> None:
-    """Write them all; a file that would be the same is left alone, for a builder that looks at times."""
+    """Write all pages; leave a file alone that would not change, because Sphinx compares modification times."""
     folder.mkdir(exist_ok=True)
     for name, text in pages().items():
         if not (folder / name).exists() or (folder / name).read_text() != text:

@@ -1,52 +1,35 @@
 """Derive small class-specific Vision Transformers, export them, and measure them.
 
-The same from Python as from the command line; everything heavy is imported at first use:
+The same from Python as from the command line. Heavy packages are imported at first use:
 
     import edgevit
     task = {"checkpoint": "base.safetensors", "data": "/data/imagenet", "classes": "classes.txt"}
-    edgevit.sweep("deit_base_patch16_224", **task, out="runs/s")              # which rate?
+    edgevit.sweep("deit_base_patch16_224", **task, out="runs/s")              # compare rates
     edgevit.derive("deit_base_patch16_224", **task, rate=0.6, out="runs/t1")
-    edgevit.meet("deit_base_patch16_224", **task, ms=5, out="runs/t2")        # a budget that is measured
+    edgevit.meet("deit_base_patch16_224", **task, ms=5, out="runs/t2")        # a measured budget
     edgevit.base("deit_base_patch16_224", **task, out="runs/base")            # unpruned
     edgevit.supernet("deit_base_patch16_224", **task, out="runs/net")         # slices of every size
-    model = edgevit.load("runs/t1")            # a torch module, with .transform and .classes beside it
+    model = edgevit.load("runs/t1")            # has .transform and .classes
     model.predict(["photo.jpg"])               # [Prediction(name="crane", probabilities={"crane": 0.98, ...}, ...)]
     edgevit.evaluate("runs/t1", data="/data/imagenet")
     edgevit.export("runs/base"), edgevit.export("runs/t1")
     runs = edgevit.bench("runs/t1", batches=(1, 8)).runs
-    runs = edgevit.bench_in_turns(["runs/base", "runs/t1"]).runs  # against each other, also on a busy machine
+    runs = edgevit.bench_in_turns(["runs/base", "runs/t1"]).runs  # comparable on a busy machine, too
 
-The words, one for each idea:
+Words that edgevit uses in its own sense:
 
-    base            the large model that is cut; with all its outputs, or restricted to the target classes
+    base            the network that is cut; restricted: with the outputs of the target classes alone
     task            the target classes and their images: training, validation and test part
-    budget          how much may be left: a rate, MACs, parameters, milliseconds or millijoules
-    request         what a command is asked, as a frozen record: the same from command line, YAML file and Python
-    block, site     a block has two sites, its attention and its FFN; either may be gone
-    part            the weights of a site, as tensors that methods slice
-    axis            along which a model can be made smaller: heads, QK, VO, neurons, a site, a block, width, tokens
-    family          what is known of one kind of network: its sites, its weights, what can be observed of it
-    pass            images shown to a network once, in batches, with observers
-    statistics      what passes over calibration images say of a block: moments, activations, sensitivities
-    sensitivity     how much the answers change, in nats, with a token, a dimension or a neuron: how much they *feel* it
-    cost table      what each site takes at each size, as measured: of *stacks*, networks of equal blocks, at a *place*
-    policy          which widths hardware runs fast; a method's wishes are rounded to them
-    method          decides what to keep: a plan; a derivation is one method, or several in a row
-    plan            what becomes of each block: heads, widths and neurons that stay, with new weights where there are
-    realise         make the slim network of a network and a plan
-    narrow          give an axis a smaller width: fewer dimensions of heads, neurons, or channels of the embedding
-    rung            one of the few widths of the embedding, or numbers of tokens, among which a method chooses
-    anchor          the neuron that stays for a cluster of them, and that the others are drawn to (Vulcan)
-    super-network   a base that was trained for every size (`edgevit supernet`); slice: a model that is cut out of it
-    derived model   what comes of it: a folder of weights and records that everything else reads
-    imported file   an ONNX file that edgevit did not make, in a folder with what it and its owner say of it
-    source          what files and engines are written of: a model folder's network, or an imported file
-    engine          a derived model compiled by TensorRT for one board
-    board           a Jetson, reached over SSH; device: where torch computes; profile: what is known of a kind of board
-    agent           the program that runs on a board; runner: what runs a model there; meter: what measures beside it
-    run             one measurement, raw samples and environment; gate: the limits that decide whether it passes
-    meet            derive for a budget in time or energy: derive, measure and correct the cost table in rounds
-    proof           how a suite of networks with random weights runs on a board: what its owner sends back
+    budget          how much may remain: a rate, MACs, parameters, milliseconds or millijoules
+    family          what edgevit knows of one kind of network
+    site            the attention or the FFN of a block; part: its weights; axis: a size of it that can shrink
+    plan            which blocks, heads, widths and neurons stay; realise: build the slim network of a plan
+    shape policy    the widths that hardware runs fast; plans are rounded to them
+    super-network   a base trained for all sizes (`edgevit supernet`); slice: a model that is cut out of it
+    latency table   time or energy of each site at each size, measured on stacks of equal blocks
+    board           a Jetson, reached over SSH; profile: its description; device: where torch computes
+    agent           the program that measures on a board; runner: runs a model; meter: measures beside it
+    run             one measurement: raw samples and environment; gate: a limit that decides whether it passes
 """
 
 from __future__ import annotations

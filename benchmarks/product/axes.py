@@ -9,7 +9,7 @@
 FFNs, whole blocks, the embedding together with blocks, the tokens. Beside them stands what forge takes when it may take
 from all of them, by a budget of MACs, and by as large a share of the milliseconds. Weights are random and nothing is
 trained: time depends on shapes. So forge's mix is decided by random weights, and is not what it would be for trained
-ones. Each model alternates with its base in ONNX Runtime (docs/decisions/045-alternating.md). Rows are written as they
+ones. Each model alternates with its base in ONNX Runtime (decision 022). Rows are written as they
 come.
 
 On a GPU, ONNX Runtime starts every kernel by itself, which takes longer than a small one computes. A CUDA graph starts

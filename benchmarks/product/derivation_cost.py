@@ -10,7 +10,7 @@ of its own with one cache, as two commands of a user would. Of the stages that
 run images through networks, what is not a pass of a network is timed beside it: sums over tokens and least squares.
 All seconds are of the processor, whatever share of it other programs leave: the clocks that edgevit reads give them.
 But what shares a physical core takes half of its arithmetic unseen; so how fast either library multiplies is measured
-before each run (docs/decisions/054-products-of-wide-matrices.md).
+before each run (docs/decisions/012-cheaper-passes.md).
 On a GPU seconds are by the clock, and the images are decoded by as many workers as there are cores, up to eight.
 Options are forge's own; what is not given is its default.
 """

@@ -1,6 +1,6 @@
 """From a network and a plan to the slim network that is derived, by `realise` or `leave_tokens` and nothing else.
 
-Other code builds networks to measure or to load them; decision 018 lists it.
+Other code builds networks only to measure or to load them (decision 003).
 """
 
 from __future__ import annotations

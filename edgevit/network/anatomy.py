@@ -7,7 +7,7 @@ their own methods, and by nothing else.
 The *axes* along which a model can be made smaller: of an attention its heads and its QK and VO widths, of an FFN its
 neurons, either site as a whole, the block, and, shared by all sites of a stage, the embedding width and the tokens.
 A family says which of them are frozen, and why (`Site.frozen`); the others are free. What ties two axes to one size is
-the shape policy (`derive.allocate.policy`), so that a site has no field for it: docs/decisions/018-anatomy-and-plan.md.
+the shape policy (`derive.allocate.policy`), so that a site has no field for it: docs/decisions/001-fusable-shapes.md.
 
 Shapes: H heads, q and v the per-head QK and VO widths, d embedding width, e FFN width.
 """

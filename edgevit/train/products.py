@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-WIDE = 384  # width of an embedding from which a network's products are faster by oneDNN (docs/decisions/054)
+WIDE = 384  # width of an embedding from which a network's products are faster by oneDNN (decision 012)
 AS_EXACT = 1e-5  # of the root mean square: bf16 is off by 1e-3, fp32 by 1e-7
 
 

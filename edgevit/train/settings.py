@@ -42,7 +42,7 @@ Workers = Annotated[
 
 @dataclass(frozen=True)
 class Training:
-    """How to train. Defaults are those published for Vulcan, but for the schedule: docs/decisions/006-cosine.md.
+    """How to train. Defaults are those published for Vulcan, but for the schedule: docs/decisions/013-training.md.
 
     What is None is the method's own rule, filled in before it starts (`fill`).
     """
@@ -127,7 +127,7 @@ def usual_steps(images: int, batch_size: int) -> int:
 def fill(training: Training, *, gentle: bool) -> Training:
     """Fill in what the method decides: gently, for weights that are nearly right, or as published for Vulcan.
 
-    docs/decisions/015-gentle-training.md has the reasons and the numbers.
+    docs/decisions/013-training.md has the reasons and the numbers.
     """
     warmup, by_loss = training.warmup_steps, training.lr_by_loss
     if warmup is None:

@@ -1,4 +1,4 @@
-"""Figures in README are those of the records."""
+"""Figures in docs/which-method.md are those of the records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.derivations import STEPS
 from benchmarks.markdown import Row, derived, load, of_newest_base, picked
 from benchmarks.papers import published
 
-README = " ".join((ROOT / "README.md").read_text().split())
+PAGE = " ".join((ROOT / "docs" / "which-method.md").read_text().split())
 
 
 def rows(name: str) -> list[Row]:
@@ -22,15 +22,15 @@ def rows(name: str) -> list[Row]:
 
 
 def between(first: str, last: str) -> str:
-    return README[README.index(first) : README.index(last)]
+    return PAGE[PAGE.index(first) : PAGE.index(last)]
 
 
 @pytest.mark.parametrize(
     ("name", "title"),
     [
-        ("dimensions_fashion", "photographs of clothes (Fashion-MNIST)"),
-        ("dimensions_fine", "48 finer rendered classes"),
-        ("dimensions", "24 rendered classes"),
+        ("accuracy_fashion", "photographs of clothes (Fashion-MNIST)"),
+        ("accuracy_fine", "48 finer rendered classes"),
+        ("accuracy", "24 rendered classes"),
     ],
 )
 def test_what_forge_loses_is_what_the_records_say(name: str, title: str) -> None:
@@ -41,7 +41,7 @@ def test_what_forge_loses_is_what_the_records_say(name: str, title: str) -> None
             assert len(found) == 9, "three tasks, three seeds"
             lost = mean(100 * (one["base_restricted"] - one["derived"]) for one in found)
             cells.append(f"{round(lost, 1) + 0.0:.1f}")
-    assert f"| {title} | {' | '.join(cells)} |" in README
+    assert f"| {title} | {' | '.join(cells)} |" in PAGE
 
 
 def test_what_rivals_have_at_published_length_is_what_the_records_say() -> None:
@@ -65,13 +65,13 @@ def test_what_rivals_have_at_published_length_is_what_the_records_say() -> None:
     for text, (task, variant) in single.items():
         (found,) = picked(full, task=task, variant=variant)
         assert f"{text} {100 * found['accuracy']['derived']:.1f}" in told, variant
-    closed = picked(rows("dimensions_fashion"), task=5, rate=0.9, steps=0, options={})
+    closed = picked(rows("accuracy_fashion"), task=5, rate=0.9, steps=0, options={})
     assert f"nothing trained, has {100 * mean(derived(closed)):.1f}, too" in told
 
 
 def test_what_a_better_base_adds_is_what_the_record_says() -> None:
     of = {name: 100 * mean(derived(picked(rows("transfer"), variant=name))) for name in ("forge", "forge, better base")}
-    assert f"{of['forge']:.1f} % top-1 without this and {of['forge, better base']:.1f} % with it" in README
+    assert f"{of['forge']:.1f} % top-1 without this and {of['forge, better base']:.1f} % with it" in PAGE
 
 
 def test_latency_on_gpus_is_what_the_records_say() -> None:

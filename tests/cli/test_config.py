@@ -96,11 +96,12 @@ def test_lists_of_numbers_and_names_with_commas(write: Any) -> None:
     assert asked.rates == (0.5, 0.9) and asked.classes == '"a, b",3'
 
 
-def test_the_file_in_the_readme_is_one(write: Any) -> None:
-    block = next(b for b in (ROOT / "README.md").read_text().split("```") if b.startswith("yaml\n# derive.yaml"))
+def test_the_file_in_the_tutorial_is_read(write: Any) -> None:
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text()
+    block = next(part for part in tutorial.split("```") if part.startswith("yaml\n# derive.yaml"))
     asked = built("derive", "--config", write(block.removeprefix("yaml\n")), "--rate", "0.8", "--out", "runs/t8")
     assert (asked.rate, asked.classes, asked.training.lr) == (0.8, "n01440764,n01443537", 2e-4)
-    assert asked.options == {"teacher": "none"}
+    assert asked.options == {"cut_tokens": "never"}
 
 
 REFUSED = [

@@ -1,4 +1,4 @@
-"""A family of your own: a ViT that takes pixels from 0 to 255, and normalises them itself."""
+"""An example of a family: a ViT that takes pixels from 0 to 255 and normalises them itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgevit.network.weights import Weights
 
 
 class FromPixels(nn.Module):
-    """The network: it would lie in your own package."""
+    """The network, which would be in your own package."""
 
     def __init__(self, inner: nn.Module, mean: float = 127.5, std: float = 127.5) -> None:
         super().__init__()
@@ -26,9 +26,9 @@ class FromPixels(nn.Module):
         return self.inner(self.normalised(images))
 
 
-def _of_inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What the family of the ViT inside says of it."""
-    return lambda model, *given: function(model.inner, *given)
+def _delegated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Apply a function of the ViT family to the inner network."""
+    return lambda model, *arguments: function(model.inner, *arguments)
 
 
 def matches(model: nn.Module) -> bool:
@@ -39,7 +39,7 @@ def adopted(model: FromPixels) -> nn.Module:
     return FromPixels(vit.adopted(model.inner), model.mean, model.std)
 
 
-# What changes the structure wraps again what comes of it ...
+# Functions that change the structure wrap the result again.
 def build(model: FromPixels, blocks: Sequence[Block]) -> nn.Module:
     return FromPixels(vit.build(model.inner, blocks), model.mean, model.std)
 
@@ -48,16 +48,16 @@ def with_embedding(model: FromPixels, encode: Tensor, decoders: Sequence[Decoder
     return FromPixels(vit.with_embedding(model.inner, encode, decoders), model.mean, model.std)
 
 
-# ... the forward pass in steps begins with what is new ...
+# The forward pass in steps begins with the new step.
 def first_tokens(model: FromPixels, images: Tensor) -> Tensor:
     return vit.first_tokens(model.inner, model.normalised(images))
 
 
 def plain_loader(model: nn.Module) -> None:
-    """None: timm alone does not make it."""
+    """Return None: timm alone cannot build this network."""
 
 
-# ... files of weights are of what is inside ...
+# Files of weights belong to the inner network.
 def fitted(weights: Weights, model: FromPixels, name: str, *, resample: bool, trained: Any = None) -> Weights:
     return vit.fitted(weights, model.inner, name, resample=resample, trained=trained)
 
@@ -68,20 +68,20 @@ def guessed_arguments(
     return vit.guessed_arguments(state, model.inner, model_state, stated)
 
 
-# ... and all else is as it is inside.
+# Everything else is delegated to the inner network.
 named, unpack, pack, guessed_name = vit.named, vit.unpack, vit.pack, vit.guessed_name
 check, sites, read, read_block, geometry, input_size, classifiers = map(
-    _of_inner, (vit.check, vit.sites, vit.read, vit.read_block, vit.geometry, vit.input_size, vit.classifiers)
+    _delegated, (vit.check, vit.sites, vit.read, vit.read_block, vit.geometry, vit.input_size, vit.classifiers)
 )
 resize, keep_blocks, keep_classes, arguments = map(
-    _of_inner, (vit.resize, vit.keep_blocks, vit.keep_classes, vit.arguments)
+    _delegated, (vit.resize, vit.keep_blocks, vit.keep_classes, vit.arguments)
 )
 has_classifier, make_classifiers, weighing, reads_mean, of_one_size = map(
-    _of_inner, (vit.has_classifier, vit.make_classifiers, vit.weighing, vit.reads_mean, vit.of_one_size)
+    _delegated, (vit.has_classifier, vit.make_classifiers, vit.weighing, vit.reads_mean, vit.of_one_size)
 )
 layers, attention_inputs, projections, attention_outputs, ffn_outputs = map(
-    _of_inner, (vit.layers, vit.attention_inputs, vit.projections, vit.attention_outputs, vit.ffn_outputs)
+    _delegated, (vit.layers, vit.attention_inputs, vit.projections, vit.attention_outputs, vit.ffn_outputs)
 )
 token_norms, final_tokens, answers, token_scores, branches, residual_scales = map(
-    _of_inner, (vit.token_norms, vit.final_tokens, vit.answers, vit.token_scores, vit.branches, vit.residual_scales)
+    _delegated, (vit.token_norms, vit.final_tokens, vit.answers, vit.token_scores, vit.branches, vit.residual_scales)
 )

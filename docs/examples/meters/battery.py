@@ -15,15 +15,15 @@ def batteries(root: str) -> list[Path]:
 
 
 def why_not(root: str) -> str | None:
-    """Why it cannot read the power here; None: it can."""
+    """Return why power cannot be read here; None: it can."""
     return None if batteries(root) else "no battery under /sys/class/power_supply"
 
 
 class Meter:
-    """Read every battery's power when it is asked to: between two inferences, a few times a second."""
+    """Read the power of every battery when `read` is called: between two inferences, a few times a second."""
 
     def __init__(self, root: str, total: Rails = ()) -> None:
-        self.found = batteries(root)
+        self.folders = batteries(root)
         self.readings = Readings("battery", total)
 
     def __enter__(self) -> Meter:
@@ -35,10 +35,10 @@ class Meter:
         self.readings.begin()
 
     def read(self) -> None:
-        microwatts = {folder.name: read_integer(str(folder), "power_now") for folder in self.found}
-        told = {name: value / 1000 for name, value in microwatts.items() if value is not None}
-        if told:
-            self.readings.add(perf_counter_ns(), told)
+        microwatts = {folder.name: read_integer(str(folder), "power_now") for folder in self.folders}
+        milliwatts = {name: value / 1000 for name, value in microwatts.items() if value is not None}
+        if milliwatts:
+            self.readings.add(perf_counter_ns(), milliwatts)
 
     def __exit__(self, *_: object) -> None:
         self.readings.ended_ns = perf_counter_ns()

@@ -2,7 +2,7 @@
 
 Patches of an image are many and alike, its class token is one of a kind, and behind the last attention nothing else is
 felt. Of every class token and one patch in `every`, weighted by `every`, the sums are those of all tokens on average
-(docs/decisions/056-thinned-sums.md).
+(docs/decisions/012-cheaper-passes.md).
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Effort:
         return {batch: max(round(most * share), 1) for batch, share in self.shares.items() if batch in batches}
 
 
-# All of it is to fit into 30 minutes on an Orin Nano (decision 052): so batch 8 is asked where shapes differ most.
+# All of it is to fit into 30 minutes on an Orin Nano (decision 026): so batch 8 is asked where shapes differ most.
 EFFORTS = {
     "shapes at 0.8": Effort({1: 1, 8: HALF}, energy=True),
     "shapes at 0.6": Effort({1: 1}),

@@ -43,7 +43,7 @@ class Config(TeacherOptions):
     # sensitivity=fisher. By a cost table it may be as narrow as that lists.
     cut_embedding: bool = True
     # Whether what reads a narrower embedding takes tokens back as fits them best, and directions are chosen for that
-    # where few stay (decision 055); else it takes them back by the transposed rotation to the largest directions.
+    # where few stay (decision 010); else it takes them back by the transposed rotation to the largest directions.
     fit_decoders: bool = True
     embed_width: int = 0  # The embedding's width, if it may be narrowed; 0: the one that is measured to lose least.
     # Whether some tokens leave behind blocks of the deeper half: never; for a budget in MACs where more than 0.01 nats

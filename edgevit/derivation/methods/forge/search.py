@@ -2,7 +2,7 @@
 
 Sums of what each site is worth by itself say little of what many lose together once the rest is solved again: over sets
 of sites that take as long, their rank correlation with what is lost in the end is 0.3, and 0.7 with an affine map where
-a site was (decision 057). So plans by both prices, and by means of them, are solved for some images, and then those
+a site was (decision 009). So plans by both prices, and by means of them, are solved for some images, and then those
 that differ from the best one in a site or two, until none of them is better.
 """
 
