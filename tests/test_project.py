@@ -18,7 +18,7 @@ def test_the_changelog_begins_with_this_version():
     assert f'version = "{edgevit.__version__}"' in (ROOT / "pyproject.toml").read_text()
 
 
-COMMANDS = [line for block in README.split("```")[1::2] for line in block.splitlines() if line.startswith("edgevit ")]
+COMMANDS = [line[2:] for block in README.split("```")[1::2] for line in block.splitlines() if line[:2] == "$ "]
 
 
 @pytest.mark.parametrize("line", COMMANDS)
