@@ -34,13 +34,11 @@ from edgevit.records.derivation import (
     Accuracies,
     AccuracyRecord,
     Facts,
-    ShapeRecord,
     TrainingRecord,
 )
 from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
-from edgevit.records.kinds import content_sha256
+from edgevit.records.kinds import seal
 from edgevit.records.model_folder import ModelFolder
-from edgevit.records.supernet import SettingsRecord, SlicePoint, SupernetRecord, Unit
 
 EXAMPLES = int(os.environ.get("EDGEVIT_MUTATIONS", "10"))
 LIMIT_S = 60  # for one command, however busy the machine is
@@ -182,30 +180,18 @@ def _make_engine(root: Path) -> None:
 
 
 def _make_supernet(root: Path) -> None:
+    from model_folders import supernet_of
     from small_models import ARGS, random_base
 
     from edgevit.network.checkpoint import describe, save
     from edgevit.records.model import TargetClass
 
     base = describe(random_base(), "vit_tiny_patch16_224", ARGS)
-    order = tuple(
-        Unit(i, "ffn", first, last, 100_000) for first, last in ((128, 256), (64, 128), (8, 64)) for i in range(2)
-    )
-    made = ModelFolder(root / "m").derivation()
-    assert made is not None and made.data is not None
-    record = SupernetRecord(
-        created=made.created,
-        base=made.base,
-        base_top1=0.9,
-        settings=SettingsRecord(ShapeRecord("fused"), TrainingRecord(1, 2)),
-        data=made.data,
-        versions=made.versions,
-        seconds={},
-        order=order,
-        curve=tuple(SlicePoint(rate, 10**6, 10**5, top1) for rate, top1 in ((0.0, 0.9), (0.5, 0.8))),
-    )
+    record = ModelFolder(root / "m").derivation()
+    assert record is not None and record.data is not None
+    supernet = supernet_of(base.spec.blocks, record.data, (8, 64, 128, 256))
     labels = tuple(TargetClass(str(i), i) for i in range(10))
-    save(replace(base, spec=replace(base.spec, classes=labels)), root / "net", supernet=record)
+    save(replace(base, spec=replace(base.spec, classes=labels)), root / "net", supernet=supernet)
 
 
 def _make_imported(root: Path) -> None:
@@ -496,8 +482,8 @@ VALUES = [name for name in TEXTS if name not in ("runs", "classes")]
 
 
 def _written(name: str, value: Any) -> bytes:
-    if name == "resealed" and isinstance(value, dict) and "spec_sha256" in value:
-        value = {**value, "spec_sha256": content_sha256(value, "spec_sha256")}
+    if name == "resealed" and isinstance(value, dict) and "content_sha256" in value:
+        value = seal(value)
     return json.dumps(value).encode()  # which is YAML, too
 
 

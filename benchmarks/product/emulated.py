@@ -265,7 +265,7 @@ class EmulatedBench:
         ffn = {(n,): self._per_block(BlockDims(dims.heads, dims.qk, dims.vo, n)) - part * dense for n in self.neurons}
         sizes = {"embed": self.board.embed, "tokens": self.board.tokens, "patch_values": 768, "depth": deep}
         content: dict[str, Any] = {
-            "schema": 3,
+            "schema": 1,
             "measured_on": "an emulated board",
             "between": "linear",
             "base": {"family": "vit", **sizes},

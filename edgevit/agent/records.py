@@ -1,15 +1,4 @@
-"""What a measurement is. The board writes it, the host reads it.
-
-Schema history: 1  first version
-                2  streams, GPU times, power, temperatures, throttling, power mode, GPU load, engine memory; runs of
-                   schema 1 are still read: they had one stream, and the rest was not measured
-                3  session, round and turn: which runs were made together; of those of schema 1 and 2 it is not known
-                4  edgevit: which one asked for the run; of those of schema 1 to 3 it is not known
-                5  period_ns, missed and parts_ns: a model as it is used; inferences of schema 1 to 4 followed one
-                   another without a pause, on input that was there
-                6  beside and visit: models that alternate in one process; one of schema 1 to 5 had it for itself
-                7  ticks_ns of power: when the meters alone worked; in runs of schema 1 to 6 it is unknown
-"""
+"""The record of a measurement. The board writes it, the host reads it."""
 
 from __future__ import annotations
 
@@ -23,21 +12,7 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 
 from . import doubts
 
-SCHEMA = 7
-
-# Fields that a schema brought, and that runs of the schemas before it leave unmeasured.
-NEW_IN = {
-    2: (
-        *("gpu_ns", "memory_engine_bytes", "memory_nvmap_bytes", "gpu_load_permille", "temperatures_before_c"),
-        *("temperatures_during_c", "temperatures_after_c", "throttled", "power_mode_before", "power_mode_after"),
-        *("power", "idle_power"),
-    ),
-    3: ("session", "round", "turn"),
-    4: ("edgevit",),
-    5: ("period_ns", "missed", "parts_ns"),
-    6: ("beside", "visit"),
-    7: (),
-}
+SCHEMA = 1
 
 # Fields of a run that JSON turns from tuples into lists.
 SERIES = ("clocks_during_khz", "gpu_load_permille", "temperatures_during_c", "throttled", "beside")
@@ -119,8 +94,6 @@ class Power:
     @classmethod
     def from_dict(cls, data: Any) -> Power:
         """Raises: RecordError."""
-        if isinstance(data, dict):
-            data = {"ticks_ns": (), **data}  # not in schema 6 and before
         if not isinstance(data, dict) or {field.name for field in fields(cls)} != set(data):
             raise RecordError(f"power is not {', '.join(field.name for field in fields(cls))}")
         _check_types(cls, data)
@@ -375,16 +348,15 @@ class Run:
         """Raises: RecordError."""
         if not isinstance(data, dict) or "schema" not in data:
             raise RecordError('not a run: no "schema"')
-        schema = data["schema"]
-        if type(schema) is not int or not 1 <= schema <= SCHEMA:
-            raise RecordError(f"schema {schema!r}, and this edgevit reads schema 1 to {SCHEMA}: update edgevit")
+        if type(data["schema"]) is not int or data["schema"] != SCHEMA:
+            writer = f"edgevit {data['edgevit']}" if data.get("edgevit") else "an unknown version"
+            raise RecordError(
+                f"schema {data['schema']!r}, written by {writer}; this edgevit reads schema {SCHEMA}: measure again "
+                "with this version"
+            )
         values = {name: value for name, value in data.items() if name != "schema"}
-        if schema == 1:
-            values = {"streams": 1, **values}
-        for version in range(schema + 1, SCHEMA + 1):
-            values = {**dict.fromkeys(NEW_IN[version]), **values}
         if odd := sorted(values.keys() ^ {name for name, _, _ in _CHECKS["Run"]}):
-            raise RecordError(f"not a run of schema {schema}: missing or unknown {', '.join(odd)}")
+            raise RecordError(f"not a run: missing or unknown {', '.join(odd)}")
         for name in ("power", "idle_power"):
             values[name] = None if values[name] is None else Power.from_dict(values[name])
         _check_types(cls, values)

@@ -1,8 +1,6 @@
 """Where the time of an inference went: a record of its own, as what a profiler slowed is no latency of the model.
 
 A file of them has one on each line, as `edgevit bench --layers --output FILE` appends them.
-
-Schema history: 1  first version
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ class LayerProfile:
 
 
 # No seal: a line of a file of runs, from which people select lines and values.
-LAYERS_KIND = RecordKind("layers", LayerProfile, READER, schemas=(1,), seal=None)
+LAYERS_KIND = RecordKind("layers", LayerProfile, READER, sealed=False)
 
 
 def profile_of(request: MeasurementRequest, answer: dict[str, Any], runs: Sequence[Run]) -> LayerProfile:

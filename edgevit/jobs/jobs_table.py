@@ -1,10 +1,4 @@
-"""results.json of a jobs file: what became of each of its jobs, told anew whenever one starts or ends.
-
-Schema history: 1  first version
-                2  versions, of the edgevit that wrote it last; tables of schema 1 are still read
-                3  warnings of each job; tables of schema 2 are still read
-                4  record and content_sha256, of all the rest of the file
-"""
+"""results.json of a jobs file: the state of each of its jobs, written whenever one starts or ends."""
 
 from __future__ import annotations
 
@@ -16,7 +10,7 @@ from pydantic import Field
 from edgevit.errors import JobsError
 from edgevit.records.derivation import Share
 from edgevit.records.documents import Reader
-from edgevit.records.kinds import RecordKind, Seal, Versions
+from edgevit.records.kinds import RecordKind, Versions
 from edgevit.records.model import Count, Sha256
 
 READER = Reader(JobsError, mend="the rows of models that are there are read from their folders")
@@ -49,8 +43,7 @@ class JobsTable:
     """What results.json says."""
 
     rows: tuple[JobRow, ...] = ()
-    earlier: tuple[JobRow, ...] = ()  # older versions kept those of a jobs file that another replaced
-    versions: Versions | None = None  # None: of an older edgevit
+    versions: Versions | None = None  # of the edgevit that wrote it last; None: not written yet
 
 
-TABLE_KIND = RecordKind("results", JobsTable, READER, schemas=(1, 2, 3, 4), seal=Seal(since=4))
+TABLE_KIND = RecordKind("results", JobsTable, READER)

@@ -224,7 +224,7 @@ def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> li
 
 def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Progress) -> list[JobRow]:
     before = results.read(progress)
-    told = {job.name: [row for row in (*before.rows, *before.earlier) if row.job == job.name] for job in jobs}
+    told = {job.name: [row for row in before.rows if row.job == job.name] for job in jobs}
     found = {job.name: row for job in jobs if (row := _found(job, told[job.name], progress)) is not None}
     due = [job for job in jobs if job.name not in found]
     _refuse_what_all_share(due)

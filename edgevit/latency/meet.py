@@ -45,7 +45,7 @@ from edgevit.latency.target import probe
 from edgevit.network.checkpoint import load, network_without_weights, open_network
 from edgevit.progress import OnlyOnce, Progress, Silent, rounded_duration
 from edgevit.records.derivation import FigureRecord, MetRecord, RoundRecord
-from edgevit.records.kinds import UNMARKED, RecordKind, Seal
+from edgevit.records.kinds import RecordKind
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import STATE, open_partial, partial_folder
 from edgevit.records.writing import new_folder, write_whole, writing
@@ -64,12 +64,7 @@ NEXT_TO_NOTHING = 1e-9  # ms or mJ: a limit that no plan keeps, so that the refu
 
 @dataclass(frozen=True)
 class KeptSearch:
-    """rounds.json of an unfinished search.
-
-    Schema history: 0  files that say no schema, and not which edgevit wrote them
-                    1  edgevit
-                    2  record and content_sha256, of all the rest of the file
-    """
+    """rounds.json of an unfinished search."""
 
     base_takes: float  # by the table, in ms or mJ
     where: dict[str, Any]  # where the table was measured; empty: it does not say
@@ -77,7 +72,7 @@ class KeptSearch:
     edgevit: str | None = None
 
 
-SEARCH_KIND = RecordKind("rounds", KeptSearch, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))
+SEARCH_KIND = RecordKind("rounds", KeptSearch, STATE)
 
 
 @takes_options(MeetRequest)

@@ -2,10 +2,6 @@
 
 A folder per kind of figures: what a base's blocks are made of, and where and how stacks of them were measured. Runs are
 appended to one file as soon as they are made; a line that a crash cut off is left out when they are read.
-
-Schema history of key.json:     1  first version; later files of schema 1 have edgevit
-Schema history of engines.json: 0  files that say no schema: an object of nothing but engines
-                                1  engines and edgevit
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from edgevit.board.comparison import READER
 from edgevit.derivation.cache import CacheEntry, derivations_folder
 from edgevit.errors import RunsError
 from edgevit.progress import Progress, Silent
-from edgevit.records.kinds import UNMARKED, More, RecordKind
+from edgevit.records.kinds import More, RecordKind
 from edgevit.records.lock import in_turn
 from edgevit.records.writing import write_whole, writing
 from edgevit.version import written_by
@@ -41,7 +37,7 @@ KEY, RUNS, ENGINES = "key.json", "runs.jsonl", "engines.json"
 class StoreKey:
     """key.json of measured costs: what the runs depend on; all but `edgevit` is in the hash that names the folder."""
 
-    edgevit: str | None = None  # version that used the folder last; None: an older one, which did not write it
+    edgevit: str | None = None  # version that used the folder last; None: it does not count in a comparison
     family: str | None = None
     embed: int | None = None
     where: dict[str, Any] | None = None
@@ -53,12 +49,12 @@ class BuiltEngines:
     """engines.json of measured costs: path on the board and hash of each engine built there, by the stack's label."""
 
     engines: dict[str, tuple[str, str]]
-    edgevit: str | None = None  # version that wrote the file; None: an older one, which did not write it
+    edgevit: str
 
 
 # No seals: the folder is named by the hash of the key, and engines are known by their own hashes.
-KEY_KIND = RecordKind("costs_key", StoreKey, READER, schemas=(1,), seal=None)
-ENGINES_KIND = RecordKind("costs_engines", BuiltEngines, READER, schemas=(UNMARKED, 1), seal=None)
+KEY_KIND = RecordKind("costs_key", StoreKey, READER, sealed=False)
+ENGINES_KIND = RecordKind("costs_engines", BuiltEngines, READER, sealed=False)
 
 
 def costs_folder() -> Path:
@@ -168,8 +164,7 @@ class Store:
         file = self.folder / ENGINES
         if not file.is_file():
             return {}
-        told = READER.json(file, dict[str, Any])
-        return ENGINES_KIND.checked(told if "schema" in told else {"engines": told}, str(file)).engines
+        return ENGINES_KIND.read(file).engines
 
     def keep_engines(self, engines: Mapping[str, tuple[str, str]]) -> None:
         with writing(self.folder):

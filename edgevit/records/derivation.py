@@ -1,15 +1,4 @@
-"""derivation.json: how a model came to be, and how good it was found to be.
-
-Schema history: 1  first version
-                2  images_per_class and confused, of an accuracy; those of schema 1 do not say
-                3  validation; earlier ones do not say. Later files of schema 3 may have at_least and at_least_embed
-                   of a budget; where they lack them there was none.
-                   Later ones have clock and base_clock of what was met, and its request; the others do not say.
-                   Later ones have start; where they lack it the base was cut as it is.
-                   Later ones have base_finetuned of validation, and base_training; the others do not say
-                4  record and content_sha256, of all the rest of the file; weights_sha256. Later files of schema 4 have
-                   answers; the others do not say which images were classified rightly
-"""
+"""derivation.json: how a model came to be, and how good it was found to be."""
 
 from __future__ import annotations
 
@@ -22,7 +11,7 @@ from pydantic import Field
 
 from edgevit.records.answers import PartAnswers
 from edgevit.records.class_names import ClassName
-from edgevit.records.kinds import MORE, RECORD, More, RecordKind, Seal, Versions
+from edgevit.records.kinds import MORE, More, RecordKind, Versions
 from edgevit.records.model import READER, BlockDims, Head, Index, ModelSpec, Sha256, Size, TargetClass
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -355,7 +344,7 @@ class DerivationRecord:
     fitted_head: FittedHead | None = None  # None: the base had a classifier of its own
     met: MetRecord | None = None  # None: the budget was not measured
     validation: ValidationRecord | None = None  # None: a slice without images, or of an older edgevit
-    # Of model.safetensors, once it is written. None: the file does not say, as those of schema 1 to 3.
+    # Of model.safetensors, once it is written. None: it is not written yet.
     weights_sha256: Sha256 | None = field(default=None, compare=False)
     job: Sha256 | None = None  # of the job that this was; None: it was in no jobs file, or an older edgevit's
     # By part, which of its images are classified rightly; None: a slice without images, or of an older edgevit.
@@ -388,10 +377,4 @@ def _classes(accuracy: AccuracyRecord) -> list[str]:
     return sorted(name for name, top1 in (accuracy.per_class or {}).items() if top1 is not None)
 
 
-DERIVATION_KIND = RecordKind(
-    "derivation",
-    DerivationRecord,
-    READER,
-    schemas=(1, 2, 3, 4),
-    seal=Seal(since=4, marks=(RECORD, "weights_sha256")),
-)
+DERIVATION_KIND = RecordKind("derivation", DerivationRecord, READER)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -30,7 +30,6 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from edgevit import __version__
 from edgevit.agent.files import open_regular
 from edgevit.errors import EdgeVitError
 from edgevit.text import printable, shortened
@@ -48,20 +47,17 @@ class Reader:
     error: type[EdgeVitError]  # raised for every fault
     mend: str  # what to do about a damaged file, such as "derive the model again"
 
-    def json(self, file: Path, kind: type[T], *, schemas: Collection[int] | None = None) -> T:
+    def json(self, file: Path, kind: type[T]) -> T:
         """Read a JSON file as `kind`.
 
-        Args:
-            schemas: values of the file's `schema` that can be read; None: it has none.
-
         Raises:
-            self.error: it is missing, unreadable, no JSON, of another schema, or of another type.
+            self.error: it is missing, unreadable, not JSON, or of another type.
         """
-        return self.parse(self.text(file), kind, str(file), schemas=schemas)
+        return self.parse(self.text(file), kind, str(file))
 
-    def parse(self, text: str | bytes, kind: type[T], where: str, *, schemas: Collection[int] | None = None) -> T:
+    def parse(self, text: str | bytes, kind: type[T], where: str) -> T:
         """Read JSON text, or its bytes in UTF-8, as `kind`; `where` names it in messages."""
-        return self.checked(self.values(text, where), kind, where, schemas=schemas)
+        return self.checked(self.values(text, where), kind, where)
 
     def values(self, text: str | bytes, where: str) -> Any:
         """Read JSON text as plain values, which are not checked yet: a number may be infinite."""
@@ -130,14 +126,12 @@ class Reader:
         except UnicodeDecodeError as error:
             raise self._fault(str(file), f"is not text in UTF-8 (byte {error.start})") from error
 
-    def checked(self, data: Any, kind: type[T], where: str, *, schemas: Collection[int] | None = None) -> T:
-        """Turn plain values into `kind`."""
+    def checked(self, data: Any, kind: type[T], where: str) -> T:
+        """Convert plain values to `kind`."""
         try:
             _check_plain(data)
         except ValueError as error:
             raise self._fault(where, str(error)) from error
-        if schemas is not None:
-            self._check_schema(data, where, schemas)
         try:
             # As JSON, whose arrays are tuples, too, where a record says so; and strict, so that "3" is no 3.
             record: T = _adapter(cast("Any", kind)).validate_json(json.dumps(data), strict=True)
@@ -145,40 +139,8 @@ class Reader:
             raise self._fault(where, _told(error, kind)) from error
         return record
 
-    def _check_schema(self, data: Any, where: str, schemas: Collection[int]) -> None:
-        seen = data.get("schema") if isinstance(data, dict) else None
-        if not isinstance(data, dict):
-            raise self._fault(where, f"holds {_shown(data)}, expected an object with a schema")
-        if type(seen) is int and seen > max(schemas):
-            raise self.error(f"{where} {newer(data, seen, max(schemas))}")
-        if type(seen) is not int or seen not in schemas:
-            known = " and ".join(map(str, sorted(schemas)))
-            raise self.error(f"{where} has schema {_shown(seen)}, this edgevit reads {known}; {self.mend}")
-
     def _fault(self, where: str, what: str) -> EdgeVitError:
         return self.error(f"{where} {what}; {self.mend}")
-
-
-def newer(content: Mapping[str, Any], seen: int, known: int) -> str:
-    """What is said of a file of a schema that only a later edgevit knows, after the file's name."""
-    by, install = "", "a newer edgevit"
-    if version := _version(content):
-        by = f" (written by edgevit {version[0]})"
-        if version[0] != __version__:  # else by a checkout that is ahead of this one
-            install = f"edgevit>={version[0]}"
-    return f"has schema {seen}; this edgevit {__version__} reads up to {known}{by}: install {install}"
-
-
-def writer_of(content: Mapping[str, Any]) -> str:
-    """Which edgevit wrote a file, by what it says: "edgevit 0.1.0", or "an older edgevit"."""
-    version = _version(content)
-    return f"edgevit {version[0]}" if version else "an older edgevit"
-
-
-def _version(content: Mapping[str, Any]) -> re.Match[str] | None:
-    versions = content.get("versions")
-    writer = str(versions.get("edgevit") if isinstance(versions, dict) else content.get("edgevit"))
-    return re.match(r"\d[\w.]{0,40}", writer)
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
@@ -230,7 +192,7 @@ def _check_plain(data: Any) -> None:
             for key in value:
                 if not isinstance(key, str):
                     under = f" under {_at(path)}" if path else ""
-                    raise ValueError(f"has the key {_shown(key)}{under}: put it in quotes")
+                    raise ValueError(f"has the key {format_value(key)}{under}: put it in quotes")
             parts: Iterable[tuple[Any, Any]] = value.items()
         elif all(map(_is_figure, value)):  # latencies, by the hundred thousand
             continue
@@ -294,7 +256,7 @@ def _told(error: ValidationError, kind: Any) -> str:
     if first["type"] == "value_error":  # of the record's own check, in its own words
         return f"is wrong{f' in {where}' if where else ''}: {first['msg'].removeprefix('Value error, ')}"
     wanted = first["msg"].replace("Input should be", "expected")
-    return f"has {_shown(first['input'])}{f' as {where}' if where else ''}, {wanted[:1].lower()}{wanted[1:]}"
+    return f"has {format_value(first['input'])}{f' as {where}' if where else ''}, {wanted[:1].lower()}{wanted[1:]}"
 
 
 def _known_keys(kind: Any, path: tuple[str | int, ...]) -> list[str]:
@@ -323,7 +285,8 @@ def _hints(kind: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _shown(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """A value of a file in a message, shortened."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     text = "nothing" if value is None else repr(value)

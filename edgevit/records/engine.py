@@ -1,8 +1,4 @@
-"""What is known of an engine: a JSON file beside it, `export/engines/<fingerprint>/<key>.json`.
-
-Schema history: 1  first version; later files of schema 1 have edgevit
-                2  record and content_sha256, of all the rest of the file
-"""
+"""What is known of an engine: a JSON file beside it, `export/engines/<fingerprint>/<key>.json`."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from edgevit.records.belonging import file_fault
 from edgevit.records.class_names import ClassName
 from edgevit.records.documents import Reader
 from edgevit.records.export import Fusion
-from edgevit.records.kinds import PLACE, Place, RecordKind, Seal
+from edgevit.records.kinds import PLACE, Place, RecordKind
 from edgevit.records.model import Index, Sha256
 from edgevit.records.writing import write_whole, writing
 
@@ -142,7 +138,7 @@ class EngineRecord:
     inputs: tuple[EngineTensor, ...]
     outputs: tuple[EngineTensor, ...]
     warnings: tuple[str, ...]
-    edgevit: str | None = None  # version that had it built; None: an older one, which did not write it
+    edgevit: str  # version that had it built
 
     @property
     def layers_path(self) -> Path:
@@ -150,7 +146,7 @@ class EngineRecord:
 
 
 LAYERS = ".layers.json"
-ENGINE_KIND = RecordKind("engine", EngineRecord, READER, schemas=(1, 2), seal=Seal(since=2))
+ENGINE_KIND = RecordKind("engine", EngineRecord, READER)
 
 
 def key_of(asked: Mapping[str, Any]) -> str:

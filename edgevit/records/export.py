@@ -1,10 +1,4 @@
-"""export.json: what the exported files are, and every check they passed.
-
-Schema history: 1  first version
-                2  rejection; exports of schema 1 are still read: they have none
-                3  model.file, of a model that came as an ONNX file and has no timm_name, and fp32_modules
-                4  record and content_sha256, of all the rest of the file
-"""
+"""export.json: what the exported files are, and every check they passed."""
 
 from __future__ import annotations
 
@@ -14,7 +8,7 @@ from typing import Any, Literal
 from edgevit.errors import ExportError
 from edgevit.records.class_names import ClassName
 from edgevit.records.documents import Reader
-from edgevit.records.kinds import PLACE, Place, RecordKind, Seal, Versions
+from edgevit.records.kinds import PLACE, Place, RecordKind, Versions
 from edgevit.records.model import Index, Rejection, Sha256, Size
 from edgevit.records.names import onnx_name
 
@@ -158,4 +152,4 @@ class ExportRecord:
             raise ValueError("it tells of the accuracy of other files than it lists")
 
 
-EXPORT_KIND = RecordKind("export", ExportRecord, READER, schemas=(1, 2, 3, 4), seal=Seal(since=4))
+EXPORT_KIND = RecordKind("export", ExportRecord, READER)

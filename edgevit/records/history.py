@@ -1,8 +1,4 @@
-"""history.jsonl: what a training looked like on its way, one step that was logged or looked at on each line.
-
-Schema history: 0  lines that say no schema, and not which edgevit wrote them
-                1  edgevit
-"""
+"""history.jsonl: what a training looked like on its way, one step that was logged or looked at on each line."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from dataclasses import dataclass, field
 
 from edgevit.errors import CheckpointError
 from edgevit.records.documents import Reader
-from edgevit.records.kinds import UNMARKED, More, RecordKind
+from edgevit.records.kinds import More, RecordKind
 from edgevit.records.model import MEND, Index
 
 
@@ -23,9 +19,9 @@ class HistoryLine:
 
     stage: str  # which of the trainings of a derivation
     step: Index
-    edgevit: str | None = None  # version that wrote the line; None: an older one, which did not write it
+    edgevit: str  # version that wrote the line
     more: More = field(default_factory=dict)  # the figures
 
 
 # No seal: no figure of a model rests on it, and a line that a power cut cut off is left out.
-HISTORY_KIND = RecordKind("history", HistoryLine, Reader(CheckpointError, MEND), schemas=(UNMARKED, 1), seal=None)
+HISTORY_KIND = RecordKind("history", HistoryLine, Reader(CheckpointError, MEND), sealed=False)

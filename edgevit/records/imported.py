@@ -1,7 +1,4 @@
-"""onnx.json: what is known of a model that came as an ONNX file, which lies beside it as model.onnx.
-
-Schema history: 1  first version
-"""
+"""onnx.json: what is known of a model that came as an ONNX file, which lies beside it as model.onnx."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from edgevit.errors import CheckpointError
 from edgevit.records.derivation import DataRecord, Fraction, Seed
 from edgevit.records.documents import Reader
 from edgevit.records.export import Batch
-from edgevit.records.kinds import RecordKind, Seal
+from edgevit.records.kinds import RecordKind
 from edgevit.records.model import Preprocessing, Rejection, Sha256, Size, TargetClass
 
 READER = Reader(CheckpointError, mend="copy the folder again, or import the ONNX file again with edgevit export")
@@ -57,7 +54,7 @@ class ImportedDocument:
         return None
 
 
-IMPORTED_KIND = RecordKind("onnx", ImportedDocument, READER, schemas=(1,), seal=Seal(1, "spec_sha256", marks=()))
+IMPORTED_KIND = RecordKind("onnx", ImportedDocument, READER)
 
 
 def read_imported(file: Path) -> ImportedDocument:

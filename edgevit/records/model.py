@@ -1,12 +1,4 @@
-"""model.json: everything about a model but its weights and how it came to be.
-
-Schema history: 1  first version
-                2  rejection; models of schema 1 are still read: they have none
-                3  spec_sha256, of all the rest of the file: 2 heads of 16 made into 1 of 32 would fit the weights, too
-                4  an attention or an FFN that is gone has sizes of 0
-                5  base.embed; where it is not said, the model's embedding is as wide as its base's;
-                   tokens and merged, of a block that passes on only some of its tokens
-"""
+"""model.json: everything about a model but its weights and how it came to be."""
 
 from __future__ import annotations
 
@@ -20,7 +12,7 @@ from pydantic import ConfigDict, Field
 from edgevit.errors import CheckpointError
 from edgevit.records.class_names import ClassName
 from edgevit.records.documents import Reader
-from edgevit.records.kinds import RecordKind, Seal
+from edgevit.records.kinds import RecordKind
 from edgevit.records.reading import Exif, reading_settings, transform_settings
 
 if TYPE_CHECKING:
@@ -244,7 +236,7 @@ class ModelDocument(ModelSpec):
     """A model's description with what is known once its weights are written."""
 
     weights_sha256: Sha256  # of model.safetensors
-    edgevit: str | None = None  # version that wrote the folder; None: an older one, which did not write it
+    edgevit: str  # version that wrote the folder
 
     @classmethod
     def of(cls, spec: ModelSpec, weights_sha256: str, edgevit: str) -> ModelDocument:
@@ -256,9 +248,7 @@ class ModelDocument(ModelSpec):
         return ModelSpec(**{f.name: getattr(self, f.name) for f in fields(ModelSpec)})
 
 
-MODEL_KIND = RecordKind(
-    "model", ModelDocument, READER, schemas=(1, 2, 3, 4, 5), seal=Seal(3, "spec_sha256", marks=("edgevit",))
-)
+MODEL_KIND = RecordKind("model", ModelDocument, READER)
 
 
 def read_model(file: Path) -> ModelDocument:

@@ -1,11 +1,4 @@
-"""plan.json: what became of each block of a base, step by step, for a person to read.
-
-Schema history: 1  first version
-                2  embed; a step of schema 1 leaves the embedding as it is; tokens and merged, of a block that passes on
-                   only some of its tokens
-                3  edgevit, which version wrote it
-                4  record and content_sha256, of all the rest of the file
-"""
+"""plan.json: what became of each block of a base, step by step, for a person to read."""
 
 from __future__ import annotations
 
@@ -18,7 +11,7 @@ from pydantic import Field
 
 from edgevit.errors import CheckpointError
 from edgevit.records.documents import Reader
-from edgevit.records.kinds import RecordKind, Seal
+from edgevit.records.kinds import RecordKind
 from edgevit.records.model import Dimension, Index, Size
 
 READER = Reader(CheckpointError, mend="copy the folder again, or derive the model again")
@@ -65,10 +58,10 @@ class PlanRecord:
     """All steps from the first base on, in order."""
 
     steps: tuple[StepRecord, ...]
-    edgevit: str | None = None  # version and commit that wrote it; None: of schema 1 or 2
+    edgevit: str | None = None  # version that wrote it; None: it is not written yet
 
 
-PLAN_KIND = RecordKind("plan", PlanRecord, READER, schemas=(1, 2, 3, 4), seal=Seal(since=4))
+PLAN_KIND = RecordKind("plan", PlanRecord, READER)
 
 
 def in_ranges(numbers: Iterable[int]) -> str:

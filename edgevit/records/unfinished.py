@@ -3,10 +3,6 @@
 request.json says what it is a derivation of: `asked`, all that was asked for, `edgevit`, which one began it, and what
 must be the same for it to be gone on with. One process works in it at a time. What lies in it was written by another
 run, perhaps just before a power cut: whatever cannot be read ends in one line, and the folder can be removed.
-
-Schema history of request.json: 0  files that say no schema
-                                1  the same with it
-                                2  record and content_sha256, of all the rest of the file
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from typing import Any
 
 from edgevit.errors import OptionError, OutputError, UnfinishedError
 from edgevit.records.documents import Reader
-from edgevit.records.kinds import UNMARKED, More, RecordKind, Seal
+from edgevit.records.kinds import More, RecordKind
 from edgevit.records.lock import alone_in
 from edgevit.records.names import HISTORY
 from edgevit.records.writing import refuse_existing, refuse_nameless, write_whole, writing
@@ -44,12 +40,12 @@ STATE = Reader(UnfinishedError, mend=MEND)
 class RequestRecord:
     """request.json of an unfinished derivation; beside its fields stands what must be the same to go on with it."""
 
-    edgevit: str | None = None  # version that began it, or went on with it; None: an older one, which did not write it
-    asked: dict[str, Any] = field(default_factory=dict)  # all that was asked for, for whoever reads the file
+    edgevit: str  # version that began it, or went on with it
+    asked: dict[str, Any]  # all that was asked for, for whoever reads the file
     more: More = field(default_factory=dict)  # what must be the same
 
 
-REQUEST_KIND = RecordKind("request", RequestRecord, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))
+REQUEST_KIND = RecordKind("request", RequestRecord, STATE)
 
 
 def partial_folder(out: Path) -> Path:

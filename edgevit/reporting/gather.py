@@ -216,7 +216,7 @@ def _take_lines(evidence: Evidence, file: Path, *, named: bool) -> None:
         read, ours = read + 1, ours or "schema" in content
         if read == FOREIGN and not named and not ours:
             break
-        if (digest := content_sha256(content, "")) in evidence.lines:
+        if (digest := content_sha256(content)) in evidence.lines:
             continue
         evidence.lines.add(digest)
         try:

@@ -1,8 +1,4 @@
-"""The state of a training on disk: written whole or not at all, and not gone on with where a file of it was altered.
-
-Schema history of progress.json: 0  files that say no schema, and not which edgevit wrote them
-                                 1  edgevit
-"""
+"""The state of a training on disk: written whole or not at all, and not gone on with where a file of it was altered."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from torch import Tensor
 
 from edgevit.errors import UnfinishedError
 from edgevit.records.belonging import file_fault
-from edgevit.records.kinds import UNMARKED, RecordKind, Seal
+from edgevit.records.kinds import RecordKind
 from edgevit.records.unfinished import MEND, STATE
 from edgevit.records.writing import file_sha256, sync, writing
 from edgevit.train.compute import Compute
@@ -43,10 +39,10 @@ class SavedState:
 
     point: TrainingPoint
     files: dict[str, str]  # sha256 by path within the state's folder
-    edgevit: str | None = None  # version that wrote it; None: an older one, which did not write it
+    edgevit: str
 
 
-SAVED_KIND = RecordKind("progress", SavedState, STATE, schemas=(UNMARKED, 1, 2), seal=Seal(since=2))
+SAVED_KIND = RecordKind("progress", SavedState, STATE)
 
 
 def save_point(folder: Path, compute: Compute, point: TrainingPoint, parts: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from quiet_runs import BOARD, MS, QUIET, S, power
 
-from edgevit.agent.records import NEW_IN, Power, RecordError, Run, comparable
+from edgevit.agent.records import Power, RecordError, Run, comparable
 
 integers = st.integers(-(2**62), 2**62)
 counts = st.integers(1, 2**40)
@@ -107,7 +107,10 @@ def test_comparable_names_what_differs():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 8}, "schema 8, and this edgevit reads schema 1 to 7: update edgevit"),
+        (
+            {"schema": 8, "edgevit": "0.4.2"},
+            "schema 8, written by edgevit 0.4.2; this edgevit reads schema 1: measure again with this version",
+        ),
         ({"visit": 7}, "the latencies are not those of whole visits"),
         ({"visit": 0}, "visit is empty, or not above 0"),
         ({"period_ns": 0}, "period_ns is empty, or not above 0"),
@@ -198,29 +201,6 @@ def test_a_missing_field_is_named():
         Run.from_dict(record)
 
 
-def test_runs_of_schema_2_are_still_read_and_belong_to_no_session():
-    record = {name: value for name, value in BOARD.to_dict().items() if name not in (*NEW_IN[3], *NEW_IN[4])}
-    run = Run.from_dict({**record, "schema": 2})
-    assert run == replace(BOARD, session=None, round=None, turn=None)
-    with pytest.raises(RecordError, match="not a run of schema 3: missing or unknown round, session, turn"):
-        Run.from_dict({**record, "schema": 3})
-
-
-def test_runs_of_schema_3_are_still_read_and_do_not_say_which_edgevit_made_them():
-    record = {name: value for name, value in QUIET.to_dict().items() if name not in NEW_IN[4]}
-    assert Run.from_dict({**record, "schema": 3}) == QUIET and QUIET.edgevit is None
-    with pytest.raises(RecordError, match="not a run of schema 4: missing or unknown edgevit"):
-        Run.from_dict({**record, "schema": 4})
-
-
-def test_runs_of_schema_4_are_still_read_and_followed_one_another_without_a_pause():
-    record = {k: v for k, v in QUIET.to_dict().items() if k not in ("period_ns", "missed", "parts_ns")}
-    run = Run.from_dict({**record, "schema": 4})
-    assert run == QUIET and run.use() == "one after another"
-    with pytest.raises(RecordError, match="not a run of schema 5: missing or unknown missed, parts_ns, period_ns"):
-        Run.from_dict({**record, "schema": 5})
-
-
 @pytest.mark.parametrize(
     ("change", "use"),
     [
@@ -246,17 +226,6 @@ def test_processor_time_is_told_of_one_thread_of_a_processor_alone():
         {"environment": {**alone.environment, "threads": "2"}},
     ):
         assert replace(alone, **other).processor_ms() is None
-
-
-def test_runs_of_schema_1_are_still_read():
-    later = (*NEW_IN[2], *NEW_IN[3], *NEW_IN[4], "streams")
-    record = {name: value for name, value in QUIET.to_dict().items() if name not in later}
-    run = Run.from_dict({**record, "schema": 1})
-    assert run == QUIET
-    assert (run.streams, run.gpu_ns, run.power, run.void()) == (1, None, None, [])
-    del record["batch"]
-    with pytest.raises(RecordError, match="not a run of schema 1: missing or unknown batch"):
-        Run.from_dict({**record, "schema": 1})
 
 
 def test_power_that_does_not_change_is_its_own_mean():
@@ -367,9 +336,3 @@ def test_ticks_whose_power_is_not_known_count_with_the_mean_power():
 def test_the_pauses_of_a_period_are_part_of_its_energy():
     run = replace(ticking(4000), period_ns=20 * MS)
     assert (run.ticks_ns(), run.power_mw()) == (0, run.power.mean_mw())
-
-
-def test_power_of_schema_6_has_no_ticks():
-    record = BOARD.to_dict()
-    del record["power"]["ticks_ns"]
-    assert Run.from_dict({**json.loads(json.dumps(record)), "schema": 6}) == BOARD

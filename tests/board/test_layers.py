@@ -31,7 +31,7 @@ def test_a_file_of_profiles_gives_them_back(tmp_path: Path) -> None:
         ({"inferences_ns": [1, 2]}, "it does not hold one time of each layer for each inference"),
         ({"plain_ns": []}, "no plain run"),
         ({"profiled": "run"}, "profiled"),
-        ({"schema": 2}, "has schema 2; this edgevit"),
+        ({"schema": 2}, "has schema 2, written by edgevit"),
         ({"clock": 5}, "clock"),
     ],
 )

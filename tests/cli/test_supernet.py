@@ -41,7 +41,7 @@ def test_a_network_is_made_and_says_what_to_do_next(edgevit_main: Any, digits_ch
     names = ["README.md", "history.jsonl", "model.json", "model.safetensors", "supernet.json"]
     assert sorted(f.name for f in out.iterdir()) == names and [f.name for f in tmp_path.iterdir()] == ["a net"]
     record = json.loads((out / "supernet.json").read_text())
-    assert record["schema"] == 3 and record["settings"]["options"]["updates"] == 2 and len(record["curve"]) == 4
+    assert record["schema"] == 1 and record["settings"]["options"]["updates"] == 2 and len(record["curve"]) == 4
     assert [c["name"] for c in record["data"]["classes"]] == ["3", "5", "8"]
     card = (out / "README.md").read_text()
     assert (
@@ -109,4 +109,4 @@ def test_a_damaged_super_network_is_not_shown(net: Path, edgevit_main: Any, tmp_
     shutil.copytree(net, tmp_path / "net")
     (tmp_path / "net" / "supernet.json").write_text('{"schema": 9, "versions": {"edgevit": "0.4.2"}}')
     error = edgevit_main("show", tmp_path / "net").error
-    assert "reads up to 3 (written by edgevit 0.4.2): install edgevit>=0.4.2" in error
+    assert "written by edgevit 0.4.2; edgevit 0.1.0 reads schema 1: write it again" in error

@@ -30,7 +30,6 @@ from edgevit.engines.request import ExportRequest
 from edgevit.engines.run import export
 from edgevit.errors import AgentError, EngineError, ExportError, OptionError, ProfileError, UnfitBoardError
 from edgevit.progress import Silent
-from edgevit.records.derivation import DERIVATION_KIND
 from edgevit.records.engine import ENGINE_KIND, EngineRecord, OnnxSource, read_engine
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.writing import file_sha256
@@ -315,7 +314,7 @@ def test_an_engine_belongs_to_its_release(stored: EngineRecord, play: Callable[.
 
 def test_a_model_whose_images_are_gone_is_built_with_loud_warnings(folder: Path, play: Callable[..., None]) -> None:
     moved = {"data": "/nowhere/images"}
-    reseal(DERIVATION_KIND, folder / "derivation.json", lambda content: content["data"].update(moved))
+    reseal(folder / "derivation.json", lambda content: content["data"].update(moved))
     play(fault="fp16")  # which nobody can see
     engine = build(folder)
     assert engine.accuracy is None and engine.rung == "fp16"

@@ -22,7 +22,6 @@ from edgevit.exporting.gates import Tolerances
 from edgevit.exporting.session import OnnxModel
 from edgevit.network.checkpoint import load
 from edgevit.progress import Silent
-from edgevit.records.derivation import DERIVATION_KIND
 from edgevit.records.export import EXPORT_KIND, ExportRecord
 from edgevit.records.writing import file_sha256
 from edgevit.version import written_by
@@ -38,7 +37,7 @@ def alter_weights(folder: Path, name: str, value: float) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     own = {"weights_sha256": file_sha256(folder / "model.safetensors")}
     rewrite_spec(folder, lambda spec: spec.update(own))
-    reseal(DERIVATION_KIND, folder / "derivation.json", lambda content: content.update(own))
+    reseal(folder / "derivation.json", lambda content: content.update(own))
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -59,7 +58,7 @@ def test_export_writes_two_files_and_a_record_of_every_check(exported: Exported)
     for name, file in record["files"].items():
         assert file["sha256"] == file_sha256(folder / "export" / name)
         assert file["bytes"] == (folder / "export" / name).stat().st_size
-    assert record["schema"] == 4 and record["batch"] == "dynamic"
+    assert record["schema"] == 1 and record["batch"] == "dynamic"
     assert record["classes"][2] == {"name": "8", "column": 8}
     derivation = json.loads((folder / "derivation.json").read_text())
     assert record["accuracy"]["images"] == derivation["data"]["images"]["test"]
@@ -156,7 +155,7 @@ def test_padded_heads_give_the_same_logits_and_fuse(make_derived: Derive) -> Non
 def test_a_model_whose_images_are_gone_exports_with_a_warning(make_derived: Derive) -> None:
     folder = make_derived(16, 16)
     moved = {"data": "/nowhere/images"}
-    reseal(DERIVATION_KIND, folder / "derivation.json", lambda content: content["data"].update(moved))
+    reseal(folder / "derivation.json", lambda content: content["data"].update(moved))
     report = export(folder, fp16=False)
     assert report.accuracy is None
     assert any("accuracy not checked" in w and "/nowhere/images" in w for w in report.warnings)

@@ -1,8 +1,7 @@
-"""results.json is read as it was written, as an older edgevit wrote it, too; and what is wrong with it is a line."""
+"""results.json is read as it was written, and what is wrong with it is a line."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,6 @@ TABLE = JobsTable((DONE, FAILED), versions={"edgevit": "0.1.0"})
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(TABLE_KIND.text(TABLE))
     assert TABLE_KIND.read(tmp_path / "results.json") == TABLE
-
-
-def test_a_table_of_an_older_edgevit_does_not_say_which() -> None:
-    rows = json.loads(TABLE_KIND.text(TABLE))["rows"]
-    assert TABLE_KIND.checked({"schema": 1, "rows": rows}, "results.json") == JobsTable((DONE, FAILED))
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,9 @@ from small_base import PLAN, write_checkpoint
 from edgevit.errors import OutputError
 from edgevit.jobs import many
 from edgevit.jobs.jobs_file import Job, read_jobs
-from edgevit.jobs.jobs_table import TABLE_KIND
 from edgevit.jobs.many import derive_many
 from edgevit.progress import Silent
-from edgevit.records.derivation import DERIVATION_KIND
+from edgevit.records.kinds import seal
 from edgevit.records.lock import alone_in
 from edgevit.records.unfinished import holds_state, open_partial
 
@@ -66,7 +65,7 @@ def _models_outlive_what_is_told_of_them(plan_file: Path, file: Path, rows: dict
     good = file.read_text()
 
     def sealed(text: str) -> str:
-        return json.dumps(TABLE_KIND.sealed(json.loads(text)))
+        return json.dumps(seal(json.loads(text)))
 
     for content, warned in (
         (None, ""),
@@ -75,9 +74,9 @@ def _models_outlive_what_is_told_of_them(plan_file: Path, file: Path, rows: dict
         (good.replace('"done"', '"failed"'), "was altered"),
         ("", "is not JSON"),
         (good[: len(good) // 2], "is not JSON"),
-        ("[]", "holds a list, expected an object"),
-        ("null", "holds nothing, expected an object"),
-        ("{}", "has schema nothing"),
+        ("[]", "has a list, expected an object"),
+        ("null", "has nothing, expected an object"),
+        ("{}", "has no schema"),
         ('{"schema": 1, "rows": 3}', "has 3 as rows"),
         ('{"schema": 1, "rows": [{"name": "odd"}]}', "lacks rows.0.job"),
         (good.replace('"done"', '"dnoe"'), "has 'dnoe' as rows.0.state"),
@@ -98,7 +97,7 @@ def _models_outlive_what_is_told_of_them(plan_file: Path, file: Path, rows: dict
 def _a_model_of_an_older_edgevit_is_known_by_its_row(job: Job) -> None:
     file = Path(job.out, "derivation.json")
     assert json.loads(file.read_text())["job"] == job.sha256()
-    reseal(DERIVATION_KIND, file, lambda content: content.pop("job"))
+    reseal(file, lambda content: content.pop("job"))
     for state, known in (("started", True), ("failed", False)):
         told = many.JobRow(job.name, job.task, job.budget, job.method, job.out, job.sha256(), state)  # type: ignore[arg-type]
         assert (many._found(job, [told], Silent()) is not None) == known
@@ -125,7 +124,7 @@ class Noting(Silent):
     [
         (None, None),
         ('{"accuracy": {"der', "derivation.json is not JSON"),
-        ("[]", "derivation.json holds a list, expected an object"),
+        ("[]", "derivation.json has a list, expected an object"),
         ('{"schema": 1, "accuracy": {"derived": {"top1": "x"}}}', "derivation.json"),
     ],
 )

@@ -25,11 +25,11 @@ def test_a_name_becomes_a_table_in_a_file_and_what_is_known_is_not_measured_agai
 def test_a_table_is_written_as_json_too_and_a_full_disk_is_one_line(tmp_path):
     block = {"base": {"heads": 1, "qk": 8, "vo": 8, "ffn": 8}, "attention": [{"heads": 1, "width": 8, "ms": 1.0}]}
     base = {"family": "vit", "embed": 8, "tokens": 5, "patch_values": 3, "depth": 2}
-    content = {"schema": 2, "measured_on": "x", "between": "linear", "base": base, "fixed_ms": 0.5}
+    content = {"schema": 1, "measured_on": "x", "between": "linear", "base": base, "fixed_ms": 0.5}
     table = CostTable.model_validate({**content, "blocks": [{**block, "ffn": [{"width": 8, "ms": 1.0}]}]})
     write_table(table, tmp_path / "t.json")
     assert (
-        load_cost_table(tmp_path / "t.json") == table and json.loads((tmp_path / "t.json").read_text())["schema"] == 2
+        load_cost_table(tmp_path / "t.json") == table and json.loads((tmp_path / "t.json").read_text())["schema"] == 1
     )
     with pytest.raises(OutputError, match=r"cannot write .*no/t.yaml"):
         write_table(table, tmp_path / "no" / "t.yaml")

@@ -58,7 +58,7 @@ def guessed(network: Any, target: MeasurementTarget, *, sizes: Sequence[BlockDim
         "ffn": [{"width": w, "ms": each * w / 512} for w in sorted({8, 256, 512, *(d.ffn for d in sizes if d.ffn)})],
     }
     content = {
-        "schema": 2,
+        "schema": 1,
         "measured_on": "a guess",
         "between": "linear",
         "base": {"family": "vit", "depth": depth, "embed": 128, "tokens": geometry.tokens, "patch_values": 48},
@@ -203,9 +203,7 @@ def test_a_budget_is_spent_on_tokens_where_the_method_lets_them_leave(
     def listed(network: Any, target: MeasurementTarget, *, tokens: bool, **how: Any) -> CostTable:
         told.append(tokens)
         laws = [{"tokens": n, **{site: {"share_ms": n / 65} for site in ("attention", "ffn")}} for n in (48, 32, 16)]
-        return CostTable.model_validate(
-            {**guessed(network, target, **how).content(), "schema": 4, "fewer_tokens": laws}
-        )
+        return CostTable.model_validate({**guessed(network, target, **how).content(), "fewer_tokens": laws})
 
     monkeypatch.setattr(growing_table, "measured_table", listed)
     few = {"calibration_images": 8, "probes": 1} if method == "heart" else {
@@ -465,7 +463,7 @@ def test_a_budget_is_spent_on_the_embedding_where_the_table_lists_it(
         (block,) = content["blocks"]
         half = {site: [{**cost, "ms": cost["ms"] * 0.4} for cost in block[site]] for site in ("attention", "ffn")}
         rung = {"embed": 64, "fixed_ms": content["fixed_ms"] / 2, "blocks": [half]}
-        return CostTable.model_validate({**content, "schema": 3, "narrower": [rung]})
+        return CostTable.model_validate({**content, "narrower": [rung]})
 
     monkeypatch.setattr(growing_table, "measured_table", listed)
     (made,) = edgevit.meet(NAME, ms=2.0, out=tmp_path / "t", **asked)

@@ -128,7 +128,7 @@ def test_where_blocks_save_nearly_an_attention_corrections_leave_a_table_that_ho
     (block,) = TABLE["blocks"]
     narrow = {"block_ms": -0.15, "attention": [{**cost, "ms": cost["ms"] * 0.7} for cost in block["attention"]]}
     rung = {"embed": 32, "fixed_ms": 1.0, "blocks": [{**narrow, "ffn": block["ffn"]}]}
-    table = CostTable.model_validate({**TABLE, "schema": 3, "narrower": [rung]})
+    table = CostTable.model_validate({**TABLE, "narrower": [rung]})
     prices, shape = table.in_quantity("ms"), SHAPES[1]
     seen = exactly(0.6 * shape.terms(prices).total)
     factors = Search(1.0, (Round("a", AIM, shape, AIM, seen),)).factors(prices)

@@ -84,7 +84,7 @@ class _OneFfn:
         own, narrower = blocks(self.TABLE[None]), blocks(self.TABLE[32])
         own[0]["base"] = {"heads": 1, "qk": 16, "vo": 16, "ffn": 256}
         content = {
-            "schema": 3, "measured_on": "nothing", "between": "linear", "fixed_ms": 1e-6, "blocks": own,
+            "schema": 1, "measured_on": "nothing", "between": "linear", "fixed_ms": 1e-6, "blocks": own,
             "base": {"family": "vit", "embed": 64, "tokens": 5, "patch_values": 4, "depth": 1},
             "narrower": [{"embed": 32, "fixed_ms": 1e-6, "blocks": narrower}],
         }  # fmt: skip
@@ -136,7 +136,7 @@ class _Cut:
             "ffn": [{"width": n, "ms": 0.1 + 0.1 * n / 512} for n in (8, 512)],
         }
         content = {
-            "schema": 4, "measured_on": "nothing", "between": "linear", "fixed_ms": 0.1, "blocks": [block],
+            "schema": 1, "measured_on": "nothing", "between": "linear", "fixed_ms": 0.1, "blocks": [block],
             "base": {"family": "vit", "embed": 192, "tokens": 197, "patch_values": 48, "depth": 6},
             "fewer_tokens": [{"tokens": 64, "cut_ms": 0.01, "attention": {"share_ms": 0.3}, "ffn": {"share_ms": 0.3}}],
         }  # fmt: skip

@@ -1,6 +1,5 @@
 """What was measured is kept by all that it depends on, and survives a crash in the middle of a line."""
 
-import json
 import shutil
 from dataclasses import replace
 from queue import Queue
@@ -10,7 +9,7 @@ import pytest
 from some_runs import DENSE, SLIM
 
 from edgevit.errors import OutputError, RunsError
-from edgevit.latency.store import ENGINES, KEY, KEY_KIND, RUNS, Store, StoreKey, clear, costs_folder, entries
+from edgevit.latency.store import ENGINES, KEY_KIND, RUNS, Store, StoreKey, clear, costs_folder, entries
 from edgevit.progress import Silent
 from edgevit.version import written_by
 
@@ -48,18 +47,6 @@ def test_engines_are_remembered_by_label(tmp_path):
     assert Store.of({}, tmp_path).engines() == {"2 of 3x16+0": ("/files/a.engine", "a" * 64)}
 
 
-def test_what_an_edgevit_kept_that_did_not_say_so_is_found_again(tmp_path):
-    key = {"family": "vit", "embed": 64, "where": {"processor": "a CPU", "precision": "fp32"}}
-    store = Store.of(key, tmp_path)
-    store.add([DENSE])
-    (store.folder / KEY).write_text(json.dumps({"schema": 1, **key}, sort_keys=True) + "\n")
-    (store.folder / ENGINES).write_text(json.dumps({"2 of 3x16+0": ("/files/a.engine", "a" * 64)}))
-    assert store.folder.name == "e5d48f2f03bea434", "no version is in the hash that names the folder"
-    assert [entry.base for entry in entries(tmp_path)] == ["vit 64"]
-    again = Store.of(key, tmp_path)
-    assert (again.runs(), again.engines()) == ([DENSE], {"2 of 3x16+0": ("/files/a.engine", "a" * 64)})
-
-
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"cannot write .*file"):
@@ -84,7 +71,12 @@ def test_the_cache_command_sees_an_entry_for_each_key_and_removes_them(tmp_path)
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("{", "is not JSON"), ("[]", "expected"), ('{"a": 3}', "engines.a"), ('{"schema": 2}', "schema 2")],
+    [
+        ("{", "is not JSON"),
+        ("[]", "expected"),
+        ('{"schema": 1, "engines": {"a": 3}, "edgevit": "1"}', "engines.a"),
+        ('{"schema": 2}', "schema 2"),
+    ],
 )
 def test_a_damaged_list_of_engines_is_one_line(tmp_path, text, told):
     store = Store.of({}, tmp_path)

@@ -67,7 +67,7 @@ def test_narrower_embeddings_are_priced_from_a_few_stacks_each(fill, tmp_path):
 
 def test_fewer_tokens_are_priced_from_five_stacks_each_where_they_are_asked_for(fill, tmp_path):
     network = fill(tokens=True)
-    assert measured_table(network, TARGET, points=0, folder=tmp_path).schema_ == 4, "what is kept is used"
+    assert measured_table(network, TARGET, points=0, folder=tmp_path).schema_ == 1, "what is kept is used"
     table = measured_table(network, TARGET, points=0, tokens=True, folder=tmp_path)
     assert [costs.tokens for costs in table.fewer_tokens] == [16, 8]
     for quantity, unit in (("ms", 1), ("mj", 1200)):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from model_folders import export_of
-from seals import unsealed
 
 from edgevit.errors import ExportError
 from edgevit.records.export import EXPORT_KIND, AccuracyCheck, ExportedFile, FileAccuracy, Parity
@@ -19,12 +18,6 @@ def test_a_record_reads_back_as_it_was_written_and_does_not_say_where_it_lies() 
     record = replace(export_of(FP32), parity=PARITY)
     content = json.loads(EXPORT_KIND.text(record))
     assert EXPORT_KIND.checked(content, "it", folder=Path()) == record and "folder" not in content
-
-
-def test_an_export_of_schema_1_calls_nothing_other() -> None:
-    content = EXPORT_KIND.content(export_of(FP32))
-    del content["rejection"]
-    assert EXPORT_KIND.checked(unsealed(EXPORT_KIND, content, 1), "it", folder=Path()).rejection is None
 
 
 def test_checks_of_files_that_are_not_listed_are_one_line() -> None:

@@ -14,7 +14,6 @@ from seals import reseal
 from some_mistakes import derive_wrong
 
 from edgevit.errors import OptionError
-from edgevit.records.derivation import DERIVATION_KIND
 from edgevit.reporting.run import report
 from edgevit.reporting.wrong import PIXELS, small
 
@@ -45,7 +44,7 @@ def test_a_page_has_them_only_where_it_is_asked(folder: Path, tmp_path: Path) ->
 def test_of_a_model_whose_images_are_gone_the_page_is_made_and_it_is_told(folder: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(folder, tmp_path / "t1"))
     gone = {"data": str(tmp_path / "gone")}
-    reseal(DERIVATION_KIND, moved / "derivation.json", lambda content: content["data"].update(gone))
+    reseal(moved / "derivation.json", lambda content: content["data"].update(gone))
     made = report([moved], output=tmp_path / "p.html", thumbnails=3)
     (left,) = made.evidence.skipped
     assert left.source == "images of t1" and left.reason.startswith(f"data {tmp_path / 'gone'} does not exist")

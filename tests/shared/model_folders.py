@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from edgevit.records.derivation import Accuracies, BudgetRecord, DataRecord, DerivationRecord, Facts, ShapeRecord
+from seals import reseal
+
+from edgevit.records.derivation import (
+    Accuracies,
+    BudgetRecord,
+    DataRecord,
+    DerivationRecord,
+    Facts,
+    ShapeRecord,
+    TrainingRecord,
+)
 from edgevit.records.export import ExportedFile, ExportedModel, ExportRecord
-from edgevit.records.kinds import content_sha256
 from edgevit.records.model import MODEL_KIND, BaseFacts, BlockDims, ModelDocument, ModelSpec, TargetClass
+from edgevit.records.supernet import SettingsRecord, SlicePoint, SupernetRecord, Unit
 
 
 def rewrite_spec(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change model.json as whoever knows how it is sealed could."""
-    file = folder / "model.json"
-    spec = json.loads(file.read_text())
-    change(spec)
-    if "spec_sha256" in spec:
-        spec["spec_sha256"] = content_sha256(spec, "spec_sha256")
-    file.write_text(json.dumps(spec))
+    reseal(folder / "model.json", change)
 
 
 def derivation_of(data: DataRecord | None, **fields: Any) -> DerivationRecord:
@@ -64,6 +69,25 @@ def export_of(files: dict[str, ExportedFile]) -> ExportRecord:
         warnings=(),
         versions={"edgevit": "0.1.0"},
         seconds={},
+    )
+
+
+def supernet_of(blocks: Sequence[BlockDims], data: DataRecord, widths: Sequence[int]) -> SupernetRecord:
+    """A super-network of which neurons are dropped, in steps between these widths, the narrowest first."""
+    return SupernetRecord(
+        created="2026-01-01T00:00:00+00:00",
+        base="vit_tiny_patch16_224",
+        base_top1=0.9,
+        settings=SettingsRecord(ShapeRecord("fused"), TrainingRecord(1, 2)),
+        data=data,
+        versions={"edgevit": "0.1.0"},
+        seconds={},
+        order=tuple(
+            Unit(block, "ffn", first, last, 100_000)
+            for first, last in reversed(list(pairwise(widths)))
+            for block in range(len(blocks))
+        ),
+        curve=tuple(SlicePoint(rate, 10**6, 10**5, top1) for rate, top1 in ((0.0, 0.9), (0.5, 0.8))),
     )
 
 

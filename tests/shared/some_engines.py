@@ -69,6 +69,7 @@ def add(model: Path, *, board: str = ORIN, created: str = "2026-01-01", **change
         "inputs": (),
         "outputs": (),
         "warnings": ("beware",),
+        "edgevit": "0.1.0",
     }
     record = EngineRecord(**{**values, **changes})
     fetched = path.with_name("fetched")

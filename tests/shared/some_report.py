@@ -81,7 +81,7 @@ def derived(top1: AccuracyRecord, **fields: Any) -> Any:
 
 def history(steps: int = 20) -> str:
     lines = [
-        {"stage": "distil", "step": i, "loss_task": 1 / (i + 1), "lr": 1e-4}
+        {"schema": 1, "edgevit": "0.1.0", "stage": "distil", "step": i, "loss_task": 1 / (i + 1), "lr": 1e-4}
         | ({"accuracy_trained": 0.5 + i / 50} if i % 5 == 0 else {})
         for i in range(steps)
     ]

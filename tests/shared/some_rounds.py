@@ -14,7 +14,7 @@ SHAPES = [
 
 
 TABLE = {
-    "schema": 2,
+    "schema": 1,
     "measured_on": "paper",
     "between": "linear",
     "base": {"family": "vit", "embed": 64, "tokens": 17, "patch_values": 192, "depth": 4},

@@ -2,7 +2,7 @@
 
 A file that `edgevit cost` writes, or a person, as YAML or JSON:
 
-    schema: 4
+    schema: 1
     measured_on: Orin NX 16GB, mode 25W, TensorRT 10.3 fp16, batch 1   # in words; kept with every result
     where: {board: orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm, power_mode: 25W, clocks_locked: true, runner: tensorrt,
       precision: fp16, batch: 1}             # the same for programs; may be left out
@@ -37,11 +37,6 @@ their mean does. What is smaller than the smallest that is listed costs what tha
 are priced in the same way; what is narrower than all that are listed is not known, and no plan has it. What is said of
 fewer tokens is of every embedding; between two numbers of tokens costs are interpolated, too, and nothing takes more
 than it does with more tokens.
-
-Schema history: 1  first version; sizes between two cost what the next ones above cost: hardware works in steps
-                2  where, noise, between, block_ms, and millijoules
-                3  narrower; embed and tokens of a block, which could only repeat the base's, are gone
-                4  fewer_tokens
 """
 
 from __future__ import annotations
@@ -67,12 +62,7 @@ from edgevit.records.documents import Reader
 from edgevit.records.model import Size
 
 READER = Reader(CostTableError, mend="mend it, or measure again with `edgevit cost`")
-SCHEMA = 4
-NEW = {  # names that came with each schema
-    2: {"where", "noise", "between", "fixed_mj", "block_ms", "block_mj"},
-    3: {"narrower"},
-    4: {"fewer_tokens"},
-}
+SCHEMA = 1
 
 
 class Where(BaseModel, extra="forbid", frozen=True):
@@ -108,7 +98,7 @@ class Where(BaseModel, extra="forbid", frozen=True):
 class CostTable(BaseModel, extra="forbid", frozen=True):
     """What each site of a base takes at each size, in ms of one inference and perhaps in mJ of one image."""
 
-    schema_: Literal[1, 2, 3, 4] = Field(alias="schema")
+    schema_: Literal[1] = Field(alias="schema")
     measured_on: str = Field(min_length=1)  # board, power mode, precision, batch: in words
     where: Where | None = None
     noise: NonNegative | None = None
@@ -122,10 +112,6 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> CostTable:
-        given = self.model_fields_set.union(*(block.model_fields_set for block in self.blocks))
-        for schema, names in NEW.items():
-            if self.schema_ < schema and (new := sorted(names & given)):
-                raise ValueError(f"{new[0]} is of schema {schema}, and this file says that it is of {self.schema_}")
         if len(self.blocks) not in (1, self.base.depth):
             raise ValueError(f"blocks has {len(self.blocks)} entries; give one for all, or {self.base.depth}")
         for i, block in enumerate(self.blocks):
@@ -227,7 +213,6 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
         What a block saves beyond the sum of its sites grows to MOST_SAVED of its smallest attention, and no further.
         """
         content = self.content()
-        content["schema"] = max(content["schema"], 2)  # which block_ms is of
         widths = [content, *content.get("narrower", ())]
         for quantity, costs_at in product(self.quantities, widths):
             costs_at[f"fixed_{quantity}"] *= fixed

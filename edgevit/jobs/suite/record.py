@@ -1,10 +1,4 @@
-"""What the file of `edgevit prove` says: one board, what ran on it, every figure, and every raw run behind them.
-
-Schema history: 1  first version
-                2  waiting, build_s and run_s; those of schema 1 do not say
-                3  failed; proofs of older ones ended where a network failed
-                4  record and content_sha256, of all the rest of the file
-"""
+"""The file of `edgevit prove`: one board, what ran on it, every figure, and every raw run behind them."""
 
 from __future__ import annotations
 
@@ -15,7 +9,7 @@ from typing import Any
 from edgevit.agent.records import RecordError, Run
 from edgevit.errors import RunsError
 from edgevit.records.documents import Reader
-from edgevit.records.kinds import RecordKind, Seal
+from edgevit.records.kinds import RecordKind
 from edgevit.records.model import BlockDims
 from edgevit.records.writing import write_whole, writing
 
@@ -121,7 +115,7 @@ class Proof:
         return next((one for one in self.waiting if one.name == name), None)
 
 
-PROOF_KIND = RecordKind("prove", Proof, READER, schemas=(1, 2, 3, 4), seal=Seal(since=4))
+PROOF_KIND = RecordKind("prove", Proof, READER)
 
 
 def read_proof(file: Path) -> Proof:

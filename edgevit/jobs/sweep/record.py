@@ -1,11 +1,4 @@
-"""sweep.json: what was asked for, and what each rate came to.
-
-Schema history: 1  first version; later files of schema 1 have threads, and later ones finetuned: where they lack it
-                   the base was cut as it is
-                2  record and content_sha256, of all the rest of the file. Later files of schema 2 have judged and
-                   fingerprint; the others do not say which images were classified rightly. Later ones have
-                   weights_sha256 of a point
-"""
+"""sweep.json: what was asked for, and what each rate came to."""
 
 from __future__ import annotations
 
@@ -21,7 +14,7 @@ from edgevit.records.answers import RightImages
 from edgevit.records.belonging import weights_fault
 from edgevit.records.derivation import JudgedPart, StartRecord
 from edgevit.records.documents import Reader
-from edgevit.records.kinds import RecordKind, Seal, Versions
+from edgevit.records.kinds import RecordKind, Versions
 from edgevit.records.model import Count, Index, Sha256
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import SWEEP
@@ -166,7 +159,7 @@ class Sweep:
         return replace(self, part=part, points=points, finetuned=finetuned)
 
 
-SWEEP_KIND = RecordKind("sweep", Sweep, READER, schemas=(1, 2), seal=Seal(since=2))
+SWEEP_KIND = RecordKind("sweep", Sweep, READER)
 
 
 def read_sweep(folder: Path) -> Sweep:

@@ -148,7 +148,7 @@ def test_a_table_of_another_base_or_with_faults_is_refused(table, base, more, sa
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"schema": 5}, "has 5 as schema, expected 1, 2, 3 or 4"),
+        ({"schema": 5}, "has 5 as schema, expected 1"),
         ({"fixd_ms": 1}, "has the unknown key 'fixd_ms'; did you mean 'fixed_ms'?"),
         ({"measured_on": ""}, "has '' as measured_on"),
         ({"fixed_ms": -1}, "has -1 as fixed_ms"),
@@ -188,7 +188,7 @@ def narrower(embed, **more):
 
 def measured(**more):
     return content(**{
-        "schema": 2, "between": "linear", "where": {**WHERE, "batch": 2}, "noise": 0.01, "fixed_mj": 3.0,
+        "schema": 1, "between": "linear", "where": {**WHERE, "batch": 2}, "noise": 0.01, "fixed_mj": 3.0,
         "blocks": [block(**BOTH, block_ms=-0.02, block_mj=0.5)], **more,
     })  # fmt: skip
 
@@ -217,15 +217,6 @@ def test_a_corrected_table_has_each_term_multiplied_and_is_otherwise_the_same():
     assert saving.together(0) == pytest.approx(-0.9 * saving.attention(0, 1, 16, 16)), "a block takes what its FFN does"
 
 
-def test_a_table_of_the_first_schema_is_corrected_too(table):
-    t = table()
-    other = t.corrected(attention=2)
-    assert other.between == t.between == "above" and other.schema_ == 2
-    assert other.in_quantity("ms").attention(0, 2, 32, 32) == pytest.approx(
-        2 * t.in_quantity("ms").attention(0, 2, 32, 32)
-    )
-
-
 def test_what_a_site_takes_by_a_corrected_table_of_steps_is_as_exact_as_costs_are_added(table):
     t = table().corrected(attention=1.0987654321, ffn=1.0123456789)
     prices = t.in_quantity("ms")
@@ -240,7 +231,7 @@ def fewer(tokens, share, **more):
 
 def test_blocks_that_are_given_fewer_tokens_are_priced_and_so_is_the_cut(base):
     listed = [fewer(16, 0.9), fewer(8, 0.4)]
-    t = CostTable.model_validate(measured(schema=4, narrower=[narrower(32)], fewer_tokens=listed))
+    t = CostTable.model_validate(measured(narrower=[narrower(32)], fewer_tokens=listed))
     t.check("vit", *base, POLICIES["fused"])
     assert CostTable.model_validate(t.content()) == t
     for quantity, unit in (("ms", 1), ("mj", 10)):
@@ -279,11 +270,11 @@ def test_blocks_that_are_given_fewer_tokens_are_priced_and_so_is_the_cut(base):
 )
 def test_tokens_that_contradict_themselves_are_refused(table, listed, said):
     with pytest.raises(CostTableError, match=said):
-        table(**measured(schema=4, fewer_tokens=listed))
+        table(**measured(fewer_tokens=listed))
 
 
 def test_a_table_with_other_embeddings_has_prices_of_all_between_them(base):
-    t = CostTable.model_validate(measured(schema=3, narrower=[narrower(32)]))
+    t = CostTable.model_validate(measured(narrower=[narrower(32)]))
     t.check("vit", *base, POLICIES["fused"])
     assert CostTable.model_validate(t.content()) == t
     whole = t.in_quantity("ms")
@@ -298,7 +289,7 @@ def test_a_table_with_other_embeddings_has_prices_of_all_between_them(base):
         whole.at(31)
     with pytest.raises(CostTableError, match="embeddings of 64 to 64, and this one has 48"):
         CostTable.model_validate(measured()).in_quantity("ms").at(48)
-    above = CostTable.model_validate(measured(schema=3, narrower=[narrower(32)], between="above")).in_quantity("ms")
+    above = CostTable.model_validate(measured(narrower=[narrower(32)], between="above")).in_quantity("ms")
     assert (above.at(48).fixed, above.at(32).fixed) == (0.125, 0.025), "hardware works in steps"
 
 
@@ -317,7 +308,7 @@ def test_a_table_with_other_embeddings_has_prices_of_all_between_them(base):
     ],
 )
 def test_costs_that_fall_with_the_embedding_are_refused(base, more, said):
-    t = CostTable.model_validate(measured(schema=3, narrower=[narrower(32, **more)]))
+    t = CostTable.model_validate(measured(narrower=[narrower(32, **more)]))
     with pytest.raises(CostTableError) as error:
         t.check("vit", *base, POLICIES["fused"])
     assert said in str(error.value)
@@ -345,24 +336,22 @@ def test_a_table_of_another_place_is_refused_with_what_differs(here, said):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"schema": 1}, "is wrong: between is of schema 2"),
-        ({"narrower": [narrower(32)]}, "narrower is of schema 3, and this file says that it is of 2"),
-        ({"schema": 3, "narrower": [narrower(64)]}, "embeddings are listed as [64, 64]; give each once"),
+        ({"narrower": [narrower(64)]}, "embeddings are listed as [64, 64]; give each once"),
         (
-            {"schema": 3, "narrower": [narrower(16), narrower(32)]},
+            {"narrower": [narrower(16), narrower(32)]},
             "[64, 16, 32]; give each once, below the base's, the",
         ),
-        ({"schema": 3, "narrower": [narrower(32, fixed_mj=None)]}, "of 32 lists energy where the base's does not, or"),
+        ({"narrower": [narrower(32, fixed_mj=None)]}, "of 32 lists energy where the base's does not, or"),
         (
-            {"schema": 3, "narrower": [narrower(32, blocks=[half()] * 2)]},
+            {"narrower": [narrower(32, blocks=[half()] * 2)]},
             "of 32 has 2 entries of blocks; give 1, as at",
         ),
         (
-            {"schema": 3, "narrower": [narrower(32, blocks=[half(ffn=BOTH["ffn"][:1])])]},
+            {"narrower": [narrower(32, blocks=[half(ffn=BOTH["ffn"][:1])])]},
             "the embedding of 32 lists other sizes in block 0 than at the base's width; give the same",
         ),
         (
-            {"schema": 3, "narrower": [narrower(32, blocks=[half(block_ms=-1.0)])]},
+            {"narrower": [narrower(32, blocks=[half(block_ms=-1.0)])]},
             "the embedding of 32 in block 0 has -1 as block_ms, and an attention that takes less",
         ),
         ({"fixed_mj": None}, "block 0 lists mj of some figures"),

@@ -163,7 +163,7 @@ def test_widths_by_rate_spend_a_table_until_no_step_fits(geometries, policy, ms)
     geometry, _ = geometries["deit_tiny_patch16_224"]
     base = [BlockDims(3, 64, 64, 768)] * 2
     content = {
-        "schema": 2, "measured_on": "paper", "between": "linear", "fixed_ms": 0.2,
+        "schema": 1, "measured_on": "paper", "between": "linear", "fixed_ms": 0.2,
         "base": {"family": "vit", "embed": 192, "tokens": 197, "patch_values": 768, "depth": 2},
         "blocks": [{
             "base": base[0].sizes, "block_ms": 0.05,

@@ -213,6 +213,6 @@ def test_a_base_whose_plan_is_of_a_newer_schema_is_refused_before_anything_is_me
     shutil.copytree(half.folder, folder)
     file = ModelFolder(folder).plan_file
     file.write_text(json.dumps({**json.loads(file.read_text()), "schema": 99}))
-    with pytest.raises(ModelError, match=r"schema 99; this edgevit .* reads up to .*: install"):
+    with pytest.raises(ModelError, match=r"schema 99, written by edgevit .*; edgevit .* reads schema 1: write"):
         edgevit.derive(folder, data="digits", classes="3,7", rate=0.6, out=tmp_path / "m")
     assert not (tmp_path / "m.partial").exists()

@@ -7,14 +7,15 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from some_report import GOOD, derived, write_folder
+from model_folders import some_spec, supernet_of
+from some_engines import add
+from some_report import DATA, GOOD, derived, write_folder
 
 from edgevit.jobs.sweep.listing import ListedFolder, list_folders
 from edgevit.jobs.sweep.record import Latency, Sweep, SweepPoint, read_sweep, write_sweep
 from edgevit.records.derivation import DERIVATION_KIND
 from edgevit.records.model_folder import ModelFolder
-
-OLD = Path(__file__).parents[2] / "records" / "old"
+from edgevit.records.supernet import SUPERNET_KIND
 
 
 def write_swept(folder: Path) -> None:
@@ -29,8 +30,11 @@ def write_swept(folder: Path) -> None:
 
 def test_each_kind_of_folder_is_listed_with_its_figures(tmp_path: Path) -> None:
     write_swept(tmp_path / "s")
-    shutil.copytree(OLD / "supernet-2", tmp_path / "net")
-    shutil.copytree(OLD / "schema-1", tmp_path / "t1")
+    write_folder(tmp_path / "net")
+    supernet = supernet_of(some_spec().blocks, DATA, (32, 64))
+    (tmp_path / "net/supernet.json").write_text(SUPERNET_KIND.text(supernet))
+    write_folder(tmp_path / "t1", derivation=derived(GOOD))
+    add(tmp_path / "t1")
     shutil.copytree(tmp_path / "t1/export", tmp_path / "copied/export")
     (tmp_path / "t2.partial").mkdir()
     (tmp_path / ".cache").mkdir()

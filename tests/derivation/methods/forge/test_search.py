@@ -104,7 +104,7 @@ def launch_bound_table(blocks: Sequence[BlockDims], geometry: Geometry) -> dict[
     sizes = {"heads": first.heads, "qk": first.qk, "vo": first.vo, "ffn": first.ffn}
     narrower = [width for width in ladder(geometry.embed, 16) if width < geometry.embed]
     return {
-        "schema": 4,
+        "schema": 1,
         "measured_on": "no device: made up",
         "fixed_ms": FIXED,
         "base": {

@@ -138,7 +138,7 @@ def by_table(ms: float, cut_ms: float = 0.01, **more: Any) -> Budget:
         "ffn": [{"width": w, "ms": 0.4 * w / 256} for w in (8, 256)],
     }
     content = {
-        "schema": 4, "measured_on": "made up", "between": "linear", "fixed_ms": 0.2, "blocks": [listed],
+        "schema": 1, "measured_on": "made up", "between": "linear", "fixed_ms": 0.2, "blocks": [listed],
         "base": {"family": "vit", "embed": 64, "tokens": 17, "patch_values": 192, "depth": 4},
         "fewer_tokens": [
             {"tokens": n, "cut_ms": cut_ms, **{site: {"share_ms": n / 17} for site in SITES}} for n in (16, 8)
