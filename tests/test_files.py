@@ -237,7 +237,7 @@ def _make_small_files(root: Path) -> None:
     (root / "fleet" / "results.json").write_text(TABLE_KIND.text(table))
     (root / "swept").mkdir()
     points = (SweepPoint("base", None, 90, 100, 1000, 500), SweepPoint("r0.5", 0.5, 88, 100, 500, 250))
-    begun = {"asked": {"base": "b"}, "part": "validation", "created": "2026-01-01", "versions": {"edgevit": "0.1.0"}}
+    begun = {"request": {"base": "b"}, "part": "validation", "created": "2026-01-01", "versions": {"edgevit": "0.1.0"}}
     finetuned = FinetunedBase(92, 100, StartRecord("finetuned", 30, 0.3, 0.2))
     write_sweep(root / "swept", Sweep(**begun, points=points, left_out=("0.9: no",), finetuned=finetuned))
 

@@ -69,7 +69,7 @@ def table_rows(sweep: Path, distilled: Path, runs: Path) -> list[dict[str, Any]]
     for folder in (*folders, distilled):
         record = _derivation(folder)
         kind = "distilled" if folder == distilled else "closed form"
-        rows.append(row(f"{record.budget.asked}, {kind}", folder, record.accuracy.derived))
+        rows.append(row(f"{record.budget.option}, {kind}", folder, record.accuracy.derived))
     return rows
 
 

@@ -18,7 +18,7 @@ from edgevit.errors import AgentError, RunsError
 from edgevit.records.documents import Reader
 from edgevit.records.engine import EngineTensor, TimingCacheUse
 
-READER = Reader(AgentError, mend="try again, and report it where it comes back")
+READER = Reader(AgentError, hint="try again, and report it where it comes back")
 
 
 @dataclass(frozen=True)
@@ -202,4 +202,4 @@ def answer_records(host: str, method: str) -> Iterator[None]:
 
 
 def wrong_answer(host: str, method: str, problem: str) -> AgentError:
-    return AgentError(f"the answer of {host} to {method!r} is wrong: {problem}; {READER.mend}")
+    return AgentError(f"the answer of {host} to {method!r} is wrong: {problem}; {READER.hint}")

@@ -17,7 +17,7 @@ from edgevit.board.intervals import Ratio, Side, ratios
 from edgevit.errors import RunsError
 from edgevit.records.documents import Reader
 
-READER = Reader(RunsError, mend="remove the line if it was cut off, or measure again")
+READER = Reader(RunsError, hint="remove the line if it was cut off, or measure again")
 UNITS = {"p50": "ms", "p99": "ms", "mean": "ms", "processor": "ms", "throughput": "images/s", "energy": "mJ/image"}
 MORE_IS_BETTER = ("throughput",)
 # Fields of runs that many have in common, and those that are many readings.
@@ -173,7 +173,7 @@ def load_runs(path: str | Path) -> list[Run]:
         try:
             runs.append(reader.run(content))
         except RecordError as error:
-            raise RunsError(f"{source}: {error}; {READER.mend}") from error
+            raise RunsError(f"{source}: {error}; {READER.hint}") from error
     if not runs:
         raise RunsError(f"no runs in {path}; write some with `edgevit bench MODEL --output {shlex.quote(str(path))}`")
     return runs

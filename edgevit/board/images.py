@@ -17,7 +17,7 @@ from edgevit.records.model_folder import model_of
 from edgevit.records.names import suffix_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-READER = Reader(DataError, mend="export the model again")
+READER = Reader(DataError, hint="export the model again")
 
 
 def find_images(pictures: Path, most: int = MOST_IMAGES) -> list[Path]:

@@ -21,7 +21,7 @@ from edgevit.records.documents import Reader
 from edgevit.records.kinds import RecordKind
 from edgevit.version import written_by
 
-READER = Reader(RunsError, mend="remove the line if it was cut off, or measure again with --layers")
+READER = Reader(RunsError, hint="remove the line if it was cut off, or measure again with --layers")
 
 
 @dataclass(frozen=True, kw_only=True)

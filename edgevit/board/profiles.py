@@ -27,7 +27,7 @@ ROUNDING = 0.01  # published figures are rounded
 GATE = re.compile(r"[a-z][a-z0-9_]*\s*[<>]=?\s*[0-9.]+\s*[A-Za-z/%]*")  # the form; `bench` knows the metrics
 GENERIC = "-0000"  # the part number that many boards of a family give instead of their own
 
-READER = Reader(ProfileError, mend="mend it, or begin with what `edgevit profiles NAME --json` prints")
+READER = Reader(ProfileError, hint="mend it, or begin with what `edgevit profiles NAME --json` prints")
 VariantName = Literal["standard", "super"]
 
 

@@ -39,7 +39,7 @@ def take_config(context: typer.Context, file: Path | None) -> Path | None:
 
     known = _known(context.command)
     values: dict[str, Any] = {}
-    told = Reader(OptionError, mend=f"see {context.command_path} --help").yaml(file, dict[str, Any])
+    told = Reader(OptionError, hint=f"see {context.command_path} --help").yaml(file, dict[str, Any])
     for key, value in told.items():
         parameter = known.get(_normal(key))
         if parameter is None:

@@ -114,7 +114,7 @@ def engine_table(engine: EngineRecord) -> Table:
         one = seen.per_class[seen.worst_class]
         worst = f"{seen.worst_class} {one.board - one.host:+.1%}"
     table.add_row(
-        engine.rung,
+        engine.precision_level,
         f"{seen.host:.2%}" if seen else "",
         f"{seen.board:.2%}" if seen else "",
         f"{seen.agreement:.2%}" if seen else "",

@@ -112,7 +112,9 @@ def show_engine(console: Console, path: Path) -> None:
     layers = [describe_layer(layer) for layer in READER.json(record.layers_path, list[Any])]
     console.show(layers_table(layers, str(path)))
     fused = "not told by this TensorRT" if record.fused is None else f"{record.fused} of {record.blocks}"
-    console.show(f"{record.rung}, {len(layers)} layers, for {record.fingerprint}; attention in one kernel: {fused}")
+    console.show(
+        f"{record.precision_level}, {len(layers)} layers, for {record.fingerprint}; attention in one kernel: {fused}"
+    )
     console.result({"engine": ENGINE_KIND.content(record), "layers": [asdict(layer) for layer in layers]})
 
 

@@ -84,7 +84,7 @@ def show_model(console: Console, folder: Path) -> None:
     from edgevit.data.neighbours import hint_in
     from edgevit.errors import CheckpointError
     from edgevit.records.derivation import DERIVATION_KIND
-    from edgevit.records.model import MEND
+    from edgevit.records.model import HINT
     from edgevit.records.model_folder import ModelFolder
     from edgevit.records.supernet import SUPERNET_KIND
 
@@ -94,7 +94,7 @@ def show_model(console: Console, folder: Path) -> None:
     model, files = load(folder), ModelFolder(folder)
     record, spec = files.derivation(), model.spec
     if record is not None and (fault := record.fault(spec)):
-        raise CheckpointError(f"{files.derivation_file} {fault}; {MEND}")
+        raise CheckpointError(f"{files.derivation_file} {fault}; {HINT}")
     supernet = files.supernet() if files.is_supernet else None
     told = {"model": asdict(spec), "derivation": record and DERIVATION_KIND.content(record)}
     console.result(told if supernet is None else {**told, "supernet": SUPERNET_KIND.content(supernet)})
@@ -114,7 +114,7 @@ def show_model(console: Console, folder: Path) -> None:
         show_derivation(console, record, spec)
     made = record or supernet
     if made is not None and made.fitted_head is not None:
-        console.show(f"the base had no classifier, and was given {made.fitted_head.told()}")
+        console.show(f"the base had no classifier, and was given {made.fitted_head.format()}")
     if made is not None and (hint := hint_in(made)) is not None:
         console.warn(hint)
 
@@ -139,8 +139,8 @@ def show_derivation(console: Console, record: DerivationRecord, spec: ModelSpec)
         console.show(shown)
     seed = f"seed {record.training.seed}, " if record.training else ""
     console.show(
-        f"method {record.method}, {record.budget.asked}, shape {record.shape.name}, "
-        f"{seed}{record.training_told()}, made {record.created} "
+        f"method {record.method}, {record.budget.option}, shape {record.shape.name}, "
+        f"{seed}{record.format_training()}, made {record.created} "
         f"with edgevit {record.versions['edgevit']} from {record.data.data if record.data else record.base}"
     )
 

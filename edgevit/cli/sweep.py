@@ -75,7 +75,7 @@ def show_sweep(console: Console, folder: Path, found: Sweep) -> None:
     if (reference := found.reference) is None:
         return
     if found.finetuned:
-        console.show(f"The models are {found.finetuned.start.told()}")
+        console.show(f"The models are {found.finetuned.start.format()}")
     chosen, base = found.chosen(), "fine-tuned base" if reference is found.finetuned else "base"
     if (model := chosen or max(found.derived, key=lambda point: point.top1, default=None)) is None:
         return

@@ -179,7 +179,7 @@ def met_lines(record: DerivationRecord) -> list[str]:
 def budget_text(met: MetRecord, unit: str) -> str:
     """5 ms; of images per second, 200 fps (5 ms)."""
     limit = f"{met.budget:.4g} {unit}"
-    name, _, number = met.asked.partition(" ")
+    name, _, number = met.option.partition(" ")
     return f"{number} fps ({limit})" if name == "fps" else limit
 
 

@@ -1,12 +1,12 @@
-"""Engines for a board: what to build there, how to tell a right one from a wrong one, and where it is kept.
+"""Engines of a board: build them there, check that they are correct, and store them.
 
-TensorRT builds an engine on the board that will run it, and is known to build wrong ones of Vision Transformers without
-saying so. So an engine counts only when it has classified the model's own validation images on that board as ONNX
-Runtime does in fp32 here; until one does, more and more of the model is kept in fp32. This room joins `export`, which
-writes ONNX files and finds images, with `board`, which carries them over and runs jobs there.
+TensorRT builds an engine on the board that runs it, and is known to silently build wrong engines of Vision
+Transformers. An engine is therefore accepted only if it classifies the model's validation images on the board as ONNX
+Runtime does in fp32 on the host; until one does, more and more modules of the model are kept in fp32. This package
+combines `exporting`, which writes ONNX files and opens images, with `board`, which transfers files and runs jobs.
 
-One file per idea: `build` is the public function and `options` what it takes; `ladder` the order in which precisions
-are tried, and the search for the blocks that need fp32; `workshop` has one rung built and judged on the board; `gate`
-is the judgement. `edgevit.records.engine` keeps engines, and `edgevit.board.store` finds one for a board. To add a
-rung, give `PrecisionRung` what it keeps in fp32 and `descend` its place.
+`build` has the public function and `options` its options; `precision_levels` the order of precisions, and the search
+for the blocks that need fp32; `builder` builds and checks one level on the board; `gate` is the check.
+`edgevit.records.engine` stores engines, and `edgevit.board.store` finds one for a board. To add a level, extend
+`PrecisionLevel` by what it keeps in fp32, and `search_precision` by its place in the order.
 """

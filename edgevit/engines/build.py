@@ -1,4 +1,4 @@
-"""Build a model's engine on a board, and ship it only if it is right there."""
+"""Build the engine of a model on a board, and accept it only if it is correct there."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.board.facts import BoardFacts, examine
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.profiles import load_profile
+from edgevit.engines.builder import EngineBuilder, batches_of, mode_name, tidied
 from edgevit.engines.gate import Sample, images_file, take_sample, unlabelled_sample
-from edgevit.engines.ladder import descend, least_rung
+from edgevit.engines.precision_levels import first_level, search_precision
 from edgevit.engines.request import ExportRequest
-from edgevit.engines.workshop import Workshop, batches_of, mode_name, tidied
 from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.exporting.current import current_export
 from edgevit.exporting.images import Judging
@@ -30,20 +30,20 @@ from edgevit.records.names import onnx_name
 
 
 def check_board(host: str, facts: BoardFacts, profile: str | None) -> None:
-    """Refuse a board that has no TensorRT or no GPU, or is another than was meant.
+    """Check that a board has TensorRT and a GPU, and matches the profile.
 
     Raises:
-        UnfitBoardError, ProfileError: why.
+        UnfitBoardError, ProfileError: it has not, or does not.
     """
     if profile is not None:
         load_profile(profile).check(facts)
-    here = host == THIS_MACHINE
-    doctor = "edgevit board" if here else f"edgevit board {shlex.quote(host)}"
-    elsewhere = "give --board USER@HOST of one that has it; " if here else ""
+    is_this_machine = host == THIS_MACHINE
+    doctor = "edgevit board" if is_this_machine else f"edgevit board {shlex.quote(host)}"
+    advice = "give --board USER@HOST of one that has it; " if is_this_machine else ""
     tensorrt, cuda = facts.tensorrt, facts.cuda
     if tensorrt.version is None:
         raise UnfitBoardError(
-            f"no TensorRT on {host} ({(tensorrt.error or 'unknown').partition(';')[0]}); {elsewhere}on a Jetson try "
+            f"no TensorRT on {host} ({(tensorrt.error or 'unknown').partition(';')[0]}); {advice}on a Jetson try "
             f"`sudo apt install python3-libnvinfer`, and see `{doctor}`"
         )
     if cuda.error is not None:
@@ -51,15 +51,15 @@ def check_board(host: str, facts: BoardFacts, profile: str | None) -> None:
 
 
 def _key(report: ExportRecord, board: str, request: ExportRequest) -> str:
-    """Hash of what decides on the engine: where it was exported first and how TensorRT was timed does not."""
-    built_from = {p: report.files[onnx_name(p)].sha256 for p in request.precisions}
-    asked = asdict(replace(request.engine, batches=batches_of(report, request.engine)))
+    """Hash all that determines the engine; the folder of the export and the timing cache do not."""
+    sources = {p: report.files[onnx_name(p)].sha256 for p in request.precisions}
+    options = asdict(replace(request.engine, batches=batches_of(report, request.engine)))
     for name in ("rebuild", "timing_cache"):
-        del asked[name]
-    # In full, as images/ is another folder elsewhere.
+        del options[name]
+    # An absolute path, as a relative one depends on the working directory.
     data = request.data and str(Path(request.data).resolve() if Path(request.data).exists() else request.data)
-    given = {"schema": ENGINE_KIND.schema, "board": board, "files": built_from, "data": data}
-    return key_of({**given, **asked, "max_images": request.engine_images})
+    inputs = {"schema": ENGINE_KIND.schema, "board": board, "files": sources, "data": data}
+    return key_of({**inputs, **options, "max_images": request.engine_images})
 
 
 def _reused(record: EngineRecord, facts: BoardFacts, progress: Progress) -> EngineRecord:
@@ -74,9 +74,15 @@ def _reused(record: EngineRecord, facts: BoardFacts, progress: Progress) -> Engi
 
 
 def _open_judging(source: Source, request: ExportRequest, progress: Progress, warnings: list[str]) -> Judging | None:
-    """Open validation images, as the gate chooses by them; `edgevit evaluate` judges an engine on test images."""
-    how = {"part": "validation", "skip_bad_images": request.skip_bad_images, "progress": progress}
-    judging = judging_images(source.subject, request.data, warnings, **how)
+    """Open validation images for the gate, which selects a precision; `edgevit evaluate` uses test images."""
+    judging = judging_images(
+        source.subject,
+        request.data,
+        warnings,
+        part="validation",
+        skip_bad_images=request.skip_bad_images,
+        progress=progress,
+    )
     tell_order(request.model, source.subject, judging, progress)
     return judging and judging.limited(request.engine_images)
 
@@ -90,29 +96,29 @@ def _take_sample(exported: Exported, judging: Judging | None, path: Path, worker
 
 
 def build_engine(request: ExportRequest, board: Board, progress: Progress | None = None) -> EngineRecord:
-    """Build a model folder's engine on a board, judge it there, and store it under `export/engines/`.
+    """Build the engine of a model folder on a board, check it there, and store it under `export/engines/`.
 
-    The export is made first where none is up to date, and an engine is reused where nothing has changed. Of the
-    precisions the first is taken whose engine classifies validation images as ONNX Runtime does in fp32 here.
+    The model is exported first unless an export is up to date, and an unchanged engine is reused. The result is the
+    first precision level whose engine classifies validation images as ONNX Runtime does in fp32 on the host.
 
     Raises:
-        EngineError: no precision gives a right engine; the class that loses most is named.
-        UnfitBoardError, ProfileError: the board cannot build, or is not the one that was meant.
-        BoardError: the board could not be reached, or the build failed there.
+        EngineError: no precision level gives a correct engine; the message names the class with the largest loss.
+        UnfitBoardError, ProfileError: the board cannot build, or does not match the profile.
+        BoardError: the board was not reached, or the build failed.
         ExportError, CheckpointError, DataError, OptionError, OutputError: as for an export.
     """
     progress = progress or Silent()
     facts = examine(board, progress)
     check_board(board.host, facts, request.profile)
     request = imported(request, progress)
-    report, folder, here = current_export(request, progress=progress), request.model, fingerprint(facts)
+    report, folder, board_name = current_export(request, progress=progress), request.model, fingerprint(facts)
     if large := [name for name in report.files if name.endswith(".onnx.data")]:
         raise EngineError(
-            f"{large[0]} holds weights of {large[0].removesuffix('.data')}, as an ONNX file ends at 2 GB; an engine is "
-            "built from one file: make a smaller model, such as by `edgevit derive` at a higher --rate"
+            f"{large[0]} has weights of {large[0].removesuffix('.data')}, which exceed the 2 GB of an ONNX file; an "
+            "engine is built from one file: make a smaller model, such as by `edgevit derive` at a higher --rate"
         )
-    key = _key(report, here, request)
-    target = ModelFolder(folder).export.engine(here, key)
+    key = _key(report, board_name, request)
+    target = ModelFolder(folder).export.engine(board_name, key)
     if not request.engine.rebuild and (stored := stored_engine(target, key)):
         return _reused(stored, facts, progress)
     warnings: list[str] = []
@@ -121,19 +127,19 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
     exported = Exported(report, source, judging, request.tolerances)
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
         sample = _take_sample(exported, judging, images_file(Path(scratch), key), request.workers or 0, progress)
-        workshop = Workshop(board, facts, exported, sample, Path(scratch), request.engine, progress)
-        with tidied(board, workshop.leftovers):
-            descent = descend(
-                workshop.attempt,
+        builder = EngineBuilder(board, facts, exported, sample, Path(scratch), request.engine, progress)
+        with tidied(board, builder.leftovers):
+            search = search_precision(
+                builder.attempt,
                 fp16="fp16" in request.precisions,
                 norms=bool(source.norms),
                 blocks=len(source.blocks),
-                least=least_rung(report.fp32_modules, source.blocks),
+                start=first_level(report.fp32_modules, source.blocks),
                 most_probes=request.engine.most_probes,
                 note=progress.note,
             )
-            workshop.leftovers.discard(descent.judged.built["engine"])
-        record = workshop.record(descent, target, key, warnings)
-        with workshop.fetched(descent, target) as engine:
-            store_engine(engine, record, descent.judged.built["layers"])
+            builder.leftovers.discard(search.judged.built["engine"])
+        record = builder.record(search, target, key, warnings)
+        with builder.fetched(search, target) as engine:
+            store_engine(engine, record, search.judged.built["layers"])
     return record

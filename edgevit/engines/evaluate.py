@@ -1,4 +1,4 @@
-"""Accuracy of an engine on the machine that can run it, counted as that of a model folder or an ONNX file is."""
+"""Accuracy of an engine on its board, computed like that of a model folder or an ONNX file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from edgevit.board.connection import Board
 from edgevit.board.facts import examine
 from edgevit.board.store import recorded_engine
 from edgevit.engines.build import check_board
+from edgevit.engines.builder import classification, tidied
 from edgevit.engines.gate import images_file, unlabelled_sample
 from edgevit.engines.options import MIB
-from edgevit.engines.workshop import classification, tidied
 from edgevit.exporting.evaluate import Evaluation, ModelUnderTest, evaluate_opened
 from edgevit.exporting.images import Subject
 from edgevit.exporting.onnx import folder_subject
@@ -28,7 +28,7 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.engine import EngineRecord
 from edgevit.records.model_folder import model_of
 
-# Of what one job on the board classifies. Images are files there, and logits come back as text.
+# Limits of one job on the board: images are files there, and logits are returned as text.
 MOST_BYTES, MOST_IMAGES, MOST_LOGITS = 128 * MIB, 1000, 2_000_000
 
 
@@ -37,12 +37,14 @@ def _images_per_job(subject: Subject) -> int:
     return max(1, min(MOST_BYTES // image_bytes, MOST_IMAGES, MOST_LOGITS // subject.outputs))
 
 
-def _per_inference(record: EngineRecord, asked: int, progress: Progress) -> int:
-    """As many images as are asked for, where the engine takes these."""
+def _per_inference(record: EngineRecord, requested: int, progress: Progress) -> int:
+    """The number of images per inference: as requested, within the limits of the engine."""
     least, _, most = record.batches
-    batch = min(max(asked, least), most)
-    if batch != asked:
-        progress.note(f"{record.path.name} takes {least} to {most} images per inference: {batch} instead of {asked}")
+    batch = min(max(requested, least), most)
+    if batch != requested:
+        progress.note(
+            f"{record.path.name} takes {least} to {most} images per inference: {batch} instead of {requested}"
+        )
     return batch
 
 
@@ -52,14 +54,14 @@ def _predictor(
     engine = board.put(record.path, record.sha256, progress)
 
     def predict(images: Tensor) -> Tensor:
-        """Logits [B, outputs] of images [B, C, H, W], rounded to float16 as for the gate."""
+        """Logits [B, outputs] of images [B, C, H, W], from images rounded to float16, as in the gate."""
         sample = unlabelled_sample(images, range(subject.outputs), images_file(scratch, record.key))
         args = {**classification(board, engine, sample, progress), "batch": batch, "logits": True}
 
         def read(answer: dict[str, Any]) -> Tensor:
             return _logits_of(answer, (len(images), subject.outputs), board.host)
 
-        with tidied(board, [args["images"]]):  # each job has other ones
+        with tidied(board, [args["images"]]):  # each job has other images
             logits: Tensor = board.run_job("classify", args, name=record.path.name, progress=progress, read=read)
         return logits
 
@@ -78,15 +80,15 @@ def _logits_of(answer: dict[str, Any], shape: tuple[int, int], host: str) -> Ten
 
 
 def evaluate_engine(request: JudgeRequest, board: Board, progress: Progress | None = None) -> Evaluation:
-    """Have an engine classify the images of one part of the data on a board, as `edgevit.evaluate` has other models.
+    """Classify the images of one part of the data by an engine on a board; see `edgevit.evaluate`.
 
-    The model folder around the engine says its classes, its preprocessing and, unless given, its data.
+    The model folder of the engine has its classes, its preprocessing and, unless given, its data.
 
     Raises:
-        EngineError: the engine lies without its record or its model folder, was built for another board or from other
-            weights, or was altered.
+        EngineError: the engine has no record or no model folder, was built for another board or from other weights,
+            or was altered.
         UnfitBoardError: the board has no TensorRT or no GPU.
-        BoardError: the board could not be reached, or the engine failed there.
+        BoardError: the board was not reached, or the engine failed.
         CheckpointError, DataError, ModelError, OptionError, UnknownNameError: as for `edgevit.evaluate`.
     """
     request.check()

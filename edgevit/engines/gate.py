@@ -1,10 +1,10 @@
-"""Whether an engine is right: it classifies on the board as ONNX Runtime does in fp32 here, image by image.
+"""The gate of an engine: compare its classes on the board with those of ONNX Runtime in fp32 on the host, by image.
 
-Both see the very same values, rounded to float16 once. What may differ is counted in images, so that the size of the
-sample enters by itself. Rounding turns the odd image that lies on the edge between two classes, which says nothing of
-an engine: two images may always differ, in a class or overall, and beyond that a share. An engine that guesses between
-two classes is found out all the same: it gets at most 2 of 20 images wrong in 2 of 10 000 cases, and with more classes
-or images in fewer. Below 20 images one may differ, below 10 there is no judgement that chance would not make as well.
+Both get the same values, rounded to float16 once. Tolerances are counted in images, so that the size of the sample
+matters by itself. Rounding changes the class of the odd image near a decision boundary, which is no fault of an engine:
+two images may always differ, per class and overall, and beyond that a share. An engine that guesses between two classes
+is still rejected: it classifies at most 2 of 20 images wrong in 2 of 10 000 cases, and with more classes or images more
+rarely. Below 20 images only one may differ; below 10 images the gate does not decide.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from edgevit.records.writing import file_sha256, writing
 
 LEAST_IMAGES = 10
 ALWAYS_ALLOWED = 2  # images
-COARSE = 0.15  # a class gets a remark if it may lose a larger share than this before the gate fails
+COARSE = 0.15  # classes that may lose a larger share before the gate fails are reported
 BATCH = 32
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Images as the board gets them, and what they are."""
+    """Images as the board receives them, with their classes."""
 
     path: Path  # raw float16, [count, *shape], in the order of the labels
     sha256: str
@@ -43,25 +43,25 @@ class Sample:
     shape: tuple[int, ...]
     columns: tuple[int, ...]  # of the target classes, in the logits
     class_names: tuple[str, ...]
-    labels: tuple[int, ...]  # position in the classes; empty: images of nothing
-    expected: tuple[int, ...]  # what fp32 on the host takes them for
+    labels: tuple[int, ...]  # index of the class; empty: unlabelled images
+    expected: tuple[int, ...]  # class predicted in fp32 on the host
     data: str
     part: str
 
     @property
     def judges(self) -> bool:
-        """Whether more can be said of an engine than that its outputs are numbers."""
+        """Whether there are enough labelled images to decide."""
         return len(self.labels) >= LEAST_IMAGES
 
 
 @dataclass(frozen=True)
 class ClassResult:
-    """Images of one class, and what became of them."""
+    """Images of one class, and how many are classified correctly."""
 
     images: int
-    host: int  # classified rightly in fp32 on the host
-    board: int  # by the engine
-    agreeing: int  # taken for the same by both, rightly or not
+    host: int  # correct in fp32 on the host
+    board: int  # correct by the engine
+    agreeing: int  # with the same prediction of both
 
     @property
     def lost(self) -> int:
@@ -70,10 +70,10 @@ class ClassResult:
 
 @dataclass(frozen=True)
 class EngineVerdict:
-    """An engine on the sample."""
+    """The result of an engine on the sample."""
 
-    per_class: dict[str, ClassResult]  # classes without images are left out; empty: too few images to judge by
-    failure: str | None  # why it fails, to be put behind the engine's name; None: it passes
+    per_class: dict[str, ClassResult]  # without classes that have no images; empty: too few images to decide
+    failure: str | None  # to follow the name of the engine in a message; None: it passes
 
     @property
     def images(self) -> int:
@@ -103,8 +103,8 @@ class EngineVerdict:
 
 
 def allowed(share: float, images: int, always: int = ALWAYS_ALLOWED) -> int:
-    """How many of the images may differ."""
-    return max(always, math.floor(share * images + 1e-9))  # 0.29 * 100 is less than 29
+    """The number of images that may differ."""
+    return max(always, math.floor(share * images + 1e-9))  # as 0.29 * 100 < 29
 
 
 def _failure(per_class: Mapping[str, ClassResult], tolerances: GateTolerances) -> str | None:
@@ -115,25 +115,27 @@ def _failure(per_class: Mapping[str, ClassResult], tolerances: GateTolerances) -
     name, worst = max(per_class.items(), key=excess)
     images = sum(c.images for c in per_class.values())
     always = min(ALWAYS_ALLOWED, images // LEAST_IMAGES)
-    told = f"{worst.lost / worst.images:.0%} on {name!r} (of {worst.images} images {worst.host} are right in fp32 here"
-    told += f", {worst.board} on the board)"
+    detail = (
+        f"{worst.lost / worst.images:.0%} on {name!r} (of {worst.images} images {worst.host} are right in fp32 here, "
+        f"{worst.board} on the board)"
+    )
     if worst.lost > allowed(tolerances.class_drop, worst.images):
-        return f"loses {told}"
+        return f"loses {detail}"
     if (lost := sum(c.lost for c in per_class.values())) > allowed(tolerances.drop, images, always):
-        return f"loses {lost / images:.1%} of top-1 on {images} images, worst {told}"
-    if images - (same := sum(c.agreeing for c in per_class.values())) > allowed(
+        return f"loses {lost / images:.1%} of top-1 on {images} images, worst {detail}"
+    if images - (agreeing := sum(c.agreeing for c in per_class.values())) > allowed(
         1 - tolerances.agreement, images, always
     ):
         name, worst = min(per_class.items(), key=lambda item: item[1].agreeing / item[1].images)
         return (
-            f"agrees with fp32 on {same} of {images} images, {tolerances.agreement:.0%} is required; "
+            f"agrees with fp32 on {agreeing} of {images} images, {tolerances.agreement:.0%} is required; "
             f"least on {name!r}, {worst.agreeing} of {worst.images}"
         )
     return None
 
 
 def judge(sample: Sample, predicted: Sequence[int], nonfinite: int, tolerances: GateTolerances) -> EngineVerdict:
-    """Compare what the engine takes each image for with what fp32 on the host does."""
+    """Compare the predictions of the engine with those in fp32 on the host."""
     if nonfinite:
         return EngineVerdict({}, f"gives NaN or infinity ({nonfinite} values)")
     if not sample.judges:
@@ -142,19 +144,19 @@ def judge(sample: Sample, predicted: Sequence[int], nonfinite: int, tolerances: 
         raise EngineError(f"the board classified {len(predicted)} of {sample.count} images; run the command again")
     counts: dict[str, list[int]] = {}
     for label, host, board in zip(sample.labels, sample.expected, predicted, strict=True):
-        seen = counts.setdefault(sample.class_names[label], [0, 0, 0, 0])
+        row = counts.setdefault(sample.class_names[label], [0, 0, 0, 0])
         for i, hit in enumerate((True, host == label, board == label, host == board)):
-            seen[i] += hit
-    per_class = {name: ClassResult(*seen) for name, seen in counts.items()}
+            row[i] += hit
+    per_class = {name: ClassResult(*row) for name, row in counts.items()}
     return EngineVerdict(per_class, _failure(per_class, tolerances))
 
 
 def remarks(sample: Sample, tolerances: GateTolerances) -> list[str]:
-    """Warn of losses that the sample is too small to show."""
+    """Warn of losses that the sample is too small to detect."""
     more = "give more with --data or --max-images"
     if not sample.judges:
-        seen = f"only {len(sample.labels)} images" if sample.labels else "no images"
-        return [f"ACCURACY ON THE BOARD NOT CHECKED: {seen} to judge by, {LEAST_IMAGES} are the least; {more}"]
+        available = f"only {len(sample.labels)} images" if sample.labels else "no images"
+        return [f"ACCURACY ON THE BOARD NOT CHECKED: {available} to judge by, {LEAST_IMAGES} are the least; {more}"]
     sizes = Counter(sample.class_names[label] for label in sample.labels)
     name, size = min(sizes.items(), key=lambda item: item[1])
     least = allowed(tolerances.class_drop, size) + 1
@@ -166,7 +168,7 @@ def remarks(sample: Sample, tolerances: GateTolerances) -> list[str]:
 
 
 def _rounded(batches: Iterable[tuple[Tensor, Tensor]], file: IO[bytes]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Write each batch as float16, and give it on as what was written."""
+    """Write each batch as float16, and yield the rounded values."""
     for images, labels in batches:
         half = images.half()
         file.write(half.numpy().tobytes())
@@ -174,16 +176,16 @@ def _rounded(batches: Iterable[tuple[Tensor, Tensor]], file: IO[bytes]) -> Itera
 
 
 def images_file(folder: Path, key: str) -> Path:
-    """Where the sample of one engine lies, by the engine's key.
+    """The file of the sample of one engine, named by the key of the engine.
 
-    The file is called so on the board, too, where who is done with it removes it: models that are judged on the same
-    images at once have one each.
+    It has the same name on the board, where it is removed after use: engines that are checked at once on the same
+    images need one each.
     """
     return folder / f"images.{key[:16]}"
 
 
 def take_sample(judging: Judging, reference: Path, path: Path, progress: Progress, *, workers: int = 0) -> Sample:
-    """Write the images as the board gets them, and classify them with ONNX Runtime in fp32 on the CPU."""
+    """Write the images for the board, and classify them with ONNX Runtime in fp32 on the CPU."""
     model = OnnxModel(reference)
     columns = torch.as_tensor(judging.columns)
     labels, expected = list[int](), list[int]()
@@ -200,7 +202,7 @@ def take_sample(judging: Judging, reference: Path, path: Path, progress: Progres
 
 
 def unlabelled_sample(images: Tensor, columns: Sequence[int], path: Path) -> Sample:
-    """Images of unknown classes, such as random ones: they show whether an engine gives numbers, and which."""
+    """Write images of unknown classes, such as random ones, to check that the outputs of an engine are finite."""
     with writing(path):
         path.write_bytes(images.half().numpy().tobytes())
     shape = tuple(images.shape[1:])

@@ -1,4 +1,4 @@
-"""Options of an engine: how it is built, and how far its answers may be from those of fp32."""
+"""Options of an engine: its build, and its tolerances against fp32."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class GateTolerances:
-    """How far an engine may be from fp32, as shares of the images."""
+    """Tolerances of an engine against fp32, as shares of the images."""
 
-    # fp16 that is right loses a few tenths of a point at most
+    # a correct fp16 engine loses a few tenths of a point at most
     drop: Annotated[
         float,
         Option(
-            "Loss of top-1 accuracy against fp32 that the engine may have: 0.01 is one point.",
+            "Largest accepted loss of top-1 accuracy against fp32: 0.01 is one point.",
             CHECKS,
             name="--engine-drop",
         ),
@@ -31,15 +31,17 @@ class GateTolerances:
     class_drop: Annotated[
         float,
         Option(
-            "Loss of accuracy that the engine may have in any one class: 0.05 is five points.",
+            "Largest accepted loss of accuracy in any one class: 0.05 is five points.",
             CHECKS,
             name="--engine-class-drop",
         ),
     ] = 0.05
-    # engines that err both ways keep their accuracy
+    # errors in both directions keep the accuracy
     agreement: Annotated[
         float,
-        Option("Share of images on which the engine has to agree with fp32.", CHECKS, name="--engine-agreement"),
+        Option(
+            "Smallest accepted share of images on which the engine agrees with fp32.", CHECKS, name="--engine-agreement"
+        ),
     ] = 0.98
 
     def __post_init__(self) -> None:
@@ -63,14 +65,14 @@ def read_mib(text: str, _: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine is built."""
+    """Options of the build of an engine."""
 
-    # Least, the one that kernels are chosen for, most. A camera gives one image at a time, so that is what they are
-    # chosen for; up to 8 still run, and memory follows the most. An export of a fixed batch has only that one.
+    # Smallest, optimal (kernels are chosen for it), largest. A camera gives one image at a time; up to 8 still run, and
+    # memory grows with the largest. An export with a fixed batch has only that one.
     batches: Annotated[
         tuple[int, int, int],
         Option(
-            "Images per inference that the engine takes; it is fastest with the middle number.",
+            "Smallest, optimal and largest number of images per inference.",
             ENGINE,
             metavar="LEAST,CHOSEN,MOST",
             read=read_batches,
@@ -79,7 +81,7 @@ class EngineOptions:
     workspace_bytes: Annotated[
         int | None,
         Option(
-            "Memory in MiB that TensorRT may try kernels with.  [default: by what the board has free]",
+            "Workspace of TensorRT in MiB.  [default: by the free memory of the board]",
             ENGINE,
             name="--workspace",
             metavar="MIB",
@@ -102,8 +104,8 @@ class EngineOptions:
         least, chosen, most = self.batches
         if not 1 <= least <= chosen <= most:
             raise OptionError(
-                f"--batches {least},{chosen},{most} does not ascend from 1; give the least, the one to choose kernels "
-                f"for and the most, such as 1,1,8"
+                f"--batches {least},{chosen},{most} does not ascend from 1; give the smallest, the optimal and the "
+                f"largest, such as 1,1,8"
             )
         if self.optimization_level is not None and self.optimization_level not in LEVELS:
             raise OptionError(f"--optimization-level {self.optimization_level} is not one of 0 to 5; 3 is usual")

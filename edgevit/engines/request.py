@@ -1,4 +1,4 @@
-"""What is asked of `export` and `evaluate`: of files here, and of engines on a board.
+"""Requests of `export` and `evaluate`, with the options of engines and boards.
 
 `edgevit/exporting/request.py` has the part that needs no board.
 """
@@ -17,12 +17,12 @@ from edgevit.exporting.request import FilesRequest, JudgeRequest
 from edgevit.records.names import suffix_of
 from edgevit.request import BOARD, ENGINE, Nested, Option
 
-IMAGES = 500  # to judge an engine on, spread evenly over the classes: a drop of one point is 5 of them
+IMAGES = 500  # of the gate, spread evenly over the classes: a loss of one point is 5 of them
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest(FilesRequest):
-    """What `edgevit.export` is asked: files, and with `trt` an engine of them, too."""
+    """The request of `edgevit.export`: files, and with `trt` an engine, too."""
 
     trt: Annotated[bool, Option("Build a TensorRT engine on the board, too.", ENGINE)] = False
     engine: Annotated[EngineOptions, Nested()] = field(default_factory=EngineOptions)
@@ -32,11 +32,11 @@ class ExportRequest(FilesRequest):
 
     @property
     def engine_images(self) -> int:
-        """The most images that an engine is judged on."""
+        """The largest number of images of the gate."""
         return IMAGES if self.max_images is None else self.max_images
 
     def check(self) -> None:
-        """Refuse what cannot be done; see `edgevit.export` for what is raised."""
+        """Check the request; raises as `edgevit.export` does."""
         of_engine = {
             "board": self.board, "ssh-config": self.ssh_config, "profile": self.profile, "rebuild": self.engine.rebuild,
         }  # fmt: skip
@@ -50,19 +50,21 @@ class ExportRequest(FilesRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateRequest(JudgeRequest):
-    """What `edgevit.evaluate` is asked: of a model that computes here, or of an engine on its board."""
+    """The request of `edgevit.evaluate`: a model on this machine, or an engine on its board."""
 
     board: AskedBoard = None
     ssh_config: SshConfig = None
 
     @property
     def of_engine(self) -> bool:
-        """Whether an engine is to be judged."""
+        """Whether the model is an engine."""
         return suffix_of(self.model) == SUFFIX
 
     def check(self) -> None:
-        """Refuse what cannot be done; see `edgevit.evaluate` for what is raised."""
+        """Check the request; raises as `edgevit.evaluate` does."""
         for name, value in {"board": self.board, "ssh-config": self.ssh_config}.items():
             if value and not self.of_engine:
-                raise OptionError(f"--{name} is for an engine, and {self.model} is none; try one of its export/engines")
+                raise OptionError(
+                    f"--{name} is for an engine, and {self.model} is not one; try one of its export/engines"
+                )
         super().check()

@@ -1,4 +1,4 @@
-"""`edgevit.export` and `edgevit.evaluate`: what needs no board is done by `edgevit/exporting/`, and engines here."""
+"""The functions `edgevit.export` and `edgevit.evaluate`, of files and of engines."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from edgevit.request import as_request, takes_options
 
 @dataclass(frozen=True, kw_only=True)
 class Export(ExportRecord):
-    """What came of an export: export.json, and the engine that was built or reused; None: none was asked for."""
+    """The result of an export: export.json, and the engine."""
 
-    engine: EngineRecord | None = field(default=None, metadata=PLACE)  # which has a file of its own
+    engine: EngineRecord | None = field(default=None, metadata=PLACE)  # in its own file; None: not requested
 
 
 @takes_options(ExportRequest)
@@ -34,41 +34,41 @@ def export(
 ) -> Export:
     """Write `model.fp32.onnx`, `model.fp16.onnx` and `export.json` into `export/` of a model folder.
 
-    An ONNX file that edgevit did not make is imported first, into the new folder `out`, and that is exported.
+    An ONNX file that edgevit did not write is first imported into the new folder `out`.
 
-    An earlier export is replaced, and only when every check of the new one has passed. Logits are compared with those
-    of the model as it was derived, so that padding is checked, too. Accuracy is measured on `data`, or on the images
-    that the model was derived from; where these are gone it is left out with a warning.
+    An earlier export is replaced only if all checks of the new one pass. Logits are compared with those of the derived
+    model, before padding. Accuracy is measured on `data`, or on the images that the model was derived from; if these
+    are missing it is skipped with a warning.
 
     With `trt`, an engine is built on `board` or on this machine, and stored under `export/engines/` if it classifies
-    there as fp32 does here; files that are up to date are then kept, and so is an engine.
+    images there as fp32 does on the host; files and engines that are up to date are reused.
 
     Args:
         model: a model folder, or a whole request.
         options: the fields of `ExportRequest`.
 
     Raises:
-        OptionError: also of an option that there is not.
-        ExportError: a check failed; the message says which.
-        CheckpointError, DataError, OutputError: the model, the images or the disk is at fault.
-        EngineError: no precision gives a right engine; the class that loses most is named.
-        UnfitBoardError, ProfileError, BoardError: the board is not the one that was meant, or cannot do it.
+        OptionError: an option is unknown or has a wrong value.
+        ExportError: a check failed; the message names it.
+        CheckpointError, DataError, OutputError: the model, the images or the output cannot be used.
+        EngineError: no precision level gives a correct engine; the message names the class with the largest loss.
+        UnfitBoardError, ProfileError, BoardError: the board does not match the profile, or cannot build the engine.
     """
     return run_export(as_request(ExportRequest, "model", model, options), progress)
 
 
 def run_export(request: ExportRequest, progress: Progress | None = None) -> Export:
-    """Do what is asked; `export` says what is raised."""
+    """Run an export; raises as `export` does."""
     request.check()
     if not request.trt:
-        return _told(export_files(request, progress), None)
+        return _with_engine(export_files(request, progress), None)
     with open_board(request.board, ssh_config=request.ssh_config) as board:
         engine = build_engine(request, board, progress)
-    return _told(ModelFolder(request.folder).export_record(), engine)
+    return _with_engine(ModelFolder(request.folder).export_record(), engine)
 
 
-def _told(record: ExportRecord, engine: EngineRecord | None) -> Export:
-    return Export(**{one.name: getattr(record, one.name) for one in fields(record)}, engine=engine)
+def _with_engine(record: ExportRecord, engine: EngineRecord | None) -> Export:
+    return Export(**{field.name: getattr(record, field.name) for field in fields(record)}, engine=engine)
 
 
 @takes_options(EvaluateRequest)
@@ -81,9 +81,9 @@ def evaluate(
 ) -> Evaluation:
     """Classify the images of one part of the data, "test" or "validation".
 
-    Without `data`, a model folder is judged on the images it was derived from; `seed` is that of its split unless
-    given. `classes` are those of a base, or some of a derived model's own, by name or by position. Accuracy is that of
-    the logits; of a model that may call an image `other` it is counted beside it how often it does.
+    Without `data`, a model folder is evaluated on the images that it was derived from; `seed` is that of its split
+    unless given. `classes` are those of a base, or some of those of a derived model, by name or by position. Accuracy
+    is that of the logits; images that the model classifies as `other` are counted in addition.
 
     Args:
         model: a timm name with `checkpoint` or `pretrained`, a model folder, an .onnx file that `export` wrote, an
@@ -91,18 +91,18 @@ def evaluate(
         options: the fields of `EvaluateRequest`.
 
     Raises:
-        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the model cannot be opened as asked, or
-            there is no such option.
-        DataError: the images are missing, or their classes cannot be matched with the model's.
-        ModelError: a logit is not a finite number.
-        EngineError, UnfitBoardError, BoardError: the engine is of another board or altered, or failed there.
+        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the model cannot be opened, or an option
+            is unknown.
+        DataError: the images are missing, or their classes do not match those of the model.
+        ModelError: a logit is not finite.
+        EngineError, UnfitBoardError, BoardError: the engine is of another board or altered, or failed.
     """
-    given = options if data is None else {**options, "data": data}
-    return run_evaluate(as_request(EvaluateRequest, "model", model, given), progress)
+    values = options if data is None else {**options, "data": data}
+    return run_evaluate(as_request(EvaluateRequest, "model", model, values), progress)
 
 
 def run_evaluate(request: EvaluateRequest, progress: Progress | None = None) -> Evaluation:
-    """Do what is asked; `evaluate` says what is raised."""
+    """Run an evaluation; raises as `evaluate` does."""
     request.check()
     if not request.of_engine:
         return judge(request, progress)

@@ -1,4 +1,4 @@
-"""Engines of networks with random weights, which nobody judges: they are there for their time alone."""
+"""Engines of networks with random weights, which are built only to measure their latency and are not checked."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from edgevit.board.connection import Board
 from edgevit.board.facts import TensorRT
-from edgevit.engines.workshop import NATIVE_OPSET, OLDEST_OPSET
+from edgevit.engines.builder import NATIVE_OPSET, OLDEST_OPSET
 from edgevit.progress import Progress
 from edgevit.records.writing import file_sha256
 
-OPSET = 20  # as models are exported, unless asked otherwise
+OPSET = 20  # default of an export
 
-Write = Callable[[str, int], Path]  # of a precision and an opset: the ONNX file
+Write = Callable[[str, int], Path]  # write the ONNX file of a precision and an opset
 
 
 def built_from(tensorrt: TensorRT, precision: str) -> tuple[str, int]:
-    """Precision and opset of the ONNX file that an engine of this precision is built from: see `Workshop`."""
+    """Precision and opset of the ONNX file that an engine of this precision is built from: see `EngineBuilder`."""
     if tensorrt.strongly_typed:
         return precision, OPSET
     return "fp32", NATIVE_OPSET if tensorrt.native_layer_norm else OLDEST_OPSET
@@ -36,7 +36,7 @@ def build_unjudged(
 ) -> dict[str, Any]:
     """Write a network, build its engine on the board, and remove the ONNX file on both sides.
 
-    Returns what the agent's `build` says: `refused` is why there is no engine, or None.
+    Returns the answer of the agent's `build`; `refused` is the reason why there is no engine, or None.
 
     Raises:
         BoardError: the board was lost, or the build failed there.

@@ -15,7 +15,7 @@ from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameE
 from edgevit.exporting.request import Part, check_part
 from edgevit.progress import Progress
 from edgevit.records.derivation import DataRecord
-from edgevit.records.model import MEND, ModelSpec, Rejection
+from edgevit.records.model import HINT, ModelSpec, Rejection
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import DERIVATION, SPEC
 from edgevit.records.release import ReleaseFacts
@@ -171,7 +171,7 @@ def open_judging(
         task = _open_data(subject, data, classes, base_classes, *parted_by, skip_bad_images, part, progress)
     column_of = dict(zip(subject.class_names, subject.class_columns, strict=True))
     if strange := [name for name in task.class_names if column_of and name not in column_of]:
-        raise CheckpointError(f"{DERIVATION} of the model names the class {strange[0]!r}, and {SPEC} does not; {MEND}")
+        raise CheckpointError(f"{DERIVATION} of the model names the class {strange[0]!r}, and {SPEC} does not; {HINT}")
     columns = [column_of[name] for name in task.class_names] if column_of else task.base_columns
     chosen: Part = "test" if part == "test" else "validation"
     split = task.test if chosen == "test" else task.validation

@@ -22,7 +22,7 @@ from edgevit.records.export import Batch
 from edgevit.records.release import refuse_lfs_pointer
 
 T = TypeVar("T")
-READER = Reader(CheckpointError, mend="export the model again")
+READER = Reader(CheckpointError, hint="export the model again")
 INPUT_LIMIT_BYTES = 4 << 30
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 

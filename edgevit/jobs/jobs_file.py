@@ -31,7 +31,7 @@ from edgevit.train.settings import Training
 
 EXAMPLE = Path(__file__).with_name("example_jobs.yaml")
 RESULTS = ("results.json", "results.md")  # beside the jobs' folders
-READER = Reader(JobsError, mend="`edgevit derive-many --example` prints one that is good")
+READER = Reader(JobsError, hint="`edgevit derive-many --example` prints one that is good")
 # Options of `edgevit derive` that say where models are measured.
 PLACE_KEYS = (
     "batch", "board", "lock_clocks", "power_mode", "profile", "provider", "run_precision", "runner",

@@ -13,7 +13,7 @@ from edgevit.records.documents import Reader
 from edgevit.records.kinds import RecordKind, Versions
 from edgevit.records.model import Count, Sha256
 
-READER = Reader(JobsError, mend="the rows of models that are there are read from their folders")
+READER = Reader(JobsError, hint="the rows of models that are there are read from their folders")
 
 
 @dataclass(frozen=True)

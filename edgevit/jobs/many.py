@@ -31,7 +31,7 @@ from edgevit.records.derivation import DerivationRecord
 from edgevit.records.lock import alone_in
 from edgevit.records.model import ModelSpec
 from edgevit.records.model_folder import ModelFolder
-from edgevit.records.unfinished import holds_state, partial_folder
+from edgevit.records.unfinished import has_state, partial_folder
 from edgevit.records.writing import write_whole, writing
 from edgevit.request import as_request, takes_options
 from edgevit.text import format_count
@@ -68,7 +68,7 @@ class _Warnings(Silent):
 
 
 def _asked(job: Job) -> DeriveRequest:
-    return job.request(resume=holds_state(partial_folder(Path(job.out))))
+    return job.request(resume=has_state(partial_folder(Path(job.out))))
 
 
 def _started(job: Job) -> JobRow:

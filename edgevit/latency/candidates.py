@@ -20,7 +20,7 @@ from edgevit.latency.request import NONE_MEASURED, MeetRequest
 from edgevit.latency.rounds import Candidate, MeasuredFigure, Shape
 from edgevit.progress import Progress
 from edgevit.records.model_folder import ModelFolder
-from edgevit.records.unfinished import holds_state, partial_folder
+from edgevit.records.unfinished import has_state, partial_folder
 from edgevit.records.writing import write_whole, writing
 
 REFINED = 4  # blocks of a plan whose sizes are measured for the table: each is two more stacks
@@ -70,7 +70,7 @@ class CandidateBuilder:
     def derivation(self, out: Path, name: str, limit: float, at_least: Shape | None) -> DeriveRequest:
         """The derivation that is asked for, with a limit by the table of a plan, and what the plan is to contain."""
         budget = {**NONE_MEASURED, self.quantity: limit}
-        going_on = {"out": out, "resume": holds_state(partial_folder(out)), "overwrite": False}
+        going_on = {"out": out, "resume": has_state(partial_folder(out)), "overwrite": False}
         grown = None if at_least is None else at_least.by_number
         embed = 0 if at_least is None else at_least.embed or self.table.base.embed
         containing = {"at_least": grown, "at_least_embed": embed}

@@ -208,7 +208,7 @@ class _Task:
         same = identity(asked)
         with (
             _resumable(work),
-            open_partial(asked.out, same, asked.resume, asked=asked.told(), overwrite=asked.overwrite),
+            open_partial(asked.out, same, asked.resume, request=asked.told(), overwrite=asked.overwrite),
             remove_without_models(work),
         ):
             kept = self._kept(work, quantity)
@@ -332,7 +332,7 @@ class _Task:
         return MetRecord(
             quantity=builder.quantity,
             budget=search.budget,
-            asked=budget.asked,
+            option=budget.asked,
             outcome=search.outcome(verified),
             verified=_figure(verified),
             figure=measuring.figure,

@@ -166,13 +166,13 @@ class MeetRequest(Deriving):
         """
         file = partial_folder(self.out) / REQUEST
         record = REQUEST_KIND.read(file) if file.is_file() else None
-        if record is None or not record.asked:
+        if record is None or not record.request:
             raise OptionError(
                 f"nothing to go on with: there is no {file} that states a request; give the BASE and all options of "
                 "the command that was stopped"
             )
         own = {field.name for field in fields(MeetRequest)}
-        stated = {name: value for name, value in record.asked.items() if name in own}
+        stated = {name: value for name, value in record.request.items() if name in own}
         return replace(STATE.checked(stated, MeetRequest, f"{file}, asked,"), out=self.out, resume=True)
 
     def going_on(self) -> MeetRequest:

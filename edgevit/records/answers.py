@@ -1,4 +1,4 @@
-"""Which images of a part are classified rightly: a bit for each, so that two models can be compared image by image."""
+"""Which images of a part are classified correctly: one bit per image, to compare two models image by image."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from edgevit.records.model import Size
 
 @dataclass(frozen=True)
 class RightImages:
-    """Which images of a part a model classifies rightly, in their order; the data's fingerprint says which they are."""
+    """Which images of a part a model classifies correctly, in order; the fingerprint of the data identifies them."""
 
     images: Size
-    bits: str  # base64 of the bits, the first image first, filled up with zeros to whole bytes
+    bits: str  # base64 of the bits in order of the images, padded with zeros to whole bytes
 
     def __post_init__(self) -> None:
         try:
@@ -25,35 +25,35 @@ class RightImages:
             raise ValueError("bits are not base64") from None
         spare = -self.images % 8
         if len(content) != (self.images + spare) // 8 or int.from_bytes(content, "big") % 2**spare:
-            raise ValueError(f"bits are not those of {self.images} images")
+            raise ValueError(f"bits are not of {self.images} images")
 
     @classmethod
     def of(cls, right: Iterable[bool]) -> RightImages:
         """Pack a flag for each image."""
-        flags = "".join("1" if one else "0" for one in right)
+        flags = "".join("1" if flag else "0" for flag in right)
         images, spare = len(flags), -len(flags) % 8
         content = int(flags + "0" * spare, 2).to_bytes((images + spare) // 8, "big")
         return cls(images, base64.b64encode(content).decode())
 
     @cached_property
     def mask(self) -> int:
-        """A number whose bits are those of the images."""
+        """The bits of the images as one number."""
         return int.from_bytes(base64.b64decode(self.bits), "big")
 
     def flags(self) -> list[bool]:
-        """Whether each image is classified rightly."""
+        """Whether each image is classified correctly."""
         return [bit == "1" for bit in f"{self.mask:0{self.images + -self.images % 8}b}"[: self.images]]
 
     @property
     def right(self) -> int:
-        """How many are classified rightly."""
+        """The number of images that are classified correctly."""
         return self.mask.bit_count()
 
 
 @dataclass(frozen=True)
 class PartAnswers:
-    """Which images of one part the base and the model classify rightly, each among the target classes."""
+    """Which images of one part the base and the model classify correctly among the target classes."""
 
     base_restricted: RightImages
-    derived: RightImages | None = None  # None: of an unfinished derivation
-    base_finetuned: RightImages | None = None  # None: the base was not trained
+    derived: RightImages | None = None  # None: the derivation is unfinished
+    base_finetuned: RightImages | None = None  # None: the base was not fine-tuned

@@ -1,6 +1,6 @@
-"""Whether a file is the one that a record states, and whether a record is of the weights that its folder has now.
+"""Check that a file is the one stated by a record, and that a record is of the weights of its folder.
 
-Every comparison of this kind is made here. The caller adds what to try, and raises its own error.
+The caller adds a hint and raises its own error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ DIGITS = 12  # of a hash in messages
 
 
 def file_fault(file: Path, sha256: str, record: Path) -> str | None:
-    """How a file differs from the one that the record states, as the beginning of a sentence; None: it is that file.
+    """Describe how a file differs from the hash in its record, as the beginning of a sentence; None: it is equal.
 
     Raises:
         OSError: the file cannot be read.
@@ -21,11 +21,11 @@ def file_fault(file: Path, sha256: str, record: Path) -> str | None:
     actual = file_sha256(file)
     if actual == sha256:
         return None
-    return f"{file} was altered: its hash is {actual[:DIGITS]}, {record.name} says {sha256[:DIGITS]}"
+    return f"{file} was altered: its hash is {actual[:DIGITS]}, {record.name} states {sha256[:DIGITS]}"
 
 
 def weights_fault(record: Path, sha256: str, folder: Path, folder_sha256: str) -> str | None:
-    """How the weights that a record names differ from those of the model folder; None: they are the same."""
+    """Describe that a record is of other weights than its model folder has; None: they are equal."""
     if sha256 == folder_sha256:
         return None
     return (

@@ -1,4 +1,4 @@
-"""derivation.json: how a model came to be, and how good it was found to be."""
+"""derivation.json: how a model was derived, and its accuracy."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 Part = Literal["train", "validation", "test"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Number = int | float
-JudgedPart = Literal["validation", "test"]  # that models are judged on
-# Of a model against a budget that was measured: within 3 % under it, further under it, or over it.
+JudgedPart = Literal["validation", "test"]  # parts on which models are evaluated
+# Of a model against a measured budget: at most 3 % under it, further under it, or over it.
 Outcome = Literal["met", "under", "over"]
 
 
 @dataclass(frozen=True)
 class ImageCounts:
-    """How many images are in which part."""
+    """The number of images in each part."""
 
     train: Index
     validation: Index
@@ -35,7 +35,7 @@ class ImageCounts:
 
 @dataclass(frozen=True)
 class UnlabelledRecord:
-    """Further images, of any class, that a teacher was asked about."""
+    """Further images, of any class, that the teacher labelled."""
 
     data: str
     images: Index
@@ -44,7 +44,7 @@ class UnlabelledRecord:
 
 @dataclass(frozen=True)
 class DataRecord:
-    """Which images a model was derived from: all that it takes to find them again, in the same parts."""
+    """The images that a model was derived from: enough to open them again, in the same parts."""
 
     data: str
     base_outputs: Size
@@ -56,22 +56,21 @@ class DataRecord:
     images: ImageCounts
     fingerprint: Sha256
     skipped_images: int = 0
-    group_by: str | None = None  # the rule by which images were split in groups; None: one by one
-    # Hash of the images of each part whose images were read; empty: of an older edgevit, and so the next.
-    contents: dict[Part, Sha256] = field(default_factory=dict)
-    copies: dict[Part, Index] = field(default_factory=dict)  # of a part, images that the training part has, too
+    group_by: str | None = None  # the rule by which images were grouped before the split; None: not grouped
+    contents: dict[Part, Sha256] = field(default_factory=dict)  # hash of the images of each part that was read
+    copies: dict[Part, Index] = field(default_factory=dict)  # by part, images that the training part contains, too
     unlabelled: UnlabelledRecord | None = None
 
     @property
     def images_sha256(self) -> str:
-        """A hash that models judged on the same images share: of names, sizes and, but for old records, contents."""
+        """A hash of the test part: of names and sizes and, where its images were read, of their contents."""
         test = self.contents.get("test")
         return self.fingerprint if test is None else hashlib.sha256(f"{self.fingerprint} {test}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """How a model was trained; `more` has the settings that only training itself reads."""
+    """How a model was trained; `more` contains the settings that only training reads."""
 
     seed: Seed
     steps: Index | None = None
@@ -80,28 +79,28 @@ class TrainingRecord:
 
 @dataclass(frozen=True)
 class StartRecord:
-    """Which network was cut, where the base was trained on the classes first.
+    """Whether the base or its fine-tuned copy was pruned.
 
-    Losses are cross-entropies in nats, each at the temperature of the softmax that is best for it.
+    Losses are cross-entropies in nats, each at its optimal softmax temperature.
     """
 
     network: Literal["base", "finetuned"]
-    steps: Index  # of that training
+    steps: Index  # of the fine-tuning
     loss_validation_base: Number
     loss_validation_finetuned: Number
 
-    def told(self) -> str:
-        losses = f"from {self.loss_validation_base:.4g} to {self.loss_validation_finetuned:.4g}"
-        taken = "after training" if self.network == "finetuned" else "as it is"
+    def format(self) -> str:
+        """Describe it as the end of a sentence."""
+        state = "after training" if self.network == "finetuned" else "as it is"
         return (
-            f"cut from the base {taken}: {self.steps} steps on the classes took its loss on the validation images "
-            f"{losses}"
+            f"pruned from the base {state}: {self.steps} steps on the classes changed its validation loss "
+            f"from {self.loss_validation_base:.4g} to {self.loss_validation_finetuned:.4g}"
         )
 
 
 @dataclass(frozen=True)
 class TableRecord:
-    """Which table of costs milliseconds or millijoules were counted by."""
+    """The table by which milliseconds or millijoules were computed."""
 
     measured_on: str
     sha256: Sha256
@@ -109,59 +108,59 @@ class TableRecord:
 
 @dataclass(frozen=True)
 class BudgetRecord:
-    """What was asked for, in which quantity, and what the model has of it."""
+    """The requested budget, and the cost of the model in its quantity."""
 
     quantity: Literal["macs", "params", "ms", "mj"]
     limit: Number
     base: Number
-    asked: str
-    reached: Number | None = None  # None: a slice, which is as large as asked
+    option: str  # as the user gave it, such as "rate 0.5"
+    reached: Number | None = None  # None: a slice, whose cost is the limit
     table: TableRecord | None = None
-    # By its number in the base, each block that was to stay, and be no smaller; all others went. None: any might go.
+    # Smallest sizes by the number of the block in the base; blocks not listed were removed. None: no minimum.
     at_least: dict[str, BlockDims] | None = None
-    at_least_embed: Size | None = None  # the width below which the embedding was not to fall; None: any
+    at_least_embed: Size | None = None  # smallest width of the embedding; None: no minimum
 
 
 @dataclass(frozen=True)
 class FigureRecord:
-    """What was measured of one model, with its 95 % interval: ms of one inference, or mJ of one image."""
+    """A measurement of one model, with its 95 % interval: ms of one inference, or mJ of one image."""
 
     value: Number
     low: Number | None  # None: too few repeats for an interval
     high: Number | None
-    repeats: Size  # times that the model was measured, each beside the base
+    repeats: Size  # times that the model was measured, each in turn with the base
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One plan on the way to a budget that was measured."""
+    """One plan of the search for a measured budget."""
 
-    limit: Number  # that it was allocated with, by the corrected table
+    limit: Number  # of the allocation, by the corrected table
     predicted: Number  # by the corrected table
     measured: FigureRecord
 
 
 @dataclass(frozen=True)
 class MetRecord:
-    """How a budget was met by measuring: see edgevit/latency. Figures are ratios to the base, times `base`."""
+    """The search for a measured budget: see edgevit/latency. Figures are ratios to the base, times `base`."""
 
     quantity: Literal["ms", "mj"]
     budget: Number
-    asked: str  # in the user's words
+    option: str  # as the user gave it, such as "ms 5"
     outcome: Outcome  # of the verified figure
-    verified: FigureRecord  # of this very model, after all rounds
-    figure: str  # that its ratio to the base is of: p50; where other programs were busy, processor or mean; or energy
-    base: Number  # what the base takes by the table
+    verified: FigureRecord  # of the final model, after all rounds
+    figure: str  # of the ratio: p50, or energy; processor or mean where other programs were busy
+    base: Number  # cost of the base by the table
     rounds: tuple[RoundRecord, ...]
-    factors: dict[str, Number]  # that correct the terms of the table
+    factors: dict[str, Number]  # by which the terms of the table were corrected
     table: TableRecord  # as it was measured
     where: dict[str, Any]  # board or processor, power mode, precision, batch
     ended: str | None  # why the rounds ended before the budget was met; None: it was
     seconds: dict[str, float]
-    # What model and base took by the clock when this was verified: no ratio, so what slowed the machine is in both.
-    clock: Number | None = None  # None: an older record, which does not say
+    # Measured values of model and base at verification, not ratios: both include what slowed the machine.
+    clock: Number | None = None
     base_clock: Number | None = None
-    # Of one of several budgets, all that was asked for and decides. None: the only budget, or an older edgevit's.
+    # Of one of several budgets, the options that determine the result. None: the only budget.
     request: dict[str, Any] | None = None
 
     @property
@@ -172,7 +171,7 @@ class MetRecord:
 
 @dataclass(frozen=True)
 class ShapeRecord:
-    """The shape policy; `more` has its multiples."""
+    """The shape policy; `more` contains its multiples."""
 
     name: str
     more: More = field(default_factory=dict)
@@ -180,22 +179,22 @@ class ShapeRecord:
 
 @dataclass(frozen=True)
 class RejectedRecord:
-    """How many images of one part are called `other`."""
+    """How many images of one part are classified as `other`."""
 
     images: Index  # of the target classes
-    other: Index  # of these called `other`
-    right: Index  # of these called by their own name
-    foreign_images: Index  # of classes that are no targets; 0: the data has none, so nothing is known of such images
+    other: Index  # of these, classified as `other`
+    right: Index  # of these, classified correctly
+    foreign_images: Index  # of other classes; 0: the data contains none
     foreign_other: Index
 
     @property
     def share(self) -> float:
-        """Of the target classes' images, those called `other`."""
+        """Share of the target classes' images that is classified as `other`."""
         return self.other / max(self.images, 1)
 
     @property
     def foreign_share(self) -> float | None:
-        """Of the other classes' images, those called `other`."""
+        """Share of the other classes' images that is classified as `other`."""
         return self.foreign_other / self.foreign_images if self.foreign_images else None
 
 
@@ -207,14 +206,14 @@ class AccuracyRecord:
     images: Index
     per_class: dict[ClassName, Share | None] | None = None
     rejection: dict[str, RejectedRecord] | None = None  # by part
-    images_per_class: dict[ClassName, Index] | None = None  # None: of an older edgevit, and so the next
-    # Of each class, how many images are taken for which other.
+    images_per_class: dict[ClassName, Index] | None = None
+    # By class and predicted class, the number of wrong predictions.
     confused: dict[ClassName, dict[ClassName, Index]] | None = None
 
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Of the base and of what was made of it; None: not asked for, or a slice that was not measured."""
+    """Of the base and of the model; None: not requested, or a slice that was not evaluated."""
 
     base_full_head: AccuracyRecord | None
     base_restricted: AccuracyRecord | None
@@ -224,21 +223,21 @@ class Accuracies:
 
 @dataclass(frozen=True)
 class ValidationRecord:
-    """What models are chosen by, so that nothing is chosen on the test part: images of the validation part."""
+    """Correct predictions on the validation part, by which models are selected, so that the test part is not used."""
 
     images: Size
-    base_restricted: Index  # of these, how many the base restricted to the classes classifies rightly
+    base_restricted: Index  # images that the base, restricted to the classes, classifies correctly
     derived: Index  # the same of the model
-    base_finetuned: Index | None = None  # the same of the base after training; None: it was not, or an older edgevit's
+    base_finetuned: Index | None = None  # the same of the fine-tuned base; None: it was not fine-tuned
 
     def __post_init__(self) -> None:
         if max(self.base_restricted, self.derived, self.base_finetuned or 0) > self.images:
-            raise ValueError(f"more than {self.images} of {self.images} images are no share")
+            raise ValueError(f"more than {self.images} of {self.images} images are classified correctly")
 
 
 @dataclass(frozen=True)
 class NeighbourRecord:
-    """What another preprocessing would have given: images that the base would get right, and wrong, with it alone."""
+    """Images that the base classifies correctly with another preprocessing only, and with the used one only."""
 
     option: str
     gained: Index
@@ -247,7 +246,7 @@ class NeighbourRecord:
 
 @dataclass(frozen=True)
 class BaseCheckRecord:
-    """How the base did on images of its classes."""
+    """Accuracy of the base on images of its classes."""
 
     images: Index
     right: Index
@@ -257,7 +256,7 @@ class BaseCheckRecord:
 
 @dataclass(frozen=True)
 class AssumptionsRecord:
-    """What was taken for granted of the base, because nobody said it."""
+    """Assumptions about the base that no option confirms."""
 
     classes_from: str
     output_names: tuple[ClassName, ...] | None
@@ -267,28 +266,30 @@ class AssumptionsRecord:
 
 @dataclass(frozen=True)
 class Facts:
-    """What every method tells in the same words; `more` has each method's own."""
+    """Facts that every method reports; `more` contains those of one method."""
 
     steps: Index = 0
-    kept_blocks: tuple[Index, ...] | None = None  # which of the base's blocks the model has; None: all
-    reused: tuple[str, ...] = ()  # what was found in the cache
-    kept_step: Index | None = None  # whose weights the model has; 0: those before training; None: the last
-    accuracy_validation_before: Share | None = None  # top-1 of the weights before training, where the best are kept
-    accuracy_validation_trained: Share | None = None  # of the best that training made of them
+    kept_blocks: tuple[Index, ...] | None = None  # numbers of the base's blocks that the model has; None: all
+    reused: tuple[str, ...] = ()  # results taken from the cache
+    kept_step: Index | None = None  # step of the model's weights; 0: before training; None: the last
+    accuracy_validation_before: Share | None = None  # top-1 before training, where the best state is kept
+    accuracy_validation_trained: Share | None = None  # of the best trained state
     more: More = field(default_factory=dict)
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Facts:
-        """Sort what a method tells."""
+    def of(cls, facts: Mapping[str, Any]) -> Facts:
+        """Separate the common facts of a method from its own."""
         common = {f.name for f in fields(cls)} - {MORE}
-        own: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+        tuples: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
+        }
         return cls(
-            **{name: value for name, value in own.items() if name in common},
-            more={name: value for name, value in told.items() if name not in common},
+            **{name: value for name, value in tuples.items() if name in common},
+            more={name: value for name, value in facts.items() if name not in common},
         )
 
-    def training_told(self) -> str:
-        """How long the model was trained, and which of its states it is."""
+    def format_training(self) -> str:
+        """Describe the length of the training and the state that was kept."""
         before, trained = self.accuracy_validation_before, self.accuracy_validation_trained
         if not self.steps or self.kept_step is None or before is None or trained is None:
             return f"{self.steps} steps"
@@ -302,18 +303,19 @@ class Facts:
 
 @dataclass(frozen=True)
 class FittedHead:
-    """How the classifier of a base that had none came to be: see edgevit/derivation/solve/head.py."""
+    """The classifier that was fitted to a base without one: see edgevit/derivation/solve/head.py."""
 
     ridge: float
-    temperature: float  # what the outputs of the regression were multiplied by
+    temperature: float  # factor of the outputs of the regression
     validation_accuracy: Share  # the mean over the classes
     validation_images: Index
-    images_per_class: dict[str, Index]  # that it was fitted to
+    images_per_class: dict[str, Index]  # training images
 
-    def told(self) -> str:
+    def format(self) -> str:
+        """Describe it as a part of a sentence."""
         images, classes = sum(self.images_per_class.values()), len(self.images_per_class)
         return (
-            f"a linear head fitted to {images} training images of {classes} classes, right on "
+            f"a linear head fitted to {images} training images of {classes} classes, correct on "
             f"{self.validation_accuracy:.1%} of {self.validation_images} validation images (mean over classes; "
             f"ridge {self.ridge:.2g}, temperature {self.temperature:.3g})"
         )
@@ -321,7 +323,7 @@ class FittedHead:
 
 @dataclass(frozen=True, kw_only=True)
 class DerivationRecord:
-    """What derivation.json says."""
+    """The content of derivation.json."""
 
     created: str  # UTC, ISO 8601
     base: str
@@ -336,44 +338,42 @@ class DerivationRecord:
     versions: Versions
     seconds: dict[str, float]
     facts: Facts
-    processes: Index = 1  # that trained side by side
-    assumptions: AssumptionsRecord | None = None  # None: a slice without images, or of an older edgevit
-    start: StartRecord | None = None  # None: the base was cut as it is, and nothing else was asked for
-    # Of the base, as the third baseline and where it was cut after it; None: neither, or an older edgevit's.
-    base_training: TrainingRecord | None = None
-    fitted_head: FittedHead | None = None  # None: the base had a classifier of its own
+    processes: Index = 1  # of a distributed training
+    assumptions: AssumptionsRecord | None = None  # None: a slice without images
+    start: StartRecord | None = None  # None: the base was pruned as it is, without comparison
+    base_training: TrainingRecord | None = None  # None: the base was not fine-tuned
+    fitted_head: FittedHead | None = None  # None: the base has a classifier
     met: MetRecord | None = None  # None: the budget was not measured
-    validation: ValidationRecord | None = None  # None: a slice without images, or of an older edgevit
-    # Of model.safetensors, once it is written. None: it is not written yet.
+    validation: ValidationRecord | None = None  # None: a slice without images
+    # Of model.safetensors; None: it is not written yet.
     weights_sha256: Sha256 | None = field(default=None, compare=False)
-    job: Sha256 | None = None  # of the job that this was; None: it was in no jobs file, or an older edgevit's
-    # By part, which of its images are classified rightly; None: a slice without images, or of an older edgevit.
-    answers: dict[JudgedPart, PartAnswers] | None = None
+    job: Sha256 | None = None  # of the job in a jobs file; None: not of a jobs file
+    answers: dict[JudgedPart, PartAnswers] | None = None  # by part; None: a slice without images
 
-    def way_told(self) -> str:
-        """By what the model came of its base, such as `base trained, then forge`."""
+    def format_method(self) -> str:
+        """Name the method, after the fine-tuning of the base if it was pruned after it."""
         trained = self.start is not None and self.start.network == "finetuned"
         return ", then ".join([*["base trained"] * trained, self.method])
 
-    def training_told(self) -> str:
-        """How long the model was trained, and what it was cut from where that is no base as it is."""
-        told = self.facts.training_told()
-        return told if self.start is None else f"{self.start.told()}; then {told}"
+    def format_training(self) -> str:
+        """Describe the training, after that of the base if it was compared."""
+        training = self.facts.format_training()
+        return training if self.start is None else f"{self.start.format()}; then {training}"
 
     def fault(self, spec: ModelSpec) -> str | None:
-        """What contradicts the model it lies beside, as the end of a sentence; None: nothing."""
-        kept, base, derived = self.facts.kept_blocks, self.accuracy.base_restricted, self.accuracy.derived
-        if kept is not None and (len(kept) != len(spec.blocks) or max(kept) >= len(spec.base.blocks)):
-            return f"has {list(kept)} as facts.kept_blocks, which are not the model's"
+        """Describe a contradiction to the model in the same folder, as the end of a sentence; None: there is none."""
+        numbers, base, derived = self.facts.kept_blocks, self.accuracy.base_restricted, self.accuracy.derived
+        if numbers is not None and (len(numbers) != len(spec.blocks) or max(numbers) >= len(spec.base.blocks)):
+            return f"has {list(numbers)} as facts.kept_blocks, which are not the model's"
         if derived is not None and (base is None or _classes(base) != _classes(derived)):
-            return "has accuracies of the base and of the model on other classes"
+            return "has accuracies of the base and of the model on different classes"
         if derived is not None and spec.rejection is not None and derived.rejection is None:
-            return "does not say how many images are called `other`, and the model calls some so"
+            return "does not state how many images are classified as `other`, and the model has such a rule"
         return None
 
 
 def _classes(accuracy: AccuracyRecord) -> list[str]:
-    """The classes that there were images of."""
+    """The classes that had images."""
     return sorted(name for name, top1 in (accuracy.per_class or {}).items() if top1 is not None)
 
 

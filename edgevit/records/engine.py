@@ -1,4 +1,4 @@
-"""What is known of an engine: a JSON file beside it, `export/engines/<fingerprint>/<key>.json`."""
+"""The record of an engine, a JSON file in the same folder: `export/engines/<fingerprint>/<key>.json`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from edgevit.records.kinds import PLACE, Place, RecordKind
 from edgevit.records.model import Index, Sha256
 from edgevit.records.writing import write_whole, writing
 
-READER = Reader(EngineError, mend="build the engine again with edgevit export ... --trt --rebuild")
+READER = Reader(EngineError, hint="build the engine again with edgevit export ... --trt --rebuild")
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
 class EngineBoard:
-    """The board an engine was built on, in short. None: it does not say."""
+    """The board that an engine was built on. None: not reported."""
 
     model: str | None = None
     part: str | None = None
@@ -44,7 +44,7 @@ class EngineBoard:
 
 @dataclass(frozen=True)
 class OnnxSource:
-    """The file in export/ that an engine was built from."""
+    """The ONNX file in export/ that an engine was built from."""
 
     name: str
     sha256: Sha256
@@ -52,7 +52,7 @@ class OnnxSource:
 
 @dataclass(frozen=True)
 class EngineClassAccuracy:
-    """Shares of one class's images that are classified rightly."""
+    """Shares of the images of one class that are classified correctly."""
 
     images: Index
     host: Share  # in fp32 here
@@ -61,7 +61,7 @@ class EngineClassAccuracy:
 
 @dataclass(frozen=True)
 class EngineAccuracy:
-    """An engine on images of the target classes, beside ONNX Runtime in fp32 on the host."""
+    """Accuracy of an engine on images of the target classes, compared with ONNX Runtime in fp32 on the host."""
 
     data: str
     part: str
@@ -69,20 +69,20 @@ class EngineAccuracy:
     images_sha256: Sha256
     host: Share
     board: Share
-    agreement: Share  # of images for which both choose the same class
-    worst_class: ClassName  # the one that loses most
+    agreement: Share  # of images with the same predicted class
+    worst_class: ClassName  # the class with the largest loss
     per_class: dict[ClassName, EngineClassAccuracy]
 
     def __post_init__(self) -> None:
         if self.worst_class not in self.per_class:
-            raise ValueError(f"it names {self.worst_class!r} as the worst of other classes")
+            raise ValueError(f"worst_class is {self.worst_class!r}, which is not in per_class")
 
 
 @dataclass(frozen=True)
-class EngineTried:
-    """What was built before, and why it was not good enough."""
+class EngineAttempt:
+    """One build, and the reason why its engine was rejected."""
 
-    rung: str
+    precision_level: str
     seconds: float
     failure: str | None
 
@@ -93,52 +93,52 @@ class EngineTensor:
 
     name: str
     dtype: str
-    shape: tuple[int, ...]  # -1: of any size
+    shape: tuple[int, ...]  # -1: dynamic
 
 
 @dataclass(frozen=True)
 class TimingCacheUse:
-    """TensorRT's memory of how fast kernels are on the board."""
+    """TensorRT's cache of kernel times on the board."""
 
     path: str
-    bytes_before: int  # 0: there was none, or one of another TensorRT
+    bytes_before: int  # 0: there was none of this TensorRT
     bytes_after: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRecord:
-    """An engine: where it was built, from what, and how it was found to be right. None: not measured."""
+    """An engine: its board, its source and its checks. None: not measured."""
 
     path: Place = field(metadata=PLACE)
     file: str
     sha256: Sha256
     bytes: int
     created: str  # UTC, ISO 8601
-    key: Sha256  # of all that the build was asked; the file is named by its first digits
+    key: Sha256  # hash of all that determines the build; the file is named by its first digits
     fingerprint: str  # of the board
     board: EngineBoard
     weights_sha256: Sha256  # of the model folder
     onnx: OnnxSource
     precision: str  # "fp16", "fp32", or "mixed": fp16 with some modules in fp32
-    rung: str  # the same in words
+    precision_level: str  # the same in words
     fp32_modules: tuple[str, ...]
-    batches: tuple[int, int, int]  # least, the one that kernels were chosen for, most
+    batches: tuple[int, int, int]  # smallest, optimal (kernels are chosen for it), largest
     strongly_typed: bool
     build_seconds: float
     workspace_bytes: int | None
-    optimization_level: int | None  # None: TensorRT's own
+    optimization_level: int | None  # None: TensorRT's default
     timing_cache: TimingCacheUse | None
     device_memory_bytes: int | None  # activations of one execution context
-    fused: int | None  # attention blocks that run as one kernel, by the engine's own layer list
-    blocks: int  # that have an attention
-    fused_expected: int | None  # None: not known for this compiler
-    fused_proxy: Fusion | None  # the same as TensorRT-RTX saw it, from export.json
+    fused: int | None  # attentions that run as one kernel, by the engine's layer list
+    blocks: int  # with an attention
+    fused_expected: int | None  # None: unknown for this compiler
+    fused_proxy: Fusion | None  # as measured with TensorRT-RTX, from export.json
     accuracy: EngineAccuracy | None
-    tried: tuple[EngineTried, ...]
+    attempts: tuple[EngineAttempt, ...]
     inputs: tuple[EngineTensor, ...]
     outputs: tuple[EngineTensor, ...]
     warnings: tuple[str, ...]
-    edgevit: str  # version that had it built
+    edgevit: str  # version that built it
 
     @property
     def layers_path(self) -> Path:
@@ -149,22 +149,22 @@ LAYERS = ".layers.json"
 ENGINE_KIND = RecordKind("engine", EngineRecord, READER)
 
 
-def key_of(asked: Mapping[str, Any]) -> str:
-    """Hash all that decides what is built."""
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+def key_of(options: Mapping[str, Any]) -> str:
+    """Hash all that determines a build."""
+    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
 
 
 def read_engine(engine: Path) -> EngineRecord:
-    """Read what lies beside an engine.
+    """Read the record of an engine.
 
     Raises:
-        EngineError: it is not what `edgevit export --trt` writes.
+        EngineError: it is missing, damaged or of another schema.
     """
     return ENGINE_KIND.read(engine.with_suffix(".json"), path=engine)
 
 
 def stored_engine(engine: Path, key: str) -> EngineRecord | None:
-    """What is known of the engine that lies there, if it was built as is asked now and is still what it was.
+    """Read the record of an engine if the engine exists unaltered and was built with this key.
 
     Raises:
         EngineError: its record cannot be read.
@@ -176,14 +176,14 @@ def stored_engine(engine: Path, key: str) -> EngineRecord | None:
 
 
 def store_engine(fetched: Path, record: EngineRecord, layers: list[Any]) -> None:
-    """Move an engine in and write what is known of it beside it; last the record, without which it does not exist.
+    """Move an engine to its place and write its layers and, last, its record, without which it does not count.
 
     Raises:
-        OutputError: the disk is full, or may not be written to.
+        OutputError: it cannot be written.
     """
-    described = record.path.with_suffix(".json")
+    record_file = record.path.with_suffix(".json")
     with writing(record.path):
-        described.unlink(missing_ok=True)
+        record_file.unlink(missing_ok=True)
         fetched.replace(record.path)
         write_whole(record.layers_path, json.dumps(layers, indent=1))
-        write_whole(described, ENGINE_KIND.text(record))
+        write_whole(record_file, ENGINE_KIND.text(record))

@@ -1,4 +1,4 @@
-"""export.json: what the exported files are, and every check they passed."""
+"""export.json: the exported files and their checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgevit.records.kinds import PLACE, Place, RecordKind, Versions
 from edgevit.records.model import Index, Rejection, Sha256, Size
 from edgevit.records.names import onnx_name
 
-READER = Reader(ExportError, mend="export the model again")
+READER = Reader(ExportError, hint="export the model again")
 
 Batch = int | Literal["dynamic"]
 
@@ -23,7 +23,7 @@ class ExportedFile:
 
     sha256: Sha256
     bytes: int
-    nodes: dict[str, int] | None  # operators and how often each occurs; None: weights beside a file over 2 GB
+    nodes: dict[str, int] | None  # number of nodes by operator; None: an external file of weights, over 2 GB
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class OutputClass:
-    """A target class, and its column in the logits."""
+    """A target class and its column in the logits."""
 
     name: str
     column: Index
@@ -47,70 +47,70 @@ class OutputClass:
 class ExportedModel:
     """The model that was exported."""
 
-    timm_name: str | None  # None: it came as an ONNX file
+    timm_name: str | None  # None: an imported ONNX file
     weights_sha256: Sha256  # of model.safetensors, or of model.onnx
-    file: str | None = None  # the ONNX file that it came as
+    file: str | None = None  # name of the imported ONNX file
 
 
 @dataclass(frozen=True)
 class Padding:
-    """What --pad-heads changed."""
+    """The changes by --pad-heads."""
 
-    blocks: Index  # how many were padded
+    blocks: Index  # number of padded blocks
     macs_before: int
     macs: int
-    widths: tuple[Size, ...]  # of every block's heads, afterwards
+    widths: tuple[Size, ...]  # of the heads of each block after padding
 
 
 @dataclass(frozen=True)
 class Range:
-    """How a network uses fp16's range."""
+    """The use of fp16's range by a network."""
 
     weights_largest: float
-    weights_subnormal: float  # share of the weights that are not zero and below the smallest normal number
-    weights_lost: float  # share of the weights that are not zero and become zero
+    weights_subnormal: float  # share of the weights that are nonzero and below the smallest normal number
+    weights_lost: float  # share of the nonzero weights that become zero
     activations_largest: float
-    activations_where: str  # the module or the node whose output that is
-    overflowing: tuple[str, ...] = ()  # nodes of the file whose output fp16 cannot hold
+    activations_where: str  # module or node with that output
+    overflowing: tuple[str, ...] = ()  # nodes whose output overflows fp16
 
 
 @dataclass(frozen=True)
 class Parity:
-    """Logits of a file against those of torch in fp32."""
+    """Logits of a file compared with those of torch in fp32."""
 
     error: float  # |difference| / |torch|, L2 over all logits
     tolerance: float
     largest_difference: float  # of one logit
     logits_scale: float  # root mean square of torch's logits
     images: int
-    source: str  # "random", or the data they come from
+    source: str  # "random", or the data of the images
 
 
 @dataclass(frozen=True)
 class FileAccuracy:
-    """A file on real images of the target classes."""
+    """Accuracy of a file on images of the target classes."""
 
     top1: float
-    agreement: float  # share of images with torch's top-1
-    agreement_least: float
+    agreement: float  # share of images with the top-1 class of torch
+    agreement_least: float  # smallest accepted
     per_class: dict[ClassName, float | None]
 
 
 @dataclass(frozen=True)
 class AccuracyCheck:
-    """Every form of the model on the same images, top-1 among the target classes."""
+    """Accuracy of torch and of each file on the same images: top-1 among the target classes."""
 
     data: str
     part: str
     images: int
     torch: float
     files: dict[str, FileAccuracy]  # by precision
-    part_images: int | None = None  # all that the part has; None: an older edgevit did not tell
+    part_images: int | None = None  # number of images of the part
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """Attention blocks fused, of all of them."""
+    """The number of attentions that a compiler fuses."""
 
     fused: int
     blocks: int
@@ -123,7 +123,7 @@ class Fusion:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRecord:
-    """What `export` did and saw. None: not checked; `warnings` says why."""
+    """The result of `export`. None: not checked; `warnings` has the reason."""
 
     folder: Place = field(metadata=PLACE)
     files: dict[str, ExportedFile]
@@ -132,11 +132,11 @@ class ExportRecord:
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     classes: tuple[OutputClass, ...]
-    rejection: Rejection | None = None  # when an image is called `other`
+    rejection: Rejection | None = None  # None: no image is classified as `other`
     preprocessing: dict[str, Any]
     model: ExportedModel
     padded: Padding | None
-    fp32_modules: tuple[str, ...] = ()  # of model.fp16.onnx: what fp16 cannot hold, and is in fp32 there
+    fp32_modules: tuple[str, ...] = ()  # modules of model.fp16.onnx in fp32, because they overflow fp16
     range: Range | None
     parity: dict[str, Parity]
     accuracy: AccuracyCheck | None
@@ -147,9 +147,9 @@ class ExportRecord:
 
     def __post_init__(self) -> None:
         if missing := [name for label in self.parity if (name := onnx_name(label)) not in self.files]:
-            raise ValueError(f"it tells of {missing[0]}, which is not among its files")
+            raise ValueError(f"parity names {missing[0]}, which is not in files")
         if self.accuracy is not None and self.accuracy.files.keys() - self.parity.keys():
-            raise ValueError("it tells of the accuracy of other files than it lists")
+            raise ValueError("accuracy names files that are not in parity")
 
 
 EXPORT_KIND = RecordKind("export", ExportRecord, READER)

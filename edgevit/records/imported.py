@@ -1,4 +1,4 @@
-"""onnx.json: what is known of a model that came as an ONNX file, which lies beside it as model.onnx."""
+"""onnx.json: the description of an imported ONNX file, which is model.onnx in the same folder."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from edgevit.records.export import Batch
 from edgevit.records.kinds import RecordKind
 from edgevit.records.model import Preprocessing, Rejection, Sha256, Size, TargetClass
 
-READER = Reader(CheckpointError, mend="copy the folder again, or import the ONNX file again with edgevit export")
+READER = Reader(CheckpointError, hint="copy the folder again, or import the ONNX file again with edgevit export")
 
 
 @dataclass(frozen=True)
 class ImportedBlock:
-    """A block, as it was found in the graph."""
+    """A block that was recognised in the graph."""
 
-    name: str  # of its nodes up to the first dot or slash after it
-    fusable: bool  # whether its attention is of dimensions that NVIDIA's compiler is known to fuse
+    name: str  # common prefix of the names of its nodes, up to a dot or slash
+    fusable: bool  # whether NVIDIA's compiler fuses an attention of these dimensions
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedDocument:
-    """A classifier, as its ONNX file and whoever imported it say."""
+    """A classifier, as described by its ONNX file and the options of the import."""
 
-    file: str  # the name it had
+    file: str  # its original name
     file_sha256: Sha256  # of that file
-    weights_sha256: Sha256  # of model.onnx, by which engines know it
+    weights_sha256: Sha256  # of model.onnx; identifies the model in records of engines
     batch: Batch
     opset: Size
     outputs: Size
-    norms: tuple[str, ...]  # layer normalisations, by the names of their nodes before the slash
-    blocks: tuple[ImportedBlock, ...]  # in order; empty: none were recognised
-    classes: tuple[TargetClass, ...]  # target classes, each with its output; empty: nobody said which
-    preprocessing: dict[str, Any]  # what `Preprocessing` has
+    norms: tuple[str, ...]  # layer normalisations: names of their nodes up to the slash
+    blocks: tuple[ImportedBlock, ...]  # in order; empty: none recognised
+    classes: tuple[TargetClass, ...]  # target classes with their outputs; empty: not stated
+    preprocessing: dict[str, Any]  # the fields of `Preprocessing`
     rejection: Rejection | None = None
-    seed: Seed  # of the split of images, and the share of it that is for validation
+    seed: Seed  # of the split of images
     validation_fraction: Fraction
-    data: DataRecord | None = None  # of the images it was imported with
+    data: DataRecord | None = None  # images given at the import
     edgevit: str
 
     def fault(self) -> str | None:
-        """What contradicts itself, as the end of a sentence that starts with the file's name; None: nothing."""
+        """Describe a contradiction, as the end of a sentence that starts with the file's name; None: there is none."""
         names, columns = {c.name for c in self.classes}, {c.base_index for c in self.classes}
         if len(names) < len(self.classes) or len(columns) < len(self.classes):
             return "has a class twice"
@@ -63,8 +63,8 @@ def read_imported(file: Path) -> ImportedDocument:
     Raises:
         CheckpointError: the file is missing, damaged, altered or of another schema.
     """
-    read = IMPORTED_KIND.read(file)
-    READER.checked(read.preprocessing, Preprocessing, f"{file}, preprocessing,")
-    if fault := read.fault():
-        raise CheckpointError(f"{file} {fault}; {READER.mend}")
-    return read
+    document = IMPORTED_KIND.read(file)
+    READER.checked(document.preprocessing, Preprocessing, f"{file}, preprocessing,")
+    if fault := document.fault():
+        raise CheckpointError(f"{file} {fault}; {READER.hint}")
+    return document

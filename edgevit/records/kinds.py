@@ -37,7 +37,7 @@ T = TypeVar("T")
 MORE = "more"
 RECORD, SEAL = "record", "content_sha256"  # keys of a sealed file: the name of its kind, and its hash
 _WRITTEN = "written"
-PLACE = {_WRITTEN: False}  # of a field that says where the file lies
+PLACE = {_WRITTEN: False}  # metadata of a field that is the path of the file
 
 More = SkipJsonSchema[dict[str, Any]]
 Place = SkipJsonSchema[Path]
@@ -45,11 +45,11 @@ Place = SkipJsonSchema[Path]
 
 def _name_edgevit(versions: dict[str, str]) -> dict[str, str]:
     if "edgevit" not in versions:
-        raise ValueError("it does not say which edgevit wrote the file")
+        raise ValueError("it does not state which edgevit wrote the file")
     return versions
 
 
-Versions = Annotated[dict[str, str], AfterValidator(_name_edgevit)]  # of edgevit, and of what it was made with
+Versions = Annotated[dict[str, str], AfterValidator(_name_edgevit)]  # of edgevit, and of the libraries it used
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,18 @@ class RecordKind(Generic[T]):
         """
         return self.checked(self.reader.json(file, dict[str, Any]), str(file), **places)
 
-    def checked(self, content: Mapping[str, Any], where: str, **places: Path) -> T:
-        """Convert the content of a file to its record; `where` names the file in messages.
+    def checked(self, content: Mapping[str, Any], source: str, **places: Path) -> T:
+        """Convert the content of a file to its record; `source` names the file in messages.
 
         Raises:
             self.reader.error: it is damaged, altered, or of another schema.
         """
-        self._check_schema(content, where)
+        self._check_schema(content, source)
         fields_of_record = {name: value for name, value in content.items() if name not in self._keys}
         paths = {name: str(path) for name, path in places.items()}
-        record = self.reader.checked(_moved({**fields_of_record, **paths}, self.record), self.record, where)
+        record = self.reader.checked(_moved({**fields_of_record, **paths}, self.record), self.record, source)
         if self.sealed:
-            self._check_seal(content, where)
+            self._check_seal(content, source)
         return record
 
     @property
@@ -89,27 +89,27 @@ class RecordKind(Generic[T]):
         """The keys of a file that are no fields of its record."""
         return ("schema", RECORD, SEAL) if self.sealed else ("schema",)
 
-    def _check_schema(self, content: Mapping[str, Any], where: str) -> None:
+    def _check_schema(self, content: Mapping[str, Any], source: str) -> None:
         schema = content.get("schema")
         if type(schema) is int and schema == self.schema:
             return
         writer = _version(content)
         raise self.reader.error(
-            f"{where} has {f'schema {format_value(schema)}' if 'schema' in content else 'no schema'}, written by "
+            f"{source} has {f'schema {format_value(schema)}' if 'schema' in content else 'no schema'}, written by "
             f"{f'edgevit {writer}' if writer else 'an unknown version'}; edgevit {__version__} reads schema "
             f"{self.schema}: write it again with this version{f', or use edgevit {writer}' if writer else ''}"
         )
 
-    def _check_seal(self, content: Mapping[str, Any], where: str) -> None:
+    def _check_seal(self, content: Mapping[str, Any], source: str) -> None:
         kind, expected = content.get(RECORD, self.name), str(content.get(SEAL) or "none")
         if kind != self.name:
             raise self.reader.error(
-                f"{where} is the record of another kind, {str(kind)[:40]!r}, expected {self.name!r}; {self.reader.mend}"
+                f"{source} has a record of kind {str(kind)[:40]!r}, expected {self.name!r}; {self.reader.hint}"
             )
         if (actual := content_sha256(content)) != expected:
             raise self.reader.error(
-                f"{where} was altered: the hash of its content is {actual[:12]}, the file states {expected[:12]}; "
-                f"{self.reader.mend}"
+                f"{source} was altered: the hash of its content is {actual[:12]}, the file states {expected[:12]}; "
+                f"{self.reader.hint}"
             )
 
     def content(self, record: T) -> dict[str, Any]:
@@ -124,15 +124,15 @@ class RecordKind(Generic[T]):
     def json_schema(self) -> dict[str, Any]:
         """The JSON Schema of the files of this kind."""
         described = TypeAdapter(self.record).json_schema()
-        own: dict[str, Any] = {"schema": {"const": self.schema, "type": "integer"}}
+        keys: dict[str, Any] = {"schema": {"const": self.schema, "type": "integer"}}
         if self.sealed:
-            own[RECORD] = {"const": self.name, "type": "string"}
-            own[SEAL] = {"pattern": "^[0-9a-f]{64}$", "type": "string"}
+            keys[RECORD] = {"const": self.name, "type": "string"}
+            keys[SEAL] = {"pattern": "^[0-9a-f]{64}$", "type": "string"}
         return {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             **described,
-            "properties": {**own, **described["properties"]},
-            "required": [*own, *described.get("required", ())],
+            "properties": {**keys, **described["properties"]},
+            "required": [*keys, *described.get("required", ())],
         }
 
 

@@ -1,8 +1,8 @@
-"""What a process that was killed left beside the file or the folder that it was writing: found by name, and removed.
+"""Find and remove the temporary files and folders of killed processes.
 
-Names are `.NAME.PID.tmp`, a new content, `.NAME.PID.old`, the content that it replaces, and `.NAME.PID`, a copied file.
-A folder is locked while its process writes in it, so that a process of another machine is not taken for a dead one, and
-a dead one not for a new process of the same number.
+Their names are `.NAME.PID.tmp`, a new content, `.NAME.PID.old`, the content that it replaces, and `.NAME.PID`, a copied
+file. A folder is locked while its process writes in it, so that a process on another machine does not look ended, nor a
+new process with the same number like the writer.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from edgevit.errors import OutputError
 from edgevit.records.lock import is_held
 
 LEFTOVER = re.compile(r"\.+(?P<name>.+?)\.(?P<pid>\d+)(?:\.\d+)?(?:\.(?P<end>tmp|old|part))?")
-UNLOCKED_S = 60.0  # a folder without a lock that changed within this time may be one that is just being made
+UNLOCKED_S = 60.0  # an unlocked folder that changed within this time may be in creation
 
 
 def is_leftover(path: Path, name: str) -> bool:
-    """Whether a file or folder lies beside `name` because of edgevit, and the process that wrote it is gone."""
+    """Whether a path is a temporary one for `name` in the same folder, and the process that wrote it has ended."""
     match = LEFTOVER.fullmatch(path.name)
     return match is not None and match["name"] == name and not _is_in_use(path, int(match["pid"]))
 
 
 def remove_leftovers(target: Path, *, keep: str | None = None) -> None:
-    """Remove what dead processes left beside a file or folder that is about to be written.
+    """Remove temporary files and folders of ended processes for a file or folder that is about to be written.
 
-    Where one of them had moved an earlier content away and not put the new one there, the earlier one comes back; so
-    does what is called `keep` in it. What cannot be removed stays: it is in nobody's way.
+    Where one of them had moved the earlier content away without a replacement, that content is restored, or only the
+    part named `keep` of it. Failures to remove are ignored.
     """
     with suppress(OSError):
-        found = [path for path in target.parent.iterdir() if is_leftover(path, target.name)]
-        for path in sorted(found, key=lambda path: path.name.endswith(".tmp")):
+        leftovers = [path for path in target.parent.iterdir() if is_leftover(path, target.name)]
+        for path in sorted(leftovers, key=lambda path: path.name.endswith(".tmp")):
             if path.name.endswith(".old"):
                 _bring_back(path, target, keep)
             if path.is_dir() and not path.is_symlink():
@@ -45,7 +45,7 @@ def remove_leftovers(target: Path, *, keep: str | None = None) -> None:
 
 
 def refuse_in_use(path: Path) -> None:
-    """Raise OutputError if a file or folder that another process is writing has such a name."""
+    """Raise OutputError if a path is the temporary one of a running process."""
     match = LEFTOVER.fullmatch(path.name)
     if match is not None and _is_in_use(path, int(match["pid"])):
         raise OutputError(f"another edgevit, process {match['pid']}, is writing {path}; wait until it has ended")

@@ -1,4 +1,4 @@
-"""One process at a time in a folder that is being worked in, or at a piece of work that others then share."""
+"""Locks: one process at a time in a folder, or at a piece of work whose result others then use."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from edgevit.errors import EdgeVitError
 
 logger = logging.getLogger(__name__)
 
-# What network file systems without locks answer; work goes on there, unguarded.
+# Errors of network file systems without locks, on which work continues without a lock.
 UNSUPPORTED = {errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
 @contextmanager
 def alone_in(folder: Path, busy: EdgeVitError) -> Iterator[None]:
-    """Hold the lock of a folder that is there; it goes when the block or the process ends, however it ends.
+    """Lock an existing folder until the block or the process ends.
 
-    The lock is on the folder itself, so that nothing has to be cleaned up, and nothing in it can be a link elsewhere.
+    The lock is on the folder itself, so that no file must be cleaned up, and no file in it can be a link elsewhere.
 
     Raises:
         busy: another process holds the lock.
-        OSError: the folder is not there, or may not be read.
+        OSError: the folder is missing, or not readable.
     """
     while True:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Its last holder may have removed or renamed the folder meanwhile: then this lock guards nothing.
+            # The last holder may have removed or renamed the folder meanwhile: then the lock has no effect.
             if os.fstat(handle).st_ino == os.stat(folder).st_ino:
                 break
         except BlockingIOError:
@@ -70,16 +70,16 @@ def is_held(folder: Path) -> bool | None:
 
 @contextmanager
 def in_turn(file: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Wait for the lock of a file, which is made if it is not there, and hold it until the block ends.
+    """Wait for the lock of a file, which is created if it is missing, and hold it until the block ends.
 
     `waiting` is called if another process holds it.
 
-    Nothing is written to the file and no link is followed: others who may write to the folder could have put it there.
+    Nothing is written to the file and no link is followed, because other users may be able to write to the folder.
 
     Raises:
         OSError: it cannot be opened, or is a link.
     """
-    # Without O_NONBLOCK a named pipe in its place would never open.
+    # Without O_NONBLOCK, opening a named pipe of this name would block.
     handle = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         try:

@@ -1,4 +1,4 @@
-"""model.json: everything about a model but its weights and how it came to be."""
+"""model.json: the description of a model, without its weights and its derivation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from edgevit.records.reading import Exif, reading_settings, transform_settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-MEND = "copy the folder again, or derive the model again"
-READER = Reader(CheckpointError, MEND)
+HINT = "copy the folder again, or derive the model again"
+READER = Reader(CheckpointError, HINT)
 
 Score = Literal["logsumexp"]
 SCORE: Score = "logsumexp"
@@ -34,19 +34,19 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class BlockDims:
-    """What pruning changes in one block; the sizes of an attention or an FFN that is gone are zero."""
+    """The sizes of one block that pruning changes; those of a removed attention or FFN are zero."""
 
     heads: Dimension
     qk: Dimension  # width of a query and of a key, per head
     vo: Dimension  # width of a value, per head
     ffn: Dimension
-    # Tokens that it passes on, class, distillation and register tokens among them; 0: all that it is given.
+    # Tokens that it passes on, with class, distillation and register tokens; 0: all of its input.
     tokens: Dimension = 0
-    merged: bool = False  # whether one of these is the mean of those that leave
+    merged: bool = False  # whether one of them is the mean of the dropped tokens
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes that show in the shapes of its weights."""
+        """The sizes that determine the shapes of its weights."""
         return {"heads": self.heads, "qk": self.qk, "vo": self.vo, "ffn": self.ffn}
 
     @property
@@ -59,26 +59,26 @@ class BlockDims:
 
     @property
     def fusable(self) -> bool:
-        """Whether NVIDIA's compiler fuses this attention: measured, see docs/decisions/001-fusable-shapes.md."""
+        """Whether NVIDIA's compiler fuses this attention; measured in docs/decisions/001-fusable-shapes.md."""
         return self.heads >= 2 and self.qk == self.vo and self.qk % 4 == 0 and self.qk >= 12
 
 
 def scores(logits: Tensor) -> Tensor:
-    """How well each image fits the target classes as a whole: [B] from their logits [B, C]."""
+    """The score of each image for the target classes together: [B] from their logits [B, C]."""
     return logits.float().logsumexp(1)
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """The rule that goes with a model; its logits are what they are without it."""
+    """The rule by which a model classifies images as `other`; it does not change the logits."""
 
     score: Score
-    threshold: float  # an image whose score is below it is called `other`
-    share: Annotated[float, Field(gt=0, lt=1)]  # of images of the target classes that are expected to be, wrongly
+    threshold: float  # an image with a lower score is classified as `other`
+    share: Annotated[float, Field(gt=0, lt=1)]  # expected share of target images that are wrongly classified as `other`
 
     def rejects(self, logits: Tensor) -> Tensor:
-        """Whether each image is called `other`: bool [B] from the target classes' logits [B, C]."""
-        return ~(scores(logits) >= self.threshold)  # not a number is no class either
+        """Whether each image is classified as `other`: bool [B] from the logits [B, C] of the target classes."""
+        return ~(scores(logits) >= self.threshold)  # true of NaN, too
 
 
 @dataclass(frozen=True)
@@ -91,19 +91,19 @@ class TargetClass:
 
 @dataclass(frozen=True)
 class BaseFacts:
-    """The model that this one was derived from, or the model itself if it is a base."""
+    """The base of a model, which is the model itself where it was not derived."""
 
     weights_sha256: Sha256  # of the tensors, not of a file
     blocks: Annotated[tuple[BlockDims, ...], Field(min_length=1)]
     macs: Count
     params: Count
     outputs: Size  # classes of its classifier
-    embed: Size | None = None  # width of its embedding; None: that of the model
+    embed: Size | None = None  # width of its embedding; None: equal to that of the model
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """timm's data config, and how files are read: a dict everywhere but in a check, which lacks what is the default."""
+    """timm's data config and how files are read. Used for checks: elsewhere it is a dict without default values."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -117,14 +117,14 @@ class Preprocessing:
     value_range: Annotated[float, Field(gt=0)] | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As a dict, without what is the default of a reading."""
+        """As a dict, without default values of the reading."""
         settings = asdict(self)
         return {**transform_settings(settings), **reading_settings(settings)}
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What model.json says."""
+    """The content of model.json."""
 
     timm_name: str
     timm_args: dict[str, Any]  # of the base; `num_classes` is that of this model
@@ -132,11 +132,11 @@ class ModelSpec:
     blocks: Annotated[tuple[BlockDims, ...], Field(min_length=1)]
     head: Head  # "full" keeps a row for every class of the base
     classes: tuple[TargetClass, ...]  # target classes; with a subset head, in the order of the outputs
-    preprocessing: dict[str, Any]  # what `Preprocessing` has
+    preprocessing: dict[str, Any]  # the fields of `Preprocessing`
     macs: Count
     params: Count
     base: BaseFacts
-    rejection: Rejection | None = None  # when an image is called `other`; None: never
+    rejection: Rejection | None = None  # None: no image is classified as `other`
 
     @property
     def class_names(self) -> list[str]:
@@ -144,54 +144,54 @@ class ModelSpec:
 
     @property
     def output_names(self) -> list[str] | None:
-        """The class of every output, in order, where all of them are known."""
+        """The class of each output, in order; None: not all are known."""
         by_column = dict(zip(self.class_columns, self.class_names, strict=True))
         outputs = range(self.outputs)
         return [by_column[i] for i in outputs] if by_column.keys() == set(outputs) else None
 
     @property
     def outputs(self) -> int:
-        """Rows of its classifier."""
+        """Number of rows of its classifier."""
         outputs: int = self.timm_args["num_classes"]
         return outputs
 
     @property
     def class_columns(self) -> list[int]:
-        """For each target class, its column in the logits."""
+        """The column of each target class in the logits."""
         return list(range(len(self.classes))) if self.head == "subset" else [c.base_index for c in self.classes]
 
     @property
     def embed(self) -> int | None:
-        """Channels of its embedding; None: not said, and as many as its base has."""
+        """Width of its embedding; None: not stated, and equal to that of its base."""
         width = self.timm_args.get("embed_dim", self.base.embed)
         return width if isinstance(width, int) else None
 
     @property
     def narrowed(self) -> tuple[int, int] | None:
-        """Channels of its embedding and of its base's, where it has fewer; None: it has all, or they are not said."""
-        now, whole = self.embed, self.base.embed
-        return None if now is None or whole is None or now == whole else (now, whole)
+        """Widths of its embedding and of its base's, where it is narrower; None: it is not, or they are not stated."""
+        width, base_width = self.embed, self.base.embed
+        return None if width is None or base_width is None or width == base_width else (width, base_width)
 
     @property
     def embedding_text(self) -> str | None:
-        """How narrow its embedding is; None: as wide as its base's."""
+        """Describe how narrow its embedding is; None: as wide as its base's."""
         if self.narrowed is None:
             return None
-        now, whole = self.narrowed
-        return f"the embedding has {now} channels of the base's {whole}"
+        width, base_width = self.narrowed
+        return f"the embedding has {width} channels of the base's {base_width}"
 
     @property
     def rate(self) -> float:
-        """Share of the base's MACs that is gone."""
+        """Share of the base's MACs that was removed."""
         return 1 - self.macs / self.base.macs
 
     @property
     def plain_timm(self) -> bool:
-        """Whether every block is timm's own attention, and every token passes through all of them."""
+        """Whether plain timm can express it: equal widths in every attention, and no tokens dropped."""
         return all(b.qk == b.vo and not b.tokens for b in self.blocks)
 
     def fault(self) -> str | None:
-        """What contradicts itself, as the end of a sentence that starts with the file's name; None: nothing."""
+        """Describe a contradiction, as the end of a sentence that starts with the file's name; None: there is none."""
         outputs, names = self.timm_args.get("num_classes"), self.class_names
         if type(outputs) is not int or not 0 < outputs < 2**31:
             return f"has {outputs!r} as timm_args.num_classes, expected a number of classes"
@@ -199,11 +199,9 @@ class ModelSpec:
             return f"has {self.timm_args['depth']!r} as timm_args.depth and {len(self.blocks)} blocks"
         for i, b in enumerate(self.blocks):
             if len({b.heads > 0, b.qk > 0, b.vo > 0}) > 1:
-                return (
-                    f"has {b.heads} heads of widths {b.qk} and {b.vo} in block {i}: all are 0 where attention is gone"
-                )
-        if (told := _token_fault(self.blocks)) is not None:
-            return told
+                return f"has {b.heads} heads of widths {b.qk} and {b.vo} in block {i}: expected all 0, or none"
+        if (fault := _token_fault(self.blocks)) is not None:
+            return fault
         if len(set(names)) < len(names) or len(set(self.class_columns)) < len(names):
             return "has a class twice"
         if self.head == "subset" and len(names) != outputs:
@@ -216,32 +214,32 @@ class ModelSpec:
 
 
 def _token_fault(blocks: Sequence[BlockDims]) -> str | None:
-    """What contradicts itself in the tokens that blocks pass on; None: nothing."""
+    """Describe a contradiction in the numbers of tokens; None: there is none."""
     least: int | None = None
     for i, block in enumerate(blocks):
         if block.merged and not block.tokens:
-            return f"has merged tokens in block {i}, which no token leaves"
+            return f"has merged tokens in block {i}, which drops none"
         if not block.tokens:
             continue
         if not block.has_attention:
-            return f"has tokens leave block {i}, which has no attention to rank them by"
+            return f"drops tokens in block {i}, which has no attention to rank them"
         if least is not None and block.tokens >= least:
-            return f"has {block.tokens} tokens pass block {i}, and {least} an earlier one: fewer must pass a later one"
+            return f"has {block.tokens} tokens after block {i}, and {least} after an earlier block: expected fewer"
         least = block.tokens
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDocument(ModelSpec):
-    """A model's description with what is known once its weights are written."""
+    """The description of a model whose weights are written."""
 
     weights_sha256: Sha256  # of model.safetensors
     edgevit: str  # version that wrote the folder
 
     @classmethod
     def of(cls, spec: ModelSpec, weights_sha256: str, edgevit: str) -> ModelDocument:
-        said = {f.name: getattr(spec, f.name) for f in fields(ModelSpec)}
-        return cls(**said, weights_sha256=weights_sha256, edgevit=edgevit)
+        values = {f.name: getattr(spec, f.name) for f in fields(ModelSpec)}
+        return cls(**values, weights_sha256=weights_sha256, edgevit=edgevit)
 
     @property
     def spec(self) -> ModelSpec:
@@ -257,8 +255,8 @@ def read_model(file: Path) -> ModelDocument:
     Raises:
         CheckpointError: the file is missing, damaged, altered or of another schema.
     """
-    read = MODEL_KIND.read(file)
-    READER.checked(read.preprocessing, Preprocessing, f"{file}, preprocessing,")
-    if fault := read.fault():
-        raise CheckpointError(f"{file} {fault}; {MEND}")
-    return read
+    document = MODEL_KIND.read(file)
+    READER.checked(document.preprocessing, Preprocessing, f"{file}, preprocessing,")
+    if fault := document.fault():
+        raise CheckpointError(f"{file} {fault}; {HINT}")
+    return document

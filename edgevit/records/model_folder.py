@@ -1,10 +1,10 @@
-"""A model folder and the export in it: where each file lies, and what it says.
+"""A model folder and its export: the paths of the files and their records.
 
     folder = ModelFolder(Path("runs/t1"))
-    spec, made = folder.spec(), folder.derivation()
-    exported, engines = folder.export_record(), folder.export.engines()
+    spec, derivation = folder.spec(), folder.derivation()
+    export, engines = folder.export_record(), folder.export.engines()
 
-This is the one way to these files: nobody else joins their names to a path or opens them.
+No other code joins the names of these files to a path, or opens them.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class ExportFolder:
         return sorted(self.path.glob(names.onnx_name("*")))
 
     def engine(self, fingerprint: str, key: str) -> Path:
-        """Where the engine for a kind of board lies that was asked for with this key."""
+        """The path of the engine of a kind of board with this key."""
         return self.engines_folder / fingerprint / f"{key[:KEY_DIGITS]}.engine"
 
     def record(self) -> ExportRecord:
         """Read export.json.
 
         Raises:
-            ExportError: it is missing, or not what `export` writes.
+            ExportError: it is missing, damaged or of another schema.
         """
         return EXPORT_KIND.read(self.record_file, folder=self.path)
 
@@ -70,7 +70,7 @@ class ExportFolder:
         write_whole(self.record_file, EXPORT_KIND.text(record))
 
     def engines(self) -> list[EngineRecord]:
-        """What is known of every engine, on whatever board it was built; the newest first.
+        """Read the records of all engines, of any board, the newest first.
 
         Raises:
             EngineError: a record cannot be read.
@@ -78,19 +78,19 @@ class ExportFolder:
         return sorted(map(read_engine, self.engine_files()), key=lambda record: record.created, reverse=True)
 
     def engine_files(self) -> list[Path]:
-        """Every engine that has a record beside it."""
-        described = [file for file in self.engines_folder.glob("*/*.json") if not file.name.endswith(LAYERS)]
-        return sorted(engine for file in described if (engine := file.with_suffix(".engine")).is_file())
+        """All engines that have a record."""
+        records = [file for file in self.engines_folder.glob("*/*.json") if not file.name.endswith(LAYERS)]
+        return sorted(engine for file in records if (engine := file.with_suffix(".engine")).is_file())
 
 
 def export_of(onnx: Path) -> ExportFolder:
-    """The export that an ONNX file lies in, if it lies in one."""
+    """The export folder of an ONNX file."""
     return ExportFolder(onnx.parent)
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What `derive`, `base` and `supernet` write, and `export` of an ONNX file, and everything else reads."""
+    """The folder that `derive`, `base` and `supernet` write, and `export` of an imported ONNX file."""
 
     path: Path
 
@@ -116,7 +116,7 @@ class ModelFolder:
 
     @property
     def cost_table_file(self) -> Path:
-        """The table by which a measured budget was spent."""
+        """The cost table of a measured budget."""
         return self.path / names.COST_TABLE
 
     @property
@@ -149,7 +149,7 @@ class ModelFolder:
 
     @property
     def is_imported(self) -> bool:
-        """Whether it holds an ONNX file that edgevit did not make: a model folder from export on, and no base."""
+        """Whether it is of an imported ONNX file: it can be exported, but is not a base."""
         return self.imported_file.is_file()
 
     def imported(self) -> ImportedDocument:
@@ -161,15 +161,15 @@ class ModelFolder:
         return read_imported(self.imported_file)
 
     def weights_sha256(self) -> str:
-        """Read the hash of the weights, which every record of an export, an engine or a run repeats to name its model.
+        """Read the hash of the weights, by which records of exports, engines and runs identify their model.
 
         Raises:
-            CheckpointError: as `document` and `imported` say.
+            CheckpointError: as by `document` and `imported`.
         """
         return self.imported().weights_sha256 if self.is_imported else self.document().weights_sha256
 
     def _refuse_foreign(self, record: Path, sha256: str, error: type[EdgeVitError], attempt: str) -> None:
-        """Raise the error if a record in the folder is of other weights than the folder has, where it holds a model."""
+        """Raise the error if a record in the folder is of other weights than its model."""
         if not (self.is_model or self.is_imported):
             return
         if fault := weights_fault(record, sha256, self.path, self.weights_sha256()):
@@ -180,7 +180,7 @@ class ModelFolder:
 
         Raises:
             ExportError: it is missing, damaged, or of another model.
-            CheckpointError: as `document` and `imported` say.
+            CheckpointError: as by `document` and `imported`.
         """
         record = self.export.record()
         attempt = f"export this one again with `edgevit export {shlex.quote(str(self.path))}`"
@@ -192,7 +192,7 @@ class ModelFolder:
 
         Raises:
             EngineError: it is missing, damaged, or of another model.
-            CheckpointError: as `document` and `imported` say.
+            CheckpointError: as by `document` and `imported`.
         """
         record = read_engine(engine)
         attempt = f"build one of this model with `edgevit export {shlex.quote(str(self.path))} --trt`"
@@ -208,25 +208,25 @@ class ModelFolder:
         return read_model(self.spec_file)
 
     def spec(self) -> ModelSpec:
-        """Read model.json; see `document` for what is raised."""
+        """Read model.json; raises as `document` does."""
         return self.document().spec
 
     def derivation(self) -> DerivationRecord | None:
-        """Read how the model came to be; None where the folder does not say, as that of a base or of a super-network.
+        """Read derivation.json; None if it is missing, as in the folder of a base or of a super-network.
 
         Raises:
-            CheckpointError: the file is there and damaged, of another schema, or of another model.
+            CheckpointError: the file is damaged, of another schema, or of another model.
         """
         if not self.derivation_file.is_file():
             return None
         record = DERIVATION_KIND.read(self.derivation_file)
         if record.weights_sha256 is not None:
-            attempt = DERIVATION_KIND.reader.mend
+            attempt = DERIVATION_KIND.reader.hint
             self._refuse_foreign(self.derivation_file, record.weights_sha256, CheckpointError, attempt)
         return record
 
     def write_derivation(self, record: DerivationRecord) -> None:
-        """Write how the model came to be, in place of what was said.
+        """Replace derivation.json.
 
         Raises:
             OutputError: it cannot be written.
@@ -235,15 +235,15 @@ class ModelFolder:
             write_whole(self.derivation_file, DERIVATION_KIND.text(record))
 
     def plan(self) -> PlanRecord | None:
-        """Read what became of each block; None where nothing says so, as in a base or a folder of an older edgevit.
+        """Read plan.json; None if it is missing, as in the folder of a base.
 
         Raises:
-            CheckpointError: the file is there and damaged, or of another schema.
+            CheckpointError: the file is damaged, or of another schema.
         """
         return PLAN_KIND.read(self.plan_file) if self.plan_file.is_file() else None
 
     def history(self) -> list[HistoryLine]:
-        """Read what the training looked like on its way, step by step; empty where nothing was trained.
+        """Read the steps of the training; empty without training.
 
         Raises:
             CheckpointError: a line is damaged, or of another schema.
@@ -254,24 +254,24 @@ class ModelFolder:
         return [HISTORY_KIND.checked(line, str(self.history_file)) for line in lines]
 
     def supernet(self) -> SupernetRecord:
-        """Read in which order a super-network's units are dropped, and how good its slices are.
+        """Read supernet.json.
 
         Raises:
-            CheckpointError: the folder is no super-network, or the file is damaged, altered or of another schema.
+            CheckpointError: the folder is not a super-network, or the file is damaged, altered or of another schema.
         """
         self.refuse_no_supernet()
         record = SUPERNET_KIND.read(self.supernet_file)
         if record.weights_sha256 is not None:
-            self._refuse_foreign(self.supernet_file, record.weights_sha256, CheckpointError, SUPERNET_KIND.reader.mend)
+            self._refuse_foreign(self.supernet_file, record.weights_sha256, CheckpointError, SUPERNET_KIND.reader.hint)
         if unit := record.out_of_order(self.spec().blocks):
-            raise CheckpointError(f"{self.supernet_file} has {unit} out of order; {SUPERNET_KIND.reader.mend}")
+            raise CheckpointError(f"{self.supernet_file} has {unit} out of order; {SUPERNET_KIND.reader.hint}")
         return record
 
     def refuse_no_supernet(self) -> None:
-        """Raise CheckpointError if the folder is no super-network."""
+        """Raise CheckpointError if the folder is not a super-network."""
         if not self.is_supernet:
-            what = f"no {names.SUPERNET} in it" if self.path.is_dir() else "no such folder"
-            raise CheckpointError(f"{self.path} is no super-network: {what}; make one with edgevit supernet")
+            reason = f"no {names.SUPERNET} in it" if self.path.is_dir() else "no such folder"
+            raise CheckpointError(f"{self.path} is not a super-network: {reason}; make one with edgevit supernet")
 
     def write_imported(self, document: ImportedDocument) -> None:
         self.imported_file.write_text(IMPORTED_KIND.text(document), encoding="utf-8")
@@ -286,7 +286,7 @@ class ModelFolder:
         supernet: SupernetRecord | None = None,
         history: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Write all but the weights, which must be there, into a folder that nobody sees yet."""
+        """Write all files except the weights, which must exist, to a new folder."""
         edgevit = written_by()
         document = ModelDocument.of(spec, file_sha256(self.weights_file), edgevit)
         texts = {self.spec_file: MODEL_KIND.text(document)}
@@ -307,5 +307,5 @@ class ModelFolder:
 
 
 def model_of(engine: Path) -> ModelFolder:
-    """The model folder that an engine lies in."""
+    """The model folder of an engine."""
     return ModelFolder(engine.parent.parent.parent.parent)

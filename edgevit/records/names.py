@@ -1,4 +1,4 @@
-"""What the files of a model folder are called. `ModelFolder` and `ExportFolder` say where they lie and read them."""
+"""Names of the files of a model folder. `ModelFolder` and `ExportFolder` have their paths and read them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ HISTORY = "history.jsonl"
 CARD = "README.md"
 PLAN = "plan.json"
 COST_TABLE = "costs.yaml"  # by which a budget was met
-IMPORTED = "onnx.json"  # in the folder of an ONNX file that edgevit did not make, in place of model.json
+IMPORTED = "onnx.json"  # in the folder of an imported ONNX file, in place of model.json
 IMPORTED_ONNX = "model.onnx"  # and this in place of model.safetensors
 
-EXPORT = "export"  # a folder in it, which holds:
+EXPORT = "export"  # a folder in it, with:
 EXPORT_RECORD = "export.json"
-ENGINES = "engines"  # a folder in that one, with a folder for each kind of board
+ENGINES = "engines"  # a folder in that one, with one for each kind of board
 
 SWEEP = "sweep.json"  # beside model folders
 
@@ -27,10 +27,10 @@ MODEL_FOLDER = frozenset({SPEC, WEIGHTS, DERIVATION, SUPERNET, HISTORY, CARD, PL
 
 
 def suffix_of(file: str | Path) -> str:
-    """The end of a file's name that says its kind, in small letters: MODEL.ONNX is an ONNX file."""
+    """The suffix of a file name in lower case, as MODEL.ONNX is an ONNX file."""
     return Path(file).suffix.lower()
 
 
 def onnx_name(label: str) -> str:
-    """The exported file of a precision, "fp32" or "fp16", or of a variant such as "fp32.opset17"."""
+    """The name of the exported file of a precision, or of a variant such as "fp32.opset17"."""
     return f"model.{label}.onnx"

@@ -1,4 +1,4 @@
-"""plan.json: what became of each block of a base, step by step, for a person to read."""
+"""plan.json: what each step of pruning kept of each block, for a person to read."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from edgevit.records.documents import Reader
 from edgevit.records.kinds import RecordKind
 from edgevit.records.model import Dimension, Index, Size
 
-READER = Reader(CheckpointError, mend="copy the folder again, or derive the model again")
+READER = Reader(CheckpointError, hint="copy the folder again, or derive the model again")
 
-# Numbers in order, neighbours as ranges: "0-3,7,12-15". Most lists of neurons have hundreds.
+# Numbers in order, with ranges: "0-3,7,12-15". Lists of neurons have hundreds.
 Numbers = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
 
 
 @dataclass(frozen=True)
 class AttentionRecord:
-    heads: Numbers  # those that stay, by their numbers before this step
+    heads: Numbers  # kept heads, by their numbers before this step
     qk: Size  # width of each head's queries and keys
     vo: Size  # width of each head's values
 
@@ -30,32 +30,32 @@ class AttentionRecord:
 @dataclass(frozen=True)
 class FfnRecord:
     width: Size
-    neurons: Numbers  # those that stay, by their numbers before this step
-    # For each of these that others were merged into, those others; None: what does not stay was dropped.
+    neurons: Numbers  # kept neurons, by their numbers before this step
+    # The removed neurons that were merged into a kept one, by its number; None: removed ones were dropped.
     merged: dict[str, Numbers] | None = None
 
 
 @dataclass(frozen=True)
 class BlockRecord:
     block: Index  # its number before this step
-    attention: AttentionRecord | None  # None: gone
+    attention: AttentionRecord | None  # None: removed
     ffn: FfnRecord | None
     tokens: Dimension = 0  # that it passes on; 0: as many as before
-    merged: bool = False  # whether one of these is the mean of those that leave
+    merged: bool = False  # whether one of them is the mean of the dropped tokens
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one method decided, for the network that it was given."""
+    """The decision of one method for its input network."""
 
     method: str
-    blocks: Annotated[tuple[BlockRecord, ...], Field(min_length=1)]  # those that stay
-    embed: Size | None = None  # the embedding's width after this step; None: it stays as it is
+    blocks: Annotated[tuple[BlockRecord, ...], Field(min_length=1)]  # kept blocks
+    embed: Size | None = None  # width of the embedding after this step; None: unchanged
 
 
 @dataclass(frozen=True)
 class PlanRecord:
-    """All steps from the first base on, in order."""
+    """All steps from the first base, in order."""
 
     steps: tuple[StepRecord, ...]
     edgevit: str | None = None  # version that wrote it; None: it is not written yet
@@ -71,6 +71,6 @@ def in_ranges(numbers: Iterable[int]) -> str:
 
 
 def from_ranges(text: str) -> list[int]:
-    """Read what `in_ranges` wrote."""
+    """Read the numbers that `in_ranges` wrote."""
     ends: list[Sequence[str]] = [part.split("-") for part in text.split(",")]
     return [n for run in ends for n in range(int(run[0]), int(run[-1]) + 1)]

@@ -1,4 +1,4 @@
-"""How the file of a picture is read: settings beside those of timm's transform, in the preprocessing of a model."""
+"""Settings of reading picture files, in the preprocessing of a model beside those of timm's transform."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Exif = Literal["ignore", "apply"]
 
 @dataclass(frozen=True)
 class Reading:
-    """A preprocessing has these as further keys, where they are not the default."""
+    """Further keys of a preprocessing, where they differ from the default."""
 
-    exif: Exif = "ignore"  # whether a picture that is stored turned is put upright
-    value_range: float | None = None  # the value of white in pictures deeper than 8 bits; None: the format's
+    exif: Exif = "ignore"  # whether to rotate a picture by its EXIF orientation
+    value_range: float | None = None  # value of white in pictures of more than 8 bits; None: that of the format
 
     @classmethod
     def of(cls, preprocessing: Mapping[str, Any]) -> Reading:
@@ -26,11 +26,11 @@ AS_STORED = Reading()
 
 
 def reading_settings(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a preprocessing that says how files are read, without defaults."""
+    """The settings of reading files in a preprocessing, without default values."""
     defaults = vars(AS_STORED)
     return {name: preprocessing[name] for name in READING if preprocessing.get(name, defaults[name]) != defaults[name]}
 
 
 def transform_settings(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a preprocessing that comes after reading: arguments of timm's `create_transform`."""
+    """The other settings of a preprocessing, which are arguments of timm's `create_transform`."""
     return {name: value for name, value in preprocessing.items() if name not in READING}

@@ -1,4 +1,4 @@
-"""What a release of weights says beside them: the names of the outputs, the preprocessing, and the network.
+"""Read the files that are published with weights: names of the outputs, preprocessing, and network.
 
 The weights are one file, or shards with an index. timm writes `config.json` with `architecture`, `label_names` and
 `pretrained_cfg`. transformers writes `config.json` with `id2label` and the sizes of the network, and
@@ -23,17 +23,24 @@ from edgevit.records.model import Preprocessing
 from edgevit.records.names import SPEC, WEIGHTS_ALONE, suffix_of
 from edgevit.records.writing import file_sha256
 
-# In the order in which they are taken; `.index.json` lists shards.
+# In order of preference; `.index.json` lists shards.
 NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-READER = Reader(CheckpointError, mend="correct the file, or move it away and give the options")
+READER = Reader(CheckpointError, hint="correct the file, or move it away and give the options")
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 PARTS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
-RESAMPLE = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers, as transformers has them
+RESAMPLE = (
+    "nearest",
+    "lanczos",
+    "bilinear",
+    "bicubic",
+    "box",
+    "hamming",
+)  # indices are Pillow's numbers, as used by transformers
 USUAL_RESCALE = 1 / 255
-SQUASHING = ("ViT", "DeiT", "Beit")  # image processors that take a single number for both sides
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how one begins
-PLACEHOLDER = re.compile(r"LABEL_\d+")  # transformers' names of outputs that nobody named
-# A whole preprocessing, to check parts of one.
+SQUASHING = ("ViT", "DeiT", "Beit")  # image processors that use a single number for both sides
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of one
+PLACEHOLDER = re.compile(r"LABEL_\d+")  # transformers' default names of outputs
+# A complete preprocessing, to check parts of another.
 EXAMPLE: dict[str, Any] = {
     "input_size": [3, 1, 1], "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0,
     "crop_mode": "center",
@@ -44,14 +51,14 @@ Content = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ReleaseFacts:
-    """What the files beside weights say; empty where there are none."""
+    """The content of the files; empty without files."""
 
-    labels: tuple[str, ...] = ()  # the name of every output, in order; empty: not said
+    labels: tuple[str, ...] = ()  # name of each output, in order; empty: not stated
     architecture: str | None = None  # timm's name of the network
     arguments: Content = field(default_factory=dict)  # timm's, such as num_heads
     preprocessing: Content = field(default_factory=dict)  # parts of timm's data config, `input_size` among them
-    origin: Mapping[str, str] = field(default_factory=dict)  # of each part of the preprocessing, the file's name
-    unequalled: tuple[str, ...] = ()  # parts that an image processor defines in a way that timm has not
+    origin: Mapping[str, str] = field(default_factory=dict)  # name of the file, by part of the preprocessing
+    unequalled: tuple[str, ...] = ()  # parts of an image processor that timm cannot express
     folder: Path = Path()
 
 
@@ -59,10 +66,10 @@ def read_release(folder: Path) -> ReleaseFacts:
     """Read the files in a folder of weights.
 
     Raises:
-        CheckpointError: a file is damaged, or says what cannot be.
+        CheckpointError: a file is damaged, or has invalid values.
     """
-    there = [name for name in (CONFIG, PROCESSOR) if (folder / name).is_file()]
-    files = {name: READER.json(folder / name, dict[str, Any]) for name in there}
+    names = [name for name in (CONFIG, PROCESSOR) if (folder / name).is_file()]
+    files = {name: READER.json(folder / name, dict[str, Any]) for name in names}
     config, processor = files.get(CONFIG, {}), files.get(PROCESSOR, {})
     preprocessing: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -88,22 +95,22 @@ def read_release(folder: Path) -> ReleaseFacts:
 
 
 def timm_preprocessing(config: Content) -> Content:
-    """The parts of the preprocessing that timm's config.json gives."""
+    """The parts of the preprocessing in timm's config.json."""
     inner = config.get("pretrained_cfg")
     if not isinstance(inner, dict):
         return {}
     parts = {part: inner[part] for part in PARTS if inner.get(part) is not None}
-    # As timm's validation takes it.
+    # As in timm's validation.
     return {**parts, "crop_pct": inner["test_crop_pct"]} if inner.get("test_crop_pct") is not None else parts
 
 
 def is_image_processor(content: Content) -> bool:
-    """Whether a preprocessor_config.json is of images, and not of text or sound."""
+    """Whether a preprocessor_config.json is of images, not of text or audio."""
     return any(key in content for key in ("image_mean", "do_resize", "do_rescale", "crop_size"))
 
 
 def processor_preprocessing(config: Content) -> Content:
-    """The parts of the preprocessing that transformers' preprocessor_config.json gives, as far as timm has its kind."""
+    """The parts of the preprocessing in transformers' preprocessor_config.json that timm can express."""
     parts = dict(_geometry(config))
     number = config.get("resample")
     if type(number) is int and 0 <= number < len(RESAMPLE):
@@ -111,15 +118,15 @@ def processor_preprocessing(config: Content) -> Content:
     scale = config.get("rescale_factor", USUAL_RESCALE) if config.get("do_rescale", True) else 1.0
     if isinstance(scale, float) and abs(scale / USUAL_RESCALE - 1) < 1e-3:
         normalised = config.get("do_normalize", True)
-        for part, own, without in (("mean", "image_mean", 0.0), ("std", "image_std", 1.0)):
-            value = config.get(own) if normalised else without
+        for part, key, neutral in (("mean", "image_mean", 0.0), ("std", "image_std", 1.0)):
+            value = config.get(key) if normalised else neutral
             if value is not None:
                 parts[part] = value if isinstance(value, list) else [value] * 3
     return parts
 
 
 def _geometry(config: Content) -> Content:
-    """Resizing and cropping, where they are of a kind that timm has, too."""
+    """Resizing and cropping, if timm can express them."""
     size, kind = (
         config.get("size"),
         str(config.get("image_processor_type") or config.get("feature_extractor_type") or ""),
@@ -150,19 +157,19 @@ def _labels(config: Content, file: Path) -> tuple[str, ...]:
     """The names of the outputs in order: timm's `label_names`, or transformers' `id2label`.
 
     Raises:
-        CheckpointError: an output has no name, or a name is no text.
+        CheckpointError: an output has no name, or a name is not text.
     """
     inner = config.get("pretrained_cfg")
     timms = config.get("label_names") or (inner.get("label_names") if isinstance(inner, dict) else None)
     names = timms or config.get("id2label")
     if isinstance(names, dict):
         if {*names} != {str(index) for index in range(len(names))}:
-            raise CheckpointError(f"{file} does not name the outputs 0 to {len(names) - 1}, one each; {READER.mend}")
+            raise CheckpointError(f"{file} does not name the outputs 0 to {len(names) - 1}, one each; {READER.hint}")
         names = [names[str(index)] for index in range(len(names))]
     if not isinstance(names, list):
         return ()
     if not all(isinstance(name, str) and name for name in names):
-        raise CheckpointError(f"{file} has names of outputs that are no text; {READER.mend}")
+        raise CheckpointError(f"{file} has names of outputs that are not text; {READER.hint}")
     return () if all(PLACEHOLDER.fullmatch(name) for name in names) else tuple(map(class_name, names))
 
 
@@ -172,10 +179,10 @@ ACTIVATIONS = {"gelu": None, "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu
 
 
 def _arguments(config: Content, file: Path) -> Content:
-    """timm's arguments of the network that no shape tells, and those that timm itself wrote.
+    """timm's arguments of the network that do not follow from shapes, and those that timm wrote.
 
     Raises:
-        CheckpointError: the network has an activation that timm has not.
+        CheckpointError: timm does not have the activation.
     """
     arguments: dict[str, Any] = {}
     if isinstance(config.get("architecture"), str) and isinstance(pool := config.get("global_pool"), str):
@@ -191,10 +198,10 @@ def _arguments(config: Content, file: Path) -> Content:
 
 
 def weights_of(path: Path) -> Path:
-    """The file of weights, or the index of its shards, that a path names: a file itself, or a folder that has one.
+    """The file of weights, or the index of its shards, at a path: the file itself, or a folder with one.
 
     Raises:
-        CheckpointError: there is none, or there are several.
+        CheckpointError: there is none, or several.
     """
     if path.is_file():
         return path
@@ -212,38 +219,42 @@ def weights_of(path: Path) -> Path:
 
 
 def refuse_lfs_pointer(file: Path) -> None:
-    """Raise CheckpointError for the text that Git has where `git lfs pull` was not run."""
+    """Raise CheckpointError for a pointer file of Git LFS."""
     with file.open("rb") as opened:
         if opened.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise CheckpointError(f"{file} is a Git LFS pointer, and no model; run `git lfs pull` in {file.parent}")
+            raise CheckpointError(f"{file} is a Git LFS pointer, not a model; run `git lfs pull` in {file.parent}")
 
 
 def shards_of(file: Path) -> dict[Path, list[str]]:
-    """The files that an index lists beside itself, with the names of the weights in each.
+    """The files that an index lists in its folder, with the names of the weights in each.
 
     Raises:
-        CheckpointError: the index is damaged, or lists a file elsewhere.
+        CheckpointError: the index is damaged, or lists a file in another folder.
     """
     listed = READER.json(file, dict[str, Any]).get("weight_map")
     shards: dict[Path, list[str]] = {}
     if not isinstance(listed, dict) or not listed:
-        raise CheckpointError(f"{file} is no index of weights: it has no weight_map; give the file of weights itself")
+        raise CheckpointError(
+            f"{file} is not an index of weights: it has no weight_map; give the file of weights itself"
+        )
     for name, shard in listed.items():
         if not isinstance(shard, str) or Path(shard).name != shard:
-            raise CheckpointError(f"{file} lists {shard!r}, which is no file beside it; copy the folder again")
+            raise CheckpointError(
+                f"{file} lists {shard!r}, which is not the name of a file in its folder; copy the folder again"
+            )
         shards.setdefault(file.parent / shard, []).append(name)
     return shards
 
 
 def is_release(path: Path) -> bool:
-    """Whether a path is a file of weights by its name, or a folder of weights with what a hub's folder has."""
+    """Whether a path is named like a file of weights, or is a folder with the files of a model hub."""
     if os.path.isdir(path):
         return not (path / SPEC).is_file() and any((path / name).is_file() for name in (CONFIG, *NAMES[1::2]))
     return os.path.isfile(path) and (suffix_of(path) in WEIGHTS_ALONE or path.name in NAMES)
 
 
 def release_sha256(path: Path, sha256: Callable[[Path], str] = file_sha256) -> str:
-    """Hash the weights at a path: the file alone, or with its shards and the files beside it that are read.
+    """Hash the weights at a path: the file, its shards, and the configuration files in its folder.
 
     Raises:
         CheckpointError: there is none, or an index is damaged.
@@ -251,6 +262,6 @@ def release_sha256(path: Path, sha256: Callable[[Path], str] = file_sha256) -> s
     """
     file = weights_of(path)
     shards = sorted(shards_of(file)) if suffix_of(file) == ".json" else []
-    beside = [file.parent / name for name in (CONFIG, PROCESSOR) if (file.parent / name).is_file()]
-    hashes = [sha256(part) for part in (file, *shards, *beside)]
+    configs = [file.parent / name for name in (CONFIG, PROCESSOR) if (file.parent / name).is_file()]
+    hashes = [sha256(part) for part in (file, *shards, *configs)]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()

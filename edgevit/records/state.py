@@ -1,7 +1,7 @@
-"""What an unfinished derivation has decided and measured so far, beside tensors and request.json in `OUT.partial`.
+"""Decisions and measurements of an unfinished derivation in `OUT.partial`, without its tensors and request.json.
 
-baselines.json    what the derived model will be judged against
-plan.json         what a method that trains has decided
+baselines.json    accuracies that the derived model will be compared with
+plan.json         the decision of a method that trains
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from edgevit.records.unfinished import STATE
 
 @dataclass(frozen=True)
 class Baselines:
-    """baselines.json of an unfinished derivation: what a derived model is judged against, on the test part."""
+    """baselines.json of an unfinished derivation: accuracies on the test part to compare the derived model with."""
 
     base_full_head: AccuracyRecord
     base_restricted: AccuracyRecord
-    right_on_validation: Index  # images of the validation part, by the restricted base
+    right_on_validation: Index  # validation images that the restricted base classifies correctly
     base_finetuned: AccuracyRecord | None = None
     finetuned_right_on_validation: Index | None = None
     edgevit: str | None = None
-    answers: dict[JudgedPart, PartAnswers] | None = None  # by part; None: of an older edgevit
+    answers: dict[JudgedPart, PartAnswers] | None = None  # by part; None: not recorded
 
 
 @dataclass(frozen=True)
 class DecidedStep(StepRecord):
-    """plan.json of an unfinished derivation: what a method that trains has decided."""
+    """plan.json of an unfinished derivation: the decision of a method that trains."""
 
     edgevit: str | None = None
 

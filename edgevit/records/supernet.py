@@ -14,17 +14,17 @@ from edgevit.records.documents import Reader
 from edgevit.records.kinds import More, RecordKind, Versions
 from edgevit.records.model import BlockDims, Count, Index, Sha256
 
-READER = Reader(CheckpointError, mend="copy the folder again, or make it again with edgevit supernet")
+READER = Reader(CheckpointError, hint="copy the folder again, or make it again with edgevit supernet")
 
 ModuleKind = Literal["attention", "ffn", "embed"]
-Module = tuple[int, ModuleKind]  # of which block; the embedding counts as the first one's
+Module = tuple[int, ModuleKind]  # number of the block; 0 for the embedding
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Dimensions `first` to `last - 1` of one module; of an attention, in every head, of queries, keys and values.
+    """Dimensions `first` to `last - 1` of one module: for an attention, of queries, keys and values in every head.
 
-    Of the embedding it is channels, and `macs` is what they cost in the whole network.
+    For the embedding they are channels, and `macs` is their cost in the whole network.
     """
 
     block: int
@@ -40,9 +40,9 @@ class Unit:
 
 @dataclass(frozen=True)
 class SlicePoint:
-    """A slice whose accuracy was measured when the super-network was made."""
+    """A slice whose accuracy was measured after the training of the super-network."""
 
-    rate: Share  # share of the super-network's MACs that it lacks
+    rate: Share  # removed share of the super-network's MACs
     macs: Count
     params: Count
     top1: Share  # on the validation part
@@ -50,7 +50,7 @@ class SlicePoint:
 
 @dataclass(frozen=True)
 class SettingsRecord:
-    """What the super-network was made by; `more` has what only its making reads."""
+    """Settings of the super-network; `more` contains those that only its training reads."""
 
     shape: ShapeRecord
     training: TrainingRecord
@@ -59,26 +59,28 @@ class SettingsRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SupernetRecord:
-    """What supernet.json says."""
+    """The content of supernet.json."""
 
     created: str  # UTC, ISO 8601
     base: str
     base_top1: Share  # of the base on the validation part
-    assumptions: AssumptionsRecord | None = None  # None: of an older edgevit
+    assumptions: AssumptionsRecord | None = None
     settings: SettingsRecord
     data: DataRecord
-    fitted_head: FittedHead | None = None  # None: the base had a classifier of its own
+    fitted_head: FittedHead | None = None  # None: the base has a classifier
     versions: Versions
-    processes: Index = 1  # that trained side by side
+    processes: Index = 1  # of a distributed training
     seconds: dict[str, float]
-    order: tuple[Unit, ...]  # the first to be dropped first
-    curve: Annotated[tuple[SlicePoint, ...], Field(min_length=1)]  # from the whole network to its smallest slice
-    weights_sha256: Sha256 | None = field(default=None, compare=False)  # of model.safetensors, once it is written
+    order: tuple[Unit, ...]  # in the order of dropping
+    curve: Annotated[tuple[SlicePoint, ...], Field(min_length=1)]  # from the whole network to the smallest slice
+    weights_sha256: Sha256 | None = field(
+        default=None, compare=False
+    )  # of model.safetensors; None: it is not written yet
 
     def out_of_order(self, blocks: Sequence[BlockDims]) -> Unit | None:
-        """The first unit that does not go from its module's last dimension on, after those before it; None: all do."""
+        """The first unit whose last dimension is not the last remaining one of its module; None: there is none."""
         ends: dict[Module, int] = {(i, "ffn"): b.ffn for i, b in enumerate(blocks)}
-        ends |= {u.module: u.last for u in reversed(self.order) if u.kind == "embed"}  # the first one says how wide
+        ends |= {u.module: u.last for u in reversed(self.order) if u.kind == "embed"}  # the first one has the width
         ends |= {(i, "attention"): max(b.qk, b.vo) for i, b in enumerate(blocks)}
         for unit in self.order:
             if not (unit.macs > 0 and 0 < unit.first < unit.last == ends.get(unit.module)):

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, whatever happens meanwhile; and their hashes."""
+"""Write files and folders atomically, and hash them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from edgevit.records.leftovers import is_leftover, refuse_in_use, remove_leftove
 from edgevit.records.lock import alone_in
 from edgevit.records.names import EXPORT, MODEL_FOLDER, SPEC
 
-NAME_BYTES = 255  # of one file name, on every file system that counts
-SPARE_BYTES = 24  # that names beside an output are longer than its own: a dot, a process number, ".partial", ".tmp"
+NAME_BYTES = 255  # of a file name, on common file systems
+SPARE_BYTES = 24  # of a prefix and suffix in temporary names: a dot, a process number, ".partial", ".tmp"
 
 
 def file_sha256(path: Path) -> str:
@@ -36,7 +36,7 @@ def _sha256(file: Any) -> str:  # Python 3.10 has no file_digest
 
 
 def refuse_nameless(folder: Path) -> None:
-    """Raise OutputError where a path does not end in the name of what is to be made, as `.` and `..` do not."""
+    """Raise OutputError if a path has no last name, like `.` and `..`."""
     if folder.name in ("", ".."):
         raise OutputError(
             f"--out {folder} does not end in the name of a folder; give one, such as --out {folder / 'm'}"
@@ -44,15 +44,14 @@ def refuse_nameless(folder: Path) -> None:
 
 
 def refuse_existing(folder: Path, *, overwrite: bool | None = None) -> None:
-    """Refuse an output that is in the way or cannot be made; called before hours of work and again at the end.
+    """Check that an output folder can be created; called before hours of work and again at the end.
 
     Args:
-        overwrite: whether it is to be replaced; None: what asks has no option for that.
+        overwrite: whether an existing folder may be replaced; None: the caller has no such option.
 
     Raises:
-        OutputError: the folder is there, a link to nowhere is, its name is too long or missing, or what holds it is no
-            folder, or one that cannot be written in. To be overwritten it must be a model folder, and hold nothing that
-            edgevit does not write.
+        OutputError: the folder exists, is a broken link, its name is too long or missing, or its parent is not a
+            writable folder. To be overwritten it must be a model folder with no other files.
     """
     refuse_nameless(folder)
     if os.path.lexists(folder):
@@ -65,30 +64,30 @@ def refuse_existing(folder: Path, *, overwrite: bool | None = None) -> None:
     length = len(os.fsencode(folder.name))
     if length > NAME_BYTES - SPARE_BYTES:
         raise OutputError(
-            f"--out has a name of {length} bytes, and {NAME_BYTES - SPARE_BYTES} is the most; choose a shorter one"
+            f"--out has a name of {length} bytes, expected at most {NAME_BYTES - SPARE_BYTES}; choose a shorter one"
         )
     for parent in folder.absolute().parents:
         if os.path.isdir(parent):  # Path.is_dir raises on names that are too long
             with writing(folder), TemporaryFile(dir=parent):
                 return
         if os.path.lexists(parent):
-            raise OutputError(f"{parent} is not a folder, so {folder} cannot be made; choose another --out")
+            raise OutputError(f"{parent} is not a folder, so {folder} cannot be created; choose another --out")
 
 
 def refuse_unwritable(file: Path) -> None:
-    """Refuse a file as an output that cannot be written; called before minutes of work.
+    """Check that an output file can be written; called before minutes of work.
 
     Raises:
-        OutputError: it is a folder, lies in none, or nothing can be written there.
+        OutputError: it is a folder, or its folder is missing or not writable.
     """
     if file.is_dir() or not file.parent.is_dir():
-        raise OutputError(f"cannot write {file}: it is a folder, or lies in none; choose another --output")
+        raise OutputError(f"cannot write {file}: it is a folder, or its folder is missing; choose another --output")
     with writing(file), NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}."):
         pass
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Raise OutputError unless this is a model folder that holds nothing else, which may be replaced."""
+    """Raise OutputError unless this is a model folder without other files, which may be replaced."""
     if folder.is_symlink() or not folder.is_dir() or not (folder / SPEC).is_file():
         raise OutputError(f"{folder} is not a model folder, so it is not overwritten; choose another --out")
     inner = [file for file in folder.iterdir() if not is_leftover(file, EXPORT)]
@@ -101,46 +100,46 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 @contextmanager
-def writing(what: Path) -> Iterator[None]:
-    """Turn a full disk or a missing permission into one line.
+def writing(path: Path) -> Iterator[None]:
+    """Convert errors of writing, such as of a full disk, to OutputError.
 
     Raises:
-        OutputError: it could not be written.
+        OutputError: the path could not be written.
     """
     try:
         yield
     except (OSError, SafetensorError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or (str(error).splitlines() or ["?"])[0][:120]
-        raise OutputError(f"cannot write {what}: {reason}; free some space or choose another place") from error
+        raise OutputError(f"cannot write {path}: {reason}; free some space or choose another place") from error
     except RuntimeError as error:
         if not any(sign in str(error) for sign in ("PytorchStreamWriter", "iostream", "unexpected pos")):
-            raise  # not torch.save, which says no more than this of a full disk
-        raise OutputError(f"cannot write {what}: is the disk full? Free some space or choose another place") from error
+            raise  # not the message of torch.save for a full disk
+        raise OutputError(f"cannot write {path}: is the disk full? Free some space or choose another place") from error
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a small file so that it is there whole or not at all, after a power cut, too; no link is followed.
+    """Write a small file atomically, also in case of a power cut, without following a link.
 
-    What is there and no file, such as a pipe or /dev/full, is not replaced, but written to.
+    A path that is not a regular file, such as a pipe or /dev/full, is written to and not replaced.
     """
     if file.exists() and not file.is_file():
         file.write_text(text, encoding="utf-8")
         return
     temporary = file.with_name(file.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # of a process that was killed, or a link that somebody else put there
+    temporary.unlink(missing_ok=True)  # of a killed process, or a link by another user
     try:
         with temporary.open("x", encoding="utf-8") as opened:
             opened.write(text)
         sync(temporary)
         temporary.replace(file)
     except OSError:
-        with suppress(OSError):  # it may never have come to be
+        with suppress(OSError):  # it may not have been created
             temporary.unlink()
         raise
 
 
 def copy_whole(source: Path, file: Path) -> None:
-    """Copy a file so that the copy is there whole or not at all, after a power cut, too."""
+    """Copy a file atomically, also in case of a power cut."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     remove_leftovers(file)
     try:
@@ -152,12 +151,12 @@ def copy_whole(source: Path, file: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """See that a file, or every file in a folder, is on the disk, so that a rename cannot overtake its content."""
+    """Flush a file, or all files in a folder, to the disk, so that a rename cannot precede the content."""
     for file in (path.rglob("*"), (path,))[path.is_file()]:
         if file.is_file():
             handle = os.open(file, os.O_RDONLY)
             try:
-                with suppress(OSError):  # a file system that cannot
+                with suppress(OSError):  # not supported by the file system
                     os.fsync(handle)
             finally:
                 os.close(handle)
@@ -165,12 +164,12 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path, *, overwrite: bool | None = None) -> Iterator[Path]:
-    """Give a temporary folder that becomes `folder` when the block ends well, and vanishes when it does not.
+    """Yield a temporary folder that becomes `folder` when the block succeeds, and is removed otherwise.
 
     A model folder that is to be overwritten stays until then.
 
     Raises:
-        OutputError: the folder exists and is not to be overwritten, or cannot be written.
+        OutputError: the folder exists and may not be overwritten, or cannot be written.
     """
     with replaced_folder(folder, lambda: refuse_existing(folder, overwrite=overwrite)) as temporary:
         yield temporary
@@ -178,21 +177,21 @@ def new_folder(folder: Path, *, overwrite: bool | None = None) -> Iterator[Path]
 
 @contextmanager
 def replaced_folder(folder: Path, refuse: Callable[[], None], *, keep: str | None = None) -> Iterator[Path]:
-    """Give a temporary folder that takes the place of `folder` when the block ends well, and vanishes when it does not.
+    """Yield a temporary folder that replaces `folder` when the block succeeds, and is removed otherwise.
 
     Args:
-        refuse: raises OutputError where what is there may not be replaced; asked before and after the block.
-        keep: what is called so in the folder that is replaced stays.
+        refuse: raises OutputError if the existing folder may not be replaced; called before and after the block.
+        keep: name of a part of the replaced folder that is kept.
 
     Raises:
-        OutputError: as `refuse` says, or it cannot be written.
+        OutputError: as by `refuse`, or it cannot be written.
     """
     remove_leftovers(folder, keep=keep)
     refuse()
     temporary, earlier = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
     with writing(folder), ExitStack() as lock:
         temporary.mkdir(parents=True)
-        # Held until the end, so that no other edgevit takes it for one that a dead process left.
+        # Locked until the end, so that no other process takes it for a leftover.
         lock.enter_context(alone_in(temporary, OutputError(f"another edgevit is writing {temporary}")))
         try:
             yield temporary
@@ -204,7 +203,7 @@ def replaced_folder(folder: Path, refuse: Callable[[], None], *, keep: str | Non
         finally:
             if earlier.exists() and not folder.exists():
                 earlier.rename(folder)
-            if keep is not None and (earlier / keep).exists():  # here, so that Ctrl-C does not come between
+            if keep is not None and (earlier / keep).exists():  # in `finally`, so that Ctrl-C cannot skip it
                 (earlier / keep).rename(folder / keep)
             shutil.rmtree(temporary, ignore_errors=True)
             shutil.rmtree(earlier, ignore_errors=True)

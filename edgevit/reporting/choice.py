@@ -444,7 +444,7 @@ def _of_model(
         kind=kind,
         title=title,
         model=model.name,
-        method=derivation.way_told() if derivation else None,
+        method=derivation.format_method() if derivation else None,
         rate=document.rate if document is not None and kind == "model" else None,
         seed=derivation.training.seed if derivation and derivation.training else None,
         steps=derivation.facts.steps if derivation else None,

@@ -34,9 +34,9 @@ LINES = ".jsonl"
 BEGINS = (b'{"batch"', b'{"schema"')  # lines of runs, whose keys are sorted, and of profiled layers
 NEAR = 16  # bytes
 FOREIGN = 1000  # lines, after which a file that nobody asked for and that has none of ours is read no further
-READER = Reader(RunsError, mend="remove the line if it was cut off")
+READER = Reader(RunsError, hint="remove the line if it was cut off")
 TABLES = (RESULTS[0], SWEEP)
-SWEPT = Reader(RunsError, mend="remove it to sweep again: models that are there stay")
+SWEPT = Reader(RunsError, hint="remove it to sweep again: models that are there stay")
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def _take_jobs(evidence: Evidence, file: Path) -> None:
 def _take_sweep(evidence: Evidence, file: Path) -> None:
     """The models of a sweep whose folders are gone; a file of that name that says no such thing is somebody else's."""
     content = evidence.read(file, lambda: SWEPT.json(file, dict[str, Any])) or {}
-    points = content.get("points") if "asked" in content else None
+    points = content.get("points") if "request" in content else None
     for point in points if isinstance(points, list) else ():
         name = point.get("folder") if isinstance(point, dict) else None
         if isinstance(name, str) and not (file.parent / name).is_dir():

@@ -83,4 +83,4 @@ class ReportRecord:
 
 
 # No seal: edgevit does not read it.
-REPORT_KIND = RecordKind("report", ReportRecord, Reader(RunsError, mend="make the report again"), sealed=False)
+REPORT_KIND = RecordKind("report", ReportRecord, Reader(RunsError, hint="make the report again"), sealed=False)

@@ -148,15 +148,15 @@ def model_view(model: GatheredModel, name: str, evidence: Evidence, panels: Sequ
         "blocks": _block_table(drawn["blocks"]),
         "classes": _class_rows(model),
         "confused": [list(map(str, pair.values())) for pair in (drawn["confusion"] or {}).get("pairs", [])],
-        "trained": model.derivation.training_told() if model.derivation is not None else "",
+        "trained": model.derivation.format_training() if model.derivation is not None else "",
         "measured": _measured(model, at),
         "warnings": _warnings(model, at),
         "gates": _gates(model, panels),
         "engines": _engines(model),
         "ladder": [
-            [engine.rung, tried.rung, f"{tried.seconds:.0f} s", tried.failure or "-"]
+            [engine.precision_level, attempt.precision_level, f"{attempt.seconds:.0f} s", attempt.failure or "-"]
             for engine in model.engines
-            for tried in engine.tried
+            for attempt in engine.attempts
         ],
         "exported": _exported(model),
         "exported_beside": "torch" if model.imported is None else "the imported file",
@@ -184,7 +184,7 @@ def _summary(model: GatheredModel) -> str:
     )
     return (
         f"{document.timm_name} without {100 * document.rate:.1f} % of its MACs, by {derivation.method} for "
-        f"{derivation.budget.asked}.{accuracy}{_rejecting(judged)} {format_count(document.macs)} MACs, "
+        f"{derivation.budget.option}.{accuracy}{_rejecting(judged)} {format_count(document.macs)} MACs, "
         f"{format_count(document.params)} parameters."
         + ("" if (embed := document.narrowed) is None else f" The embedding has {embed[0]} of {embed[1]} channels.")
     )
@@ -274,7 +274,15 @@ def _engines(model: GatheredModel) -> list[list[str]]:
         fused = "-" if engine.fused is None else f"{engine.fused} of {engine.blocks}"
         size = f"{engine.bytes / 1e6:.3g} MB"
         rows.append(
-            [engine.rung, engine.fingerprint, engine.file, size, fused, *shares, f"{engine.build_seconds:.0f} s"]
+            [
+                engine.precision_level,
+                engine.fingerprint,
+                engine.file,
+                size,
+                fused,
+                *shares,
+                f"{engine.build_seconds:.0f} s",
+            ]
         )
     return rows
 
@@ -305,8 +313,8 @@ def _provenance(model: GatheredModel) -> list[tuple[str, str]]:
             ("base", derivation.base),
         ]
         rows += [
-            ("method", derivation.way_told()),
-            ("budget", derivation.budget.asked),
+            ("method", derivation.format_method()),
+            ("budget", derivation.budget.option),
             ("shape", derivation.shape.name),
         ]
         if derivation.data is not None:

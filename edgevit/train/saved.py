@@ -13,7 +13,7 @@ from torch import Tensor
 from edgevit.errors import UnfinishedError
 from edgevit.records.belonging import file_fault
 from edgevit.records.kinds import RecordKind
-from edgevit.records.unfinished import MEND, STATE
+from edgevit.records.unfinished import HINT, STATE
 from edgevit.records.writing import file_sha256, sync, writing
 from edgevit.train.compute import Compute
 from edgevit.train.state import reading_state
@@ -88,7 +88,7 @@ def restore(
     saved = SAVED_KIND.read(found / PROGRESS)
     for name, expected in saved.files.items():
         if not (found / name).is_file() or file_fault(found / name, expected, found / PROGRESS):
-            raise UnfinishedError(f"{found / name} is gone or was altered after it was written; {MEND}")
+            raise UnfinishedError(f"{found / name} is gone or was altered after it was written; {HINT}")
     with reading_state(found):
         compute.accelerator.load_state(str(found))
         for name, take in takers.items():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgevit.errors import EdgeVitError, UnfinishedError
 from edgevit.network.weights import FOREIGN
-from edgevit.records.unfinished import MEND
+from edgevit.records.unfinished import HINT
 from edgevit.records.writing import sync, writing
 
 
@@ -51,5 +51,5 @@ def reading_state(what: Path) -> Iterator[None]:
     except (*FOREIGN, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         told = " ".join(str(error).split())[:120] or type(error).__name__
         raise UnfinishedError(
-            f"the unfinished state in {what} is damaged, or of another edgevit ({told}); {MEND}"
+            f"the unfinished state in {what} is damaged, or of another edgevit ({told}); {HINT}"
         ) from error

@@ -278,7 +278,7 @@ def test_an_output_that_exists_is_not_touched(refused: Any, tmp_path: Path) -> N
     assert "out exists and is not overwritten; choose another --out" in refused()
     (tmp_path / "file").write_text("mine")
     assert "file exists and is not overwritten" in refused("--out", "file", without=("out",))
-    assert "file is not a folder, so file/below cannot be made" in refused("--out", "file/below", without=("out",))
+    assert "file is not a folder, so file/below cannot be created" in refused("--out", "file/below", without=("out",))
 
 
 @pytest.mark.parametrize("limit", [0, 1000, 20_000, 150_000, 400_000])

@@ -76,7 +76,7 @@ def test_the_folder_is_complete_and_nothing_else_is_left(derived: Any) -> None:
             record["validation"][who],
             record["validation"]["images"],
         )
-    assert record["budget"]["asked"] == "rate 0.5" and record["method"] == "forge"
+    assert record["budget"]["option"] == "rate 0.5" and record["method"] == "forge"
     lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
     assert {"accuracy_trained", "loss_teacher", "loss_task", "lr"} <= set(lines[-1])
     spec = json.loads((out / "model.json").read_text())

@@ -84,7 +84,7 @@ def test_what_the_base_was_trained_with_is_in_the_command_that_is_named_and_its_
     row = next(line for line in ran.out.splitlines() if "base, fine-tuned" in line)
     assert f"{100 * found.finetuned.top1:.2f} %" in row and format_count(found.base.macs) in row
     said = " ".join(ran.out.split())
-    assert f"The models are {found.finetuned.start.told()}" in said and "no training after the cut" in said
+    assert f"The models are {found.finetuned.start.format()}" in said and "no training after the cut" in said
     next_ = parsed(next(line for line in ran.out.splitlines() if line.startswith("Next: ")))
     names = ("derive_from", "base_steps", "batch_size", "lr")
     assert tuple(next_[name] for name in names) == ("better", 30, 24, 3e-3)
@@ -113,7 +113,7 @@ def test_one_that_loses_more_than_chance_is_not_chosen(edgevit_main: Any, tmp_pa
     write_sweep(tmp_path, replace(found, finetuned=finetuned))
     shown = " ".join(edgevit_main("show", tmp_path).out.split())
     assert "there is no model whose loss against the fine-tuned base may be chance" in shown
-    assert "The models are cut from the base after training: 30 steps on the classes" in shown
+    assert "The models are pruned from the base after training: 30 steps on the classes" in shown
 
 
 @pytest.mark.parametrize(("on_test", "part"), [((260, 255), "validation"), ((220, 215), "test")])

@@ -116,7 +116,7 @@ def test_resuming_with_other_unlabelled_images_is_refused(
         patched.setattr(session, "_baselines", stop)
         derive_small(digits_checkpoint, tmp_path / "m", **given)
     Image.new("RGB", (9, 9)).save(tmp_path / "more" / "b.png")
-    with pytest.raises(OptionError, match=r"cannot resume .* with other options: the content of unlabelled is another"):
+    with pytest.raises(OptionError, match=r"cannot resume .* with other options: the content of unlabelled differs"):
         derive_small(digits_checkpoint, tmp_path / "m", resume=True, **given)
     (tmp_path / "more" / "b.png").unlink()
     derive_small(digits_checkpoint, tmp_path / "m", resume=True, **given)

@@ -63,12 +63,12 @@ def test_what_is_asked_is_in_request_json_and_a_new_field_must_be_the_same_to_re
     assert {one.name for one in fields(DeriveRequest)} == RESOLVED, "each is resolved before it is compared, or new"
     asked = Newer(out=tmp_path / "m", base="vit", sparkle=1)
     assert asked.same({"base": "hash"}) == {"base": "hash", "sparkle": 1}
-    with open_partial(asked.out, asked.same({}), False, asked=plain_request(asked)):
+    with open_partial(asked.out, asked.same({}), False, request=plain_request(asked)):
         pass
     told = json.loads((partial_folder(asked.out) / "request.json").read_text())
-    assert told["asked"] == plain_request(asked) and told["edgevit"] and told["asked"]["training"]["lr"] == 1e-4
+    assert told["request"] == plain_request(asked) and told["edgevit"] and told["request"]["training"]["lr"] == 1e-4
     same = Newer(out=tmp_path / "m", base="other", sparkle=1)
-    with open_partial(same.out, same.same({}), True, asked=plain_request(same)):
+    with open_partial(same.out, same.same({}), True, request=plain_request(same)):
         pass
     other = Newer(out=tmp_path / "m", sparkle=2)
     with pytest.raises(OptionError, match="sparkle was 1 and is 2"), open_partial(other.out, other.same({}), True):

@@ -56,7 +56,7 @@ class Notes(Silent):
 
     @property
     def builds(self) -> list[str]:
-        """The rungs that were built, in order."""
+        """The levels that were built, in order."""
         return [name.removesuffix(": build") for name in self.stages if name.endswith(": build")]
 
 
@@ -115,7 +115,7 @@ def hidden(folder: Path) -> list[str]:
 def test_an_engine_that_is_right_is_stored_with_what_is_known_of_it(folder: Path, play: Callable[..., None]) -> None:
     notes = Notes()
     record = build(folder, notes)
-    assert (record.precision, record.rung, record.tried) == ("fp16", "fp16", ())
+    assert (record.precision, record.precision_level, record.attempts) == ("fp16", "fp16", ())
     assert notes.builds == ["fp16"]
     assert record.path.parent.name == record.fingerprint and record.key.startswith(record.path.stem)
     assert file_sha256(record.path) == record.sha256 and record.path.stat().st_size == record.bytes
@@ -173,13 +173,15 @@ def test_fp16_that_layer_norm_spoils_gets_it_in_fp32(folder: Path, play: Callabl
     play(release, "fp16-layernorm")
     notes = Notes()
     record = build(folder, notes, **ONE)
-    assert record.rung == "fp16 with LayerNorm in fp32" and record.precision == "mixed"
+    assert record.precision_level == "fp16 with LayerNorm in fp32" and record.precision == "mixed"
     assert record.fp32_modules[0] == "blocks.0.norm1" and record.fp32_modules[-1] == "norm"
     assert notes.builds == ["fp16", "fp16 with LayerNorm in fp32"]
     assert any(
         text.startswith("fp16 loses ") and text.endswith("trying fp16 with LayerNorm in fp32") for text in notes.notes
     )
-    assert [tried.rung for tried in record.tried] == ["fp16"] and "loses" in record.tried[0].failure
+    assert [attempt.precision_level for attempt in record.attempts] == ["fp16"] and "loses" in record.attempts[
+        0
+    ].failure
     assert record.fused in (None, 3)  # attention stays wholly in fp16; TensorRT 8 does not say
 
 
@@ -187,23 +189,23 @@ def test_the_block_that_spoils_fp16_is_found(folder: Path, play: Callable[..., N
     """By a release that is told which layers to keep in fp32; the next test's reads that in the file."""
     play("8.5.2", "fp16-block:2")
     record = build(folder, **ONE)
-    assert record.rung == "fp16 with LayerNorm and block 2 in fp32"
+    assert record.precision_level == "fp16 with LayerNorm and block 2 in fp32"
     assert record.fp32_modules[-1] == "blocks.2"
-    assert record.fused is None and len(record.tried) <= 5
+    assert record.fused is None and len(record.attempts) <= 5
     assert record.accuracy is not None and record.accuracy.agreement == 1
 
 
 def test_two_blocks_that_spoil_it_are_both_found(folder: Path, play: Callable[..., None]) -> None:
     play(fault="fp16-block:0,fp16-block:2")
     record = build(folder, **ONE)
-    assert record.rung == "fp16 with LayerNorm and blocks 0, 2 in fp32"
+    assert record.precision_level == "fp16 with LayerNorm and blocks 0, 2 in fp32"
     assert record.fp32_modules[-2:] == ("blocks.0", "blocks.2") and record.fused == 1
     assert record.accuracy is not None and record.accuracy.agreement == 1
     name = "model.fp16.norms32.blocks32-0-2.onnx"
     assert record.onnx.name == name
     listed = json.loads((folder / "export" / "export.json").read_text())
     assert listed["files"][name]["sha256"] == record.onnx.sha256 == file_sha256(folder / "export" / name)
-    assert sorted(listed["files"]) == [name, "model.fp16.onnx", "model.fp32.onnx"], "no file of a rung that failed"
+    assert sorted(listed["files"]) == [name, "model.fp16.onnx", "model.fp32.onnx"], "no file of a level that failed"
     assert listed["parity"]["fp16.norms32.blocks32-0-2"]["error"] < 2e-2
 
 
@@ -211,12 +213,12 @@ def test_fp16_that_is_wrong_everywhere_gives_fp32_and_under_a_looser_gate_fp16(
     folder: Path, play: Callable[..., None]
 ) -> None:
     play("8.6.1", "fp16")
-    assert build(folder, drop=1, class_drop=1, agreement=0, **ONE).rung == "fp16"
+    assert build(folder, drop=1, class_drop=1, agreement=0, **ONE).precision_level == "fp16"
     notes = Notes()
     record = build(folder, notes, **ONE)
-    assert (record.rung, record.precision, record.fp32_modules) == ("fp32", "fp32", ())
+    assert (record.precision_level, record.precision, record.fp32_modules) == ("fp32", "fp32", ())
     assert record.onnx.name == "model.fp32.opset17.onnx" and record.fused_expected == 0
-    assert [tried.rung for tried in record.tried] == notes.builds[:-1] and notes.builds[-1] == "fp32"
+    assert [attempt.precision_level for attempt in record.attempts] == notes.builds[:-1] and notes.builds[-1] == "fp32"
 
 
 @pytest.mark.parametrize("release", ["8.5.2", "10.3.0"])
@@ -237,9 +239,9 @@ def test_an_engine_that_is_always_wrong_is_refused_and_nothing_is_kept(
 def test_a_model_without_fp16_gets_an_engine_in_fp32(folder: Path, play: Callable[..., None]) -> None:
     notes = Notes()
     record = build(folder, notes, fp16=False, **ONE)
-    assert record.rung == "fp32" and notes.builds == ["fp32"]
+    assert record.precision_level == "fp32" and notes.builds == ["fp32"]
     with_it = build(folder, **ONE)
-    assert with_it.rung == "fp16" and with_it.key != record.key
+    assert with_it.precision_level == "fp16" and with_it.key != record.key
 
 
 @pytest.mark.parametrize(("release", "opset"), [("8.5.2", 16), ("8.6.1", 17)])
@@ -249,7 +251,7 @@ def test_older_releases_get_a_file_of_operators_that_they_know(
     play(release)
     record = build(folder, **ONE)
     path = folder / "export" / f"model.fp32.opset{opset}.onnx"
-    assert record.onnx == OnnxSource(path.name, file_sha256(path)) and record.rung == "fp16"
+    assert record.onnx == OnnxSource(path.name, file_sha256(path)) and record.precision_level == "fp16"
     assert not record.strongly_typed and onnx.load(path).opset_import[0].version == opset
     assert any("fuses no attention on Orin" in text for text in record.warnings) == (release == "8.5.2")
     report = json.loads((folder / "export" / "export.json").read_text())
@@ -317,9 +319,13 @@ def test_a_model_whose_images_are_gone_is_built_with_loud_warnings(folder: Path,
     reseal(folder / "derivation.json", lambda content: content["data"].update(moved))
     play(fault="fp16")  # which nobody can see
     engine = build(folder)
-    assert engine.accuracy is None and engine.rung == "fp16"
+    assert engine.accuracy is None and engine.precision_level == "fp16"
     told = " ".join(engine.warnings)
-    assert "/nowhere/images" in told and "ACCURACY ON THE BOARD NOT CHECKED" in told and "NOTHING WAS THERE" in told
+    assert (
+        "/nowhere/images" in told
+        and "ACCURACY ON THE BOARD NOT CHECKED" in told
+        and "THIS ENGINE WAS NOT CHECKED" in told
+    )
 
 
 def test_a_board_without_tensorrt_or_of_another_profile_is_refused(
@@ -333,7 +339,7 @@ def test_a_board_without_tensorrt_or_of_another_profile_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("fault", "error", "message"),  # at the last rung, and so in fp32 from the first
+    ("fault", "error", "message"),  # at the last level, and so in fp32 from the first
     [
         ("no-tactic", EngineError, r"fp32 cannot be built: TensorRT 10\.3\.0 says .*Could not find any implementation"),
         ("out-of-memory", AgentError, r"cannot build an engine: .*OutOfMemory.*; close other programs"),
@@ -360,9 +366,9 @@ def test_a_precision_that_cannot_be_built_is_left_for_the_next(
 ) -> None:
     play(release, "no-fp16-tactic")
     record = build(folder, **ONE)
-    assert record.rung == "fp32"
-    assert [tried.rung for tried in record.tried][:2] == ["fp16", "fp16 with LayerNorm in fp32"]
-    failure = record.tried[0].failure
+    assert record.precision_level == "fp32"
+    assert [attempt.precision_level for attempt in record.attempts][:2] == ["fp16", "fp16 with LayerNorm in fp32"]
+    failure = record.attempts[0].failure
     assert failure.startswith(f"cannot be built: TensorRT {release} says ") and "Could not find any" in failure
 
 

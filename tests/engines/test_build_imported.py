@@ -90,7 +90,11 @@ def built(overflowing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def test_the_ladder_begins_with_these_in_fp32_and_is_right(built: Path) -> None:
     (record,) = ModelFolder(built).export.engines()
-    assert record.rung == "fp16 with LayerNorm in fp32" and record.fp32_modules == NORMS and record.tried == ()
+    assert (
+        record.precision_level == "fp16 with LayerNorm in fp32"
+        and record.fp32_modules == NORMS
+        and record.attempts == ()
+    )
     assert record.onnx.name == "model.fp16.onnx", "which the export wrote so"
     assert record.accuracy is not None and record.accuracy.agreement >= 0.98 and record.accuracy.images == IMAGES
     assert record.weights_sha256 == ModelFolder(built).imported().weights_sha256
@@ -113,9 +117,11 @@ def test_the_gate_refuses_fp16_that_overflows_and_the_ladder_ends_with_the_norms
     play(fault="fp16-range")
     notes = Notes()
     record = build(folder, notes)
-    assert [tried.rung for tried in record.tried] == ["fp16"] and record.tried[0].failure is not None
-    assert "agrees with fp32 on" in record.tried[0].failure or "loses" in record.tried[0].failure
-    assert record.rung == "fp16 with LayerNorm in fp32" and record.fp32_modules == NORMS
+    assert [attempt.precision_level for attempt in record.attempts] == ["fp16"] and record.attempts[
+        0
+    ].failure is not None
+    assert "agrees with fp32 on" in record.attempts[0].failure or "loses" in record.attempts[0].failure
+    assert record.precision_level == "fp16 with LayerNorm in fp32" and record.fp32_modules == NORMS
     assert record.accuracy is not None and record.accuracy.agreement >= 0.98
     written = onnx.load(folder / "export" / record.onnx.name)
     assert record.onnx.name == "model.fp16.norms32.onnx"
@@ -126,7 +132,7 @@ def test_the_gate_refuses_fp16_that_overflows_and_the_ladder_ends_with_the_norms
 def test_a_block_that_spoils_fp16_is_found_by_the_names_its_nodes_were_given(folder: Path, play: Play) -> None:
     play(fault="fp16-block:1")
     record = build(folder)
-    assert record.rung == "fp16 with LayerNorm and block 1 in fp32" and record.fp32_modules[-1] == "blocks.1"
+    assert record.precision_level == "fp16 with LayerNorm and block 1 in fp32" and record.fp32_modules[-1] == "blocks.1"
 
 
 def test_its_engine_is_found_on_its_board_evaluated_like_the_file_and_refused_elsewhere(

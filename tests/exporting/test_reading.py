@@ -50,7 +50,7 @@ def test_a_vision_transformer_is_read_with_what_it_leaves_open(vit: Path) -> Non
         (b"", "has no nodes, so it is no model"),
         (b"PK\x03\x04 a checkpoint of torch", "holds weights alone and no graph"),
         (b'\x10\0\0\0\0\0\0\0{"x": {}}', "holds weights alone and no graph"),
-        (b"version https://git-lfs.github.com/spec/v1\noid", "is a Git LFS pointer, and no model; run `git lfs pull`"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "is a Git LFS pointer, not a model; run `git lfs pull`"),
     ],
     ids=["text", "empty", "torch", "safetensors", "pointer"],
 )

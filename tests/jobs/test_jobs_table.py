@@ -27,7 +27,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"versions": {}}, "does not say which edgevit wrote"),
+        ({"versions": {}}, "does not state which edgevit wrote"),
         ({"schema": 5}, "has schema 5"),
         ({"rows": [{"job": "a"}]}, "lacks rows.0.task"),
         ({"rows": [{**TOLD, "top1": 90.0}]}, "has 90.0 as rows.0.top1"),

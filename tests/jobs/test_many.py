@@ -23,7 +23,7 @@ from edgevit.jobs.many import derive_many
 from edgevit.progress import Silent
 from edgevit.records.kinds import seal
 from edgevit.records.lock import alone_in
-from edgevit.records.unfinished import holds_state, open_partial
+from edgevit.records.unfinished import has_state, open_partial
 
 
 def test_jobs_are_done_once_and_one_that_fails_does_not_stop_the_rest(
@@ -247,7 +247,7 @@ def test_workers_end_with_their_parent_and_what_trains_keeps_its_state(
         assert code == 130
         assert program.stderr.splitlines()[-1].startswith("error: stopped; the same command goes on")
     state = json.loads((history.parent / "train" / "progress.json").read_text())
-    assert 15 <= state["point"]["step"] < TRAINING["steps"] and holds_state(history.parent)
+    assert 15 <= state["point"]["step"] < TRAINING["steps"] and has_state(history.parent)
     with alone_in(tmp_path / "out", OutputError("busy")):
         pass
 

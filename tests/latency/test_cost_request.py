@@ -15,7 +15,10 @@ NAME = "deit_tiny_patch16_224"
     [
         ({"shape": "round"}, "no shape policy 'round'"),
         ({"output": Path("table.txt")}, "--output table.txt ends in neither .yaml nor .json"),
-        ({"output": Path("/no/table.yaml")}, "cannot write /no/table.yaml: it is a folder, or lies in none; choose"),
+        (
+            {"output": Path("/no/table.yaml")},
+            "cannot write /no/table.yaml: it is a folder, or its folder is missing",
+        ),
         ({"output": Path("/proc/table.yaml")}, "cannot write /proc/table.yaml: "),
         ({"rounds": 1}, "--rounds 1 is not in [2, 2**31); one run of each does not tell how sure it is"),
         ({"points": 0}, "--points"),
@@ -31,7 +34,7 @@ def test_what_cannot_be_is_refused(given, said):
 
 def test_a_folder_is_no_file_for_the_table(tmp_path):
     (tmp_path / "t.yaml").mkdir()
-    with pytest.raises(EdgeVitError, match=r"t\.yaml: it is a folder, or lies in none; choose another --output"):
+    with pytest.raises(EdgeVitError, match=r"t\.yaml: it is a folder, or its folder is missing; choose"):
         CostRequest(base=NAME, output=tmp_path / "t.yaml").check()
 
 

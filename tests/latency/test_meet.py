@@ -136,7 +136,7 @@ def test_a_model_is_derived_measured_and_verified_through_onnx_runtime(
     assert len(exported) == 3 and len({*exported, "base", "t"}) == 3, "the base, the plan and the model, each once"
     met = made.record.met
     assert met is not None and len(met.rounds) == 1
-    assert (met.budget, met.asked, met.quantity, met.table.measured_on) == (6.0, "ms 6", "ms", "a guess")
+    assert (met.budget, met.option, met.quantity, met.table.measured_on) == (6.0, "ms 6", "ms", "a guess")
     assert met.figure in ("p50", "processor") and met.verified.repeats == 2 and 0 < met.verified.value < BASE_MS
     kept = load_cost_table(ModelFolder(made.folder).cost_table_file)
     assert kept.record() == met.table, "the table itself lies beside the model"
@@ -350,7 +350,7 @@ def test_images_per_second_are_a_budget_and_training_follows_once_on_the_final_s
     assert done.code == 0 and "the budget of 200 fps (5 ms)" in " ".join(done.out.split()), done.err
     record = ModelFolder(tmp_path / "t").derivation()
     assert record is not None and record.met is not None and record.met.outcome != "over"
-    assert record.facts.steps == 2 and record.met.asked == "fps 200"
+    assert record.facts.steps == 2 and record.met.option == "fps 200"
 
 
 def test_a_budget_out_of_reach_is_refused_with_the_minimum(asked: dict[str, Any], tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ def test_a_file_that_may_not_grow_is_one_line_and_leaves_nothing(small_vit: Any,
 
 def test_a_place_that_cannot_be_is_one_line(small_vit: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"file is not a folder, so .* cannot be made"):
+    with pytest.raises(OutputError, match=r"file is not a folder, so .* cannot be created"):
         save(derived(small_vit(), NAME, {}, 16, 16), tmp_path / "file" / "m")
 
 

@@ -156,7 +156,7 @@ def test_a_pointer_of_git_lfs_says_how_to_get_the_weights(tmp_path: Path) -> Non
     text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 330\n"
     for name in ("model.safetensors", "model.bin"):
         (tmp_path / name).write_text(text)
-        with pytest.raises(CheckpointError, match=r"is a Git LFS pointer, and no model; run `git lfs pull` in "):
+        with pytest.raises(CheckpointError, match=r"is a Git LFS pointer, not a model; run `git lfs pull` in "):
             read_weights(tmp_path / name)
 
 

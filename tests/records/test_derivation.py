@@ -54,7 +54,7 @@ def test_a_share_above_one_is_one_line() -> None:
         (derivation_of(None), some_spec(), None),
         (derivation_of(None, facts=Facts(kept_blocks=(0, 1))), some_spec(), None),
         (derivation_of(None, facts=Facts(kept_blocks=(0, 7))), some_spec(), "facts.kept_blocks"),
-        (derivation_of(None, accuracy=Accuracies(None, None, None, SEEN)), some_spec(), "on other classes"),
+        (derivation_of(None, accuracy=Accuracies(None, None, None, SEEN)), some_spec(), "on different classes"),
         (
             derivation_of(None, accuracy=Accuracies(None, SEEN, None, SEEN)),
             some_spec(rejection=Rejection("logsumexp", 1.0, 0.1)),
@@ -68,8 +68,8 @@ def test_what_contradicts_the_model_is_said(record, spec, told) -> None:
 
 
 def test_how_long_a_model_was_trained_is_told_with_which_state_was_kept() -> None:
-    assert Facts(steps=5).training_told() == "5 steps"
+    assert Facts(steps=5).format_training() == "5 steps"
     kept = {"accuracy_validation_before": 0.5, "accuracy_validation_trained": 0.4}
-    assert Facts(steps=5, kept_step=3, **kept).training_told() == "5 steps, best after 3"
-    assert "closed-form weights, as 5 steps of training did not help" in Facts(5, kept_step=0, **kept).training_told()
+    assert Facts(steps=5, kept_step=3, **kept).format_training() == "5 steps, best after 3"
+    assert "closed-form weights, as 5 steps of training did not help" in Facts(5, kept_step=0, **kept).format_training()
     assert (OTHER.share, OTHER.foreign_share) == (0.25, None)

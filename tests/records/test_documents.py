@@ -16,7 +16,7 @@ from edgevit.errors import PlanError
 from edgevit.records import documents
 from edgevit.records.documents import Reader
 
-READER = Reader(PlanError, mend="write it again")
+READER = Reader(PlanError, hint="write it again")
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,6 @@ def test_a_record_that_contradicts_itself_is_one_line(tmp_path: Path) -> None:
     described = add(tmp_path, accuracy=accuracy).path.with_suffix(".json")
     described.write_text(described.read_text().replace('"worst_class": "3"', '"worst_class": "4"'))
     with pytest.raises(
-        EngineError, match=r"is wrong in accuracy: it names '4' as the worst of other classes; build the"
+        EngineError, match=r"is wrong in accuracy: worst_class is '4', which is not in per_class; build the"
     ):
         read_engine(described.with_suffix(".engine"))

@@ -22,8 +22,8 @@ def test_a_record_reads_back_as_it_was_written_and_does_not_say_where_it_lies() 
 
 def test_checks_of_files_that_are_not_listed_are_one_line() -> None:
     content = EXPORT_KIND.content(replace(export_of(FP32), parity=PARITY))
-    with pytest.raises(ExportError, match=r"it is wrong: it tells of model\.fp32\.onnx, which is not among its files"):
+    with pytest.raises(ExportError, match=r"it is wrong: parity names model\.fp32\.onnx, which is not in files"):
         EXPORT_KIND.checked({**content, "files": {}}, "it", folder=Path())
     accuracy = AccuracyCheck("d", "test", 3, 0.5, {"fp16": FileAccuracy(0.5, 1.0, 0.9, {})})
-    with pytest.raises(ValueError, match="the accuracy of other files than it lists"):
+    with pytest.raises(ValueError, match="accuracy names files that are not in parity"):
         replace(export_of(FP32), parity=PARITY, accuracy=accuracy)

@@ -28,7 +28,7 @@ class Record:
     versions: Versions
 
 
-KIND = RecordKind("thing", Record, Reader(PlanError, mend="restore it"), schema=3)
+KIND = RecordKind("thing", Record, Reader(PlanError, hint="restore it"), schema=3)
 SOME = Record(path=Path("x.json"), name="a", part=Part(3, {"more": 1, "tall": True}), versions={"edgevit": "0.1.0"})
 
 
@@ -65,7 +65,7 @@ def test_a_change_by_hand_is_noticed_and_how_the_file_is_laid_out_is_none(tmp_pa
 
 def test_the_record_of_another_kind_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path, seal({**KIND.content(SOME), "record": "sweep"}))
-    with pytest.raises(PlanError, match=r"is the record of another kind, 'sweep', expected 'thing'; restore it"):
+    with pytest.raises(PlanError, match=r"has a record of kind 'sweep', expected 'thing'; restore it"):
         KIND.read(file, path=file)
 
 
@@ -101,7 +101,7 @@ def test_every_kind_is_sealed_unless_it_says_otherwise() -> None:
         ({"schema": True}, "has schema True, written by"),
         ({"part": {"tall": True}}, "lacks part.width"),
         ({"parts": [{"width": "3"}]}, "has '3' as parts.0.width"),
-        ({"versions": {}}, "is wrong in versions: it does not say which edgevit wrote the file"),
+        ({"versions": {}}, "is wrong in versions: it does not state which edgevit wrote the file"),
     ],
 )
 def test_a_damaged_file_is_one_line(tmp_path: Path, change: dict[str, object], told: str) -> None:

@@ -70,9 +70,9 @@ def test_a_base_says_no_derivation(tmp_path: Path) -> None:
     folder.weights_file.write_bytes(b"weights")
     folder.write(some_spec())
     assert folder.derivation() is None and not folder.card_file.exists() and not folder.history_file.exists()
-    with pytest.raises(CheckpointError, match=r"is no super-network: no supernet\.json in it; make one"):
+    with pytest.raises(CheckpointError, match=r"is not a super-network: no supernet\.json in it; make one"):
         folder.supernet()
-    with pytest.raises(CheckpointError, match="is no super-network: no such folder"):
+    with pytest.raises(CheckpointError, match="is not a super-network: no such folder"):
         ModelFolder(tmp_path / "none").supernet()
 
 

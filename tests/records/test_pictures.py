@@ -47,5 +47,5 @@ def test_a_picture_of_very_many_pixels_is_allowed_by_an_environment_variable(tmp
     monkeypatch.setenv("EDGEVIT_MAX_MEGAPIXELS", "0.002")
     assert read_picture(tmp_path / "a.png", "replace it").size == (40, 25)
     monkeypatch.setenv("EDGEVIT_MAX_MEGAPIXELS", "many")
-    with pytest.raises(OptionError, match="EDGEVIT_MAX_MEGAPIXELS=many is no number of megapixels; try 1000"):
+    with pytest.raises(OptionError, match="EDGEVIT_MAX_MEGAPIXELS=many is not a number of megapixels; try 1000"):
         read_picture(tmp_path / "a.png", "replace it")

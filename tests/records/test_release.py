@@ -68,7 +68,7 @@ def test_preprocessing_that_timm_has_not_is_named(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ({"id2label": {"0": "a", "2": "b"}}, "does not name the outputs 0 to 1"),
-        ({"id2label": {"0": "a", "1": 3}}, "names of outputs that are no text"),
+        ({"id2label": {"0": "a", "1": 3}}, "names of outputs that are not text"),
         ({"num_attention_heads": 2, "hidden_act": "selu"}, "has 'selu' as hidden_act, expected one of gelu"),
         ({"pretrained_cfg": {"std": [0, 1, 1]}}, "its preprocessing has 0 as std.0"),
         ({"pretrained_cfg": {"crop_pct": "big"}}, "its preprocessing has 'big' as crop_pct"),
@@ -99,7 +99,7 @@ def test_the_weights_of_a_folder_are_found_or_refused_by_name(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [({}, "has no weight_map"), ({"weight_map": {"a": "../b.bin"}}, r"lists '\.\./b\.bin', which is no file beside")],
+    [({}, "has no weight_map"), ({"weight_map": {"a": "../b.bin"}}, r"lists '\.\./b\.bin', which is not the name")],
 )
 def test_an_index_that_lists_nothing_or_files_elsewhere_is_refused(tmp_path: Path, content: Any, text: str) -> None:
     with pytest.raises(CheckpointError, match=text):

@@ -98,7 +98,7 @@ def test_an_altered_state_is_never_gone_on_with(base: Path, interrupted: Path, t
 def test_a_state_without_a_request_is_nobodys(base: Path, interrupted: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(interrupted, partial_folder(tmp_path / "m"))
     (folder / "request.json").unlink()
-    with pytest.raises(UnfinishedError, match=r"has no request\.json, so nobody knows what it is a derivation of"):
+    with pytest.raises(UnfinishedError, match=r"has no request\.json, so its options are unknown"):
         derive(base, tmp_path / "m", resume=True)
 
 
@@ -164,7 +164,7 @@ CAME_TO: dict[str, Any] = {"budget": {"limit": 10, "base": 20}, "images": "0" * 
         (
             {"training": {"steps": 200, "lr": 1e-4, "workers": 2}},
             {"images": "1" * 64},
-            "the content of images is another",
+            "the content of images differs",
         ),
         ({}, {"budget": {"limit": 8, "base": 20}}, "budget.limit was 10 and is 8"),
     ],
@@ -173,16 +173,16 @@ def test_what_differs_is_told_by_the_names_of_what_was_typed(
     tmp_path: Path, typed: dict[str, Any], came_to: dict[str, Any], told: str
 ) -> None:
     out = tmp_path / "m"
-    with open_partial(out, CAME_TO, resume=False, asked=TYPED):
+    with open_partial(out, CAME_TO, resume=False, request=TYPED):
         pass
-    again = open_partial(out, {**CAME_TO, **came_to}, resume=True, asked={**TYPED, **typed})
+    again = open_partial(out, {**CAME_TO, **came_to}, resume=True, request={**TYPED, **typed})
     with pytest.raises(OptionError) as refused, again:
         pass
     assert str(refused.value) == (
         f"cannot resume {out}.partial with other options: {told}; give the same ones, choose another --out, or remove "
         f"{out}.partial"
     )
-    with open_partial(out, {**CAME_TO, "extra": [], "later": None}, resume=True, asked=TYPED):
+    with open_partial(out, {**CAME_TO, "extra": [], "later": None}, resume=True, request=TYPED):
         pass
 
 

@@ -56,7 +56,7 @@ def test_an_output_is_tried_before_the_work_and_what_is_there_stays(tmp_path: Pa
         refuse_unwritable(tmp_path / name)
     assert {f.name: f.read_text() for f in tmp_path.iterdir()} == {"t.json": "kept"}
     for file in (tmp_path, tmp_path / "none" / "t.json", tmp_path / "t.json" / "t.json"):
-        with pytest.raises(OutputError, match="it is a folder, or lies in none; choose another --output"):
+        with pytest.raises(OutputError, match="it is a folder, or its folder is missing; choose another --output"):
             refuse_unwritable(file)
     with pytest.raises(OutputError, match=r"cannot write .*: File name too long"):
         refuse_unwritable(tmp_path / ("t" * 255))

@@ -128,10 +128,14 @@ def test_jobs_without_a_model_are_told_of(tmp_path: Path) -> None:
 def test_models_of_a_sweep_whose_folders_are_gone_are_named(everything: Path, tmp_path: Path) -> None:
     shutil.copytree(everything / "runs" / "t1", tmp_path / "r0.5")
     points = [{"folder": name, "rate": rate} for name, rate in (("base", None), ("r0.5", 0.5), ("r0.9", 0.9))]
-    (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "asked": {}, "points": points}))
+    (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "request": {}, "points": points}))
     told = {one.source.rpartition(", ")[2]: one.reason for one in gather([tmp_path]).skipped}
     assert told["base"] == f"its folder {tmp_path / 'base'} is gone" and "r0.9" in told and "r0.5" not in told
-    for of_others in ({"points": points}, {"asked": {}, "points": {"folder": "r0.9"}}, {"asked": {}, "points": [1]}):
+    for of_others in (
+        {"points": points},
+        {"request": {}, "points": {"folder": "r0.9"}},
+        {"request": {}, "points": [1]},
+    ):
         (tmp_path / "sweep.json").write_text(json.dumps(of_others))
         assert not any("sweep.json" in one.source for one in gather([tmp_path]).skipped)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevit.board.facts import BoardFacts, read_facts
-from edgevit.records.engine import EngineBoard, EngineRecord, EngineTried, OnnxSource, key_of, store_engine
+from edgevit.records.engine import EngineAttempt, EngineBoard, EngineRecord, OnnxSource, key_of, store_engine
 from edgevit.records.model_folder import ModelFolder
 
 WEIGHTS = "a" * 64
@@ -51,7 +51,7 @@ def add(model: Path, *, board: str = ORIN, created: str = "2026-01-01", **change
         "weights_sha256": WEIGHTS,
         "onnx": OnnxSource("model.fp16.onnx", "0" * 64),
         "precision": "fp16",
-        "rung": "fp16",
+        "precision_level": "fp16",
         "fp32_modules": (),
         "batches": (1, 1, 8),
         "strongly_typed": True,
@@ -65,7 +65,7 @@ def add(model: Path, *, board: str = ORIN, created: str = "2026-01-01", **change
         "fused_expected": 12,
         "fused_proxy": None,
         "accuracy": None,
-        "tried": (EngineTried("fp16", 2.5, "loses 31% on 'heron'"),),
+        "attempts": (EngineAttempt("fp16", 2.5, "loses 31% on 'heron'"),),
         "inputs": (),
         "outputs": (),
         "warnings": ("beware",),

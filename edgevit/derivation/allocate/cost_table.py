@@ -61,7 +61,7 @@ from edgevit.records.derivation import TableRecord
 from edgevit.records.documents import Reader
 from edgevit.records.model import Size
 
-READER = Reader(CostTableError, mend="mend it, or measure again with `edgevit cost`")
+READER = Reader(CostTableError, hint="mend it, or measure again with `edgevit cost`")
 SCHEMA = 1
 
 

@@ -71,7 +71,7 @@ def run(request: BaseRequest, progress: Progress | None = None) -> Model:
         if request.data is not None and not request.checked:
             hint = _checked(found, model.spec.class_names, request, progress)
     loader = load_family(model.spec.family).plain_loader(model.network)
-    card = base_card(request.out.name, model.spec, loader, None if head is None else head.told(), hint)
+    card = base_card(request.out.name, model.spec, loader, None if head is None else head.format(), hint)
     save(model, request.out, overwrite=request.overwrite, card=card)
     return model
 

@@ -162,7 +162,7 @@ def model_card(name: str, spec: ModelSpec, record: DerivationRecord, loader: str
 |---|---|---|---|
 {table}
 
-{_input(spec)} `derivation.json` says how it was made: {record.training_told()}.
+{_input(spec)} `derivation.json` says how it was made: {record.format_training()}.
 {_doubt(hint_in(record))}{other}
 ## Classify an image
 

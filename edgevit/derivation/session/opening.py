@@ -188,7 +188,7 @@ def unfinished(request: DeriveRequest | SupernetRequest, resolved: dict[str, Any
         OutputError, OptionError, UnfinishedError: as `open_partial` says.
     """
     same, asked = request.same(resolved), request.told()
-    alone = open_partial(request.out, same, request.resume, asked=asked, overwrite=request.overwrite)
+    alone = open_partial(request.out, same, request.resume, request=asked, overwrite=request.overwrite)
     folder = partial_folder(request.out)
     with alone if compute.is_main else nullcontext():
         compute.wait()

@@ -41,7 +41,7 @@ def start_from(asked: str, problem: Problem, *, is_trained: bool) -> tuple[Probl
         return problem, None
     finetuned = asked == "finetuned" or after < before
     found = StartRecord("finetuned" if finetuned else "base", steps, before, after)
-    problem.progress.note(found.told())
+    problem.progress.note(found.format())
     if not finetuned:
         return problem, found
     identity = {**problem.identity, "state": tensors_sha256(network.state_dict())}

@@ -109,7 +109,7 @@ def with_fitted_head(
     found = cache.tensors("head", key, lambda: _fit(base, task, replace(passes, shared=False)))
     ridge, temperature, accuracy = found["facts"].tolist()
     head = FittedHead(ridge, temperature, accuracy, len(task.validation), images)
-    passes.progress.note(head.told())
+    passes.progress.note(head.format())
     return base.with_head(found["weight"], found["bias"]), head
 
 

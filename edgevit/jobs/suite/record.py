@@ -13,8 +13,8 @@ from edgevit.records.kinds import RecordKind
 from edgevit.records.model import BlockDims
 from edgevit.records.writing import write_whole, writing
 
-READER = Reader(RunsError, mend="remove it to measure again")
-ANY = Reader(RunsError, mend="give a file that `edgevit prove` wrote")  # what is no proof is not ours to remove
+READER = Reader(RunsError, hint="remove it to measure again")
+ANY = Reader(RunsError, hint="give a file that `edgevit prove` wrote")  # what is no proof is not ours to remove
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Proof:
 
     created: str
     edgevit: str  # version and, in a checkout, commit
-    asked: dict[str, Any]  # what must be the same for an unfinished one to be gone on with
+    request: dict[str, Any]  # options, which must be the same to resume an unfinished file
     host: str
     profile: str | None  # of the board
     environment: dict[str, Any]  # module, JetPack, TensorRT, power mode and clocks, as the agent found them
@@ -104,7 +104,7 @@ class Proof:
         try:
             return [Run.from_dict(run) for run in self.runs]
         except RecordError as error:
-            raise RunsError(f"a run of the proof of {self.host} is damaged: {error}; {READER.mend}") from error
+            raise RunsError(f"a run of the proof of {self.host} is damaged: {error}; {READER.hint}") from error
 
     def of(self, name: str) -> MeasuredNetwork | None:
         """The network of this name."""
@@ -126,7 +126,7 @@ def read_proof(file: Path) -> Proof:
     """
     content = ANY.json(file, dict[str, Any])
     if "measured" not in content:
-        raise RunsError(f"{file} is no proof; {ANY.mend}")
+        raise RunsError(f"{file} is no proof; {ANY.hint}")
     return PROOF_KIND.checked(content, str(file))
 
 

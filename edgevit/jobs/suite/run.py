@@ -147,7 +147,7 @@ def _opened(request: ProveRequest, setting: Setting) -> Proof:
     fresh = Proof(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         edgevit=written_by(),
-        asked=told,
+        request=told,
         host=setting.host,
         profile=profile,
         environment=environment,
@@ -159,7 +159,7 @@ def _opened(request: ProveRequest, setting: Setting) -> Proof:
     found = read_proof(request.output)
     if not found.runs:  # what was built may be used in any state of the board
         found = replace(found, environment={**found.environment, **{name: environment[name] for name in SET}})
-    for what, before, now in (("asked", found.asked, told), ("board", found.host, setting.host),
+    for what, before, now in (("request", found.request, told), ("board", found.host, setting.host),
                               ("environment", found.environment, environment)):  # fmt: skip
         if before != now:
             raise RunsError(

@@ -24,7 +24,7 @@ RECORD = SWEEP
 BASE = "base"  # the unpruned base's folder, and its name in tables
 PARTS: tuple[JudgedPart, ...] = ("validation", "test")
 RATES = (0.5, 0.7, 0.8, 0.9, 0.95)
-READER = Reader(SweepError, mend="remove it to sweep again: models that are there stay")
+READER = Reader(SweepError, hint="remove it to sweep again: models that are there stay")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class OnImages:
 
     right: int  # of `images`, how many are classified rightly among the target classes
     images: int
-    judged: dict[JudgedPart, RightImages] | None  # None: of an older edgevit
+    judged: dict[JudgedPart, RightImages] | None  # None: not recorded
 
     def __post_init__(self) -> None:
         if self.right > self.images:
@@ -70,7 +70,7 @@ class SweepPoint(OnImages):
     params: Count
     latency: Latency | None = None  # None: not measured yet
     judged: dict[JudgedPart, RightImages] | None = None
-    weights_sha256: Sha256 | None = None  # of the model that was judged; None: an older file, which does not say
+    weights_sha256: Sha256 | None = None  # of the model that was judged; None: not recorded
 
     def is_of(self, model: ModelFolder) -> bool:
         """Whether the model in its folder, if there is one, is the one that was judged.
@@ -97,7 +97,7 @@ class FinetunedBase(OnImages):
 class Sweep:
     """What sweep.json says."""
 
-    asked: dict[str, Any]  # what must be the same for a sweep to be gone on with
+    request: dict[str, Any]  # options, which must be the same to resume the sweep
     part: JudgedPart  # of the data, that the models are judged on
     created: str
     versions: Versions
@@ -105,7 +105,7 @@ class Sweep:
     left_out: tuple[str, ...] = ()  # rates that no model could be derived at, and why
     threads: int | None = None  # that latency was measured with; None: all cores
     finetuned: FinetunedBase | None = None  # None: the base was cut as it is, and nothing else was asked for
-    fingerprint: Sha256 | None = None  # of the images; None: of an older edgevit
+    fingerprint: Sha256 | None = None  # of the images; None: nothing is judged yet
 
     @property
     def base(self) -> SweepPoint | None:

@@ -20,7 +20,7 @@ from edgevit.jobs.sweep.record import PARTS, RATES, RECORD
 from edgevit.network.request import BASE
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.contents import contents
-from edgevit.records.unfinished import holds_state, partial_folder
+from edgevit.records.unfinished import has_state, partial_folder
 from edgevit.records.writing import refuse_existing
 from edgevit.request import BUDGETS, DATA, OUTPUT, SHAPE, TRAINING, Nested, Option, options_of
 from edgevit.train.settings import Training
@@ -119,7 +119,7 @@ class SweepRequest(Request):
         """The derivation at one rate."""
         folder = self.out / f"r{rate:.12g}"
         shared = {one.name: getattr(self, one.name) for one in fields(Request)}
-        going_on = {"out": folder, "resume": holds_state(partial_folder(folder))}
+        going_on = {"out": folder, "resume": has_state(partial_folder(folder))}
         how = {name: getattr(self, name) for name in ("method", "options", "derive_from", "base_steps", "cache")}
         return DeriveRequest(**{**shared, **going_on, **how}, rate=rate)
 

@@ -36,7 +36,7 @@ from edgevit.records.answers import RightImages
 from edgevit.records.derivation import DerivationRecord, JudgedPart
 from edgevit.records.lock import alone_in
 from edgevit.records.model_folder import ModelFolder
-from edgevit.records.unfinished import differences, first_few, holds_state
+from edgevit.records.unfinished import differences, first_few, has_state
 from edgevit.records.writing import write_whole, writing
 from edgevit.request import as_request, takes_options
 
@@ -175,11 +175,11 @@ def _opened(request: SweepRequest) -> Iterator[Sweep]:
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with alone_in(out, OutputError(f"another edgevit is working in {out}; wait until it has ended")):
-        if not ((out / RECORD).is_file() and any(map(holds_state, out.iterdir()))):
+        if not ((out / RECORD).is_file() and any(map(has_state, out.iterdir()))):
             created = datetime.now(timezone.utc).isoformat(timespec="seconds")
             write_sweep(out, Sweep(asked, "validation", created, versions()))
         record = read_sweep(out)
-        if changed := differences(record.asked, asked):
+        if changed := differences(record.request, asked):
             raise SweepError(f"{out} holds a sweep of something else: {first_few(changed)}; choose another --out")
         yield record
 

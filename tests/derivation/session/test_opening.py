@@ -48,7 +48,7 @@ def test_an_unfinished_run_goes_on_with_the_same_images_and_not_with_others_of_t
 
     first = resolved({"cat": 10, "dog": 200})
     assert differences(first, resolved({"cat": 10, "dog": 200})) == []
-    assert differences(first, resolved({"cat": 200, "dog": 10})) == ["the content of data is another"]
+    assert differences(first, resolved({"cat": 200, "dog": 10})) == ["the content of data differs"]
 
 
 class Warned(Silent):

@@ -106,8 +106,8 @@ def test_the_better_of_both_is_the_one_of_less_loss(
     told = ("finetuned", {}) if same == "base_steps" else ("base", {"base_steps": None})
     other = start(digits_checkpoint, tmp_path / "other", told[0], training=training, **told[1])
     assert_same_weights(made.model.network.state_dict(), other.model.network.state_dict())
-    card, line = (tmp_path / "m" / "README.md").read_text(), found(made).told()
-    assert line in card and f"cut from the base {'after training' if taken == 'finetuned' else 'as it is'}" in line
+    card, line = (tmp_path / "m" / "README.md").read_text(), found(made).format()
+    assert line in card and f"pruned from the base {'after training' if taken == 'finetuned' else 'as it is'}" in line
     assert "cut from" not in (tmp_path / "other" / "README.md").read_text() or taken == "finetuned"
 
 
@@ -219,5 +219,5 @@ def test_a_base_that_training_makes_better_is_named_where_it_is_only_a_baseline(
     cut = edgevit_main(
         "derive", *base, *asked, "--derive-from", "better", "--base-steps", "30", "--out", tmp_path / "n"
     )
-    assert cut.code == 0 and "cut from the base after training: 30 steps" in " ".join(cut.err.split())
-    assert "cut from the base after training: 30 steps" in " ".join(edgevit_main("show", tmp_path / "n").out.split())
+    assert cut.code == 0 and "pruned from the base after training: 30 steps" in " ".join(cut.err.split())
+    assert "pruned from the base after training: 30 steps" in " ".join(edgevit_main("show", tmp_path / "n").out.split())

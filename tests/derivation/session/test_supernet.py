@@ -244,7 +244,7 @@ def test_the_embedding_narrows_with_the_slices_if_that_is_asked_for(digits_check
 def test_a_folder_that_is_no_super_network_is_refused(net, copied, tmp_path):
     (copied / "supernet.json").unlink()
     for folder, why in ((copied, "no supernet.json in it"), (tmp_path / "nowhere", "no such folder")):
-        with pytest.raises(CheckpointError, match=f"is no super-network: {why}; make one with edgevit supernet"):
+        with pytest.raises(CheckpointError, match=f"is not a super-network: {why}; make one with edgevit supernet"):
             derive(method="skd", supernet=folder, rate=0.5, out=tmp_path / "m")
 
 

@@ -343,7 +343,7 @@ def test_with_a_checkpoint_what_can_have_its_weights_has_them(tmp_path, monkeypa
     monkeypatch.setattr(module, "write_onnx", noted)
     proof = run(asked)
     assert written["tiny"] == written["tiny 0.8 paper"] == [0.125, 0.125] != written["tiny 192 tokens"]
-    assert len(proof.asked["weights_sha256"]) == 64
+    assert len(proof.request["weights_sha256"]) == 64
     with pytest.raises(RunsError, match="is of another asked: weights_sha256 was"):
         run(replace(asked, checkpoint=None))
     few = timm.create_model("deit_tiny_patch16_224", num_classes=7).state_dict()

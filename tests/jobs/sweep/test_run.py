@@ -195,7 +195,7 @@ def test_nothing_is_derived_where_nothing_can_be_measured(
         edgevit.sweep(
             BASE, out=tmp_path / "s", rates=(0.4,), **{**asked, "skip_bad_images": True, "classes": ["3", "5"]}
         )
-    begun = read_sweep(tmp_path / "s").asked
+    begun = read_sweep(tmp_path / "s").request
     assert (begun["skip_bad_images"], begun["classes"]) == (True, ["3", "5"])
 
 

@@ -171,6 +171,6 @@ def read_supernet(folder: str | Path) -> SuperNet:
     """Read what a super-network says of its slices.
 
     Raises:
-        CheckpointError: the folder is no super-network, or the file is damaged or of another schema.
+        CheckpointError: the folder is not a super-network, or the file is damaged or of another schema.
     """
     return SuperNet(Path(folder), ModelFolder(Path(folder)).supernet())

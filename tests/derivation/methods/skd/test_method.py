@@ -16,5 +16,5 @@ def test_slices_train_only_where_that_is_asked_for():
 
 def test_slices_are_cut_from_a_super_network_that_is_there(small_vit, tmp_path):
     base = describe(small_vit(), "vit_tiny_patch16_224", {})
-    with pytest.raises(CheckpointError, match="is no super-network: no such folder"):
+    with pytest.raises(CheckpointError, match="is not a super-network: no such folder"):
         check_base(base, Config(supernet=str(tmp_path / "net")), DeriveRequest(rate=0.5, out=Path("slice")))

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgevit.engines.ladder import FP16, Descent, PrecisionRung, descend, least_rung, node_patterns, smallest_set
+from edgevit.engines.precision_levels import (
+    FP16,
+    PrecisionLevel,
+    PrecisionSearch,
+    first_level,
+    node_patterns,
+    search_precision,
+    smallest_set,
+)
 from edgevit.errors import EngineError
 
 NORMS = ("blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.10.norm1", "norm")
@@ -72,50 +80,52 @@ def test_a_search_where_not_even_all_pass_ends_at_once() -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    rung: PrecisionRung
+    level: PrecisionLevel
     failure: str | None
 
 
 def climb(
-    right: Callable[[PrecisionRung], bool],
+    right: Callable[[PrecisionLevel], bool],
     *,
     fp16: bool = True,
     norms: bool = True,
     blocks: int = 4,
-    least: PrecisionRung = FP16,
-) -> tuple[Descent[Engine], list[str]]:
+    least: PrecisionLevel = FP16,
+) -> tuple[PrecisionSearch[Engine], list[str]]:
     notes: list[str] = []
-    built: list[PrecisionRung] = []
+    built: list[PrecisionLevel] = []
 
-    def attempt(rung: PrecisionRung) -> Engine:
-        assert rung not in built, "no engine is built twice"
-        built.append(rung)
-        return Engine(rung, None if right(rung) else "loses 31% on 'heron'")
+    def attempt(level: PrecisionLevel) -> Engine:
+        assert level not in built, "no engine is built twice"
+        built.append(level)
+        return Engine(level, None if right(level) else "loses 31% on 'heron'")
 
-    descent = descend(attempt, fp16=fp16, norms=norms, blocks=blocks, most_probes=16, note=notes.append, least=least)
-    assert descent.judged.rung == descent.rung
-    assert {descent.rung, *(rung for rung, _ in descent.tried)} <= set(built)
-    return descent, notes
+    search = search_precision(
+        attempt, fp16=fp16, norms=norms, blocks=blocks, most_probes=16, note=notes.append, start=least
+    )
+    assert search.judged.level == search.level
+    assert {search.level, *(level for level, _ in search.failed)} <= set(built)
+    return search, notes
 
 
 def test_fp16_that_is_right_is_all_that_is_built() -> None:
-    descent, notes = climb(lambda rung: True)
-    assert (descent.rung, descent.tried, notes) == (PrecisionRung("fp16"), (), [])
+    search, notes = climb(lambda level: True)
+    assert (search.level, search.failed, notes) == (PrecisionLevel("fp16"), (), [])
 
 
 def test_norms_come_next_and_the_reason_is_said() -> None:
-    descent, notes = climb(lambda rung: rung.norms)
-    assert descent.rung == PrecisionRung("fp16", norms=True)
+    search, notes = climb(lambda level: level.norms)
+    assert search.level == PrecisionLevel("fp16", norms=True)
     assert notes == ["fp16 loses 31% on 'heron'; trying fp16 with LayerNorm in fp32"]
-    assert [(str(rung), engine.failure) for rung, engine in descent.tried] == [("fp16", "loses 31% on 'heron'")]
+    assert [(str(level), engine.failure) for level, engine in search.failed] == [("fp16", "loses 31% on 'heron'")]
 
 
 @pytest.mark.parametrize("culprits", [{0}, {3}, {1, 2}, {0, 1, 2, 3}])
 def test_then_the_blocks_that_need_it(culprits: set[int]) -> None:
-    descent, notes = climb(lambda rung: culprits <= set(rung.blocks))
-    assert descent.rung == PrecisionRung("fp16", norms=True, blocks=tuple(sorted(culprits)))
+    search, notes = climb(lambda level: culprits <= set(level.blocks))
+    assert search.level == PrecisionLevel("fp16", norms=True, blocks=tuple(sorted(culprits)))
     assert "trying single blocks in fp32" in notes[1]
-    assert all(engine.failure for _, engine in descent.tried)
+    assert all(engine.failure for _, engine in search.failed)
 
 
 @pytest.mark.parametrize(("minutes", "probes"), [(5, 12), (30, 4), (1, 16)])
@@ -123,59 +133,59 @@ def test_the_search_for_blocks_is_bounded_by_its_time_which_is_said_beforehand(
     minutes: int, probes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = [0.0]
-    monkeypatch.setattr("edgevit.engines.ladder.monotonic", lambda: seconds[0])
+    monkeypatch.setattr("edgevit.engines.precision_levels.monotonic", lambda: seconds[0])
 
-    def right(rung: PrecisionRung) -> bool:
+    def right(level: PrecisionLevel) -> bool:
         seconds[0] += 60 * minutes
-        return {3, 7, 11, 19} <= set(rung.blocks)
+        return {3, 7, 11, 19} <= set(level.blocks)
 
-    descent, notes = climb(right, blocks=24)
+    search, notes = climb(right, blocks=24)
     assert f"trying single blocks in fp32, up to {probes} builds of about {minutes} min" in notes[1]
-    assert len(notes) - 2 == probes and right(descent.rung)
+    assert len(notes) - 2 == probes and right(search.level)
 
 
 def test_then_fp32_and_it_is_all_that_is_tried_of_a_model_without_fp16() -> None:
-    descent, notes = climb(lambda rung: rung.precision == "fp32")
-    assert descent.rung == PrecisionRung("fp32") and notes[-1].startswith(
+    search, notes = climb(lambda level: level.precision == "fp32")
+    assert search.level == PrecisionLevel("fp32") and notes[-1].startswith(
         "not even fp16 with LayerNorm and blocks 0 to 3 in fp32"
     )
-    assert climb(lambda rung: True, fp16=False)[0].rung == PrecisionRung("fp32")
+    assert climb(lambda level: True, fp16=False)[0].level == PrecisionLevel("fp32")
 
 
 def test_rungs_that_are_known_to_overflow_are_left_out() -> None:
-    least = least_rung(("blocks.0.norm1", "norm", "blocks.1"), ("blocks.0", "blocks.1", "blocks.2"))
-    assert least == PrecisionRung("fp16", norms=True, blocks=(1,)) and least_rung((), BLOCKS) == FP16
-    assert climb(lambda rung: True, blocks=3, least=least)[0].rung == least
-    descent, _ = climb(lambda rung: 2 in rung.blocks, blocks=3, least=least)
-    assert descent.rung == PrecisionRung("fp16", norms=True, blocks=(1, 2))
-    assert all(1 in rung.blocks for rung, _ in descent.tried)
+    least = first_level(("blocks.0.norm1", "norm", "blocks.1"), ("blocks.0", "blocks.1", "blocks.2"))
+    assert least == PrecisionLevel("fp16", norms=True, blocks=(1,)) and first_level((), BLOCKS) == FP16
+    assert climb(lambda level: True, blocks=3, start=least)[0].level == least
+    search, _ = climb(lambda level: 2 in level.blocks, blocks=3, start=least)
+    assert search.level == PrecisionLevel("fp16", norms=True, blocks=(1, 2))
+    assert all(1 in level.blocks for level, _ in search.failed)
 
 
 def test_of_a_graph_without_blocks_norms_are_all_that_is_tried_before_fp32() -> None:
-    descent, notes = climb(lambda rung: rung.precision == "fp32", blocks=0)
-    assert descent.rung == PrecisionRung("fp32") and len(descent.tried) == 2
+    search, notes = climb(lambda level: level.precision == "fp32", blocks=0)
+    assert search.level == PrecisionLevel("fp32") and len(search.failed) == 2
     assert notes[-1] == "fp16 with LayerNorm in fp32 loses 31% on 'heron'; trying fp32"
 
 
 def test_of_a_graph_without_norms_fp16_is_not_built_once_more_as_if_it_had_some() -> None:
-    descent, notes = climb(lambda rung: rung.precision == "fp32", norms=False, blocks=0)
-    assert [str(rung) for rung, _ in descent.tried] == ["fp16"] and descent.rung == PrecisionRung("fp32")
+    search, notes = climb(lambda level: level.precision == "fp32", norms=False, blocks=0)
+    assert [str(level) for level, _ in search.failed] == ["fp16"] and search.level == PrecisionLevel("fp32")
     assert notes == ["fp16 loses 31% on 'heron'; trying fp32"]
-    descent, notes = climb(lambda rung: 2 in rung.blocks, norms=False)
-    assert descent.rung == PrecisionRung("fp16", blocks=(2,)) and "trying single blocks in fp32" in notes[0]
+    search, notes = climb(lambda level: 2 in level.blocks, norms=False)
+    assert search.level == PrecisionLevel("fp16", blocks=(2,)) and "trying single blocks in fp32" in notes[0]
 
 
 def test_an_engine_that_is_wrong_even_in_fp32_is_refused_with_the_class() -> None:
     with pytest.raises(EngineError, match=r"no engine is right: fp32 loses 31% on 'heron'"):
-        climb(lambda rung: False)
+        climb(lambda level: False)
 
 
 def test_a_rung_says_what_it_is() -> None:
-    assert str(PrecisionRung("fp16", norms=True, blocks=(1, 4))) == "fp16 with LayerNorm and blocks 1, 4 in fp32"
-    assert str(PrecisionRung("fp16", norms=True, blocks=(1,))) == "fp16 with LayerNorm and block 1 in fp32"
-    assert str(PrecisionRung("fp16", blocks=(0, 1, 2, 4, 5, 9))) == "fp16 with blocks 0 to 2, 4, 5, 9 in fp32"
-    assert PrecisionRung("fp16", norms=True, blocks=(1, 4)).label == "fp16.norms32.blocks32-1-4"
-    assert [r.kind for r in (PrecisionRung("fp16"), PrecisionRung("fp16", norms=True), PrecisionRung("fp32"))] == [
+    assert str(PrecisionLevel("fp16", norms=True, blocks=(1, 4))) == "fp16 with LayerNorm and blocks 1, 4 in fp32"
+    assert str(PrecisionLevel("fp16", norms=True, blocks=(1,))) == "fp16 with LayerNorm and block 1 in fp32"
+    assert str(PrecisionLevel("fp16", blocks=(0, 1, 2, 4, 5, 9))) == "fp16 with blocks 0 to 2, 4, 5, 9 in fp32"
+    assert PrecisionLevel("fp16", norms=True, blocks=(1, 4)).label == "fp16.norms32.blocks32-1-4"
+    assert [r.kind for r in (PrecisionLevel("fp16"), PrecisionLevel("fp16", norms=True), PrecisionLevel("fp32"))] == [
         "fp16",
         "mixed",
         "fp32",
@@ -183,10 +193,10 @@ def test_a_rung_says_what_it_is() -> None:
 
 
 def test_a_block_brings_its_own_norms_and_no_other_block_s() -> None:
-    assert PrecisionRung("fp16", norms=True).modules(NORMS, BLOCKS) == NORMS
-    kept = PrecisionRung("fp16", norms=True, blocks=(1,)).modules(NORMS, BLOCKS)
+    assert PrecisionLevel("fp16", norms=True).modules(NORMS, BLOCKS) == NORMS
+    kept = PrecisionLevel("fp16", norms=True, blocks=(1,)).modules(NORMS, BLOCKS)
     assert kept == ("blocks.0.norm1", "blocks.0.norm2", "blocks.10.norm1", "norm", "blocks.1")
-    assert PrecisionRung("fp32").modules(NORMS, BLOCKS) == ()
+    assert PrecisionLevel("fp32").modules(NORMS, BLOCKS) == ()
 
 
 def test_patterns_match_the_nodes_of_their_module_only() -> None:

@@ -1,7 +1,7 @@
-"""The order in which precisions are tried: fp16, then more and more in fp32, until an engine is right.
+"""The order of precisions: fp16, then more and more modules in fp32, until an engine is correct.
 
-Each rung keeps in fp32 what the one before it did, and more; so a rung that is right stays right further down, which is
-what the search for single blocks relies on. It knows nothing of boards: `attempt` builds and judges.
+Each level keeps in fp32 all modules of the one before it, and more, so that a level after a correct one is correct,
+too; the search for single blocks relies on this. Boards are unknown here: `attempt` builds and checks an engine.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Generic, Protocol, TypeVar
 from edgevit.errors import EngineError
 from edgevit.exporting.precision import kept_in_fp32
 
-# The search for single blocks takes no more builds than fit into this time, by that of the build before it; but some.
+# The search for single blocks has the builds that fit into this time, by that of the build before it, but at least
+# some.
 SEARCH_S = 3600.0
 LEAST_PROBES = 4
 
 
 def _spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers for a person: `0 to 8, 10`."""
+    """Format ascending numbers: `0 to 8, 10`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:
@@ -32,16 +33,16 @@ def _spans(numbers: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class PrecisionRung:
-    """What an engine computes in."""
+class PrecisionLevel:
+    """The precision of an engine, and the modules that it keeps in fp32."""
 
-    precision: str  # "fp32": all of it; "fp16": all but what follows
+    precision: str  # "fp32", or "fp16" except for the following modules
     norms: bool = False  # every layer normalisation in fp32
     blocks: tuple[int, ...] = ()  # these blocks in fp32, in ascending order
 
     @property
     def kind(self) -> str:
-        """In one word, as `bench --precision` takes it."""
+        """In one word, as in `bench --precision`."""
         return "mixed" if self.norms or self.blocks else self.precision
 
     @property
@@ -57,20 +58,20 @@ class PrecisionRung:
         return f"{self.precision} with {' and '.join(parts)} in fp32" if parts else self.precision
 
     def modules(self, norms: Sequence[str], blocks: Sequence[str]) -> tuple[str, ...]:
-        """The modules that it keeps in fp32, by name."""
+        """The names of the modules that it keeps in fp32."""
         return kept_in_fp32(norms, blocks, all_norms=self.norms, chosen=self.blocks)
 
 
-FP16 = PrecisionRung("fp16")
+FP16 = PrecisionLevel("fp16")
 
 
-def least_rung(fp32_modules: Sequence[str], blocks: Sequence[str]) -> PrecisionRung:
-    """The first rung worth trying where fp16 is known not to hold these modules."""
-    return PrecisionRung("fp16", bool(fp32_modules), tuple(i for i, name in enumerate(blocks) if name in fp32_modules))
+def first_level(fp32_modules: Sequence[str], blocks: Sequence[str]) -> PrecisionLevel:
+    """The first level to try where these modules are known to overflow fp16."""
+    return PrecisionLevel("fp16", bool(fp32_modules), tuple(i for i, name in enumerate(blocks) if name in fp32_modules))
 
 
 def node_patterns(modules: Sequence[str]) -> list[str]:
-    """For each module, a regular expression that its nodes' names match from beginning to end."""
+    """A regular expression for each module that matches the whole names of its nodes."""
     return [f"^{re.escape(name)}[./].*$" for name in modules]
 
 
@@ -78,17 +79,17 @@ T = TypeVar("T")
 
 
 def smallest_set(items: Sequence[T], passes: Callable[[tuple[T, ...]], bool], most_probes: int) -> tuple[T, ...] | None:
-    """Find a smallest part of the items that passes, where more never fails what less has passed.
+    """Find a minimal subset of the items that passes; a superset of a passing set must pass, too.
 
-    None of them is known to fail. Smallest: without any one of its items it fails. Each is found by bisection: the
-    shortest beginning of the items that passes ends in one that is needed. With k needed of n, about k * log2(n)
-    probes. When these are used up, the smallest part seen to pass is returned; None: not even all of them pass.
+    The empty set is known to fail. Minimal: it fails without any one of its items. Each item is found by bisection: the
+    shortest passing prefix of the items ends in one that is needed. With k needed of n this takes about k * log2(n)
+    probes. When these are used up, the smallest passing subset so far is returned; None: not even all items pass.
     """
-    best, needed, left = tuple(items), set[int](), most_probes
+    best, needed, remaining = tuple(items), set[int](), most_probes
 
     def probe(chosen: set[int]) -> bool:
-        nonlocal best, left
-        left -= 1
+        nonlocal best, remaining
+        remaining -= 1
         part = tuple(items[i] for i in sorted(chosen))
         if passes(part):
             best = part
@@ -98,9 +99,9 @@ def smallest_set(items: Sequence[T], passes: Callable[[tuple[T, ...]], bool], mo
     if not items or not probe(set(range(len(items)))):
         return None
     high = len(items)
-    while left > 0:
-        low = 0  # with the first `low` of the candidates it fails, with the first `high` it passes
-        while high - low > 1 and left > 0:
+    while remaining > 0:
+        low = 0  # the first `low` candidates fail, the first `high` pass
+        while high - low > 1 and remaining > 0:
             middle = (low + high) // 2
             if probe(needed | set(range(middle))):
                 high = middle
@@ -109,97 +110,99 @@ def smallest_set(items: Sequence[T], passes: Callable[[tuple[T, ...]], bool], mo
         if high - low > 1:
             break
         needed.add(high - 1)
-        if high == 1 or (left > 0 and probe(set(needed))):
+        if high == 1 or (remaining > 0 and probe(set(needed))):
             return tuple(items[i] for i in sorted(needed))
         high -= 1
     return best
 
 
 class Judged(Protocol):
-    """What an attempt gives: a built engine, and why it is wrong."""
+    """The result of an attempt: a built engine and its failure."""
 
     @property
     def failure(self) -> str | None:
-        """None: it is right, or there was nothing to judge it by."""
+        """None: it is correct, or it could not be checked."""
 
 
 J = TypeVar("J", bound=Judged)
 
 
 @dataclass(frozen=True)
-class Descent(Generic[J]):
-    """Where the ladder ended."""
+class PrecisionSearch(Generic[J]):
+    """The result of the search."""
 
-    rung: PrecisionRung
+    level: PrecisionLevel
     judged: J
-    tried: tuple[tuple[PrecisionRung, J], ...]  # every attempt that failed, in order
+    failed: tuple[tuple[PrecisionLevel, J], ...]  # all failed attempts, in order
 
 
 class _Attempts(Generic[J]):
-    """Each rung is attempted once."""
+    """Attempts of levels, each at most once."""
 
-    def __init__(self, attempt: Callable[[PrecisionRung], J]) -> None:
+    def __init__(self, attempt: Callable[[PrecisionLevel], J]) -> None:
         self.attempt = attempt
-        self.done: dict[PrecisionRung, J] = {}
-        self.seconds = 0.0  # that the last attempt took
+        self.done: dict[PrecisionLevel, J] = {}
+        self.seconds = 0.0  # of the last attempt
 
-    def passes(self, rung: PrecisionRung) -> bool:
-        if rung not in self.done:
+    def passes(self, level: PrecisionLevel) -> bool:
+        if level not in self.done:
             began = monotonic()
-            self.done[rung] = self.attempt(rung)
+            self.done[level] = self.attempt(level)
             self.seconds = monotonic() - began
-        return self.done[rung].failure is None
+        return self.done[level].failure is None
 
-    def ended(self, rung: PrecisionRung) -> Descent[J]:
-        failed = tuple((tried, judged) for tried, judged in self.done.items() if judged.failure is not None)
-        return Descent(rung, self.done[rung], failed)
+    def ended(self, level: PrecisionLevel) -> PrecisionSearch[J]:
+        failed = tuple(
+            (failed_level, judged) for failed_level, judged in self.done.items() if judged.failure is not None
+        )
+        return PrecisionSearch(level, self.done[level], failed)
 
 
-def descend(
-    attempt: Callable[[PrecisionRung], J],
+def search_precision(
+    attempt: Callable[[PrecisionLevel], J],
     *,
     fp16: bool,
     norms: bool,
     blocks: int,
     most_probes: int,
     note: Callable[[str], None],
-    least: PrecisionRung = FP16,
-) -> Descent[J]:
-    """Try one rung after the other until an engine is right; say in a line each why the one before was not.
+    start: PrecisionLevel = FP16,
+) -> PrecisionSearch[J]:
+    """Try one level after the other until an engine is correct; note the failure of each.
 
-    Rungs that keep less in fp32 than `least` are known to be wrong and left out; so is that of `norms` where the model
-    has none, as it would be fp16 once more.
+    Levels that keep less in fp32 than `start` are known to be wrong and skipped, and so is that of `norms` where the
+    model has none, as it would equal fp16.
 
     Raises:
         EngineError: even fp32 is wrong.
     """
     attempts = _Attempts(attempt)
 
-    def failed(rung: PrecisionRung, then: str) -> None:
-        note(f"{rung} {attempts.done[rung].failure}; trying {then}")
+    def failed(level: PrecisionLevel, then: str) -> None:
+        note(f"{level} {attempts.done[level].failure}; trying {then}")
 
-    full = PrecisionRung("fp32")
+    full = PrecisionLevel("fp32")
     if fp16:
-        first = PrecisionRung("fp16", norms=norms, blocks=least.blocks)
-        if least == FP16:
+        first = PrecisionLevel("fp16", norms=norms, blocks=start.blocks)
+        if start == FP16:
             if attempts.passes(FP16):
                 return attempts.ended(FP16)
             if norms:
                 failed(FP16, str(first))
         if attempts.passes(first):
             return attempts.ended(first)
-        others = [i for i in range(blocks) if i not in least.blocks]
+        others = [i for i in range(blocks) if i not in start.blocks]
         probes = min(most_probes, max(LEAST_PROBES, int(SEARCH_S / max(attempts.seconds, 1e-3))))
         each = f"up to {probes} builds of about {attempts.seconds / 60:.0f} min" if attempts.seconds >= 60 else ""
         failed(first, f"single blocks in fp32{each and f', {each}'}" if others else "fp32")
 
-        def with_blocks(chosen: Sequence[int]) -> PrecisionRung:
-            return PrecisionRung("fp16", norms=norms, blocks=tuple(sorted({*least.blocks, *chosen})))
+        def with_blocks(chosen: Sequence[int]) -> PrecisionLevel:
+            return PrecisionLevel("fp16", norms=norms, blocks=tuple(sorted({*start.blocks, *chosen})))
 
         def passes(chosen: tuple[int, ...]) -> bool:
-            rung = with_blocks(chosen)
-            right = attempts.passes(rung)
-            note(f"{rung} is right" if right else f"{rung} {attempts.done[rung].failure}")
+            level = with_blocks(chosen)
+            right = attempts.passes(level)
+            note(f"{level} is right" if right else f"{level} {attempts.done[level].failure}")
             return right
 
         if needed := smallest_set(others, passes, probes):

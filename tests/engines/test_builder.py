@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from some_engines import facts
 
+from edgevit.engines.builder import batches_of, board_in_short, mode_name, tidied
 from edgevit.engines.options import EngineOptions
-from edgevit.engines.workshop import batches_of, board_in_short, mode_name, tidied
 from edgevit.errors import AgentError, BoardError, ConnectionLostError, EngineError, Interrupted
 
 CUDA = {"runtime": "12.6", "device": "Orin", "sms": 8, "capability": "8.7"}

@@ -1,4 +1,4 @@
-"""One command's work with one board: files carried over, engines built and judged there, the right one fetched."""
+"""Build and check engines on one board for one command, and fetch the correct one."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from edgevit.board.connection import Board
 from edgevit.board.facts import BoardFacts
 from edgevit.board.fingerprint import fingerprint
 from edgevit.engines.gate import EngineVerdict, Sample, judge, remarks
-from edgevit.engines.ladder import Descent, PrecisionRung, node_patterns
 from edgevit.engines.options import EngineOptions
+from edgevit.engines.precision_levels import PrecisionLevel, PrecisionSearch, node_patterns
 from edgevit.errors import BoardError, ConnectionLostError, EdgeVitError, Interrupted, OptionError
 from edgevit.exporting.variants import Exported, Variant, WrittenVariant
 from edgevit.progress import Progress
 from edgevit.records.engine import (
+    EngineAttempt,
     EngineBoard,
     EngineRecord,
     EngineTensor,
-    EngineTried,
     OnnxSource,
     TimingCacheUse,
 )
@@ -33,23 +33,30 @@ from edgevit.records.names import onnx_name
 from edgevit.records.writing import file_sha256, writing
 from edgevit.version import written_by
 
-LEFT_S = 3600.0  # that a file which is being fetched is written to at least once in
-NATIVE_OPSET, OLDEST_OPSET = 17, 16  # with LayerNormalization as one operator, from TensorRT 8.6 on; without
-TAKEN_OVER = ("sha256", "bytes", "strongly_typed", "workspace_bytes", "device_memory_bytes", "fused")
+STALE_S = 3600.0  # without a write, after which a partly fetched file is abandoned
+NATIVE_OPSET, OLDEST_OPSET = 17, 16  # with LayerNormalization as one operator, for TensorRT 8.6 and newer; without
+RECORDED = (  # fields of the agent's answer
+    "sha256",
+    "bytes",
+    "strongly_typed",
+    "workspace_bytes",
+    "device_memory_bytes",
+    "fused",
+)
 
 
 def batches_of(report: ExportRecord, options: EngineOptions) -> tuple[int, int, int]:
-    """Images per inference of the engine: as asked for, or those of an export of a fixed batch.
+    """Images per inference of the engine: as requested, or those of an export with a fixed batch.
 
     Raises:
-        OptionError: others were asked for than such an export has.
+        OptionError: the request differs from the fixed batch.
     """
-    least, chosen, most = options.batches  # a list, where a file or a program gives one
-    asked = (least, chosen, most)
+    least, chosen, most = options.batches
+    requested = (least, chosen, most)  # which may have been a list
     if report.batch == "dynamic":
-        return asked
+        return requested
     fixed = (report.batch, report.batch, report.batch)
-    if asked not in (fixed, EngineOptions.batches):
+    if requested not in (fixed, EngineOptions.batches):
         raise OptionError(
             f"--batches {','.join(map(str, options.batches))} is for files of any batch, and these have a fixed batch "
             f"of {report.batch}; leave it out, or export with --batch dynamic"
@@ -83,7 +90,7 @@ def _tensors(described: Sequence[Mapping[str, Any]]) -> tuple[EngineTensor, ...]
 
 
 def _discard(board: Board, paths: Iterable[str]) -> None:
-    """Remove files from the board, whose disk is small; one that is lost keeps them, which harms no result."""
+    """Remove files from the board, whose disk is small; ignore a lost connection."""
     with suppress(BoardError):
         board.call("discard", paths=sorted(paths))
 
@@ -92,7 +99,7 @@ def _discard(board: Board, paths: Iterable[str]) -> None:
 def tidied(board: Board, paths: Collection[str]) -> Iterator[None]:
     """Remove files from the board when the block ends; `paths` may grow in it.
 
-    A job goes on without us after Ctrl-C or when the connection is lost, and still needs them.
+    After Ctrl-C or a lost connection they stay, because the job on the board continues and needs them.
     """
     try:
         yield
@@ -105,7 +112,7 @@ def tidied(board: Board, paths: Collection[str]) -> Iterator[None]:
 
 
 def classification(board: Board, engine: str, sample: Sample, progress: Progress) -> dict[str, Any]:
-    """Send the sample, and ask for its classification by an engine that is there; what is missing is the batch."""
+    """Send the sample; return the arguments of its classification by an engine on the board, without the batch."""
     return {
         "engine": engine,
         "images": board.put(sample.path, sample.sha256, progress),
@@ -118,12 +125,12 @@ def classification(board: Board, engine: str, sample: Sample, progress: Progress
 
 @dataclass(frozen=True)
 class Attempt:
-    """An engine on the board, and the verdict on it."""
+    """An engine on the board and its verdict."""
 
     onnx: Path
     written: WrittenVariant | None  # None: a file of the export itself
     fp32_modules: tuple[str, ...]
-    built: dict[str, Any]  # as the board tells it, or why it was refused
+    built: dict[str, Any]  # the agent's answer; `refused` is the reason why there is no engine
     verdict: EngineVerdict
 
     @property
@@ -131,8 +138,8 @@ class Attempt:
         return self.verdict.failure
 
 
-class Workshop:
-    """Makes an attempt of a rung, and a record of the one that is right."""
+class EngineBuilder:
+    """Builds and checks engines of precision levels, and records the correct one."""
 
     def __init__(
         self,
@@ -149,33 +156,33 @@ class Workshop:
         self.source = exported.written_of
         self.strongly_typed = bool(facts.tensorrt.strongly_typed)
         self.batches = batches_of(exported.report, options)
-        self.older: WrittenVariant | None = None  # for releases before strong typing; written once
-        self.leftovers: set[str] = set()  # files on the board that are of no use once an engine is chosen
+        self.older: WrittenVariant | None = None  # for TensorRT without strong typing; written once
+        self.leftovers: set[str] = set()  # files on the board that are not needed once an engine is chosen
 
-    def attempt(self, rung: PrecisionRung) -> Attempt:
-        """Build an engine and have it classify the sample."""
-        modules = rung.modules(self.source.norms, self.source.blocks)
-        onnx, written = self._typed_file(rung, modules) if self.strongly_typed else self._untyped_file()
-        built = self._build(rung, onnx, [] if self.strongly_typed else node_patterns(modules))
+    def attempt(self, level: PrecisionLevel) -> Attempt:
+        """Build an engine and classify the sample with it."""
+        modules = level.modules(self.source.norms, self.source.blocks)
+        onnx, written = self._typed_file(level, modules) if self.strongly_typed else self._untyped_file()
+        built = self._build(level, onnx, [] if self.strongly_typed else node_patterns(modules))
         if built["refused"]:
             return Attempt(onnx, written, modules, built, EngineVerdict({}, built["refused"]))
         self.leftovers.add(built["engine"])
-        verdict = self._judge(rung, built["engine"])
+        verdict = self._judge(level, built["engine"])
         if verdict.failure is not None:
             _discard(self.board, [built["engine"]])
         return Attempt(onnx, written, modules, built, verdict)
 
-    def _typed_file(self, rung: PrecisionRung, modules: tuple[str, ...]) -> tuple[Path, WrittenVariant | None]:
-        """Where an engine computes in the types of its ONNX file, each rung has a file of its own."""
+    def _typed_file(self, level: PrecisionLevel, modules: tuple[str, ...]) -> tuple[Path, WrittenVariant | None]:
+        """Return the file of a level; with strong typing an engine has the types of its ONNX file."""
         report = self.exported.report
-        if rung.precision == "fp32" or modules == report.fp32_modules:
-            return report.folder / onnx_name(rung.precision), None
-        with self.progress.stage(f"write {rung}"):
-            written = self.exported.write(Variant(rung.label, "fp16", report.opset, modules), self.scratch)
+        if level.precision == "fp32" or modules == report.fp32_modules:
+            return report.folder / onnx_name(level.precision), None
+        with self.progress.stage(f"write {level}"):
+            written = self.exported.write(Variant(level.label, "fp16", report.opset, modules), self.scratch)
         return written.path, written
 
     def _untyped_file(self) -> tuple[Path, WrittenVariant | None]:
-        """Where the builder chooses types, one fp32 file serves all rungs; such releases know no newer operators."""
+        """Return one fp32 file for all levels, for TensorRT that chooses types itself and has no newer operators."""
         report = self.exported.report
         opset = NATIVE_OPSET if self.facts.tensorrt.native_layer_norm else OLDEST_OPSET
         if report.opset <= opset:
@@ -185,64 +192,66 @@ class Workshop:
                 self.older = self.exported.write(Variant(f"fp32.opset{opset}", "fp32", opset), self.scratch)
         return self.older.path, self.older
 
-    def _build(self, rung: PrecisionRung, onnx: Path, fp32_layers: list[str]) -> dict[str, Any]:
+    def _build(self, level: PrecisionLevel, onnx: Path, fp32_layers: list[str]) -> dict[str, Any]:
         options, dynamic = self.options, self.exported.report.batch == "dynamic"
         args = {
             "onnx": self.board.put(onnx, file_sha256(onnx), self.progress),
-            "precision": rung.precision,
+            "precision": level.precision,
             "batches": list(self.batches) if dynamic else None,
             "fp32_layers": fp32_layers,
             "workspace_bytes": options.workspace_bytes,
             "optimization_level": options.optimization_level,
             "timing_cache": options.timing_cache,
         }
-        built: dict[str, Any] = self.board.run_job("build", args, name=str(rung), progress=self.progress)
+        built: dict[str, Any] = self.board.run_job("build", args, name=str(level), progress=self.progress)
         return built
 
-    def _judge(self, rung: PrecisionRung, engine: str) -> EngineVerdict:
-        """At the batch that kernels were chosen for, then at the most: an engine may be wrong at one of them only."""
+    def _judge(self, level: PrecisionLevel, engine: str) -> EngineVerdict:
+        """Check an engine at the batch of its kernels and at the largest: it may be wrong at one of them only."""
         sample = self.sample
         args = classification(self.board, engine, sample, self.progress)
         self.leftovers.add(args["images"])
         for batch in dict.fromkeys(self.batches[1:]):
-            name = f"{rung}, batch {batch}"
-            seen = self.board.run_job("classify", {**args, "batch": batch}, name=name, progress=self.progress)
-            verdict = judge(sample, seen["predicted"], seen["nonfinite"], self.options.tolerances)
+            name = f"{level}, batch {batch}"
+            answer = self.board.run_job("classify", {**args, "batch": batch}, name=name, progress=self.progress)
+            verdict = judge(sample, answer["predicted"], answer["nonfinite"], self.options.tolerances)
             if verdict.failure is not None:
                 return replace(verdict, failure=f"{verdict.failure}, at batch {batch}")
         return verdict
 
     @property
     def _fuses_nothing(self) -> bool:
-        """TensorRT 8.5, which JetPack 5 has, brings no fused attention for Orin's generation."""
+        """Whether it is TensorRT 8.5, of JetPack 5, which has no fused attention for Orin."""
         return (self.facts.tensorrt.version or "").startswith("8.5.") and self.facts.cuda.capability == "8.7"
 
-    def _expected_fused(self, rung: PrecisionRung) -> int:
-        """Attention blocks that should run as one kernel: fp16, of fusable dimensions, by a compiler that can."""
-        if rung.precision == "fp32" or self._fuses_nothing:
+    def _expected_fused(self, level: PrecisionLevel) -> int:
+        """The number of attentions that should run as one kernel: in fp16, and of fusable dimensions."""
+        if level.precision == "fp32" or self._fuses_nothing:
             return 0
-        return sum(fusable for i, fusable in enumerate(self.source.fusable) if i not in rung.blocks)
+        return sum(fusable for i, fusable in enumerate(self.source.fusable) if i not in level.blocks)
 
-    def _warnings(self, rung: PrecisionRung, built: Mapping[str, Any]) -> list[str]:
-        version, fused, expected = built["tensorrt"], built["fused"], self._expected_fused(rung)
-        said = [*built["warnings"], *remarks(self.sample, self.options.tolerances)]
+    def _warnings(self, level: PrecisionLevel, built: Mapping[str, Any]) -> list[str]:
+        version, fused, expected = built["tensorrt"], built["fused"], self._expected_fused(level)
+        warnings = [*built["warnings"], *remarks(self.sample, self.options.tolerances)]
         if version.startswith("10.3."):
-            by = (
-                "the accuracy gate found none in this engine" if self.sample.judges else "NOTHING WAS THERE TO FIND OUT"
+            checked = (
+                "the accuracy gate found no fault in this engine"
+                if self.sample.judges
+                else "THIS ENGINE WAS NOT CHECKED"
             )
-            said.append(f"TensorRT {version} is known to miscompile some Vision Transformers; {by}")
+            warnings.append(f"TensorRT {version} is known to miscompile some Vision Transformers; {checked}")
         if self._fuses_nothing:
-            said.append(f"TensorRT {version} (JetPack 5) fuses no attention on Orin; JetPack 6 and newer do")
+            warnings.append(f"TensorRT {version} (JetPack 5) fuses no attention on Orin; JetPack 6 and newer do")
         elif fused is not None and fused < expected:
-            said.append(
+            warnings.append(
                 f"TensorRT {version} fuses {fused} of {sum(self.source.has_attention)} attention blocks, where "
                 f"{expected} have dimensions that should fuse; the layers are listed beside the engine"
             )
-        return said
+        return warnings
 
-    def record(self, descent: Descent[Attempt], target: Path, key: str, warnings: Sequence[str]) -> EngineRecord:
-        """All that is known of the engine that was found right."""
-        rung, attempt, report = descent.rung, descent.judged, self.exported.report
+    def record(self, search: PrecisionSearch[Attempt], target: Path, key: str, warnings: Sequence[str]) -> EngineRecord:
+        """The record of the engine that passed the gate."""
+        level, attempt, report = search.level, search.judged, self.exported.report
         built = attempt.built
         return EngineRecord(
             path=target,
@@ -253,36 +262,36 @@ class Workshop:
             board=board_in_short(self.facts),
             weights_sha256=report.model.weights_sha256,
             onnx=OnnxSource(attempt.onnx.name, file_sha256(attempt.onnx)),
-            precision=rung.kind,
-            rung=str(rung),
+            precision=level.kind,
+            precision_level=str(level),
             fp32_modules=attempt.fp32_modules,
             batches=self.batches,
             build_seconds=built["seconds"],
             optimization_level=self.options.optimization_level,
             blocks=sum(self.source.has_attention),
-            fused_expected=self._expected_fused(rung),
+            fused_expected=self._expected_fused(level),
             fused_proxy=report.fusion,
             accuracy=attempt.verdict.record(self.sample),
-            tried=tuple(EngineTried(str(r), a.built["seconds"], a.failure) for r, a in descent.tried),
+            attempts=tuple(EngineAttempt(str(r), a.built["seconds"], a.failure) for r, a in search.failed),
             timing_cache=TimingCacheUse(**built["timing_cache"]) if built["timing_cache"] else None,
             inputs=_tensors(built["inputs"]),
             outputs=_tensors(built["outputs"]),
-            warnings=(*warnings, *self._warnings(rung, built)),
+            warnings=(*warnings, *self._warnings(level, built)),
             edgevit=written_by(),
-            **{name: built[name] for name in TAKEN_OVER},
+            **{name: built[name] for name in RECORDED},
         )
 
     @contextmanager
-    def fetched(self, descent: Descent[Attempt], target: Path) -> Iterator[Path]:
-        """Give the engine as a temporary file beside its place, and make the ONNX file it came from part of the export.
+    def fetched(self, search: PrecisionSearch[Attempt], target: Path) -> Iterator[Path]:
+        """Yield the engine as a temporary file in its folder, and add the ONNX file of the engine to the export.
 
         Raises:
-            OutputError: the disk is full, or may not be written to.
+            OutputError: it cannot be written.
         """
-        built, written = descent.judged.built, descent.judged.written
+        built, written = search.judged.built, search.judged.written
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            _remove_left(target.parent)
+            _remove_stale(target.parent)
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             self.board.fetch(built["engine"], temporary, built["sha256"], self.progress)
@@ -293,9 +302,9 @@ class Workshop:
             temporary.unlink(missing_ok=True)
 
 
-def _remove_left(folder: Path) -> None:
-    """Remove what fetches left that were killed: one that goes on, here or on another machine, writes all the time."""
+def _remove_stale(folder: Path) -> None:
+    """Remove partly fetched files of killed processes; a running one, on any machine, writes continuously."""
     for file in folder.glob(".*.engine.*"):
-        with suppress(FileNotFoundError):  # it was another's, and is in its place now
-            if time.time() - file.stat().st_mtime > LEFT_S:
+        with suppress(FileNotFoundError):  # another process has moved it to its place
+            if time.time() - file.stat().st_mtime > STALE_S:
                 file.unlink()
