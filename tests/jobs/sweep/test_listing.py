@@ -35,6 +35,8 @@ def test_each_kind_of_folder_is_listed_with_its_figures(tmp_path: Path) -> None:
     (tmp_path / "net/supernet.json").write_text(SUPERNET_KIND.text(supernet))
     write_folder(tmp_path / "t1", derivation=derived(GOOD))
     add(tmp_path / "t1")
+    for precision in ("fp32", "fp16"):
+        (tmp_path / f"t1/export/model.{precision}.onnx").touch()
     shutil.copytree(tmp_path / "t1/export", tmp_path / "copied/export")
     (tmp_path / "t2.partial").mkdir()
     (tmp_path / ".cache").mkdir()
