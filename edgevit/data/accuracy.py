@@ -1,4 +1,4 @@
-"""Top-1 accuracy on target classes, for anything that turns images into logits."""
+"""Top-1 accuracy on target classes, of anything that computes logits from images."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Accuracy:
     total: tuple[int, ...]
     restricted: tuple[int, ...]
     full: tuple[int, ...]
-    # Of the images of each class (a row), how many are taken for which (a column); None: not counted.
+    # Confusion matrix: a row per true class, a column per answer; None: not counted.
     answers: tuple[tuple[int, ...], ...] | None = None
-    # Which images, in their order, are classified rightly among the target classes; None: not recorded.
+    # Which images, in order, are classified correctly among the target classes; None: not recorded.
     which: RightImages | None = None
 
     @property
@@ -31,25 +31,25 @@ class Accuracy:
 
     @property
     def top1(self) -> float:
-        """Share of images classified rightly among the target classes."""
+        """Share of images that are classified correctly among the target classes."""
         return sum(self.restricted) / max(self.images, 1)
 
     @property
     def top1_full(self) -> float:
-        """The same with every output of the classifier in the running."""
+        """Share of images that are classified correctly among all outputs of the classifier."""
         return sum(self.full) / max(self.images, 1)
 
     def per_class(self) -> dict[str, float | None]:
-        """Top-1 per target class; None where it has no images."""
+        """Compute top-1 per target class; None for a class without images."""
         pairs = zip(self.class_names, self.restricted, self.total, strict=True)
         return {name: right / n if n else None for name, right, n in pairs}
 
     def worst(self) -> tuple[str, float]:
-        """The class that is classified worst, and how well."""
+        """Find the class of the lowest accuracy, and that accuracy."""
         return min(((n, a) for n, a in self.per_class().items() if a is not None), key=lambda pair: pair[1])
 
     def confused(self) -> dict[str, dict[str, int]] | None:
-        """Of each class, how many images are taken for which other; what never happens is left out."""
+        """Count the wrong answers per class by the class that is answered; pairs that never occur are omitted."""
         if self.answers is None:
             return None
         names = self.class_names
@@ -67,12 +67,12 @@ class Accuracy:
 
 
 def is_right(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
-    """Whether each image is classified rightly among the targets: bool [B]. Shapes: as for `count_correct`."""
+    """Tell whether each image is classified correctly among the targets: bool [B]. Shapes: as for `count_correct`."""
     return logits[:, columns].argmax(1) == labels
 
 
 def count_correct(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
-    """Count per class: [3, C] of images, right among the targets, right among all outputs.
+    """Count per class the images, those right among the targets, and those right among all outputs: [3, C].
 
     Shapes: logits [B, outputs]; labels [B] in 0..C-1; columns [C], the column of each target class.
     """
@@ -85,7 +85,7 @@ def count_correct(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
 
 
 def count_answers(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
-    """Count which class is taken for which, among the targets: [C, C], a row for each class that images are of.
+    """Count the confusion matrix among the targets: [C, C], a row for each true class.
 
     Shapes: as for `count_correct`.
     """
@@ -97,7 +97,7 @@ def count_answers(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
 def from_counts(
     class_names: Sequence[str], counts: Tensor, answers: Tensor | None = None, which: Tensor | None = None
 ) -> Accuracy:
-    """Accuracy of what `count_correct` counted and, if they are recorded, `count_answers` and `is_right`."""
+    """Make an Accuracy of the results of `count_correct` and, if they are recorded, `count_answers` and `is_right`."""
     total, restricted, full = (tuple(int(n) for n in row) for row in counts.tolist())
     rows = None if answers is None else tuple(map(tuple, answers.tolist()))
     packed = None if which is None else RightImages.of(map(bool, which.tolist()))

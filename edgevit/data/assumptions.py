@@ -1,6 +1,6 @@
-"""What is taken for granted of a base: which output is which class, how its images are prepared, that it knows them.
+"""Assumptions about a base: which output is which class, how images are preprocessed, and its accuracy on the task.
 
-All of it is said before the work begins, with where it comes from, and written beside the result.
+They are reported with their origin before the work begins, and recorded with the result.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class Assumptions:
     preprocessing: Mapping[str, Any]
     origin: Mapping[str, str]  # for each part of it that is shown, one of SETTINGS
     base: str
-    contradicts: bool = False  # whether an option names the outputs otherwise than a file beside the weights
+    contradicts: bool = False  # whether an option and a file beside the weights name the outputs differently
 
     @property
     def order_assumed(self) -> bool:
-        """Whether nobody said in which order the outputs are."""
+        """Whether neither an option nor a file gives the order of the outputs."""
         return self.classes_from in ("folders", "data")
 
     def lines(self) -> list[str]:
-        """What a person is told."""
+        """Describe them for a person."""
         order = order_line(self.classes, self.outputs, self.classes_from)
         return [
             f"{order}, and config.json beside the weights names them otherwise" if self.contradicts else order,
@@ -75,21 +75,21 @@ class Assumptions:
         return "; ".join(f"{', '.join(texts)}, {SETTINGS[origin].format(base=self.base)}" for origin, texts in ordered)
 
     def record(self, base_check: BaseCheckRecord | None = None) -> AssumptionsRecord:
-        """What derivation.json says of it."""
+        """Make the record for derivation.json."""
         return AssumptionsRecord(self.classes_from, self.output_names, dict(self.origin), base_check)
 
 
 def order_line(
     classes: Sequence[tuple[str, int]], outputs: int, origin: ClassesFrom, option: str = "--base-classes FILE"
 ) -> str:
-    """What a person is told of which output is which class; `option` gives another order than one that is assumed."""
+    """Describe which output is which class, and name the `option` that changes an assumed order."""
     named = ", ".join(f"{name} is output {index}" for name, index in classes[:NAMED])
     more = f" and {len(classes) - NAMED} more" if len(classes) > NAMED else ""
     return f"classes: {named}{more} of {outputs} outputs, {ORDER[origin].format(option=option)}"
 
 
 def shown(value: Any) -> str:
-    """A setting of the preprocessing as its option takes it: 0.9, or 0.485,0.456,0.406, or 0.5 for three alike."""
+    """Format a preprocessing setting as its option takes it: 0.9, or 0.485,0.456,0.406, or 0.5 if all are equal."""
     if isinstance(value, (list, tuple)):
         texts = [f"{v:g}" for v in value]
         return texts[0] if len(set(texts)) == 1 else ",".join(texts)
@@ -102,20 +102,20 @@ def assumptions(
     *,
     pretrained: bool,
     base_classes: object,
-    given: Collection[str],
+    overridden: Collection[str],
     fitted: bool = False,
     release: ReleaseFacts | None = None,
 ) -> Assumptions:
-    """Gather what is assumed of a base, a timm name or a model folder, on this task.
+    """Gather the assumptions about a base, a timm name or a model folder, on this task.
 
     Args:
-        pretrained, base_classes: as they were asked for.
-        given: keys of the preprocessing that options gave.
-        fitted: whether the base had no head, and was given one for the task's classes.
-        release: what the files beside its weights say.
+        pretrained, base_classes: the options.
+        overridden: keys of the preprocessing that options set.
+        fitted: whether the base had no head, and one was fitted to the task's classes.
+        release: facts from the files beside its weights.
     """
-    source, asked = task.test.source, task.arguments
-    names, outputs = asked["base_names"], asked["base_outputs"]
+    source, arguments = task.test.source, task.arguments
+    names, outputs = arguments["base_names"], arguments["base_outputs"]
     origin: ClassesFrom = "fitted head" if fitted else "option" if base_classes else "model folder"
     release = release or ReleaseFacts()
     if origin == "model folder" and release.labels and names == list(release.labels):
@@ -134,7 +134,7 @@ def assumptions(
         output_names=None if names is None else tuple(names),
         classes_from=origin,
         preprocessing=task.test.preprocessing,
-        origin={key: "option" if key in given else by_file[key] for key in SHOWN},
+        origin={key: "option" if key in overridden else by_file[key] for key in SHOWN},
         base=str(base),
         contradicts=origin == "option" and bool(release.labels) and list(names or ()) != list(release.labels),
     )
@@ -142,7 +142,7 @@ def assumptions(
 
 @dataclass(frozen=True)
 class Sureness:
-    """How many images a base gets right, with every output in the running and among the target classes."""
+    """How many images a base classifies correctly, among all outputs and among the target classes."""
 
     part: str
     images: int
@@ -157,7 +157,7 @@ class Sureness:
             self.restricted, self.images, self.classes
         )
 
-    def told(self) -> str:
+    def text(self) -> str:
         return (
             f"right on {self.full / self.images:.1%} of {self.images} {self.part} images among all "
             f"{self.outputs} outputs and on {self.restricted / self.images:.1%} among the {self.classes} classes, "

@@ -1,4 +1,4 @@
-"""Which classes are meant: names, indices in the base, or a file of either; and where the base keeps each."""
+"""Resolve target classes, given by name, by index in the base or by a file, to the base's outputs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TEXT = re.compile(_QUOTED + r"([^,]*?))\s*(,|$)")
 _LINE = re.compile(_QUOTED + r"((?:[^,#]|(?<=\S)#)*?))\s*(,|(?:(?<!\S)#.*)?$)")
 
 
-def listed(classes: str | Path | Sequence[str | int] | None, known: Collection[str] = ()) -> list[str] | None:
+def listed(classes: str | Path | Sequence[str | int] | None, names: Collection[str] = ()) -> list[str] | None:
     """Turn an option into a list of entries: from a file, a comma-separated text, or a list; None means all classes.
 
     In a file, entries are separated by lines and commas, and `#` at a line's start or after a space begins a comment.
-    A name that holds a comma is one entry in double quotes ("crane, bird"), or where it is a line of its own and among
-    the `known` names.
+    A name that has a comma is one entry if it is in double quotes ("crane, bird"), or if it is a whole line and among
+    the `names`.
 
     Raises:
         DataError: the file is missing, empty or no text.
@@ -40,33 +40,33 @@ def listed(classes: str | Path | Sequence[str | int] | None, known: Collection[s
     text = str(classes)
     if os.path.isfile(text):  # not Path.is_file, which raises on a list too long for a file name
         lines = _read_text(Path(text)).splitlines()
-        entries = [entry for line in lines for entry in _entries(line, _LINE, known)]
+        entries = [entry for line in lines for entry in _entries(line, _LINE, names)]
     elif stat.S_IFMT(_mode(text)) not in (0, stat.S_IFDIR):
         raise DataError(f"{text} is a pipe or a device; expected a text file of classes: write them to a file first")
     elif text.endswith((".txt", ".csv")) or isinstance(classes, Path):
         raise DataError(f"no class file at {text}; check the path")
     else:
-        entries = _entries(class_name(text), _TEXT, known)
+        entries = _entries(class_name(text), _TEXT, names)
     if not entries:
         raise DataError(f"{text!r} lists no classes; give names or indices, one per line or separated by commas")
     return entries
 
 
 def _mode(path: str) -> int:
-    """The type of what is at this path, as `stat` says it; 0 where there is nothing."""
+    """Return the mode of the file at this path; 0 if there is none."""
     try:
         return os.stat(path).st_mode
     except (OSError, ValueError):  # nothing, or a list of classes: too long for a name, or with a null character
         return 0
 
 
-def _entries(line: str, entry: re.Pattern[str], known: Collection[str]) -> list[str]:
-    """What one line lists."""
+def _entries(line: str, entry: re.Pattern[str], names: Collection[str]) -> list[str]:
+    """Parse the entries of one line."""
     whole = line.strip()
-    if whole in known or (whole := _uncommented(line)) in known:
+    if whole in names or (whole := _uncommented(line)) in names:
         return [whole]
-    found = [m[1].replace('""', '"') if m[1] is not None else m[2] for m in entry.finditer(line)]
-    return [text.strip() for text in found if text.strip()]
+    texts = [m[1].replace('""', '"') if m[1] is not None else m[2] for m in entry.finditer(line)]
+    return [text.strip() for text in texts if text.strip()]
 
 
 def _uncommented(line: str) -> str:
@@ -74,9 +74,9 @@ def _uncommented(line: str) -> str:
 
 
 def base_list(names: str | Path | Sequence[str] | None, data_names: Collection[str], outputs: int) -> list[str] | None:
-    """The base's class names as a person gave them, one for each output.
+    """Read the base's class names from an option, one for each output.
 
-    A file of as many lines as outputs is one name per line, commas or not ("tench, Tinca tinca").
+    In a file with as many lines as outputs, each line is one name, with or without commas ("tench, Tinca tinca").
     """
     entries = listed(names, data_names)
     if entries is not None and len(entries) != outputs and isinstance(names, (str, Path)) and os.path.isfile(names):
@@ -99,7 +99,7 @@ def _read_text(file: Path) -> str:
 
 
 def imagenet_names(outputs: int) -> dict[str, int]:
-    """Synsets and first lemmas of a classifier of ImageNet's size, by index; empty for any other size."""
+    """Map synsets and first lemmas to indices, for a classifier of ImageNet's size; empty for any other size."""
     from timm.data import ImageNetInfo
 
     subsets = {1000: "imagenet-1k", 11221: "imagenet-21k-miil", 21841: "imagenet-22k"}
@@ -113,13 +113,13 @@ def imagenet_names(outputs: int) -> dict[str, int]:
 
 
 def base_order(data_names: Sequence[str], base_names: Sequence[str] | None, outputs: int) -> Mapping[str, int]:
-    """For each name that may be used for a class, its index in the base.
+    """Map each name of a class to its index in the base.
 
-    Known from the base itself (a model folder, or a list given by the user), from the data if it has exactly the base's
-    classes in the usual sorted order, or from ImageNet's own list.
+    The order comes from the base (a model folder, or a list from the user), from the data if it has as many classes as
+    the base, in sorted order, or from ImageNet's own list.
 
     Raises:
-        DataError: the order of the base's outputs cannot be known, or one name is given to two of them.
+        DataError: the order of the base's outputs is unknown, or two outputs have one name.
     """
     if base_names is not None:
         if len(base_names) != outputs:
@@ -142,13 +142,13 @@ def base_order(data_names: Sequence[str], base_names: Sequence[str] | None, outp
 def label_names(
     labels: Sequence[str], data_names: Sequence[str], outputs: int, *, whole: bool = True
 ) -> list[str] | None:
-    """The names of a base's outputs by the labels in a file beside its weights; None: ImageNet's own list, or none.
+    """Name a base's outputs by the labels in a file beside its weights; None: they are ImageNet's, or there are none.
 
     Args:
-        whole: whether all classes of the data are asked for, so that each must have a label.
+        whole: whether all classes of the data are requested, so that each must have a label.
 
     Raises:
-        DataError: there is not one label for each output, or the data has a class that is none of them.
+        DataError: there is not one label for each output, or a class of the data has no label.
     """
     if not labels or _are_imagenets(labels, outputs):
         return None
@@ -169,25 +169,25 @@ def label_names(
 
 
 def _are_imagenets(labels: Sequence[str], outputs: int) -> bool:
-    """Whether labels are ImageNet's synsets or words in its own order; some words differ between lists."""
-    known = imagenet_names(outputs)
-    if not known or len(labels) != outputs:
+    """Tell whether labels are ImageNet's synsets or words in its own order; some words differ between lists."""
+    indices = imagenet_names(outputs)
+    if not indices or len(labels) != outputs:
         return False
-    return sum(known.get(text.split(",")[0].strip()) == i for i, text in enumerate(labels)) > 0.9 * outputs
+    return sum(indices.get(text.split(",")[0].strip()) == i for i, text in enumerate(labels)) > 0.9 * outputs
 
 
 def folders_are_imagenet(data_names: Sequence[str], outputs: int) -> bool:
-    """Whether the classes are found in ImageNet's own list, in an order that does not contradict it."""
-    known = imagenet_names(outputs)
+    """Tell whether all classes are in ImageNet's own list, and in its order if there are as many."""
+    indices = imagenet_names(outputs)
     if len(data_names) == outputs:
-        return bool(known) and all(known.get(name) == i for i, name in enumerate(data_names))
-    return bool(known) and all(name in known for name in data_names)
+        return bool(indices) and all(indices.get(name) == i for i, name in enumerate(data_names))
+    return bool(indices) and all(name in indices for name in data_names)
 
 
 def _refuse_twins(base_names: Sequence[str]) -> None:
     for name, count in Counter(base_names).items():
         if count > 1:
-            outputs = " and ".join(str(i) for i, other in enumerate(base_names) if other == name)
+            outputs = " and ".join(str(i) for i, label in enumerate(base_names) if label == name)
             raise DataError(
                 f"the base's class names give {name!r} to outputs {outputs}, so it is not known which one is meant; "
                 f"rename all but one of them, such as {f'{name} 2'!r}, in the list and among the data's folders"
@@ -197,18 +197,18 @@ def _refuse_twins(base_names: Sequence[str]) -> None:
 def resolve(
     entries: Sequence[str] | None, data_names: Sequence[str], order: Mapping[str, int]
 ) -> tuple[TargetClass, ...]:
-    """Find each entry among the data's classes and the base's outputs, in the order given.
+    """Find each entry among the data's classes and the base's outputs, in the order of the entries.
 
-    An entry is a name where there is such a name, else an index; where names are numbers, it is a name alone.
+    An entry is a name if there is such a name, else an index. If names are numbers, an entry is always a name.
 
     Raises:
-        UnknownNameError: no such class; nearest names are offered.
-        DataError: listed twice, fewer than two, without images, part of a name that holds a comma, or a number that is
-            no name where names are numbers.
+        UnknownNameError: no such class; the message offers the nearest names.
+        DataError: a class is listed twice or has no images, there are fewer than two, an entry is a part of a name that
+            has a comma, or names are numbers and an entry is not one of them.
     """
     by_index = {order[name]: name for name in data_names if name in order}
     numbers = [name for name in data_names if name.isdecimal()] or [name for name in order if name.isdecimal()]
-    found: list[TargetClass] = []
+    targets: list[TargetClass] = []
     for entry in entries if entries is not None else [n for n in data_names if n in order]:
         if entry in order:
             index = order[entry]
@@ -228,24 +228,24 @@ def resolve(
             raise UnknownNameError("class", entry, list(order))
         if index not in by_index:
             raise DataError(f"class {entry!r} has no images in the data; add a folder of that name, or leave it out")
-        found.append(TargetClass(by_index[index], index))
-    if entries is None and not found:
+        targets.append(TargetClass(by_index[index], index))
+    if entries is None and not targets:
         raise DataError(
             f"none of the data's classes ({_first(data_names)}) is among the base's ({_first(list(order))}); "
             f"check the folder, or give its classes the base's names"
         )
-    names = [target.name for target in found]
+    names = [target.name for target in targets]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"class {twice[0]!r} is listed twice; list each class once")
-    if len(found) < 2:
+    if len(targets) < 2:
         raise DataError(
-            f"{len(found)} target class: a classifier needs two or more; add one, or a class of everything else"
+            f"{len(targets)} target class: a classifier needs two or more; add one, or a class of everything else"
         )
-    return tuple(found)
+    return tuple(targets)
 
 
 def refuse_part_of_a_name(entry: str, names: Iterable[str]) -> None:
-    """Raise DataError for what a comma cut off a name that was given without quotes."""
+    """Raise DataError if an entry is a part of a name with a comma, which was given without quotes."""
     if parted := [name for name in names if "," in name and entry in map(str.strip, name.split(","))]:
         raise DataError(
             f"no class {entry!r}; put a name that holds a comma in double quotes, as in --classes '\"{parted[0]}\"'"
@@ -253,15 +253,15 @@ def refuse_part_of_a_name(entry: str, names: Iterable[str]) -> None:
 
 
 def refuse_unnamed(data_names: Sequence[str], order: Mapping[str, int]) -> None:
-    """Raise DataError where all classes are used, and the base names some of the data's and not all."""
+    """Raise DataError if the base names some of the data's classes and not all; for tasks of all classes."""
     unnamed = [name for name in data_names if name not in order]
-    if not unnamed or len(unnamed) == len(data_names):  # of none, `resolve` says more
+    if not unnamed or len(unnamed) == len(data_names):  # `resolve` refuses data of which no class is named
         return
     nearest = get_close_matches(unnamed[0], [name for name in order if name not in data_names], n=1)
     hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-    what = "1 class" if len(unnamed) == 1 else f"{len(unnamed)} classes"
+    count = "1 class" if len(unnamed) == 1 else f"{len(unnamed)} classes"
     raise DataError(
-        f"the base does not name {what} of the data: {_first(unnamed)}{hint}; rename folders to the base's names, "
+        f"the base does not name {count} of the data: {_first(unnamed)}{hint}; rename folders to the base's names, "
         "or list the classes to use with --classes"
     )
 

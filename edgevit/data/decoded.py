@@ -1,4 +1,4 @@
-"""Images decoded once: what passes over the same images read again and again is kept in memory, as far as that goes."""
+"""Keep decoded images in memory, up to a limit, for passes that read the same images again."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from torch import Tensor
 from edgevit.data.sources import ImageSource, Reference
 from edgevit.data.task import Split
 
-SHARE = 4  # of the memory that is available, decoded images may take one part in so many
+SHARE = 4  # decoded images may take one SHARE-th of the available memory
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that this process may still take, of the machine or of its container; 0 where neither says."""
-    found = [kib * 1024 for kib in _numbers(root / "proc/meminfo", "MemAvailable:")]
+    """Read how much memory is available to this process, on the machine or in its container; 0 if unknown."""
+    limits = [kib * 1024 for kib in _numbers(root / "proc/meminfo", "MemAvailable:")]
     limit = root / "sys/fs/cgroup/memory.max"
-    # Pages of files count as used by a container, and make room when they must: what programs hold does not.
+    # A container counts cached pages of files as used, but they can be dropped: only anonymous memory cannot.
     for held in _numbers(root / "sys/fs/cgroup/memory.stat", "anon"):
         with suppress(OSError, ValueError):  # no such file, or the word "max"
-            found.append(max(int(limit.read_text()) - held, 0))
-    return min(found, default=0)
+            limits.append(max(int(limit.read_text()) - held, 0))
+    return min(limits, default=0)
 
 
 def _numbers(file: Path, name: str) -> list[int]:
-    """The number that stands after a name at the beginning of a line, if there is one."""
+    """Read the number after a name at the beginning of a line, if there is one."""
     with suppress(OSError):
         return [int(line.split()[1]) for line in file.read_text().splitlines() if line.split()[:1] == [name]]
     return []
 
 
 class Decoded:
-    """Decoded and transformed evaluation images, kept from the first pass over them on until the limit is reached.
+    """Decoded and transformed evaluation images, kept until the limit is reached.
 
-    Nothing is ever dropped: most passes go over the same images in the same order, so that of a set which does not fit,
-    the images seen longest ago are those needed next.
+    Images are never dropped. Most passes read the same images in the same order, so that dropping the least recently
+    used ones would drop those that are needed next.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -47,7 +47,7 @@ class Decoded:
         self._shelves: dict[tuple[int, str], tuple[ImageSource, dict[Reference, Tensor]]] = {}
 
     def batches(self, split: Split, batch_size: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every image once, as `Split.batches` gives them: (images float32 [B, C, H, W], labels int64 [B])."""
+        """Yield every image once, like `Split.batches`: (images float32 [B, C, H, W], labels int64 [B])."""
         shelf = self._shelf(split.source, split.preprocessing)
         parts = [range(i, min(i + batch_size, len(split))) for i in range(0, len(split), batch_size)]
         missing = [[i for i in part if split.references[i] not in shelf] for part in parts]

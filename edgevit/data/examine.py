@@ -1,4 +1,4 @@
-"""Look at every image file before the work starts: which cannot be read, and what their owner may not know of them."""
+"""Check every image file before the work starts: find unreadable ones, and warn of unusual ones."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from edgevit.records.pictures import (
 )
 from edgevit.records.reading import Reading
 
-FEW = 3  # files that are named in one line
+FEW = 3  # files that a message names
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What is seen of one image file."""
+    """Facts of one image file."""
 
-    fault: str | None = None  # why it cannot be read
+    fault: str | None = None  # why it cannot be read; None: it can
     turned: bool = False  # whether EXIF says that it is stored turned
     highest: int | None = None  # the highest value of a picture of 16 bits; None: it is of another kind
 
 
 def examine(path: str, reading: Reading) -> FileFacts:
-    """Decode an image at the smallest scale that its format allows, and say whether it would be read, and how."""
+    """Decode an image at the smallest scale that its format allows, to find faults, rotation and bit depth."""
     try:
         with open_picture(path) as image:
             image.draft("RGB", (16, 16))  # JPEG only: an eighth of the work, and still every byte is read
@@ -51,10 +51,10 @@ def examine(path: str, reading: Reading) -> FileFacts:
 
 
 def find_unreadable(references: list[Reference], skip: bool, progress: Progress, reading: Reading) -> set[Reference]:
-    """The images that cannot be read; found before the work starts, not hours into it. Warns of odd ones.
+    """Find the images that cannot be read, before the work starts, and warn of unusual ones.
 
     Raises:
-        DataError: some cannot, and bad images are not to be skipped. All are counted, and the first few named.
+        DataError: some cannot be read, and `skip` is false; the message counts them and names the first few.
     """
     bad: dict[Reference, str] = {}
     turned, highest = 0, list[int]()
@@ -63,15 +63,14 @@ def find_unreadable(references: list[Reference], skip: bool, progress: Progress,
         warnings.catch_warnings(),
         ThreadPoolExecutor(4) as pool,
     ):
-        warnings.simplefilter("ignore")  # as where pictures are read; not in `examine`, for filters are of all threads
+        warnings.simplefilter("ignore")  # not in `examine`, since all threads share the filters
         paths = map(str, references)
-        for i, (reference, seen) in enumerate(
-            zip(references, pool.map(lambda path: examine(path, reading), paths), strict=True)
-        ):
-            if seen.fault is not None:
-                bad[reference] = seen.fault
-            turned += seen.turned
-            highest += [] if seen.highest is None else [seen.highest]
+        facts_of_files = pool.map(lambda path: examine(path, reading), paths)
+        for i, (reference, facts) in enumerate(zip(references, facts_of_files, strict=True)):
+            if facts.fault is not None:
+                bad[reference] = facts.fault
+            turned += facts.turned
+            highest += [] if facts.highest is None else [facts.highest]
             stage.update(i + 1)
     if bad and not skip:
         raise DataError(f"{_unreadable(bad, len(references))}, or leave such files out with --skip-bad-images")
@@ -80,7 +79,7 @@ def find_unreadable(references: list[Reference], skip: bool, progress: Progress,
 
 
 def _unreadable(bad: Mapping[Reference, str], images: int) -> str:
-    """Which files cannot be read, and what to do with them."""
+    """Describe which files cannot be read, and what to do."""
     if len(bad) == 1:
         ((file, fault),) = bad.items()
         return f"cannot read {file}: {fault}; remove or replace it"
@@ -91,13 +90,13 @@ def _unreadable(bad: Mapping[Reference, str], images: int) -> str:
 
 def _warn_of_odd_files(images: int, turned: int, highest: Sequence[int], reading: Reading, progress: Progress) -> None:
     if turned:
-        what = f"{turned} of {images} images {'is' if turned == 1 else 'are'} stored turned, as EXIF says"
+        message = f"{turned} of {images} images {'is' if turned == 1 else 'are'} stored turned, as EXIF says"
         if reading.exif == "apply":
-            progress.note(f"{what}, and put upright")
+            progress.note(f"{message}, and put upright")
         else:
             progress.warn(
-                f"{what}, and read as stored, as timm and torchvision read them; if the base was trained with upright "
-                "images, give --exif apply"
+                f"{message}, and read as stored, as timm and torchvision read them; if the base was trained with "
+                "upright images, give --exif apply"
             )
     if highest and reading.value_range is None and 0 < max(highest) <= DEEP_WHITE // 4:
         white = 2 ** max(highest).bit_length() - 1
@@ -108,7 +107,7 @@ def _warn_of_odd_files(images: int, turned: int, highest: Sequence[int], reading
 
 
 def image_sha256(path: str) -> bytes:
-    """Hash of a file's bytes; each file is read once, as long as its size, time and inode stay.
+    """Hash a file's bytes; a file is read again only if its size, time or inode changed.
 
     Raises:
         OSError: it cannot be read.
@@ -123,9 +122,9 @@ def _sha256(path: str, size: int, changed_ns: int, inode: int) -> bytes:
 
 
 def copies(files: Sequence[Reference], others: Sequence[Reference]) -> list[Reference]:
-    """Those of `files` that are among `others`, byte for byte. Of `others`, only files of such a size are read."""
+    """Find those of `files` that `others` has byte for byte; of `others`, only files of the same sizes are read."""
     sizes = {os.stat(str(file)).st_size for file in files}
-    hashes = {image_sha256(str(other)) for other in others if _size(str(other)) in sizes}
+    hashes = {image_sha256(str(path)) for path in others if _size(str(path)) in sizes}
     return [file for file in files if hashes and image_sha256(str(file)) in hashes]
 
 

@@ -1,7 +1,6 @@
-"""How many processes decode images, where nobody says: a GPU would wait for them.
+"""Choose how many processes decode images by default.
 
-The number changes no result: an image is decoded alike everywhere, its augmentation depends on its own seed alone, and
-batches come in the order that is asked for.
+The number does not change results: the augmentation of an image depends only on its seed, and batches keep their order.
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ from contextlib import suppress
 from pathlib import Path
 
 MOST = 8
-SHARED = Path("/dev/shm")  # through which batches come back from these processes; 64 MB in many a container
-IMAGE_BYTES = 4 * 3 * 384 * 384  # of a large one
-WAITING = 2  # batches that torch has each process hold ready
+SHARED = Path("/dev/shm")  # batches come from these processes through it; often 64 MB in a container
+IMAGE_BYTES = 4 * 3 * 384 * 384  # a large image
+WAITING = 2  # batches that torch prefetches per process
 
 
-def workers_for(asked: int | None, device: str, batch_size: int, *, sharing: int = 1) -> int:
-    """The number that was asked for; else none on a CPU, which computes with every core itself, and a few on a GPU.
+def workers_for(requested: int | None, device: str, batch_size: int, *, sharing: int = 1) -> int:
+    """Return the requested number, or by default 0 for a CPU, which needs all cores to compute, and a few for a GPU.
 
     Args:
-        device: its kind, such as "cuda".
-        sharing: processes that train side by side on this machine.
+        device: the device type, such as "cuda".
+        sharing: processes that train together on this machine.
     """
-    if asked is not None:
-        return asked
-    # Where processes are not forked, a script that does not guard its main part would run once more in each.
+    if requested is not None:
+        return requested
+    # If processes are spawned and not forked, a script without a main guard would run again in each.
     if device != "cuda" or not _forks():
         return 0
     room = shared_bytes() // sharing // (WAITING * batch_size * IMAGE_BYTES)
@@ -39,12 +38,12 @@ def _forks() -> bool:
 
 
 def _cores() -> int:
-    """Those that this process may run on."""
+    """Count the cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def shared_bytes(folder: Path = SHARED) -> int:
-    """Memory that processes may share, and that is free; 0 where nothing says."""
+    """Read how much shared memory is free; 0 if unknown."""
     with suppress(OSError):
         return shutil.disk_usage(folder).free
     return 0

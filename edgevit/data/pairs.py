@@ -1,7 +1,7 @@
-"""What a model loses against its base, and whether that may be chance.
+"""Measure what accuracy a model loses against its base, and test whether that may be chance.
 
-Models that classified the same images are compared by pairs: an answer that both give says nothing, and of those that
-differ half would be lost where neither is better. Others are compared by the interval of the model's share.
+Models that classified the same images are compared by pairs: only images that one of them classifies correctly count,
+and if neither is better, each wins half of these. Other models are compared by the interval of the model's share.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from edgevit.data.shares import wilson
 from edgevit.records.answers import RightImages
 
 Z = 1.959964  # of 95 % intervals
-CHANCE = 0.025  # a loss counts where chance gives as large a one less often; one-sided, as one end of a 95 % interval
-FEW = 0.05  # half of an interval, as a share of the images: above it more images are advised
+CHANCE = 0.025  # level of the one-sided test of a loss, as one end of a 95 % interval
+FEW = 0.05  # half width of an interval, as a share: above it, more images are recommended
 
 
 @dataclass(frozen=True)
 class RightCount:
-    """How many images a model classifies rightly, and which where that is recorded."""
+    """How many images a model classifies correctly, and which, if that is recorded."""
 
     right: int
     images: int
@@ -41,12 +41,12 @@ class Loss:
     images: int
     share: float
     most: float  # upper end of the 95 % interval
-    may_be_chance: bool  # whether the base is better by no more than chance
-    lost: int | None = None  # images that the base alone classifies rightly; None: not compared by pairs
-    gained: int | None = None  # images that the model alone classifies rightly
+    may_be_chance: bool  # whether the base is not significantly better
+    lost: int | None = None  # images that only the base classifies correctly; None: not compared by pairs
+    gained: int | None = None  # images that only the model classifies correctly
 
     def text(self, part: str) -> str:
-        """In words, as the end of a sentence about the model."""
+        """Describe it as the end of a sentence about the model."""
         images = f"{self.images} {part} images"
         hidden = f"a loss of up to {100 * max(self.most, 0):.1f} points cannot be excluded"
         if self.lost is None or self.gained is None:
@@ -55,7 +55,7 @@ class Loss:
 
 
 def loss_of(model: RightCount, base: RightCount) -> Loss:
-    """Compare by pairs where both classified the same images; `which` of both is then of one fingerprint."""
+    """Compare a model with its base, by pairs if both classified the same images."""
     share = base.top1 - model.top1
     if model.which is None or base.which is None or model.images != base.images:
         low, high = wilson(model.right, model.images)
@@ -67,9 +67,9 @@ def loss_of(model: RightCount, base: RightCount) -> Loss:
 
 
 def _most(lost: int, gained: int, images: int) -> float:
-    """The upper end of the interval of the difference of two paired shares by Bonett and Price (2012).
+    """Compute the upper end of the interval of the difference of two paired shares by Bonett and Price (2012).
 
-    With one image more lost and one more gained it holds for few changes, too: 0 of 300 leave up to 0.9 points.
+    It adds one lost and one gained image, and so holds for few changes, too: 0 of 300 leave up to 0.9 points.
     """
     n = images + 2
     lost_share, gained_share = (lost + 1) / n, (gained + 1) / n
@@ -78,7 +78,7 @@ def _most(lost: int, gained: int, images: int) -> float:
 
 
 def better_by_chance(gained: int, lost: int) -> float:
-    """McNemar's exact test: how likely at least so many gains are where gains and losses are equally likely."""
+    """McNemar's exact test: the probability of at least so many gains if gains and losses are equally likely."""
     n = gained + lost
     ways, as_many = math.comb(n, gained), 0
     for k in range(gained, n + 1):
@@ -88,10 +88,10 @@ def better_by_chance(gained: int, lost: int) -> float:
 
 
 def recalled_text(validation: RightCount | None, test: RightCount | None) -> str | None:
-    """Say that a base was probably trained on the validation images; None: nothing says so.
+    """Warn that a base was probably trained on the validation images; None: the counts do not show it.
 
-    It is right on more of them than of the test images by more than chance: by Newcombe's interval of the difference of
-    two shares (1998, method 10).
+    They do if its accuracy on them is significantly above that on the test images, by Newcombe's interval of the
+    difference of two shares (1998, method 10).
     """
     if validation is None or test is None:
         return None

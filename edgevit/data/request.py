@@ -1,4 +1,4 @@
-"""What is asked of images and classes, checked before torch is imported: by paths, names and listings alone."""
+"""The options of images and classes, checked by paths, names and listings alone, before torch is imported."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def check_data(
     *,
     unlabelled: str | Path | None = None,
 ) -> None:
-    """Refuse data that is not there, and names of classes that neither the data nor the base's list has.
+    """Refuse data that does not exist, and class names that neither the data nor the base's list has.
 
-    What takes the base to tell, such as which index is which class, is refused once the base is open.
+    What needs the base, such as which index is which class, is checked once the base is open.
 
     Raises:
-        DataError: nothing that can be read is there, a file of classes is missing or empty, or a name that
-            holds a comma has no quotes.
+        DataError: there is no data that can be read, a file of classes is missing or empty, or a name that has a
+            comma has no quotes.
         UnknownNameError: no such class.
     """
     if unlabelled is not None:
@@ -75,10 +75,10 @@ def check_data(
     _refuse_unknown(listed(classes, names) or [], names, of_base)
 
 
-def _refuse_unknown(given: Sequence[str], names: Collection[str], of_base: Sequence[str]) -> None:
-    if any(SYNSET.fullmatch(name) for name in (*given, *names)):
-        return  # a class may also be meant by its first lemma: timm knows, and timm imports torch
-    for entry in given:
+def _refuse_unknown(entries: Sequence[str], names: Collection[str], of_base: Sequence[str]) -> None:
+    if any(SYNSET.fullmatch(name) for name in (*entries, *names)):
+        return  # an entry may be a first lemma, which only timm knows, and timm imports torch
+    for entry in entries:
         if not entry.isdecimal() and entry not in names and entry not in of_base:
             refuse_part_of_a_name(entry, of_base or names)
             raise UnknownNameError("class", entry, of_base or names)

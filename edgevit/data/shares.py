@@ -1,4 +1,4 @@
-"""A share of so many images, and how sure it is."""
+"""A share of images and its confidence interval."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import math
 
 
 def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
-    """The Wilson score interval of a share: `right` of `total` independent images, 95 % unless another `z` is given.
+    """Compute the Wilson score interval of a share, `right` of `total` independent images; 95 % by default.
 
-    (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), which stays in [0, 1] and is of use near 0 and 1, too.
-    No images give (0, 1). The interval contains the share itself: exactly, as it is compared with other shares, and the
-    formula misses 0 and 1 by its last bits.
+    (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), which stays in [0, 1] and is valid near 0 and 1, too. No
+    images give (0, 1). The interval contains the share exactly, although the formula misses 0 and 1 by the last bits.
     """
     if total == 0:
         return 0.0, 1.0
@@ -22,6 +21,6 @@ def wilson(right: int, total: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 def share_text(share: float, images: int) -> str:
-    """A share of so many images as a person reads it, with its 95 % interval: 95.33 % (92.3 to 97.2)."""
+    """Format a share of so many images with its 95 % interval: 95.33 % (92.3 to 97.2)."""
     low, high = wilson(round(share * images), images)
     return f"{100 * share:.2f} % ({100 * low:.1f} to {100 * high:.1f})"

@@ -1,8 +1,8 @@
-"""Notice frames of one recording on both sides of a split: images that look like their neighbours in name alone.
+"""Detect frames of one recording on both sides of a split: images that resemble only their neighbours by name.
 
-A difference hash has a bit for each of 8 x 8 places of a small gray image: whether it gets brighter to the right. Of
-two frames in a row few bits differ; of two pictures of one class about half. Where all pictures of a class are alike,
-as in front of one machine, neighbours in name are no more alike than others, and nothing is said.
+A difference hash has a bit for each of 8 x 8 places of a small gray image: whether it gets brighter to the right. Few
+bits differ between consecutive frames, and about half between two pictures of one class. If all pictures of a class are
+alike, as in front of one machine, neighbours by name are not more alike than others, and there is no warning.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from edgevit.records.pictures import UNREADABLE, eight_bit, open_picture
 
 SIDE = 8
 NEAR = 6  # bits of 64 that may differ
-LOOKED_AT = 100  # held-out images at most, each with two others: 1 s of JPEGs of 640 x 480, 9 s of 12 megapixels
-SHARE, CHANCE = 0.1, 0.01  # of these, how many must look like a neighbour, and that it is no chance
+LOOKED_AT = 100  # held-out images at most, each compared with two: 1 s for JPEGs of 640 x 480, 9 s for 12 megapixels
+SHARE, CHANCE = 0.1, 0.01  # share of these that must resemble a neighbour, and the significance level
 
 Parts = Mapping[Part, Sequence[Reference]]
 
 
 @lru_cache(maxsize=4096)
 def difference_hash(path: str) -> int | None:
-    """The hash of an image file; None: it cannot be read."""
+    """Hash an image file; None: it cannot be read."""
     try:
         with open_picture(path) as image:
             image.draft("L", (64, 64))  # JPEG only: an eighth of the work
@@ -45,8 +45,8 @@ def difference_hash(path: str) -> int | None:
     return sum(bit << place for place, bit in enumerate(brighter))
 
 
-def _near(one: Reference, other: Reference) -> bool:
-    a, b = difference_hash(str(one)), difference_hash(str(other))
+def _near(first: Reference, second: Reference) -> bool:
+    a, b = difference_hash(str(first)), difference_hash(str(second))
     return a is not None and b is not None and (a ^ b).bit_count() <= NEAR
 
 
@@ -58,38 +58,39 @@ def _by_number(reference: Reference) -> list[tuple[int, str]]:
 def neighbours_across(
     classes: Sequence[Parts], held_out: Sequence[Part]
 ) -> Iterator[tuple[Reference, Reference, Reference]]:
-    """Held-out images, each with a training image beside it in name, and with another one of its class."""
+    """Yield held-out images, each with a training image next to it by name, and with another one of its class."""
     for parts in classes:
         train = set(parts["train"])
         ordered = sorted([*train, *(image for part in held_out for image in parts[part])], key=_by_number)
         for i, image in enumerate(ordered):
             if image in train:
                 continue
-            beside = [other for other in ordered[max(0, i - 1) : i + 2] if other in train and _together(other, image)]
+            adjacent = [near for near in ordered[max(0, i - 1) : i + 2] if near in train and _together(near, image)]
             away = random.Random(i).randrange(len(ordered) // 4, len(ordered) * 3 // 4 + 1)  # half the class at most
             far = [ordered[(i + away + step) % len(ordered)] for step in range(len(ordered) // 8 + 1)]
-            others = [other for other in far if other in train and other not in beside]
-            if beside and others:
-                yield image, beside[0], others[0]
+            distant = [reference for reference in far if reference in train and reference not in adjacent]
+            if adjacent and distant:
+                yield image, adjacent[0], distant[0]
 
 
-def _together(one: Reference, other: Reference) -> bool:
-    return PurePath(str(one)).parent == PurePath(str(other)).parent
+def _together(first: Reference, second: Reference) -> bool:
+    return PurePath(str(first)).parent == PurePath(str(second)).parent
 
 
 def warn_of_recordings(classes: Sequence[Parts], held_out: Sequence[Part], progress: Progress) -> None:
-    """Warn where images that were held out one by one look like their neighbours in name, which are trained on."""
-    found = list(neighbours_across(classes, held_out))
-    if not found:
+    """Warn if images that were held out one by one resemble their neighbours by name, which are trained on."""
+    candidates = list(neighbours_across(classes, held_out))
+    if not candidates:
         return
-    looked_at = [found[i * len(found) // LOOKED_AT] for i in range(LOOKED_AT)] if len(found) > LOOKED_AT else found
-    alike = [(_near(image, beside), _near(image, other), image, beside) for image, beside, other in looked_at]
+    count = len(candidates)
+    chosen = [candidates[i * count // LOOKED_AT] for i in range(LOOKED_AT)] if count > LOOKED_AT else candidates
+    alike = [(_near(image, adjacent), _near(image, distant), image, adjacent) for image, adjacent, distant in chosen]
     gained = [pair for near, chance, *pair in alike if near and not chance]
     lost = sum(chance and not near for near, chance, *_ in alike)
     if len(gained) - lost >= SHARE * len(alike) and better_by_chance(len(gained), lost) < CHANCE:
-        image, beside = gained[0]
+        image, adjacent = gained[0]
         progress.warn(
             f"{len(gained)} of {len(alike)} held-out images look like a training image beside them in name, and unlike "
-            f"others of their class, such as {image} and {PurePath(str(beside)).name}: if these are frames of one "
+            f"others of their class, such as {image} and {PurePath(str(adjacent)).name}: if these are frames of one "
             "recording, accuracy is too high; keep recordings together with --group-by"
         )

@@ -1,7 +1,7 @@
-"""Which images of a class are held out where the data does not say it: by seed, one by one or in groups.
+"""Choose by seed which images of a class are held out, one by one or in groups, if the data does not say.
 
-Frames of one video are nearly alike. If some are held out and others are trained on, accuracy is far too high. So a
-group of images, given by a rule (`--group-by`), is in one part as a whole, also where it has images of several classes.
+Frames of one video are nearly alike. If some are held out and others are trained on, accuracy is far too high. So
+`--group-by` defines groups of images, and a group is in one part as a whole, even if it has images of several classes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgevit.data.sources.folder import Images
 from edgevit.errors import DataError, OptionError
 
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
-TEST_FRACTION = 0.2  # split off where the data brings no test part
+TEST_FRACTION = 0.2  # split off if the data has no test part
 FOLDER = "folder"  # the rule by which the folders below a class folder are groups
 
 
@@ -27,7 +27,7 @@ FOLDER = "folder"  # the rule by which the folders below a class folder are grou
 class Splitting:
     """How the images of a source are split.
 
-    A class's split depends on the seed and the source alone, and not on which other classes are chosen.
+    The split of a class depends on the seed and the source, not on which other classes are chosen.
     """
 
     source: ImageSource
@@ -36,7 +36,7 @@ class Splitting:
     group_by: str | None = None  # FOLDER, or a regular expression that is searched in names below the class folder
 
     def __post_init__(self) -> None:
-        """Raise OptionError for a rule that is no regular expression, or for images without names."""
+        """Raise OptionError if the rule is not a regular expression, or images have no names."""
         if self.group_by is None:
             return
         if not isinstance(self.source, Images):
@@ -51,7 +51,7 @@ class Splitting:
 
     @property
     def missing(self) -> list[Part]:
-        """The parts that the data does not bring, in the order in which they are split off."""
+        """The parts that the data does not have, in the order in which they are split off."""
         return [part for part in ("test", "validation") if part not in self.source.parts]
 
     def parts(self, name: str) -> dict[Part, list[Reference]]:
@@ -65,27 +65,27 @@ class Splitting:
         }
         need = 1 + len(self.missing)
         if len(brought["train"]) < need or not all(brought.values()):
-            seen = ", ".join(
+            counts = ", ".join(
                 f"{len(images)} {'training' if part == 'train' else part} images" for part, images in brought.items()
             )
             others = ", and 1 or more of each other part" if len(brought) > 1 else ""
-            raise DataError(f"class {name!r} has {seen}; it needs {need} or more to train on{others}: add some")
+            raise DataError(f"class {name!r} has {counts}; it needs {need} or more to train on{others}: add some")
         if self.group_by is not None and self.missing:
-            taken = self._by_group(name, brought["train"])
+            chosen = self._by_group(name, brought["train"])
         else:
-            taken = self._one_by_one(name, brought["train"])
-        return {**brought, **{part: sorted(images, key=str) for part, images in taken.items()}}
+            chosen = self._one_by_one(name, brought["train"])
+        return {**brought, **{part: sorted(images, key=str) for part, images in chosen.items()}}
 
     def _one_by_one(self, name: str, images: Sequence[Reference]) -> dict[Part, list[Reference]]:
         mixed = list(images)
         random.Random(f"{self.seed}/{name}").shuffle(mixed)
-        taken: dict[Part, list[Reference]] = {}
+        chosen: dict[Part, list[Reference]] = {}
         for part, count in self._counts(len(mixed)).items():
-            taken[part], mixed = mixed[:count], mixed[count:]
-        return {**taken, "train": mixed}
+            chosen[part], mixed = mixed[:count], mixed[count:]
+        return {**chosen, "train": mixed}
 
     def _counts(self, total: int) -> dict[Part, int]:
-        """How many of a class's images go to each part that is missing."""
+        """Count the images of a class for each missing part."""
         counts: dict[Part, int] = {}
         for position, part in enumerate(self.missing, 1):
             fraction = TEST_FRACTION if part == "test" else self.validation_fraction
@@ -95,19 +95,19 @@ class Splitting:
         return counts
 
     def _by_group(self, name: str, images: Sequence[Reference]) -> dict[Part, list[Reference]]:
-        taken: dict[Part, list[Reference]] = {part: [] for part in ("train", *self.missing)}
+        chosen: dict[Part, list[Reference]] = {part: [] for part in ("train", *self.missing)}
         groups = self._groups(name, images)
         for key, members in groups.items():
-            taken[self._part_of[key]] += members
-        if empty := [part for part, members in taken.items() if not members]:
+            chosen[self._part_of[key]] += members
+        if empty := [part for part, members in chosen.items() if not members]:
             raise DataError(
                 f"class {name!r} has {len(groups)} group{'s' * (len(groups) != 1)} by --group-by {self.group_by}, and "
-                f"none for {empty[0]}; each of {', '.join(taken)} needs one: try another --seed, or smaller groups"
+                f"none for {empty[0]}; each of {', '.join(chosen)} needs one: try another --seed, or smaller groups"
             )
-        return taken
+        return chosen
 
     def _groups(self, name: str, images: Sequence[Reference]) -> dict[str, list[Reference]]:
-        """A class's images by group."""
+        """Sort the images of a class into groups."""
         assert isinstance(self.source, Images) and self.group_by is not None
         root, groups = str(self.source.parts["train"][name]), dict[str, list[Reference]]()
         for image in images:
@@ -123,7 +123,7 @@ class Splitting:
 
     @cached_property
     def _part_of(self) -> Mapping[str, Part]:
-        """The part of every group, class by class; one that an earlier class has, too, stays where it is."""
+        """The part of every group, chosen class by class; a group of an earlier class keeps its part."""
         part_of: dict[str, Part] = {}
         for name in self.source.class_names:
             images = self.source.references("train", name)
@@ -139,15 +139,15 @@ class Splitting:
         return part_of
 
     def _rank(self, key: str) -> bytes:
-        """A place by chance, the same in every class."""
+        """Rank a group at random, equally in every class."""
         return hashlib.sha256(f"{self.seed}/{key}".encode("utf-8", "surrogateescape")).digest()
 
 
 def _about(count: int, keys: Sequence[str], sizes: Mapping[str, int]) -> list[str]:
-    """Groups of about `count` images in all, in the order given; one at least, if any are asked for."""
+    """Choose groups of about `count` images in total, in order; at least one if `count` is above 0."""
     chosen: list[str] = []
     for key in keys:
-        if count > 0 and sizes[key] <= 2 * count:  # nearer to what is asked for than without it
+        if count > 0 and sizes[key] <= 2 * count:  # nearer to the count than without it
             chosen.append(key)
             count -= sizes[key]
     if count > 0 and keys and not chosen:

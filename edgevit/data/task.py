@@ -1,8 +1,8 @@
 """A task: the images of the target classes, and which of them are for what.
 
-Three parts, never mixed: `train`; `validation`, by which the code makes every choice; `test`, which is only reported
-on. What of the last two the data does not bring is split off the training data by seed. Beside them there may be images
-of any class, known or not, that only a teacher judges.
+Three parts are kept apart: `train`; `validation`, for all choices; and `test`, which is only reported. If the data does
+not have one of the last two, it is split off the training data by seed. A task may also have unlabelled images, of any
+class, for a teacher.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def evaluation_transform(preprocessing: Mapping[str, Any]) -> Any:
 
 
 def training_transform(preprocessing: Mapping[str, Any], augment: Augment) -> Any:
-    """timm's training transform: a random crop of 70 to 100 % of the area, and with "flip" a mirror image, too.
+    """Create timm's training transform: a random crop of 70 to 100 % of the area, with "flip" also mirrored at random.
 
-    No flip by default: it changes the class of a digit, an arrow or a traffic sign.
+    There is no flip by default: it changes the class of a digit, an arrow or a traffic sign.
     """
     if augment == "none":
         return evaluation_transform(preprocessing)
-    given = {k: preprocessing[k] for k in ("input_size", "interpolation", "mean", "std")}
+    settings = {k: preprocessing[k] for k in ("input_size", "interpolation", "mean", "std")}
     return create_transform(
-        **given,
+        **settings,
         is_training=True,
         scale=(0.7, 1.0),
         hflip=0.5 if augment == "flip" else 0.0,
@@ -104,7 +104,7 @@ class _Joined(Dataset[tuple[Tensor, int]]):
 
 
 def _loader(images: Dataset[tuple[Tensor, int]], batches: Iterable[Sequence[Any]], workers: int) -> DataLoader[Any]:
-    """With a generator of its own it draws nothing from torch's: when images begin to be read changes no result."""
+    """Make a loader with its own generator, so that it draws nothing from torch's: reading images changes no result."""
     return DataLoader(images, batch_sampler=batches, num_workers=workers, generator=torch.Generator())  # type: ignore[arg-type]
 
 
@@ -124,19 +124,19 @@ class Split:
         return len(self.references)
 
     def picture(self, position: int) -> Image:
-        """One image in RGB, as it is before it is transformed."""
+        """Read one image in RGB, without the transform."""
         return self.source.read(self.references[position], Reading.of(self.preprocessing))
 
     def _images(self, transform: Any) -> _Images:
         return _Images(self.source, self.references, self.labels, transform, Reading.of(self.preprocessing))
 
     def batches(self, batch_size: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every image once: (images float32 [B, C, H, W], labels int64 [B])."""
+        """Yield every image once: (images float32 [B, C, H, W], labels int64 [B])."""
         starts = range(0, len(self), batch_size)
         yield from self.read([range(i, min(i + batch_size, len(self))) for i in starts], workers)
 
     def read(self, positions: Sequence[Sequence[int]], workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The images at these positions, batch by batch: (images float32 [B, C, H, W], labels int64 [B])."""
+        """Yield the images at these positions in batches: (images float32 [B, C, H, W], labels int64 [B])."""
         images = self._images(evaluation_transform(self.preprocessing))
         yield from _loader(images, positions, workers)
 
@@ -147,7 +147,7 @@ class Split:
         workers: int = 0,
         unlabelled: Split | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Augmented batches; `order` gives for each batch the position and the augmentation seed of its images.
+        """Yield augmented batches; `order` has for each batch the positions and the augmentation seeds of its images.
 
         Positions from `len(self)` on are of the unlabelled images.
         """
@@ -159,19 +159,19 @@ class Split:
         yield from _loader(images, order, workers)
 
     def subset(self, count: int) -> Split:
-        """At most `count` images, spread evenly over the whole and so over the classes."""
+        """Choose at most `count` images, spread evenly over all of them and so over the classes."""
         n = len(self)
         if count >= n:
             return self
         return self.at([i * n // count for i in range(count)])
 
     def at(self, positions: Sequence[int]) -> Split:
-        """The images at these positions, in this order."""
+        """Select the images at these positions, in this order."""
         references, labels = tuple(self.references[i] for i in positions), tuple(self.labels[i] for i in positions)
         return Split(self.source, references, labels, self.preprocessing)
 
     def content_sha256(self) -> str:
-        """Hash of the images themselves and their labels, in order."""
+        """Hash the images and their labels, in order."""
         digest = hashlib.sha256()
         for reference, label in zip(self.references, self.labels, strict=True):
             digest.update(f"{label} ".encode())
@@ -179,22 +179,22 @@ class Split:
         return digest.hexdigest()
 
     def listing(self) -> Iterator[str]:
-        """A line per image: its label, name and, for files, size."""
+        """Yield a line per image: its label, name and, for files, size."""
         for reference, label in zip(self.references, self.labels, strict=True):
             path = Path(str(reference)) if self.source.files else None
             size = path.stat().st_size if path and path.is_file() else 0  # a link to nothing was a file once
-            told = f"{path.parent.name}/{path.name} {size}" if path else str(reference)
-            yield f"{label} {told}\n"
+            name = f"{path.parent.name}/{path.name} {size}" if path else str(reference)
+            yield f"{label} {name}\n"
 
     def fingerprint(self) -> str:
-        """Hash of which images these are: names and, for files, sizes."""
+        """Hash the names and, for files, sizes of the images."""
         digest = hashlib.sha256()
         for line in self.listing():
             digest.update(_bytes(line))
         return digest.hexdigest()
 
     def part(self, index: int, count: int) -> Split:
-        """The `index`-th of `count` interleaved shares, for one of several processes."""
+        """Select the `index`-th of `count` interleaved shares, for one of several processes."""
         chosen = slice(index, None, count)
         return Split(self.source, self.references[chosen], self.labels[chosen], self.preprocessing)
 
@@ -207,11 +207,11 @@ class Task:
     train: Split
     validation: Split
     test: Split
-    arguments: dict[str, Any] = field(repr=False)  # what `reopen` needs
+    arguments: dict[str, Any] = field(repr=False)  # those of `open_task`, for `reopen`
     skipped: int = 0  # images left out because they could not be read
     checked: tuple[Part, ...] = PARTS  # parts whose images were read
-    copies: Mapping[Part, int] = field(default_factory=dict)  # of these parts, images that the training part has, too
-    unlabelled: Split | None = None  # of any class, none of them held out: for a teacher alone
+    copies: Mapping[Part, int] = field(default_factory=dict)  # images of a part that the training part has, too
+    unlabelled: Split | None = None  # images of any class for a teacher, none of them held out
 
     @property
     def has_images(self) -> bool:
@@ -230,13 +230,13 @@ class Task:
         return [c.base_index for c in self.classes]
 
     def record(self) -> DataRecord:
-        """What derivation.json says of the data, and `reopen` reads."""
-        asked, unlabelled = dict(self.arguments), None
-        names, extra = asked.pop("base_names"), asked.pop("unlabelled")
+        """Make the record for derivation.json, which `reopen` reads."""
+        arguments, unlabelled = dict(self.arguments), None
+        names, extra = arguments.pop("base_names"), arguments.pop("unlabelled")
         if (more := self.unlabelled) is not None:
             unlabelled = UnlabelledRecord(extra, len(more), more.fingerprint())
         return DataRecord(
-            **asked,
+            **arguments,
             base_names=None if names is None else tuple(names),
             classes=self.classes,
             images=ImageCounts(len(self.train), len(self.validation), len(self.test)),
@@ -248,12 +248,12 @@ class Task:
         )
 
     def content_sha256(self) -> str:
-        """Hash of the images themselves, their labels and parts."""
+        """Hash the images, their labels and parts."""
         parts = " ".join(self.part(name).content_sha256() for name in PARTS)
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def fingerprint(self) -> str:
-        """Hash of which images are in which part: names and, for files, sizes."""
+        """Hash the names and, for files, sizes of the images by part."""
         digest = hashlib.sha256()
         for name, split in (("train", self.train), ("validation", self.validation), ("test", self.test)):
             for line in split.listing():
@@ -276,9 +276,7 @@ def _resolved(data: str | Path) -> str:
 def _open_unlabelled(
     data: str | Path, held_out: Sequence[Split], skip_bad_images: bool, progress: Progress
 ) -> tuple[Split, set[Reference]]:
-    """Open images of any class, without those that are held out of training; and those that could not be read.
-
-    A held-out image is known by its content, so that a copy of it is left out, too; only files of its size are read.
+    """Open unlabelled images, without those that are held out of training; also return those that cannot be read.
 
     Raises:
         DataError: there are none, or one cannot be read and bad images are not to be skipped.
@@ -289,17 +287,17 @@ def _open_unlabelled(
         reading = Reading.of(held_out[0].preprocessing)
         bad = find_unreadable(references, skip_bad_images, progress, reading)
     readable = tuple(r for r in references if r not in bad)
-    found = Split(source, readable, (UNLABELLED,) * len(readable), held_out[0].preprocessing)
+    split = Split(source, readable, (UNLABELLED,) * len(readable), held_out[0].preprocessing)
     if not readable:
         raise DataError(f"none of the {len(references)} unlabelled images in {data} can be read; add others")
-    return without(found, held_out, progress), bad
+    return without(split, held_out, progress), bad
 
 
 def without(unlabelled: Split, held_out: Sequence[Split], progress: Progress) -> Split:
-    """Leave out the images that are held out of training, by their content; only files of their size are read.
+    """Remove the images that are held out of training, by content; only files of the same sizes are read.
 
     Raises:
-        DataError: none would be left.
+        DataError: none would remain.
     """
     source = unlabelled.source
     held = {
@@ -310,28 +308,28 @@ def without(unlabelled: Split, held_out: Sequence[Split], progress: Progress) ->
     }
     sizes = {Path(str(r)).stat().st_size for split in held_out if split.source.files for r in split.references}
 
-    def may_be_seen(reference: Reference) -> bool:
+    def is_training_image(reference: Reference) -> bool:
         if source.files and Path(str(reference)).stat().st_size not in sizes:
             return True
         return _image_sha256(source, reference) not in held
 
-    kept = tuple(r for r in unlabelled.references if may_be_seen(r))
-    if not kept:
+    remaining = tuple(r for r in unlabelled.references if is_training_image(r))
+    if not remaining:
         raise DataError(f"all {len(unlabelled)} unlabelled images are held out for validation or test; add others")
-    if gone := len(unlabelled) - len(kept):
-        progress.note(f"left out {gone} unlabelled images that are held out of training")
-    return Split(source, kept, (UNLABELLED,) * len(kept), unlabelled.preprocessing)
+    if removed := len(unlabelled) - len(remaining):
+        progress.note(f"left out {removed} unlabelled images that are held out of training")
+    return Split(source, remaining, (UNLABELLED,) * len(remaining), unlabelled.preprocessing)
 
 
 def _report_annotations(sources: Sequence[object], progress: Progress) -> None:
     files = set[str]().union(*(source.annotations for source in sources if isinstance(source, Images)))
     if files:
-        what = "1 annotation" if len(files) == 1 else f"{len(files)} annotations"
-        progress.note(f"passed over {what} beside the images, such as {min(files)}")
+        count = "1 annotation" if len(files) == 1 else f"{len(files)} annotations"
+        progress.note(f"passed over {count} beside the images, such as {min(files)}")
 
 
 def _in_place(files: Iterable[Reference], data: str | Path) -> list[str]:
-    """Files by the resolved folder of their data, so that they are the same however the folder is given."""
+    """List files by the resolved path of their data folder, so that they do not depend on how it is given."""
     return sorted(os.path.join(_resolved(data), os.path.relpath(str(file), data)) for file in files)
 
 
@@ -355,14 +353,14 @@ def open_task(
     unlabelled: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Task:
-    """Find the target classes' images and hold out what must be held out.
+    """Find the images of the target classes, and split them into parts.
 
     Args:
         classes: names, indices in the base, a file or comma-separated text of either; None for every class.
-        base_names: the base's classes in the order of its outputs, where that is known: a list, or a file or text.
-        group_by: the rule by which images are split in groups: see `Splitting`.
-        check: parts whose images must be readable; all of them where bad ones are skipped, because that moves others.
-        unlabelled: more images, of any class; what lies between them and their folder does not matter.
+        base_names: the base's classes in the order of its outputs, if known: a list, or a file or text.
+        group_by: the rule that groups images: see `Splitting`.
+        check: parts whose images must be readable; all parts if bad images are skipped.
+        unlabelled: more images, of any class, at any depth of a folder.
 
     Raises:
         DataError, UnknownNameError: as `edgevit.data.classes` and `edgevit.data.sources` say.
@@ -402,8 +400,8 @@ def open_task(
         more, unreadable = _open_unlabelled(unlabelled, held_out, skip_bad_images, progress)
         skipped += _in_place(unreadable, unlabelled)
     if skipped:
-        what = "1 image" if len(skipped) == 1 else f"{len(skipped)} images"
-        progress.warn(f"left out {what} that cannot be read: {_first_few(skipped)}")
+        count = "1 image" if len(skipped) == 1 else f"{len(skipped)} images"
+        progress.warn(f"left out {count} that cannot be read: {_first_few(skipped)}")
     _report_annotations([source, *([more.source] if more else [])], progress)
     arguments = {
         "data": _resolved(data),
@@ -422,19 +420,20 @@ def open_task(
 
 
 def _copies(splits: Mapping[Part, Split], checked: Sequence[Part], progress: Progress) -> dict[Part, int]:
-    """How many images of each part are in the training part, too; warns of them."""
+    """Count the images of each part that the training part has, too, and warn of them."""
     counts: dict[Part, int] = {}
     train = splits["train"]
     for name in checked:
         if name == "train" or not train.source.files:
             continue
-        if found := copies(splits[name].references, train.references):
-            verb = "is" if len(found) == 1 else "are"
+        if duplicates := copies(splits[name].references, train.references):
+            count = len(duplicates)
             progress.warn(
-                f"{len(found)} of {len(splits[name])} {name} images {verb} in the training part, too, byte for byte, "
-                f"such as {found[0]}: accuracy on such images does not tell how new ones do; remove them from one part"
+                f"{count} of {len(splits[name])} {name} images {'is' if count == 1 else 'are'} in the training part, "
+                f"too, byte for byte, such as {duplicates[0]}: accuracy on such images does not tell how new ones do; "
+                "remove them from one part"
             )
-        counts[name] = len(found)
+        counts[name] = len(duplicates)
     return counts
 
 
@@ -447,7 +446,7 @@ def reopen(
     """Open a task again from its record, with the same images in the same parts.
 
     Raises:
-        DataError: the images are gone, or are others than they were.
+        DataError: the images are missing or have changed.
     """
     task = open_task(
         record.data,

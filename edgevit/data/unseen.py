@@ -1,4 +1,4 @@
-"""A task whose images nobody sees: its classes alone, for whoever needs no images."""
+"""A task without images, for methods that need only its classes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ class _Nothing:
 
 
 def without_images(classes: Sequence[TargetClass], preprocessing: Mapping[str, Any]) -> Task:
-    """These classes; all three parts are empty."""
+    """Make a task of these classes, whose three parts are empty."""
     empty = Split(_Nothing(), (), (), preprocessing)
     return Task(tuple(classes), empty, empty, empty, {})

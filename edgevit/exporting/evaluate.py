@@ -131,7 +131,7 @@ def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -
             judging.task,
             pretrained=request.pretrained,
             base_classes=request.base_classes,
-            given=request.preprocessing,
+            overridden=request.preprocessing,
             release=subject.release,
         )
         for line in assumed.lines():
@@ -210,7 +210,7 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
         len(judging.class_names),
     )
     if seen.near_chance:
-        progress.warn(f"{model} is {seen.told()}; {CHECK}")
+        progress.warn(f"{model} is {seen.text()}; {CHECK}")
     return Evaluation(
         model=str(model),
         form=candidate.form,

@@ -146,7 +146,7 @@ def _judging(request: FilesRequest, subject: Subject, progress: Progress) -> Jud
     )
     if not subject.class_names:
         assumed = assumptions(
-            request.model, judging.task, pretrained=False, base_classes=request.base_classes, given=(),
+            request.model, judging.task, pretrained=False, base_classes=request.base_classes, overridden=(),
             release=subject.release,
         )  # fmt: skip
         progress.note(assumed.lines()[0])

@@ -121,7 +121,7 @@ def tell_order(folder: Path, subject: Subject, judging: Judging | None, progress
     """Of a folder that does not say what its outputs are, say what is assumed of the images' classes."""
     if judging is None or subject.class_names:
         return
-    found = assumptions(folder, judging.task, pretrained=False, base_classes=None, given=())
+    found = assumptions(folder, judging.task, pretrained=False, base_classes=None, overridden=())
     again = "an import" if ModelFolder(folder).is_imported else "`edgevit base`"
     option = f"{again} with --base-classes FILE"
     progress.note(order_line(found.classes, found.outputs, found.classes_from, option))

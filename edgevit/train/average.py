@@ -1,4 +1,8 @@
-"""A moving average of a network's weights, which is judged and kept in place of the weights of the last step."""
+"""A moving average of a network's weights, which is evaluated and kept in place of the weights of the last step.
+
+timm's ModelEmaV3 holds a second network. Constraints and teachers observe the network in training, so the average is
+swapped into that one, and holds only the weights that are trained.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,9 @@ from torch import Tensor, nn
 
 
 class Average:
-    """The mean of a network's weights over its last steps, about 1 / (1 - decay) of them.
+    """The mean of a network's trained weights over about the last 1 / (1 - decay) steps.
 
-    In the first steps the average forgets faster, so that the weights it began with do not stay in it.
+    The decay is smaller in the first steps, so that the initial weights do not remain in the average.
     """
 
     def __init__(self, network: nn.Module, decay: float) -> None:
@@ -24,7 +28,7 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights after a step."""
+        """Add the weights after a step."""
         self.steps += 1
         decay = min(self.decay, self.steps / (self.steps + 9))
         for name, p in self._trained():
@@ -32,7 +36,7 @@ class Average:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the network have the average for weights."""
+        """Give the network the average as its weights within the block."""
         self._swap()
         try:
             yield
@@ -42,13 +46,13 @@ class Average:
     @torch.no_grad()
     def _swap(self) -> None:
         for name, p in self._trained():
-            own = p.clone()
+            current = p.clone()
             p.copy_(self.weights[name])
-            self.weights[name].copy_(own)
+            self.weights[name].copy_(current)
 
     @torch.no_grad()
     def take(self) -> None:
-        """Give the network the average for good."""
+        """Give the network the average as its weights permanently."""
         for name, p in self._trained():
             p.copy_(self.weights[name])
 

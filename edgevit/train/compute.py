@@ -1,4 +1,4 @@
-"""Where tensors are computed: accelerate's view of the devices and processes."""
+"""The device and the processes that compute, through accelerate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgevit.train.settings import Training
 
 @dataclass(frozen=True)
 class Compute:
-    """Where and how tensors are computed: accelerate's view of the devices and processes."""
+    """The device and the processes that compute, through accelerate."""
 
     accelerator: Accelerator
     workers: int  # processes that decode images
@@ -33,32 +33,32 @@ class Compute:
         return bool(self.accelerator.is_main_process)
 
     def mean(self, value: Tensor) -> Tensor:
-        """Average over the processes."""
+        """Average a tensor over the processes."""
         if self.accelerator.num_processes == 1:
             return value
         reduced: Tensor = self.accelerator.reduce(value, reduction="mean")
         return reduced
 
     def sum(self, value: Tensor) -> Tensor:
-        """Add up over the processes."""
+        """Sum a tensor over the processes."""
         if self.accelerator.num_processes == 1:
             return value
         reduced: Tensor = self.accelerator.reduce(value, reduction="sum")
         return reduced
 
     def share(self, split: Split) -> Split:
-        """This process's share of the images."""
+        """Select this process's share of the images."""
         count = self.accelerator.num_processes
         return split if count == 1 else split.part(self.accelerator.process_index, count)
 
     def share_rows(self, table: Tensor) -> Tensor:
-        """Of a table with a row per image, the rows of this process's share."""
+        """Select the rows of this process's share from a table with a row per image."""
         return table[self.accelerator.process_index :: self.accelerator.num_processes]
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait for all processes."""
         if self.device.type == "cpu" and self.accelerator.num_processes > 1:
-            torch.distributed.barrier()  # accelerate names a GPU by the process's number wherever a machine has one
+            torch.distributed.barrier()  # accelerate would use a GPU here, if the machine has one
         else:
             self.accelerator.wait_for_everyone()
 
@@ -76,7 +76,7 @@ def open_compute(training: Training) -> Compute:
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     if not torch.distributed.is_initialized():
-        # Its state outlives an Accelerator: a second derivation in one process may ask for another precision.
+        # The state outlives an Accelerator, and a second derivation in one process may use another precision.
         AcceleratorState._reset_state(reset_partial_state=True)
     mixed = "no" if training.precision == "fp32" else training.precision
     accum, on_cpu = training.grad_accum, device.type == "cpu"

@@ -1,4 +1,4 @@
-"""What a method may add to the task's loss while a network trains."""
+"""The interface of a penalty that a method adds to the task's loss during training."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from torch import Tensor, nn
 
 
 class Constraint(Protocol):
-    """What a method adds to the task loss, and what its pruned model would be if training ended now."""
+    """A penalty on the task loss, and the pruned model that the method would make now."""
 
     def watch(self) -> AbstractContextManager[None]:
         """Observe the network while it trains."""
 
     def penalty(self) -> tuple[Tensor, dict[str, float]]:
-        """The addition to the loss, once per optimiser step, and figures for the history."""
+        """Compute the penalty, once per optimiser step, and figures for the history."""
 
     def after_step(self) -> None:
-        """Called once the optimiser has stepped."""
+        """Update the constraint after a step of the optimiser."""
 
     def pruned(self) -> nn.Module:
-        """The slim model that surgery would make now."""
+        """Make the slim model of the current weights."""
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that resuming needs."""
+        """Return all tensors that resuming needs."""
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state` gave."""
+        """Restore the result of `state`."""

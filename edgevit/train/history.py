@@ -1,4 +1,4 @@
-"""What a training looked like on its way: the lines of history.jsonl, and what came of it."""
+"""The record of a training: the lines of history.jsonl, and its outcome."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ UNFINISHED = replace(HISTORY_KIND, reader=STATE)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What training made of the weights it began with, on the validation part; its fields are in derivation.json."""
+    """The effect of a training on the validation part; its fields are in derivation.json."""
 
-    kept_step: int  # whose weights are kept; 0: no later state that was looked at was better
+    kept_step: int  # the step whose weights are kept; 0: no later state was better
     accuracy_validation_before: float
-    accuracy_validation_trained: float  # of the best state but the first
-    loss_validation_before: float | None  # against the teacher, where there is one
+    accuracy_validation_trained: float  # of the best later state
+    loss_validation_before: float | None  # against the teacher, if there is one
     loss_validation_trained: float | None
 
-    def told(self, what: str) -> str:
-        """One line for whoever waited for it."""
+    def text(self, stage: str) -> str:
+        """Describe the outcome of a stage in one line."""
         accuracy, trained = (
             f"{100 * a:.1f} %" for a in (self.accuracy_validation_before, self.accuracy_validation_trained)
         )
         if not self.kept_step:
             return (
-                f"{what} did not help ({trained} at best, {accuracy} before{self._losses()}): the closed-form weights "
-                "are kept; try a lower --lr, more --steps, or more images, without labels as --unlabelled"
+                f"{stage} did not help ({trained} at best, {accuracy} before{self._losses()}): the closed-form "
+                "weights are kept; try a lower --lr, more --steps, or more images, without labels as --unlabelled"
             )
-        return f"{what}: kept the weights of step {self.kept_step}, {trained} on the validation part, {accuracy} before"
+        step = self.kept_step
+        return f"{stage}: kept the weights of step {step}, {trained} on the validation part, {accuracy} before"
 
     def _losses(self) -> str:
         if self.loss_validation_trained is None:
@@ -47,9 +48,9 @@ class Outcome:
 
 @dataclass
 class History:
-    """Lines of history.jsonl, kept in a file as they come; those of an interrupted run are among them.
+    """Lines of history.jsonl, which are written to a file at once; includes those of an interrupted run.
 
-    `path` None keeps them in memory only.
+    With `path` None they are only in memory.
     """
 
     path: Path | None
@@ -57,9 +58,9 @@ class History:
 
     def __post_init__(self) -> None:
         if self.path is not None and self.path.is_file():
-            # A last line that a full disk or a power cut cut off is no line.
-            whole = [(where, line) for where, line in STATE.lines(self.path) if line.rstrip().endswith(b"}")]
-            self.lines = [STATE.parse(line, dict[str, Any], where) for where, line in whole]
+            # A full disk or a power cut may have truncated the last line.
+            whole = [(place, line) for place, line in STATE.lines(self.path) if line.rstrip().endswith(b"}")]
+            self.lines = [STATE.parse(line, dict[str, Any], place) for place, line in whole]
             for line in self.lines:
                 UNFINISHED.checked(line, str(self.path))
 
@@ -71,7 +72,7 @@ class History:
                 file.write(json.dumps(line) + "\n")
 
     def rewind(self, stage: str, step: int) -> None:
-        """Forget what an interrupted run logged after its last saved state."""
+        """Remove the lines that an interrupted run logged after its last saved state."""
         self.lines = [line for line in self.lines if line["stage"] != stage or line["step"] <= step]
         if self.path is None or not self.path.is_file():
             return
@@ -79,20 +80,21 @@ class History:
             write_whole(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def outcome(self, stage: str) -> Outcome | None:
-        """What a stage that kept its best state made of the weights it began with; None if it did not train."""
-        looked = [line for line in self.lines if line["stage"] == stage and "kept_step" in line]
-        if len(looked) < 2:
+        """Summarise a stage that kept its best state; None if it did not train."""
+        evaluated = [line for line in self.lines if line["stage"] == stage and "kept_step" in line]
+        if len(evaluated) < 2:
             return None
-        before, *trained = looked
+        before, *trained = evaluated
         best = max(trained, key=score)
         accuracies = (line.get("accuracy_pruned", line["accuracy_trained"]) for line in (before, best))
-        return Outcome(looked[-1]["kept_step"], *accuracies, *(line.get("loss_validation") for line in (before, best)))
+        losses = (line.get("loss_validation") for line in (before, best))
+        return Outcome(evaluated[-1]["kept_step"], *accuracies, *losses)
 
 
-def score(looked: dict[str, float]) -> float:
-    """What the states of one training are judged by; the higher, the better.
+def score(figures: dict[str, float]) -> float:
+    """Score a state of a training; higher is better.
 
-    A loss over a few hundred images tells states apart between which accuracy, in steps of one image, cannot choose.
+    A loss over a few hundred images distinguishes states of equal accuracy, which is counted in whole images.
     """
-    loss = looked.get("loss_validation")
-    return looked.get("accuracy_pruned", looked["accuracy_trained"]) if loss is None else -loss
+    loss = figures.get("loss_validation")
+    return figures.get("accuracy_pruned", figures["accuracy_trained"]) if loss is None else -loss

@@ -1,8 +1,8 @@
-"""The training loop that every method shares, on accelerate: one process or several, fp32, bf16 or fp16, resumable.
+"""The training loop of all methods, on accelerate: one process or several, fp32, bf16 or fp16, resumable.
 
-The images of every step, and their augmentation, are a function of seed and step alone: not of the number of workers,
-of processes, of accumulated micro-batches, or of interruptions. `batch_size` counts the images of one optimiser step
-over all of them, whether or not their class is known.
+The images of a step and their augmentation depend only on seed and step, not on the number of workers, processes or
+micro-batches, or on interruptions. `batch_size` counts the images of one optimiser step over all processes and
+micro-batches, labelled and unlabelled.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from edgevit.train.settings import Training
 from edgevit.train.stopping import PATIENCE, Meeting
 from edgevit.train.validation import Keep, Validation
 
-IGNORED = -100  # the target that cross_entropy passes over
+IGNORED = -100  # the target that cross_entropy ignores
 
 
 class _Run:
-    """One training under way; exists so that its parts fit in one glance each."""
+    """One training: its state, its steps and its evaluations."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class _Run:
         self.constraint, self.unlabelled, self.folder = constraint, unlabelled, folder
         self.task, self.lesson, self.compute = validation.task, validation.lesson, validation.passes.compute
         self.steps = training.steps or 0
-        # The last entry is that of UNLABELLED = -1: cross_entropy passes over it.
+        # The last entry is the target of UNLABELLED = -1, which cross_entropy ignores.
         self.target = torch.as_tensor([*validation.columns, IGNORED], device=self.compute.device)
         size = training.batch_size
         labelled = 1 - unlabelled_share(len(self.task.train), len(unlabelled or ()), size) / size
@@ -65,7 +65,7 @@ class _Run:
         self.model, self.optimizer = self.compute.accelerator.prepare(validation.network, optimizer)
         self.average = Average(validation.network, training.average) if training.average else None
         self.meeting = Meeting()
-        self.highest_lr = training.lr  # `look` lowers it before the first step where the rate goes by the loss
+        self.highest_lr = training.lr  # `look` may lower it before the first step, by the loss
 
     # -- saved state ---------------------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class _Run:
         )
 
     def restore(self) -> int:
-        """Take up a saved state; return the step to go on from, 0 if there is none."""
+        """Load a saved state, and return the step to continue from; 0 if there is none."""
         takers: dict[str, Callable[[dict[str, Tensor]], None]] = {}
         if self.constraint is not None:
             takers["constraint"] = self.constraint.load_state
@@ -101,14 +101,14 @@ class _Run:
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def batches(self, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's micro-batches from a step on."""
+        """Yield this process's micro-batches, beginning with a step."""
         accelerator, train, training = self.compute.accelerator, self.task.train, self.training
         rank, world = accelerator.process_index, accelerator.num_processes
         order = sample_order(len(train), training, first, self.steps, rank, world, len(self.unlabelled or ()))
         return train.training_batches(order, training.augment, self.compute.workers, self.unlabelled)
 
     def step(self, batches: Iterator[tuple[Tensor, Tensor]], step: int) -> dict[str, float]:
-        """Do one step of the optimiser; return the losses, and the figures of the constraint."""
+        """Do one step of the optimiser; return the losses and the figures of the constraint."""
         accelerator = self.compute.accelerator
         lr = learning_rate(self.training, step, self.highest_lr)
         for group in self.optimizer.param_groups:
@@ -142,9 +142,9 @@ class _Run:
         return {**means, **figures, "lr": lr}
 
     def losses(self, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a micro-batch, and its parts: of the labels, and of the teacher."""
+        """Compute the loss of a micro-batch, and its parts: those of labels and teacher."""
         logits = self.model(images)
-        # The mean over the labelled images of the whole step, however many of them this process has.
+        # The mean over the labelled images of the whole step, of which this process has some.
         loss = F.cross_entropy(logits.float(), self.target[labels], reduction="sum") / self.labelled
         if self.lesson is None:
             return loss, {"loss_task": loss}
@@ -155,25 +155,25 @@ class _Run:
     # -- between steps -------------------------------------------------------------------------------------------------
 
     def look(self, step: int) -> dict[str, float]:
-        """Judge the state after so many steps; before the first, see how high the rate may be."""
+        """Evaluate the state after `step` steps; before the first one, choose the highest learning rate."""
         with nullcontext() if self.average is None else self.average.in_place():
             figures = self.validation.look(step)
         if step == 0 and self.training.lr_by_loss and "loss_validation" in figures:
             self.highest_lr = min(self.training.lr, highest_rate(figures["loss_validation"]))
         return figures
 
-    def has_ended(self, looked: dict[str, float]) -> str | None:
-        """Why training may stop here, or None. A cosine that is cut off has not yet done what it is there for."""
+    def has_ended(self, figures: dict[str, float]) -> str | None:
+        """Say why training may stop here; None: it may not. A cosine schedule is never stopped early."""
         if not self.training.early_stop or self.training.schedule == "cosine":
             return None
-        if "accuracy_pruned" in looked:
-            has_met = self.meeting.add(looked["accuracy_trained"], looked["accuracy_pruned"])
+        if "accuracy_pruned" in figures:
+            has_met = self.meeting.add(figures["accuracy_trained"], figures["accuracy_pruned"])
             return "trained and pruned accuracy have met" if has_met else None
         is_over = self.validation.keep == "best" and self.validation.best.since >= PATIENCE
         return f"no state was better {PATIENCE} times in a row" if is_over else None
 
-    def asked_to_stop(self, stop: StopAsked) -> bool:
-        """Whether any process was; all must stop after the same step."""
+    def must_stop(self, stop: StopAsked) -> bool:
+        """Tell whether any process was interrupted; all must stop after the same step."""
         if self.compute.accelerator.num_processes == 1:
             return stop.pressed
         flag = torch.tensor(float(stop.pressed), device=self.compute.device)
@@ -198,17 +198,17 @@ def train(
 
     Args:
         columns: for each target class, its column in the logits.
-        distillation: a teacher, which sees the images that the network sees, augmented alike, and judges the task's
-            unlabelled images, if it has some: they take up to half of every batch.
-        keep: what the network holds in the end: its last state, or the best on the validation part among all
-            evaluations, that before the first step included: the one of the lowest loss against the teacher, or of the
-            highest accuracy where there is none (`history.outcome(stage)` says which).
-        folder: where the state is kept; one that is there is taken up.
+        distillation: a teacher, which classifies the same augmented images as the network, and the task's unlabelled
+            images, if it has some: they take up to half of every batch.
+        keep: the state that the network has in the end: the last one, or the best of all evaluations, including the
+            one before the first step. The best has the lowest loss against the teacher, or without a teacher the
+            highest accuracy, on the validation part (`history.outcome(stage)` says which).
+        folder: where the state is saved; a state in it is resumed.
 
     Raises:
         Interrupted: Ctrl-C; the state is saved.
-        OptionError: the teacher does not fit the network, or a micro-batch the memory.
-        TrainingError: the loss is no longer a number.
+        OptionError: the teacher does not fit the network, or a micro-batch does not fit the memory.
+        TrainingError: the loss is not a finite number.
     """
     compute, progress, steps = passes.compute, passes.progress, training.steps or 0
     if steps:
@@ -219,7 +219,7 @@ def train(
     validation = Validation(network, task, columns, passes, keep=keep, constraint=constraint, lesson=lesson)
     run = _Run(validation, training, stage, constraint, task.unlabelled if lesson else None, folder)
     first = run.restore()
-    if compute.is_main:  # the process that writes it; a run without a saved state begins anew, step 0 included
+    if compute.is_main:  # a run without a saved state begins anew, including step 0
         history.rewind(stage, first if first else -1)
     batches = run.batches(first)
     every, log_every = max(math.ceil(steps / training.evaluations), 1), max(steps // 200, 1)
@@ -235,15 +235,15 @@ def train(
         for step in range(first, steps):
             figures = run.step(batches, step)
             done = step + 1
-            looked = run.look(done) if done % every == 0 or done == steps else {}
-            if looked or done % log_every == 0:
+            evaluated = run.look(done) if done % every == 0 or done == steps else {}
+            if evaluated or done % log_every == 0:
                 speed = (done - first) * training.batch_size / (time.monotonic() - started)
-                _note(history, compute, stage=stage, step=done, **figures, **looked, images_per_s=round(speed, 2))
+                _note(history, compute, stage=stage, step=done, **figures, **evaluated, images_per_s=round(speed, 2))
             losses = {name: value for name, value in figures.items() if name.startswith("loss_")}
-            shown.update(done, **losses, **looked)
-            ended = run.has_ended(looked) if looked else None
-            stopping = run.asked_to_stop(stop)
-            if stopping or (looked and not ended and done < steps):
+            shown.update(done, **losses, **evaluated)
+            ended = run.has_ended(evaluated) if evaluated else None
+            stopping = run.must_stop(stop)
+            if stopping or (evaluated and not ended and done < steps):
                 run.save(done)
             if stopping:
                 raise Interrupted(f"stopped at step {done} of {steps} of {stage}; the state is saved")
@@ -256,8 +256,8 @@ def train(
     if validation.best_state:
         validation.take_best()
         outcome = history.outcome(stage)
-        if outcome is not None:  # the first of several processes tells it, once for all
-            progress.note(outcome.told("distillation" if lesson is not None else "training"))
+        if outcome is not None:  # only the first process has a history
+            progress.note(outcome.text("distillation" if lesson is not None else "training"))
     network.eval()
     return done
 

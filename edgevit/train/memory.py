@@ -1,4 +1,4 @@
-"""How much memory there is, and how much a training step holds at least."""
+"""How much memory there is, and how much a training step needs at least."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIB = 2**30
 
 
 def memory_bytes(device: torch.device, root: Path = Path("/")) -> int:
-    """The whole memory of the device, or of the machine or its container."""
+    """Return the total memory of the device, or of the machine or its container."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -28,13 +28,13 @@ def memory_bytes(device: torch.device, root: Path = Path("/")) -> int:
 
 
 def least_image_bytes(network: nn.Module, *, halves: bool = False) -> int:
-    """What a forward pass keeps of one image for its gradients, and no less: the image and what linear layers see.
+    """Count the bytes that a forward pass at least keeps of one image for gradients: the image and inputs of layers.
 
-    Per token and block of width d these are what the norm of each site is given and gives (2 d each), queries, keys,
-    values and what attention puts out (2 heads (qk + vo)), and both sides of the activation (2 ffn).
+    Per token and block of width d these are input and output of the norm of each site (2 d each), queries, keys, values
+    and the output of attention (2 heads (qk + vo)), and input and output of the activation (2 ffn).
 
     Args:
-        halves: whether products are of 16 bits.
+        halves: whether products have 16 bits.
     """
     family = family_of(network)
     geometry, image = family.geometry(network), 1
@@ -50,10 +50,10 @@ def least_image_bytes(network: nn.Module, *, halves: bool = False) -> int:
 
 
 def refuse_large_batch(network: nn.Module, training: Training, compute: Compute) -> None:
-    """See that a micro-batch may fit, before the system ends the process for it.
+    """Refuse a micro-batch that cannot fit the memory, before the system kills the process.
 
     Raises:
-        OptionError: it certainly holds more than there is.
+        OptionError: it needs more memory than there is.
     """
     image, room = least_image_bytes(network, halves=training.precision != "fp32"), memory_bytes(compute.device)
     processes = compute.accelerator.num_processes
@@ -61,10 +61,10 @@ def refuse_large_batch(network: nn.Module, training: Training, compute: Compute)
     least = image * (whole // training.grad_accum)
     if least <= room:
         return
-    there = "this machine" if compute.device.type == "cpu" else compute.device
+    device = "this machine" if compute.device.type == "cpu" else compute.device
     fitting = [n for n in range(training.grad_accum, whole + 1) if whole % n == 0 and 2 * image * (whole // n) <= room]
     hint = f"try --grad-accum {fitting[0]}, which gives the same steps" if fitting else "try a smaller --batch-size"
     raise OptionError(
-        f"{whole // training.grad_accum} images at once hold at least {least / GIB:.1f} GiB, and {there} has "
+        f"{whole // training.grad_accum} images at once hold at least {least / GIB:.1f} GiB, and {device} has "
         f"{room / GIB:.1f} GiB; {hint}"
     )

@@ -1,4 +1,4 @@
-"""Which images each step of a training sees: a function of seed and step alone."""
+"""The images of each training step, as a function of seed and step alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgevit.train.settings import Training
 
 
 class _Epochs:
-    """Permutations laid end to end, so that every image is seen equally often to within one."""
+    """Consecutive permutations, so that the counts of all images differ by at most one."""
 
     def __init__(self, images: int, seed: int) -> None:
         self.images, self.seed = images, seed
@@ -25,7 +25,7 @@ class _Epochs:
 
 
 def unlabelled_share(images: int, unlabelled: int, batch_size: int) -> int:
-    """How many images of a step are of no known class: in proportion to both sets, at least one and at most half."""
+    """Count the unlabelled images of a step: in proportion to both sets, at least one and at most half."""
     if not unlabelled:
         return 0
     return min(max(round(batch_size * unlabelled / (images + unlabelled)), 1), batch_size // 2)
@@ -40,15 +40,15 @@ def sample_order(
     world: int = 1,
     unlabelled: int = 0,
 ) -> Iterator[list[tuple[int, int]]]:
-    """For each micro-batch of one process, the position and augmentation seed of its images.
+    """Yield for each micro-batch of one process the positions and augmentation seeds of its images.
 
-    Positions from `images` on are of the unlabelled ones, which are spread evenly over the step.
+    Positions from `images` on are unlabelled images, which are spread evenly over the step.
     """
     size = training.batch_size
     micro = size // (training.grad_accum * world)
     share = unlabelled_share(images, unlabelled, size)
     seed = training.seed * 1_000_003
-    known, unknown = _Epochs(images, seed), _Epochs(unlabelled, seed + (1 << 40))
+    labelled, unlabelled_order = _Epochs(images, seed), _Epochs(unlabelled, seed + (1 << 40))
     for step in range(first_step, last_step):
         for accumulated in range(training.grad_accum):
             start = (accumulated * world + rank) * micro
@@ -56,9 +56,9 @@ def sample_order(
             for i in range(start, start + micro):
                 before = i * share // size  # unlabelled images of this step so far
                 if (i + 1) * share // size > before:
-                    position = images + unknown[step * share + before]
+                    position = images + unlabelled_order[step * share + before]
                 else:
-                    position = known[step * (size - share) + i - before]
-                drawn = ((training.seed << 40) + step * size + i) % (1 << 63)  # the most that generators take
+                    position = labelled[step * (size - share) + i - before]
+                drawn = ((training.seed << 40) + step * size + i) % (1 << 63)  # the highest seed of generators
                 batch.append((position, drawn))
             yield batch

@@ -1,7 +1,7 @@
-"""A pass over images: a network sees each of them once, while observers take what its modules put out.
+"""A pass over images: a network classifies each image once, while observers read the outputs of its modules.
 
-A pass has a batch size of its own, which the network and the machine's memory decide; it has nothing to do with that of
-the optimiser. Images are decoded once for all passes. Several processes share the images of a pass.
+The batch size of a pass depends on the network and the machine's memory, and not on the batch size of the training.
+Images are decoded once for all passes. Several processes share the images of a pass.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from edgevit.train.memory import memory_bytes
 from edgevit.train.products import WIDE, exact_convolutions, exact_products, rounded_products
 from edgevit.train.settings import Training
 
-IMAGES = 64  # of one batch at most: larger ones are no faster
-# Tokens of one batch at most, on a machine with memory enough: with gradients 2 GB of activations for DeiT-Base.
+IMAGES = 64  # of one batch at most: larger batches are not faster
+# Tokens of one batch at most: with gradients these are 2 GB of activations for DeiT-Base.
 TOKENS, TOKENS_WITH_GRADIENTS = 20_000, 2048
-# Values per token that are held at once, in units of the embedding width: of the widest block, and of every block where
-# there are gradients. A batch may take a quarter of the memory.
+# Values per token that are held at once, in units of the embedding width: for the widest block, or with gradients for
+# every block. A batch may take a quarter of the memory.
 HELD, HELD_WITH_GRADIENTS = 24, 26
 
 Observe = Callable[[int, Any, Tensor], None]
-Observer = tuple[Sequence[nn.Module | None], Observe]  # what is observed, and by whom: see `observed`
+Observer = tuple[Sequence[nn.Module | None], Observe]  # modules and their observer: see `observed`
 
 
 @contextmanager
 def observed(modules: Sequence[nn.Module | None], see: Observe) -> Iterator[None]:
-    """Call `see(index, inputs, output)` after each forward pass of each module; None is passed over."""
+    """Call `see(index, inputs, output)` after each forward pass of each module; skip None."""
     with ExitStack() as stack:
         for i, module in enumerate(modules):
             if module is None:
@@ -49,7 +49,7 @@ def observed(modules: Sequence[nn.Module | None], see: Observe) -> Iterator[None
 
 @contextmanager
 def weights_frozen(network: nn.Module) -> Iterator[None]:
-    """Let no gradient of a network's weights be taken."""
+    """Take no gradients of a network's weights within the block."""
     trained = [p for p in network.parameters() if p.requires_grad]
     for p in trained:
         p.requires_grad_(False)
@@ -62,15 +62,15 @@ def weights_frozen(network: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Passes:
-    """How images are shown to networks: where, how many at once, decoded how often, and who is told how far it is."""
+    """Runs networks over images: with a device, a batch size, a cache of decoded images, and progress."""
 
     compute: Compute
     progress: Progress
     decoded: Decoded
-    shared: bool = True  # among the processes; else each sees all images
+    shared: bool = True  # whether processes share the images; else each process reads all
 
     def batch_size(self, network: nn.Module, *, gradients: bool = False) -> int:
-        """How many images the network sees at once: a function of its size and of the machine's whole memory."""
+        """Choose the batch size of a network, by its size and the machine's total memory."""
         family = family_of(network)
         geometry = family.geometry(network)
         tokens = TOKENS_WITH_GRADIENTS if gradients else TOKENS
@@ -90,20 +90,20 @@ class Passes:
         most: int = IMAGES,
         quick: bool = False,
     ) -> None:
-        """Hand every image to `see(images, labels)` once, by batches on the device, the network in eval mode there.
+        """Call `see(images, labels)` with batches of all images on the device; the network is there, in eval mode.
 
         Args:
-            stage: what progress calls it; None: nothing is shown.
-            gradients: whether they may be taken, as far back as the images.
-            most: images of one batch, where `see` needs more memory than the network.
-            quick: multiply as `rounded` does.
+            stage: the name for progress; None: show none.
+            gradients: whether gradients may be taken, back to the images.
+            most: limit of the batch size, if `see` needs more memory than the network.
+            quick: whether to multiply as `rounded` does.
         """
         size = min(self.batch_size(network, gradients=gradients), most)
         mine, device, done = self.compute.share(images) if self.shared else images, self.compute.device, 0
-        told = self.progress if stage is not None else Silent()
+        progress = self.progress if stage is not None else Silent()
         was_training = network.training
         network.to(device).eval()
-        shown_as = told.stage(stage or "", len(mine), "image")
+        shown_as = progress.stage(stage or "", len(mine), "image")
         with shown_as as shown, torch.set_grad_enabled(gradients), self.rounded(quick), self.products(network):
             for batch, labels in self.decoded.batches(mine, size, self.compute.workers):
                 see(batch.to(device).requires_grad_(gradients), labels.to(device))
@@ -112,13 +112,13 @@ class Passes:
         network.train(was_training)
 
     def rounded(self, quick: bool) -> AbstractContextManager[object]:
-        """Multiply in bf16, 8 bits, if that is `quick`, and the device a processor that does; what is kept is fp32."""
+        """Multiply in bf16 within the block, if `quick` is set and the device is a processor that supports it."""
         return rounded_products(self.compute.device) if quick else nullcontext()
 
     def products(self, network: nn.Module) -> AbstractContextManager[object]:
-        """Multiply fp32 exactly on a processor, by the library that is faster for a network of this width.
+        """Multiply fp32 exactly on a processor, by the faster library for a network of this width.
 
-        A GPU multiplies as the program allows that we run in, and takes the patches in exactly.
+        A GPU multiplies in the precision that the program allows, and convolves exactly.
         """
         device, embed = self.compute.device, family_of(network).geometry(network).embed
         return exact_products(device, wide=embed >= WIDE) if device.type == "cpu" else exact_convolutions()
@@ -136,10 +136,10 @@ class Passes:
         most: int = IMAGES,
         quick: bool = False,
     ) -> None:
-        """Let the network classify every image once, and hand its outputs to `see(outputs, labels)` by batches.
+        """Classify every image once, and call `see(outputs, labels)` with each batch.
 
         Args:
-            observers: see what modules put out on the way.
+            observers: read the outputs of modules.
             mixed: compute in the training's precision; else in fp32.
             stage, gradients, most, quick: as for `show`.
         """
@@ -147,12 +147,14 @@ class Passes:
             stack.enter_context(self.compute.accelerator.autocast() if mixed else nullcontext())
             for modules, observe in observers:
                 stack.enter_context(observed(modules, observe))
-            how: dict[str, Any] = {"stage": stage, "gradients": gradients, "most": most, "quick": quick}
-            self.show(network, images, lambda batch, labels: see(network(batch), labels), **how)
+            self.show(
+                network, images, lambda batch, labels: see(network(batch), labels),
+                stage=stage, gradients=gradients, most=most, quick=quick,
+            )  # fmt: skip
 
 
 def open_passes(training: Training, progress: Progress | None = None) -> Passes:
-    """Start accelerate for the passes of one derivation, which share what they have decoded.
+    """Start accelerate for the passes of one derivation, which share decoded images.
 
     Raises:
         UnknownNameError, OptionError: as `open_compute` says.
@@ -170,12 +172,12 @@ def accuracy_of(
     passes: Passes,
     stage: str | None = None,
 ) -> Accuracy:
-    """Accuracy of the network, in the training's precision.
+    """Measure the accuracy of a network, in the training's precision.
 
     Args:
         columns: for each class, its column in the logits.
         names: of the classes.
-        stage: what progress calls it; None: nothing is shown.
+        stage: the name for progress; None: show none.
     """
     compute = passes.compute
     counts = torch.zeros(3, len(names), dtype=torch.int64, device=compute.device)
@@ -183,12 +185,12 @@ def accuracy_of(
     index = torch.as_tensor(columns, device=compute.device)
     which = [torch.zeros(0, dtype=torch.bool, device=compute.device)]
 
-    def count(logits: Tensor, labels: Tensor) -> None:
+    def add(logits: Tensor, labels: Tensor) -> None:
         counts.add_(count_correct(logits.float(), labels, index))
         answers.add_(count_answers(logits.float(), labels, index))
         which.append(is_right(logits.float(), labels, index))
 
-    passes.run(network, images, count, stage=stage, mixed=True)
+    passes.run(network, images, add, stage=stage, mixed=True)
     right = torch.zeros(len(images), dtype=torch.int64, device=compute.device)
     compute.share_rows(right).copy_(torch.cat(which))
-    return from_counts(names, *(compute.sum(taken).cpu() for taken in (counts, answers, right)))
+    return from_counts(names, *(compute.sum(count).cpu() for count in (counts, answers, right)))

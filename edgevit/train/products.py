@@ -1,4 +1,4 @@
-"""In which precision matrices are multiplied, and by which library where torch has two of one precision."""
+"""Set the precision of matrix products, and the library if torch has two of one precision."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from typing import Any
 
 import torch
 
-WIDE = 384  # width of an embedding from which a network's products are faster by oneDNN (decision 012)
-AS_EXACT = 1e-5  # of the root mean square: bf16 is off by 1e-3, fp32 by 1e-7
+WIDE = 384  # embedding width from which oneDNN is faster (decision 012)
+AS_EXACT = 1e-5  # highest relative error of fp32 products: bf16 has 1e-3, fp32 1e-7
 
 
 @contextmanager
 def exact_products(device: torch.device, *, wide: bool = False) -> Iterator[None]:
-    """Multiply fp32 matrices in fp32, whatever the program allows that we run in: TF32 keeps 10 bits of 23, bf16 8.
+    """Multiply fp32 matrices in fp32 within the block, even if the program allows TF32 (10 bits) or bf16 (8 bits).
 
     Args:
-        device: that multiplies.
-        wide: whether matrices are so large that oneDNN, where it is as exact, multiplies them faster than MKL.
+        device: the device that multiplies.
+        wide: whether matrices are so large that oneDNN is faster than MKL, if it is as exact.
     """
     cuda = torch.backends.cuda.matmul
     try:
         allowed = torch.get_float32_matmul_precision()
-    except RuntimeError:  # it was set by the attributes that torch has since 2.9; the two ways must not be mixed
+    except RuntimeError:  # it was set by the attributes of torch 2.9, which cannot be mixed with this function
         kinds = [cuda, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
-        found = [kind.fp32_precision for kind in kinds]
+        precisions = [kind.fp32_precision for kind in kinds]
         for kind in kinds:
             kind.fp32_precision = "ieee"
         try:
             yield
         finally:
-            for kind, precision in zip(kinds, found, strict=True):
+            for kind, precision in zip(kinds, precisions, strict=True):
                 kind.fp32_precision = precision
         return
-    # torch hands products to oneDNN where it is allowed bf16, which oneDNN makes no use of on processors without AMX.
-    wanted = "medium" if wide and device.type == "cpu" and _is_exact_by_onednn() else "highest"
-    if allowed != wanted:
-        torch.set_float32_matmul_precision(wanted)
+    # torch uses oneDNN if bf16 is allowed, and oneDNN still multiplies in fp32 on processors without AMX.
+    needed = "medium" if wide and device.type == "cpu" and _is_exact_by_onednn() else "highest"
+    if allowed != needed:
+        torch.set_float32_matmul_precision(needed)
     try:
         yield
     finally:
-        if allowed != wanted:
+        if allowed != needed:
             torch.set_float32_matmul_precision(allowed)
 
 
 @contextmanager
 def exact_convolutions() -> Iterator[None]:
-    """Convolve fp32 images in fp32 on a GPU: torch lets cuDNN use TF32 there unless it is told not to.
+    """Convolve fp32 images in fp32 on a GPU within the block; torch lets cuDNN use TF32 by default.
 
-    A patch embedding is a convolution, so all that is measured of a network would be off by 1e-3.
+    A patch embedding is a convolution, so all measurements of a network would have an error of 1e-3.
     """
     cudnn: Any = torch.backends.cudnn
     newer = hasattr(cudnn, "conv")  # since torch 2.9
@@ -65,34 +65,34 @@ def exact_convolutions() -> Iterator[None]:
 
 @contextmanager
 def exact_sums(device: torch.device) -> Iterator[None]:
-    """As `exact_products` of wide matrices, within a pass that may itself be rounded."""
+    """Multiply wide matrices as `exact_products` does, within a pass that may be rounded."""
     with torch.autocast(device.type, enabled=False), exact_products(device, wide=True):
         yield
 
 
 @lru_cache(maxsize=1)
 def _is_exact_by_onednn() -> bool:
-    """Whether what is allowed to be rounded is in fact multiplied in fp32 here: seen by the products of a matrix."""
+    """Tell whether products that may be rounded are in fact computed in fp32 on this machine, by trying one."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(WIDE, WIDE, generator=generator)
     allowed = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
-        with torch.autocast("cpu", enabled=False):  # it may be asked first within a pass that is rounded
-            seen = x @ x
+        with torch.autocast("cpu", enabled=False):  # the first call may be within a rounded pass
+            product = x @ x
     finally:
         torch.set_float32_matmul_precision(allowed)
     whole = x.double() @ x.double()
-    return bool((seen - whole).norm() < AS_EXACT * whole.norm())
+    return bool((product - whole).norm() < AS_EXACT * whole.norm())
 
 
 def rounded_products(device: torch.device) -> AbstractContextManager[object]:
-    """Multiply in bf16, 8 bits, if the device is a processor that does; what is kept is fp32."""
+    """Multiply in bf16 within the block, if the device is a processor that supports it; results are stored in fp32."""
     on = device.type == "cpu" and multiplies_bf16()
     return torch.autocast("cpu", torch.bfloat16) if on else nullcontext()
 
 
 def multiplies_bf16() -> bool:
-    """Whether the processor has instructions for products in bf16: without, they are slower than those in fp32."""
+    """Tell whether the processor has instructions for products in bf16; without them bf16 is slower than fp32."""
     has: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.10
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))

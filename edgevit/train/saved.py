@@ -1,4 +1,4 @@
-"""The state of a training on disk: written whole or not at all, and not gone on with where a file of it was altered."""
+"""The state of a training on disk: written as a whole or not at all, and refused if a file was altered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROGRESS = "progress.json"
 
 @dataclass(frozen=True)
 class TrainingPoint:
-    """How far a training is, beside its tensors."""
+    """The progress of a training, without its tensors."""
 
     step: int
     meeting: Meeting
@@ -35,7 +35,7 @@ class TrainingPoint:
 
 @dataclass(frozen=True)
 class SavedState:
-    """progress.json of an unfinished training: how far it is, and what its files are."""
+    """progress.json of an unfinished training: its progress, and the hashes of its files."""
 
     point: TrainingPoint
     files: dict[str, str]  # sha256 by path within the state's folder
@@ -46,10 +46,10 @@ SAVED_KIND = RecordKind("progress", SavedState, STATE)
 
 
 def save_point(folder: Path, compute: Compute, point: TrainingPoint, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Write the state beside the old one and swap them, so that a crash leaves one that is whole.
+    """Write the state next to the old one and swap them, so that a crash leaves a complete state.
 
     Args:
-        parts: tensors beside those that accelerate knows, by the name of their file.
+        parts: tensors that accelerate does not save, by the name of their file.
     """
     new, old = (folder.with_name(folder.name + end) for end in (".new", ".old"))
     if compute.is_main:
@@ -67,7 +67,7 @@ def save_point(folder: Path, compute: Compute, point: TrainingPoint, parts: Mapp
             sync(new)
             shutil.rmtree(old, ignore_errors=True)
             if folder.is_dir():
-                folder.rename(old)  # a kill between the two renames leaves this one
+                folder.rename(old)  # this one remains if the process is killed between the two renames
             new.rename(folder)
             shutil.rmtree(old, ignore_errors=True)
     compute.wait()
@@ -76,21 +76,21 @@ def save_point(folder: Path, compute: Compute, point: TrainingPoint, parts: Mapp
 def restore(
     folder: Path, compute: Compute, takers: Mapping[str, Callable[[dict[str, Tensor]], None]]
 ) -> TrainingPoint | None:
-    """Take up a saved state, if there is one: accelerate does its part, the takers those of their names.
+    """Load a saved state, if there is one: accelerate's part, and the parts of `takers` by name.
 
     Raises:
         UnfinishedError: it is damaged, or was altered.
     """
     old = folder.with_name(folder.name + ".old")
-    found = old if old.is_dir() and not folder.is_dir() else folder
-    if not found.is_dir():
+    source = old if old.is_dir() and not folder.is_dir() else folder
+    if not source.is_dir():
         return None
-    saved = SAVED_KIND.read(found / PROGRESS)
+    saved = SAVED_KIND.read(source / PROGRESS)
     for name, expected in saved.files.items():
-        if not (found / name).is_file() or file_fault(found / name, expected, found / PROGRESS):
-            raise UnfinishedError(f"{found / name} is gone or was altered after it was written; {HINT}")
-    with reading_state(found):
-        compute.accelerator.load_state(str(found))
+        if not (source / name).is_file() or file_fault(source / name, expected, source / PROGRESS):
+            raise UnfinishedError(f"{source / name} is gone or was altered after it was written; {HINT}")
+    with reading_state(source):
+        compute.accelerator.load_state(str(source))
         for name, take in takers.items():
-            take(load_file(found / f"{name}.safetensors"))
+            take(load_file(source / f"{name}.safetensors"))
     return saved.point

@@ -1,4 +1,8 @@
-"""How high the learning rate is at each step."""
+"""The learning rate of each step.
+
+It is a function of the step alone, so that an interrupted training needs no state for it, as timm's schedulers would;
+and its highest value may be lowered once the first loss is known.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,11 @@ import math
 
 from edgevit.train.settings import Training
 
-RATE_OF_LOSS = 1e-3  # highest learning rate at a loss of 1 against the teacher, where the rate goes by the loss
+RATE_OF_LOSS = 1e-3  # highest learning rate at a loss of 1 against the teacher, with --lr-by-loss
 
 
 def learning_rate(training: Training, step: int, highest: float) -> float:
-    """The rate of a step, counted from 0, of a schedule that rises to `highest`."""
+    """Compute the rate of a step, counted from 0, of a schedule that rises to `highest`."""
     warmup, steps = training.warmup_steps or 0, training.steps or 0
     if step < warmup:
         return highest * (step + 1) / warmup
@@ -21,9 +25,10 @@ def learning_rate(training: Training, step: int, highest: float) -> float:
 
 
 def highest_rate(loss: float) -> float:
-    """The learning rate at which Adam can do no more harm than there is to mend, for a loss against the teacher.
+    """Compute the rate at which a step of Adam adds no more loss than there is, from the loss against the teacher.
 
     Adam's first steps move every weight by the learning rate, however small the gradient. Near the teacher the loss is
-    quadratic: such a step adds an amount that grows with the rate's square, so the rate goes by the root of the loss.
+    quadratic: such a step adds a loss that grows with the square of the rate. So the rate is proportional to the root
+    of the loss.
     """
     return RATE_OF_LOSS * math.sqrt(loss)

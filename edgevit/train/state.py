@@ -1,4 +1,4 @@
-"""Tensors that must outlive an interruption, written whole, and read so that damage is one line."""
+"""Tensors of an interruptible process: written as a whole, and read with a one-line error for damage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgevit.records.writing import sync, writing
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors so that the file is there whole or not at all."""
+    """Write a file of tensors as a whole or not at all."""
     temporary = file.with_suffix(".tmp")
     with writing(file):
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, temporary)
@@ -27,10 +27,10 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_tensors(file: Path) -> dict[str, Tensor]:
-    """Read what `save_tensors` wrote.
+    """Read a file of `save_tensors`.
 
     Raises:
-        UnfinishedError: it is damaged.
+        UnfinishedError: the file is damaged.
     """
     with reading_state(file):
         tensors: dict[str, Tensor] = load_file(file)
@@ -38,18 +38,18 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
 
 
 @contextmanager
-def reading_state(what: Path) -> Iterator[None]:
-    """Turn what a damaged state makes torch, accelerate and safetensors raise into one line.
+def reading_state(path: Path) -> Iterator[None]:
+    """Convert errors that torch, accelerate and safetensors raise for a damaged state into one line.
 
     Raises:
-        UnfinishedError: it cannot be read, or does not fit.
+        UnfinishedError: the state cannot be read, or does not fit.
     """
     try:
         yield
     except EdgeVitError:
         raise
     except (*FOREIGN, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        told = " ".join(str(error).split())[:120] or type(error).__name__
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise UnfinishedError(
-            f"the unfinished state in {what} is damaged, or of another edgevit ({told}); {HINT}"
+            f"the unfinished state in {path} is damaged, or of another edgevit ({reason}); {HINT}"
         ) from error

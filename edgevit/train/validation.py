@@ -1,4 +1,4 @@
-"""What the states of a training are worth on the validation part, and the best of them."""
+"""Evaluate the states of a training on the validation part, and hold the best one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Keep = Literal["last", "best"]
 
 
 class Validation:
-    """Judges the network in training, and what becomes of it, and holds the best state."""
+    """Evaluates the network in training and its pruned model, and holds the best state."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Validation:
         self._taught = torch.empty(0)  # the teacher's logits for this process's images
 
     def look(self, step: int) -> dict[str, float]:
-        """Judge the model in training, and the one that surgery would make now."""
+        """Evaluate the network and, with a constraint, the model that pruning would make now."""
         figures, slim = {"accuracy_trained": self._accuracy(self.network)}, self.network
         if self.constraint is not None:
             slim = self.constraint.pruned()
@@ -56,7 +56,7 @@ class Validation:
         return accuracy_of(network, self.task.validation, self.columns, self.task.class_names, self.passes).top1
 
     def _loss(self, network: nn.Module, lesson: Lesson) -> float:
-        """The loss against the teacher."""
+        """Compute the loss against the teacher."""
         images, total, done = self.task.validation, torch.zeros(2, device=self.passes.compute.device), 0
         if not len(self._taught):
             answers: list[Tensor] = []
@@ -71,20 +71,20 @@ class Validation:
 
         self.passes.run(network, images, see, mixed=True)
         loss, count = self.passes.compute.sum(total).tolist()
-        return float(max(loss / max(count, 1), 0.0))  # rounding takes the divergence of equal answers below 0
+        return float(max(loss / max(count, 1), 0.0))  # rounding may make the divergence of equal answers negative
 
     def _state(self) -> dict[str, Tensor]:
-        """A copy of the network's state, and of the constraint's."""
+        """Copy the states of the network and the constraint."""
         parts = {"network": self.network.state_dict(), "constraint": self.constraint.state() if self.constraint else {}}
         copied = {f"{p}.{n}": t.detach().cpu().clone() for p, tensors in parts.items() for n, t in tensors.items()}
-        return {name: tensor.contiguous() for name, tensor in copied.items()}  # as safetensors wants them
+        return {name: tensor.contiguous() for name, tensor in copied.items()}  # for safetensors
 
     def take_best(self) -> None:
-        """Put back the best state that was seen."""
+        """Restore the best state."""
         parts: dict[str, dict[str, Tensor]] = {"network": {}, "constraint": {}}
         for name, tensor in self.best_state.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = tensor
+            part, _, key = name.partition(".")
+            parts[part][key] = tensor
         self.network.load_state_dict(parts["network"])
         if self.constraint is not None:
             self.constraint.load_state(parts["constraint"])

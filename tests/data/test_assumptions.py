@@ -27,7 +27,7 @@ def assumed(
     data: str | Path, classes: Any, outputs: int, *, base: str | Path = NAME, names: Any = None, **how: Any
 ) -> Assumptions:
     task = open_task(data, classes, preprocessing=PREPROCESSING, base_outputs=outputs, base_names=names)
-    return assumptions(base, task, **{"pretrained": False, "base_classes": None, "given": (), **how})
+    return assumptions(base, task, **{"pretrained": False, "base_classes": None, "overridden": (), **how})
 
 
 @pytest.fixture
@@ -80,14 +80,14 @@ def test_preprocessing_is_told_with_where_each_part_is_from(folders: Path) -> No
         "preprocessing: crop_pct 0.9, interpolation bicubic, mean 0.485,0.456,0.406, std 0.5, "
         f"assumed, as timm's defaults for {NAME}"
     )
-    part = assumed(folders, None, 3, given=["std", "crop_pct"])
+    part = assumed(folders, None, 3, overridden=["std", "crop_pct"])
     assert part.lines()[1] == (
         "preprocessing: crop_pct 0.9, std 0.5, given; interpolation bicubic, mean 0.485,0.456,0.406, "
         f"assumed, as timm's defaults for {NAME}"
     )
     origins = part.record().preprocessing_from
     assert origins == {"crop_pct": "option", "interpolation": "timm", "mean": "timm", "std": "option"}
-    everything = assumed(folders, None, 3, given=["crop_pct", "interpolation", "mean", "std"]).lines()[1]
+    everything = assumed(folders, None, 3, overridden=["crop_pct", "interpolation", "mean", "std"]).lines()[1]
     assert everything.endswith("std 0.5, given")
     assert assumed(folders, None, 3, base=folders).lines()[1].endswith("std 0.5, as the model folder says")
     pretrained = assumed(folders, None, 3, pretrained=True)

@@ -1,9 +1,9 @@
 """One file per kind of data on disk. Each defines:
 
-    def matches(data: str) -> bool                is it of this kind?
-    def open_source(data: str) -> ImageSource     list it, without reading any image
-    def class_names(data: str) -> Sequence[str]   its classes' names, at once: without numpy, and without the images
-    def open_images(data: str) -> ImageSource     optional: open_source where images need not be sorted by class
+    def matches(data: str) -> bool                tell whether it is of this kind
+    def open_source(data: str) -> ImageSource     list it, without reading images
+    def class_names(data: str) -> Sequence[str]   name its classes, without numpy and without reading images
+    def open_images(data: str) -> ImageSource     optional: open images that need not be sorted by class
 
 Sources are tried in the order of their names; `folder` matches any directory and so comes last.
 """
@@ -36,7 +36,7 @@ class ImageSource(Protocol):
 
     @property
     def parts(self) -> Collection[Part]:
-        """Those that it brings; of the others each is split off the training part by seed."""
+        """The parts that the data has; others are split off the training part by seed."""
 
     def references(self, part: Part, class_name: str) -> list[Reference]:
         """List the images of a class, in one of its parts, in a stable order."""
@@ -45,12 +45,12 @@ class ImageSource(Protocol):
         """Read one image as RGB; `reading` matters to files alone.
 
         Raises:
-            DataError: it is corrupt, or no image.
+            DataError: it is corrupt, or not an image.
         """
 
 
 def _matching(text: str) -> ModuleType | None:
-    """The source that understands this data."""
+    """Find the source that matches this data."""
     names = sorted(
         (module.name for module in pkgutil.iter_modules(__path__)), key=lambda name: (name == "folder", name)
     )
@@ -67,15 +67,15 @@ def _kind(text: str) -> ModuleType:
     path = Path(text)
     if path.exists() and (way := _way_to_unpack(path)):
         raise DataError(f"data {text} is packed; {way}")
-    what = "is not a folder" if path.exists() else "does not exist"
+    fault = "is not a folder" if path.exists() else "does not exist"
     raise DataError(
-        f"data {text} {what}; expected a folder of class folders (or train/ and val/ of them), a table of labels "
+        f"data {text} {fault}; expected a folder of class folders (or train/ and val/ of them), a table of labels "
         f"(.csv), a CIFAR folder as torchvision lays it out, IDX files as MNIST has them, or the name digits"
     )
 
 
 def _way_to_unpack(path: Path) -> str | None:
-    """How an archive or Parquet becomes folders of classes; None: it is neither."""
+    """Say how to unpack an archive or Parquet file into class folders; None: it is neither."""
     file, suffix = shlex.quote(str(path)), path.suffix.lower()
     if suffix == ".zip":
         return f"`unzip {file} -d photos` unpacks it: give --data photos"
@@ -87,7 +87,7 @@ def _way_to_unpack(path: Path) -> str | None:
     return None
 
 
-# Writes the images of a Parquet file, as Hugging Face's data sets have it, into a folder for each class.
+# Writes the images of a Parquet file, in the format of Hugging Face's data sets, into a folder for each class.
 FROM_PARQUET = (
     "import json, pathlib, sys, pyarrow.parquet as q; t = q.ParquetFile(sys.argv[1]); "
     "m = t.schema_arrow.metadata or {}; "
@@ -113,30 +113,30 @@ def open_source(data: str | Path) -> ImageSource:
     """Open image data by name or path.
 
     Raises:
-        DataError: there is nothing there, or nothing that any source understands.
+        DataError: there is no data, or no source matches it.
     """
     source: ImageSource = _kind(str(data)).open_source(str(data))
     return source
 
 
 def refuse_missing_unlabelled(data: str | Path) -> ModuleType:
-    """Find the kind of source that unlabelled images are of.
+    """Find the source that matches unlabelled images.
 
     Raises:
         DataError: there is none.
     """
     kind = _matching(str(data))
     if kind is None:
-        what = "is not a folder" if Path(data).exists() else "does not exist"
-        raise DataError(f"unlabelled images: {data} {what}; expected a folder that has images, at any depth")
+        fault = "is not a folder" if Path(data).exists() else "does not exist"
+        raise DataError(f"unlabelled images: {data} {fault}; expected a folder that has images, at any depth")
     return kind
 
 
 def open_unlabelled(data: str | Path) -> tuple[ImageSource, list[Reference]]:
-    """Open images whose classes do not matter: those below a folder, at any depth, or another source's training part.
+    """Open unlabelled images: those in a folder, at any depth, or the training part of another source.
 
     Raises:
-        DataError: there is nothing there, or no file.
+        DataError: there is no data, or it has no images.
     """
     kind = refuse_missing_unlabelled(data)
     source: ImageSource = getattr(kind, "open_images", kind.open_source)(str(data))

@@ -1,4 +1,7 @@
-"""CIFAR-10 and CIFAR-100 as torchvision lays them out: pickled batches, read by an unpickler that knows arrays only."""
+"""CIFAR-10 and CIFAR-100 in torchvision's layout: pickled batches, read by an unpickler that allows only arrays.
+
+torchvision's own reader needs torch, and refuses all but the published files, by MD5, without naming the wrong one.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class _ArraysOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it wants {module}.{name}, which no CIFAR batch needs")
 
 
-# What a pickle that is cut off or spoilt makes the unpickler, and NumPy in it, raise.
+# What the unpickler and NumPy raise for a truncated or damaged pickle.
 _UNREADABLE = (
     pickle.UnpicklingError, OSError, EOFError, ValueError, LookupError, AttributeError, TypeError, OverflowError,
     MemoryError, ImportError, struct.error,
@@ -47,7 +50,7 @@ _UNREADABLE = (
 def _load(path: Path, *keys: str) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # NumPy's about the form in which its older self stored data types
+            warnings.simplefilter("ignore")  # NumPy warns of old forms of data types
             # latin1: the published files were pickled by Python 2.
             loaded = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
     except FileNotFoundError:
@@ -103,8 +106,8 @@ class Cifar:
     def references(self, part: Part, class_name: str) -> list[Reference]:
         import numpy as np
 
-        found = np.flatnonzero(self.labels == self.class_names.index(class_name))
-        return [int(i) for i in found if (i >= self.first_test) == (part == "test")]
+        indices = np.flatnonzero(self.labels == self.class_names.index(class_name))
+        return [int(i) for i in indices if (i >= self.first_test) == (part == "test")]
 
     def read(self, reference: Reference, reading: Reading = AS_STORED) -> Image.Image:
         import numpy as np

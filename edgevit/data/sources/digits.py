@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1797 grey images of 8 x 8 pixels in ten classes; small, real, and always at hand."""
+"""scikit-learn's digits: 1797 grey images of 8 x 8 pixels in ten classes, without a download."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from edgevit.data.sources import Part, Reference
 from edgevit.records.reading import AS_STORED, Reading
 
 
-@lru_cache  # a third of a second of reading text
+@lru_cache  # it takes a third of a second
 def _read() -> tuple[Any, Any]:
-    """Pixels as bytes [N, 8, 8], which come as 0 to 16, and labels [N]."""
+    """Read pixels, scaled from 0 to 16 to bytes [N, 8, 8], and labels [N]."""
     import numpy as np
     from sklearn.datasets import load_digits
 

@@ -1,4 +1,8 @@
-"""A folder of class folders, or `train/` and `val/` of them, as ImageNet is usually unpacked, or `test/`, too."""
+"""A folder of class folders, or of `train/` and `val/` (and `test/`) with class folders, as ImageNet usually is.
+
+torchvision's ImageFolder skips unreadable folders and stray files, follows links between classes, and finds a damaged
+file only when it is read; here each of these is a one-line error before the work starts.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,12 @@ from edgevit.records.class_names import class_name as composed
 from edgevit.records.pictures import read_picture
 from edgevit.records.reading import AS_STORED, Reading
 
-NAMES: dict[Part, tuple[str, ...]] = {  # that the folders of parts go by
+NAMES: dict[Part, tuple[str, ...]] = {  # of the folders of each part
     "train": ("train",),
     "validation": ("val", "valid", "validation"),
     "test": ("test",),
 }
-# Files and folders that are never images or classes, in small letters; nor is anything whose name begins with a dot.
+# Files and folders that are never images or classes, in lower case; names that begin with a dot are ignored, too.
 LITTER = frozenset({
     "thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "picasa.ini", "zbthumbnail.info", "icon\r",
     "@eadir", "#recycle", "#snapshot", "@tmp", "@sharebin",  # Synology
@@ -30,7 +34,7 @@ LITTER = frozenset({
     "$recycle.bin", "recycler", "system volume information",  # Windows
     "lost+found", "__pycache__",
 })  # fmt: skip
-# Ends of the names of annotations and lists, which lie beside images in many sets.
+# Extensions of annotations and lists, which many data sets have beside images.
 ANNOTATIONS = frozenset({
     ".txt", ".xml", ".json", ".jsonl", ".csv", ".tsv", ".yaml", ".yml", ".toml", ".ini", ".md", ".html", ".log",
 })  # fmt: skip
@@ -41,7 +45,7 @@ def is_litter(name: str) -> bool:
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
-    """What a folder has, by name, but for litter.
+    """List a folder by name, without litter.
 
     Raises:
         DataError: it cannot be listed.
@@ -60,15 +64,15 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads to itself; it is reported where it is read as an image
+    except OSError:  # a link to itself, which is reported when it is read as an image
         return False
 
 
 def _class_folders(folder: Path) -> dict[str, Path]:
-    """Class folders by the names of their classes, in the order in which torchvision numbers them.
+    """Map class names to folders, in torchvision's order.
 
     Raises:
-        DataError: a name is not UTF-8, one is a link to nothing, or two are the same name in two Unicode forms.
+        DataError: a name is not UTF-8, a folder is a broken link, or two names are equal in two Unicode forms.
     """
     folders: dict[str, Path] = {}
     for entry in _entries(folder):
@@ -77,7 +81,7 @@ def _class_folders(folder: Path) -> dict[str, Path]:
             if not path.exists():
                 raise DataError(f"{path} is a link to nothing, and may be a class; repair or remove it")
             continue
-        if not _is_text(name):  # class names stand in JSON, tables and metadata
+        if not _is_text(name):  # class names are written to JSON, tables and metadata
             raise DataError(f"the name of the folder {os.fsencode(entry.name)!r} in {folder} is no UTF-8; rename it")
         if name in folders:
             forms = " and ".join(map(ascii, (folders[name].name, entry.name)))
@@ -98,14 +102,14 @@ def _is_text(name: str) -> bool:
 
 
 def _upwards(path: str) -> Iterator[str]:
-    """A path, and the folders that it is in."""
+    """Yield a path and all folders above it."""
     yield path
     while (above := os.path.dirname(path)) != path:
         yield (path := above)
 
 
 class Images:
-    """Every file below a folder, as if of one class."""
+    """Every file in a folder, at any depth, as one class."""
 
     files = True
 
@@ -113,33 +117,33 @@ class Images:
         self.root = root
         self.class_names: tuple[str, ...] = (root.name,)
         self.parts: dict[Part, dict[str, Path]] = {"train": {root.name: root}}
-        self.annotations: set[str] = set()  # files beside images that `references` passed over
+        self.annotations: set[str] = set()  # files that `references` skipped
 
     @cached_property
     def _places(self) -> tuple[dict[str, set[str]], set[str]]:
-        """The classes of each class folder, by its resolved path; and all folders that class folders are in."""
+        """The classes of each class folder by its resolved path, and all folders above class folders."""
         classes: dict[str, set[str]] = {}
         for name, folder in chain.from_iterable(folders.items() for folders in self.parts.values()):
             classes.setdefault(os.path.realpath(folder), set()).add(name)
         return classes, {above for path in classes for above in _upwards(os.path.dirname(path))}
 
     def _refuse_shared(self, link: str, name: str) -> None:
-        """Refuse a link in the folder of a class, or such a folder that is a link, to images of other classes.
+        """Refuse a link, in a class folder or in place of one, to images of other classes.
 
         Raises:
-            DataError: it leads into another class's folder, or to a folder that class folders are in.
+            DataError: it leads into another class folder, or to a folder above class folders.
         """
         classes, above = self._places
         target = os.path.realpath(link)
-        others = [other for path in _upwards(target) for other in sorted(classes.get(path, set())) if other != name]
+        others = [owner for path in _upwards(target) for owner in sorted(classes.get(path, set())) if owner != name]
         if target in above or others:
-            what = f"of the class {others[0]!r}" if others else "that class folders are in"
+            kind = f"of the class {others[0]!r}" if others else "that class folders are in"
             raise DataError(
-                f"{link} is a link to {target}, a folder {what}: its images would count as {name!r}; remove the link"
+                f"{link} is a link to {target}, a folder {kind}: its images would count as {name!r}; remove the link"
             )
 
     def _files(self, folder: Path, name: str) -> list[Reference]:
-        """The files of a class at any depth. Each folder is listed once, even if links lead to it again.
+        """List the files of a class at any depth; each folder once, even if several links lead to it.
 
         Raises:
             DataError: a folder cannot be listed, or a link leads to images of other classes.
@@ -149,8 +153,8 @@ class Images:
         files: list[str] = []
         pending, listed = [str(folder)], set[tuple[int, int]]()
         while pending:  # no recursion: folders may be deeper than Python's stack
-            here = pending.pop()
-            entries, status = _entries(here), os.stat(here)
+            current = pending.pop()
+            entries, status = _entries(current), os.stat(current)
             if (identity := (status.st_dev, status.st_ino)) in listed:
                 continue
             listed.add(identity)
@@ -161,7 +165,7 @@ class Images:
                     pending.append(entry.path)
                 elif os.path.splitext(entry.name)[1].lower() in ANNOTATIONS:
                     self.annotations.add(entry.path)
-                else:  # what is no image, such as a link to nothing, is an error where it is read
+                else:  # a file that is not an image is an error when it is read
                     files.append(entry.path)
         return [*sorted(files, key=lambda file: file.split(os.sep))]
 
@@ -178,11 +182,11 @@ class Folder(Images):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        folders = {name.lower(): path for name, path in _class_folders(root).items()}  # of train and Train the former
+        folders = {name.lower(): path for name, path in _class_folders(root).items()}  # of Train and train, the latter
         train, validation, test = (
             next((folders[name] for name in names if name in folders), None) for names in NAMES.values()
         )
-        if validation and not (test and _class_folders(test)):  # as in ImageNet: its test/ has images without a class
+        if validation and not (test and _class_folders(test)):  # as in ImageNet, whose test/ has images without classes
             validation, test = None, validation
         if test is None and train is not None and train.name == "train":  # with a capital it may be a class
             raise DataError(f"{root} has train/ but no val/; add val/, or give {train} itself to have one split off")
@@ -198,7 +202,7 @@ class Folder(Images):
             raise DataError(f"{root} holds no class folders; expected one folder of images per class")
 
     def untrained(self) -> list[Path]:
-        """Class folders of other parts whose class has no folder in the training part."""
+        """List class folders of other parts whose class has no folder in the training part."""
         train = self.parts["train"]
         return [path for folders in self.parts.values() for name, path in folders.items() if name not in train]
 

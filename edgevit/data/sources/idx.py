@@ -1,7 +1,9 @@
 """A folder of IDX files, the format of MNIST, Fashion-MNIST and EMNIST: grey images and their labels in pairs of files.
 
 A pair is `train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, also with a dot before idx and with .gz behind; the
-test part says `t10k` or `test` in place of `train`. The format has no names of classes: each is called by its label.
+test part says `t10k` or `test` in place of `train`. The format has no names of classes; a class is named by its label.
+
+torchvision's readers need torch, fixed names of folder and files, and both parts, and fail on damage by an assertion.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from edgevit.data.sources import Part, Reference
 from edgevit.errors import DataError
 from edgevit.records.reading import AS_STORED, Reading
 
-NAME = re.compile(r"(?P<before>.*?)(?P<what>images|labels)[-.]idx[13]-ubyte(\.gz)?")
+NAME = re.compile(r"(?P<before>.*?)(?P<kind>images|labels)[-.]idx[13]-ubyte(\.gz)?")
 PARTS: dict[str, Part] = {"train": "train", "t10k": "test", "test": "test"}
 DIMENSIONS = {"images": 3, "labels": 1}
-UNSIGNED_BYTE = 0x08  # the code of the only type of value that images and labels are stored with
+UNSIGNED_BYTE = 0x08  # the type code of images and labels
 AGAIN = "copy or unpack it again"
 
 Pair = dict[str, Path]  # the file of "images" and that of "labels"
@@ -31,60 +33,60 @@ def _part(before: str) -> Part | None:
     return next((part for word, part in PARTS.items() if word in before.lower()), None)
 
 
-def _found(folder: Path) -> dict[tuple[str, Part], Pair]:
-    """The pairs of files in a folder, whole or not; of a file that is there plain and as .gz, the plain one."""
+def _find_pairs(folder: Path) -> dict[tuple[str, Part], Pair]:
+    """List the pairs of files in a folder, complete or not; a plain file is preferred to the same as .gz."""
     pairs: dict[tuple[str, Part], Pair] = {}
-    for file in sorted(folder.iterdir(), reverse=True):  # .gz first, so that the plain one takes its place
+    for file in sorted(folder.iterdir(), reverse=True):  # .gz first, so that a plain file replaces it
         match = NAME.fullmatch(file.name)
         if match and file.is_file() and (part := _part(match["before"])):
-            pairs.setdefault((match["before"], part), {})[match["what"]] = file
+            pairs.setdefault((match["before"], part), {})[match["kind"]] = file
     return pairs
 
 
 def _folder(data: str) -> Path | None:
-    folders = (Path(data), Path(data) / "raw")  # torchvision's name for where it puts them
-    return next((folder for folder in folders if folder.is_dir() and _found(folder)), None)
+    folders = (Path(data), Path(data) / "raw")  # where torchvision puts them
+    return next((folder for folder in folders if folder.is_dir() and _find_pairs(folder)), None)
 
 
 def _pairs(folder: Path) -> dict[Part, Pair]:
-    """The pair of each part.
+    """Find the pair of each part.
 
     Raises:
-        DataError: one lacks its other file, there is none of the training part, or there are several of a part.
+        DataError: a pair lacks a file, there is no training part, or a part has several pairs.
     """
     pairs: dict[Part, Pair] = {}
-    for (before, part), pair in sorted(_found(folder).items()):
-        for what, other in (("images", "labels"), ("labels", "images")):
-            if what not in pair:
-                expected = f"{before}{what}-idx{DIMENSIONS[what]}-ubyte"
-                raise DataError(f"{pair[other]} has no {expected} beside it; add it, plain or as .gz")
+    for (before, part), pair in sorted(_find_pairs(folder).items()):
+        for kind, partner in (("images", "labels"), ("labels", "images")):
+            if kind not in pair:
+                expected = f"{before}{kind}-idx{DIMENSIONS[kind]}-ubyte"
+                raise DataError(f"{pair[partner]} has no {expected} beside it; add it, plain or as .gz")
         if part in pairs:
-            seen = f"{pairs[part]['images'].name} and {pair['images'].name}"
-            raise DataError(f"{folder} holds two data sets, {seen}; give a folder with the files of one")
+            names = f"{pairs[part]['images'].name} and {pair['images'].name}"
+            raise DataError(f"{folder} holds two data sets, {names}; give a folder with the files of one")
         pairs[part] = pair
     if "train" not in pairs:
         raise DataError(f"{folder} has a test part and no train-images-idx3-ubyte; add it and its labels")
     return pairs
 
 
-def _load(file: Path, what: str) -> tuple[tuple[int, ...], bytes]:
-    """Read one file: its shape, and its values from the last dimension to the first."""
+def _load(file: Path, kind: str) -> tuple[tuple[int, ...], bytes]:
+    """Read the shape and the values of one file, in C order."""
     try:
         content = file.read_bytes()
         if file.suffix == ".gz":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot read {file}: {error}; {AGAIN}") from error
-    dimensions = DIMENSIONS[what]
+    dimensions = DIMENSIONS[kind]
     expected = bytes([0, 0, UNSIGNED_BYTE, dimensions])
-    start = 4 + 4 * dimensions  # of the values, behind the sizes
+    start = 4 + 4 * dimensions  # of the values
     if content[:4] != expected or len(content) < start:
-        seen = content[:4].hex(" ") or "nothing"
-        raise DataError(f"{file} begins with {seen}, expected {expected.hex(' ')} for {what} of bytes; {AGAIN}")
+        header = content[:4].hex(" ") or "nothing"
+        raise DataError(f"{file} begins with {header}, expected {expected.hex(' ')} for {kind} of bytes; {AGAIN}")
     shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4))
     if len(content) - start != math.prod(shape) or not all(shape):
-        told = " x ".join(map(str, shape))
-        raise DataError(f"{file} says it holds {told} bytes and holds {len(content) - start}; {AGAIN}")
+        size = " x ".join(map(str, shape))
+        raise DataError(f"{file} says it holds {size} bytes and holds {len(content) - start}; {AGAIN}")
     return shape, content[start:]
 
 
@@ -106,8 +108,8 @@ class Idx:
         for part, pair in pairs.items():
             shape, values = _load(pair["images"], "images")
             if shape[0] != len(self.labels[part]):
-                seen = f"{shape[0]} images, and {pair['labels'].name} {len(self.labels[part])} labels"
-                raise DataError(f"{pair['images']} holds {seen}; put the two that belong together in one folder")
+                counts = f"{shape[0]} images, and {pair['labels'].name} {len(self.labels[part])} labels"
+                raise DataError(f"{pair['images']} holds {counts}; put the two that belong together in one folder")
             self.images[part] = np.frombuffer(values, np.uint8).reshape(shape)
         self.first_test = len(self.labels["train"])  # references of test images begin here
 

@@ -18,7 +18,7 @@ from edgevit.errors import DataError
 from edgevit.records.class_names import class_name as composed
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-COLUMNS = {  # usual names of each column, in small letters
+COLUMNS = {  # usual names of each column, in lower case
     "file": ("file_name", "filename", "file", "image", "image_path", "filepath", "path", "img"),
     "class": ("label", "class", "class_name", "category", "labels", "target"),
     "part": ("split", "part", "subset", "set"),
@@ -30,21 +30,21 @@ PART_OF: Mapping[str, Part] = {
 }  # fmt: skip
 
 
-def _column(what: str, header: list[str], table: Path) -> int | None:
-    """The position of a column, by its usual names.
+def _column(column: str, header: list[str], table: Path) -> int | None:
+    """Find the position of a column by its usual names; None: there is no part column.
 
     Raises:
-        DataError: the file or the class has none.
+        DataError: the table has no column for the file or the class.
     """
     names = [name.strip().lower() for name in header]
-    for name in COLUMNS[what]:
+    for name in COLUMNS[column]:
         if name in names:
             return names.index(name)
-    if what == "part":
+    if column == "part":
         return None
     raise DataError(
-        f"{table} has the columns {', '.join(map(repr, header[:8]))} and none for the {what} of an image; name it "
-        f"{COLUMNS[what][0]!r} in the first row"
+        f"{table} has the columns {', '.join(map(repr, header[:8]))} and none for the {column} of an image; name it "
+        f"{COLUMNS[column][0]!r} in the first row"
     )
 
 
@@ -53,7 +53,7 @@ Rows = dict[Part, dict[str, list[Reference]]]
 
 @lru_cache(maxsize=4)
 def _read(table: Path, changed_ns: int) -> Rows:
-    """The files of each class in each part.
+    """Read the files of each class in each part.
 
     Raises:
         DataError: the table cannot be read, lacks a column or a value, or gives a file two classes or parts.
@@ -73,16 +73,16 @@ def _read(table: Path, changed_ns: int) -> Rows:
             for row in lines:
                 if not any(value.strip() for value in row):
                     continue
-                where = f"{table}, line {lines.line_num},"
+                location = f"{table}, line {lines.line_num},"
                 if len(row) < len(header) or not row[file_at].strip() or not row[class_at].strip():
-                    raise DataError(f"{where} lacks a file or a class; complete or remove it")
+                    raise DataError(f"{location} lacks a file or a class; complete or remove it")
                 word = "train" if part_at is None else row[part_at].strip().lower()
                 if (part := PART_OF.get(word)) is None:
-                    raise DataError(f"{where} has the part {word!r}; expected train, val or test")
+                    raise DataError(f"{location} has the part {word!r}; expected train, val or test")
                 image = str(table.parent / row[file_at].strip())
                 place = part, composed(row[class_at].strip())
                 if places.setdefault(image, place) != place:
-                    raise DataError(f"{where} gives {row[file_at]!r} another class or part than a line before")
+                    raise DataError(f"{location} gives {row[file_at]!r} another class or part than a line before")
                 rows.setdefault(part, {}).setdefault(place[1], []).append(image)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read {table}: {error}; expected a table of labels in UTF-8") from error

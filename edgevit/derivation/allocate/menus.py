@@ -1,10 +1,10 @@
-"""What every width of every module costs and what it is predicted to lose: the menus that `knapsack.allocate` reads.
+"""List the cost and the predicted loss of every width of every module: the menus for `knapsack.allocate`.
 
-Losses are in nats per image (`measure.sensitivity`). QK and VO: the sum over the directions that go, which are ordered
-by the factorisation. FFN: half the trace of the Gauss-Newton metric times the error's second moment, along the order of
-optimal brain surgeon's elimination; as errors at different tokens are not independent, the curve is scaled to the loss
-measured at one width. Heads that go lose what their whole output is worth, but for its mean where an output bias takes
-that over, as with VO.
+Losses are in nats per image (`measure.sensitivity`). For QK and VO it is the sum over the removed directions, in the
+order of the factorisation. For FFNs it is half the trace of the Gauss-Newton metric times the error's second moment, in
+the order of optimal brain surgeon's elimination; since errors of different tokens are not independent, the curve is
+scaled to the loss that is measured at one width. A removed head loses its whole output, except its mean if an output
+bias replaces that, as for VO.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgevit.network.anatomy import Axis, BlockDims
 
 @dataclass(frozen=True)
 class Heads:
-    """An attention as it could be: which heads stay, and how wide all of them are."""
+    """A candidate size of an attention: its heads, and their widths."""
 
     heads: tuple[int, ...]
     qk: int
@@ -31,18 +31,18 @@ class Heads:
 
 
 def tails(losses: Tensor) -> Tensor:
-    """[H, w] losses of single directions to [H, w + 1] losses at each width: all that come after it."""
+    """Sum losses of single directions [H, w] to losses at each width [H, w + 1]: those of all later directions."""
     sums = losses.flip(-1).cumsum(-1).flip(-1)
     return torch.cat([sums, torch.zeros_like(sums[:, :1])], dim=1)
 
 
 def widths(width: int, minimum: int, step: int) -> list[int]:
-    """The widths that a policy allows: multiples of the step from the minimum, and the base's own if none is left."""
+    """List the widths that a policy allows: multiples of the step from the minimum, or if there are none the base's."""
     return list(range(minimum, width + 1, step)) or [width]
 
 
 def least_heads(dims: BlockDims, policy: Policy, *, drop_heads: bool) -> int:
-    """How many heads of a block stay at the least."""
+    """Return the least number of heads of a block."""
     return min(policy.least_heads, dims.heads) if drop_heads else dims.heads
 
 
@@ -56,19 +56,19 @@ def attention_menu(
     frozen: Collection[Axis] = (),
     at_least: BlockDims | None = None,
 ) -> list[Choice]:
-    """The ways to narrow the attention of one block that no other beats in both cost and loss, the cheapest first.
+    """List the Pareto-optimal sizes of an attention, in cost and loss, the cheapest first.
 
     Args:
-        cost: of a number of heads with all pairs of widths qk [P] and vo [P]: [P].
-        drop_heads: whole heads may go.
-        frozen: axes that stay as they are, and with them what the policy ties to them.
-        at_least: sizes below which none may be.
+        cost: computes the costs [P] of a number of heads with all pairs of widths qk [P] and vo [P].
+        drop_heads: whether whole heads may be removed.
+        frozen: axes that may not change; axes that the policy ties to them may not either.
+        at_least: the minimum sizes.
     """
     qk_tails, vo_tails = tails(sensitivity.qk), tails(sensitivity.vo)
-    # `saved` [H, q + 1, v + 1]: what the loss of head h falls by if it stays, q and v wide, instead of being dropped.
-    # Sorted over the heads: at any widths, the heads that save most stay and the others are dropped.
-    kept_loss = qk_tails.unsqueeze(2) + vo_tails.unsqueeze(1)
-    saved, heads_first = (sensitivity.heads[:, None, None] - kept_loss).sort(dim=0, descending=True)
+    # `saved` [H, q + 1, v + 1]: the loss that head h saves at widths q and v, compared with its removal.
+    # It is sorted over the heads: at any widths, the heads that save most are kept.
+    narrow_loss = qk_tails.unsqueeze(2) + vo_tails.unsqueeze(1)
+    saved, heads_first = (sensitivity.heads[:, None, None] - narrow_loss).sort(dim=0, descending=True)
     least = least_heads(dims, policy, drop_heads=drop_heads and "heads" not in frozen)
     loss_without = sensitivity.heads.sum() - saved.cumsum(0)
     pairs = _head_widths(dims, policy, frozen)
@@ -82,13 +82,13 @@ def attention_menu(
     menu = []
     for at in _front(costs, losses).tolist():
         count, (q, v) = counts[at // len(pairs)], pairs[at % len(pairs)]
-        stay = tuple(sorted(heads_first[:count, q, v].tolist()))
-        menu.append(Choice(costs[at].item(), losses[at].item(), Heads(stay, q, v)))
+        heads = tuple(sorted(heads_first[:count, q, v].tolist()))
+        menu.append(Choice(costs[at].item(), losses[at].item(), Heads(heads, q, v)))
     return menu
 
 
 def _head_widths(dims: BlockDims, policy: Policy, frozen: Collection[Axis]) -> list[tuple[int, int]]:
-    """The pairs of QK and VO width that may be chosen."""
+    """List the pairs of QK and VO width that the policy allows."""
 
     def allowed(width: int, is_frozen: bool) -> list[int]:
         return [width] if is_frozen else widths(width, policy.head_minimum, policy.head_step)
@@ -100,7 +100,7 @@ def _head_widths(dims: BlockDims, policy: Policy, frozen: Collection[Axis]) -> l
 
 
 def _front(costs: Tensor, losses: Tensor) -> Tensor:
-    """Indices of those that none beats or equals in both, the cheapest first. Shapes: [C] and [C]."""
+    """Find the indices of the Pareto front, the cheapest first. Shapes: [C] and [C]."""
     by_loss = losses.argsort(stable=True)
     order = by_loss[costs[by_loss].argsort(stable=True)]
     least = losses[order].cummin(0).values
@@ -112,7 +112,7 @@ def _front(costs: Tensor, losses: Tensor) -> Tensor:
 def ffn_menu(
     losses: Tensor, policy: Policy, cost: Callable[[int], float], frozen: Collection[Axis] = (), at_least: int = 0
 ) -> list[Choice]:
-    """All widths of one FFN. Shape: losses [e], what each neuron adds as it goes, the first to go first."""
+    """List all widths of one FFN. Shape: losses [e], the loss that each removal adds, in the order of removal."""
     at_width = tails(losses.flip(0).unsqueeze(0))[0]
     count = len(losses)
     allowed = [count] if "neurons" in frozen else widths(count, policy.ffn_minimum, policy.ffn_step)

@@ -1,9 +1,9 @@
-"""From real-valued widths to dimensions that hardware likes and that land just under a budget.
+"""Round real-valued widths to dimensions that hardware runs fast and that are just under a budget.
 
-`fused` (default): QK = VO in each block, so that NVIDIA's compiler fuses the attention; multiples of 8, at least 16;
-FFN a multiple of 8, 16, 32 or 64, and the embedding of 16 where a method narrows it, or of another of these. `fused4`:
-all that it fuses, some with more copies: multiples of 4, at least 12. `paper`: QK and VO on their own, multiples of 8,
-at least 8, as Vulcan's released code. `free`: any width. Heads of a block always share one width.
+`fused` (default): QK = VO in each block, a multiple of 8 and at least 16, so that NVIDIA's compiler fuses the
+attention; FFN a multiple of 8 (or 16, 32, 64), and the embedding of 16 (or another of these). `fused4`: all sizes that
+it fuses, some with more copies: multiples of 4, at least 12. `paper`: QK and VO apart, multiples of 8, at least 8, as
+in Vulcan's released code. `free`: any width. All heads of a block have one width.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Policy:
     head_minimum: int
     ffn_step: int
     equal: bool  # QK and VO share one width
-    embed_step: int = 16  # of the embedding: what tensor cores take at once, of fp16 and of int8
+    embed_step: int = 16  # of the embedding: the tile of tensor cores, for fp16 and int8
 
     @property
     def ffn_minimum(self) -> int:
@@ -38,7 +38,7 @@ class Policy:
 
     @property
     def least_heads(self) -> int:
-        """Two where widths are equal so that attention is fused: TensorRT fuses none of one head."""
+        """The least number of heads: two for fused attention, since TensorRT does not fuse a single head."""
         return 2 if self.equal else 1
 
 
@@ -51,7 +51,7 @@ POLICIES = {
 
 
 def make_policy(name: str, ffn_multiple: int | None = None, embed_multiple: int | None = None) -> Policy:
-    """Look up a shape policy, with another multiple for the FFN or for the embedding if asked.
+    """Look up a shape policy, optionally with another multiple for the FFN or the embedding.
 
     Raises:
         UnknownNameError: no such policy.
@@ -59,16 +59,16 @@ def make_policy(name: str, ffn_multiple: int | None = None, embed_multiple: int 
     """
     if name not in POLICIES:
         raise UnknownNameError("shape policy", name, POLICIES)
-    for what, multiple in (("FFN", ffn_multiple), ("embedding", embed_multiple)):
+    for dimension, multiple in (("FFN", ffn_multiple), ("embedding", embed_multiple)):
         if multiple not in (None, *MULTIPLES):
-            raise OptionError(f"{what} multiple {multiple} is not one of {', '.join(map(str, MULTIPLES))}")
-    own = POLICIES[name]
-    return replace(own, ffn_step=ffn_multiple or own.ffn_step, embed_step=embed_multiple or own.embed_step)
+            raise OptionError(f"{dimension} multiple {multiple} is not one of {', '.join(map(str, MULTIPLES))}")
+    policy = POLICIES[name]
+    return replace(policy, ffn_step=ffn_multiple or policy.ffn_step, embed_step=embed_multiple or policy.embed_step)
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Real-valued widths that a method wishes for one block."""
+    """Real-valued widths that a method requests for one block."""
 
     qk: float
     vo: float
@@ -77,7 +77,7 @@ class Widths:
 
 @dataclass(frozen=True)
 class _Knob:
-    """One number that can be turned in steps: the head width (QK, VO or both) or the FFN width of one block."""
+    """A width that changes in steps: the head width (QK, VO or both) or the FFN width of one block."""
 
     block: int
     fields: tuple[str, ...]
@@ -88,12 +88,12 @@ class _Knob:
     wish: float
 
     def clamp(self, width: float) -> int:
-        """Round down to a step from zero, within the limits."""
+        """Round down to a multiple of the step, within the limits."""
         return min(max(floor(width / self.step + 1e-9) * self.step, self.minimum), self.maximum)
 
 
 def _limits(base: int, minimum: int, step: int) -> tuple[int, int]:
-    """Smallest and largest width; a base that is itself no multiple, or below the minimum, may stay as it is."""
+    """Return the smallest and the largest width; a base below the minimum keeps its width."""
     if base <= minimum:
         return base, base
     return minimum, floor(base / step) * step
@@ -102,9 +102,10 @@ def _limits(base: int, minimum: int, step: int) -> tuple[int, int]:
 def limits(
     dims: BlockDims, policy: Policy, frozen: Collection[Axis] = (), at_least: BlockDims | None = None
 ) -> dict[str, tuple[int, int]]:
-    """Smallest and largest QK, VO and FFN width of a block. What is frozen stays, and so does what is tied to it.
+    """Return the smallest and the largest QK, VO and FFN width of a block; frozen axes and tied ones are fixed.
 
-    `at_least`: widths below which none may be.
+    Args:
+        at_least: the minimum widths.
     """
     qk, vo = (_limits(width, policy.head_minimum, policy.head_step) for width in (dims.qk, dims.vo))
     if policy.equal:
@@ -114,10 +115,10 @@ def limits(
     if "vo" in frozen or (policy.equal and "qk" in frozen):
         vo = dims.vo, dims.vo
     ffn = _limits(dims.ffn, policy.ffn_minimum, policy.ffn_step)
-    found = {"qk": qk, "vo": vo, "ffn": (dims.ffn, dims.ffn) if "neurons" in frozen else ffn}
+    ranges = {"qk": qk, "vo": vo, "ffn": (dims.ffn, dims.ffn) if "neurons" in frozen else ffn}
     if at_least is None:
-        return found
-    return {name: (max(low, getattr(at_least, name)), high) for name, (low, high) in found.items()}
+        return ranges
+    return {name: (max(low, getattr(at_least, name)), high) for name, (low, high) in ranges.items()}
 
 
 def _knobs(
@@ -126,7 +127,7 @@ def _knobs(
     knobs = []
     reaching = geometry.reaching(base)
     for i, (dims, wish) in enumerate(zip(base, wishes, strict=True)):
-        # By a table a unit has no cost of its own, and `_fit_by_table` asks for none.
+        # With a table a unit has no cost, and `_fit_by_table` needs none.
         unit = UnitCosts(0, 0, 0) if budget.prices else geometry.at(reaching[i]).unit_costs(dims.heads, budget.linear)
         ends = limits(dims, policy, geometry.frozen(i), (budget.at_least or {}).get(i))
         if policy.equal and ends["qk"] == ends["vo"]:
@@ -142,7 +143,7 @@ def _knobs(
 def smallest(
     base: Sequence[BlockDims], policy: Policy, geometry: Geometry, at_least: Mapping[int, BlockDims] | None = None
 ) -> tuple[BlockDims, ...]:
-    """The smallest dimensions that a policy and a model's frozen axes allow; `at_least`: as of a budget."""
+    """Return the smallest dimensions that a policy, a model's frozen axes and a budget's `at_least` allow."""
     ends = [limits(dims, policy, geometry.frozen(i), (at_least or {}).get(i)) for i, dims in enumerate(base)]
     return tuple(
         replace(dims, qk=low["qk"][0], vo=low["vo"][0], ffn=low["ffn"][0]) for dims, low in zip(base, ends, strict=True)
@@ -150,22 +151,22 @@ def smallest(
 
 
 def check_policy_reaches(base: Sequence[BlockDims], geometry: Geometry, budget: Budget, policy: Policy) -> None:
-    """Raise BudgetError, with the reachable minimum, if the policy allows nothing as small as the budget."""
+    """Raise BudgetError, with the reachable minimum, if the policy cannot meet the budget."""
     blocks = smallest(base, policy, geometry, budget.at_least)
     least = budget.cost(blocks, geometry)
     if not budget.holds(least):
-        made_of = budget.made_of(blocks, geometry)
+        breakdown = budget.made_of(blocks, geometry)
         raise BudgetError(
             f"{budget.asked} leaves {budget.told(budget.limit)}, but shape {policy.name!r} reaches no less than "
-            f"{budget.told(least)} (rate {1 - least / budget.base:.3f}{made_of and f': {made_of}'}); raise the budget, "
-            "or try another --shape",
+            f"{budget.told(least)} (rate {1 - least / budget.base:.3f}{breakdown and f': {breakdown}'}); raise the "
+            "budget, or try another --shape",
             least=least,
-            made_of=made_of,
+            made_of=breakdown,
         )
 
 
 def _settle(knobs: Sequence[_Knob], widths: list[int], slack: float) -> None:
-    """Turn knobs in place: down while over the budget, then up until nothing fits, furthest from its wish first."""
+    """Change widths in place: down while over the budget, then up; the one furthest from its wish first."""
 
     def excess(k: int) -> float:
         return (widths[k] - knobs[k].wish) / knobs[k].step
@@ -195,14 +196,14 @@ def fit(
     budget: Budget,
     policy: Policy,
 ) -> tuple[BlockDims, ...]:
-    """Find dimensions at or just under the budget that follow a method's wishes.
+    """Find dimensions at or just under the budget, from the widths that a method requests.
 
-    `wishes_at(r)` gives the widths wished for when a share r of the prunable part is to go, falling in r. The r at
-    which the wishes cost the budget is found by bisection; then widths are rounded down and the slack handed back, one
-    step at a time, to whichever is furthest below its wish.
+    `wishes_at(r)` returns the requested widths if a share r of the prunable part is removed; they fall with r.
+    Bisection finds the r at which they cost the budget. Then widths are rounded down, and the slack is spent one step
+    at a time on the width that is furthest below its request.
 
     Raises:
-        BudgetError: the policy allows nothing as small as the budget; the message has the reachable minimum.
+        BudgetError: the policy cannot meet the budget; the message has the reachable minimum.
     """
     check_policy_reaches(base, geometry, budget, policy)
 
@@ -228,7 +229,7 @@ def fit(
 
 
 def _turned(base: Sequence[BlockDims], knobs: Sequence[_Knob], widths: Sequence[int]) -> tuple[BlockDims, ...]:
-    """The base with its knobs at these widths."""
+    """Set the knobs of the base to these widths."""
     dims = list(base)
     for knob, width in zip(knobs, widths, strict=True):
         dims[knob.block] = replace(dims[knob.block], **dict[str, Any](dict.fromkeys(knob.fields, width)))
@@ -238,9 +239,9 @@ def _turned(base: Sequence[BlockDims], knobs: Sequence[_Knob], widths: Sequence[
 def _fit_by_table(
     knobs_at: Callable[[float], list[_Knob]], base: Sequence[BlockDims], geometry: Geometry, budget: Budget
 ) -> tuple[BlockDims, ...]:
-    """As `fit`, where costs are of any form: the lowest rate whose widths, rounded down, are within the budget."""
+    """Fit to costs of any form: the lowest rate whose widths, rounded down, are within the budget."""
 
-    def holds(knobs: Sequence[_Knob], widths: Sequence[int]) -> bool:
+    def fits(knobs: Sequence[_Knob], widths: Sequence[int]) -> bool:
         return budget.holds(budget.cost(_turned(base, knobs, widths), geometry))
 
     def rounded(knobs: Sequence[_Knob]) -> list[int]:
@@ -250,21 +251,21 @@ def _fit_by_table(
     for _ in range(20):
         middle = (low + high) / 2
         knobs = knobs_at(middle)
-        low, high = (low, middle) if holds(knobs, rounded(knobs)) else (middle, high)
+        low, high = (low, middle) if fits(knobs, rounded(knobs)) else (middle, high)
     knobs = knobs_at(high)
     widths = rounded(knobs)
 
     def excess(k: int) -> float:
         return (widths[k] - knobs[k].wish) / knobs[k].step
 
-    while not holds(knobs, widths):  # at a rate of 1 a method may still wish for more
+    while not fits(knobs, widths):  # at a rate of 1 a method may still request more
         k = max((k for k in range(len(knobs)) if widths[k] > knobs[k].minimum), key=excess)
         widths[k] = max(widths[k] - knobs[k].step, knobs[k].minimum)
-    open_ = set(range(len(knobs)))  # that may yet be given a step
+    open_ = set(range(len(knobs)))  # knobs that may still be widened
     while open_:
         k = min(open_, key=excess)
         wider = [width + knobs[k].step * (i == k) for i, width in enumerate(widths)]
-        if wider[k] <= knobs[k].maximum and holds(knobs, wider):
+        if wider[k] <= knobs[k].maximum and fits(knobs, wider):
             widths = wider
         else:
             open_.remove(k)
@@ -272,5 +273,5 @@ def _fit_by_table(
 
 
 def uniform(base: Sequence[BlockDims]) -> Callable[[float], list[Widths]]:
-    """Wishes that prune every dimension of every block by the same share."""
+    """Request the same share of every dimension of every block."""
     return lambda rate: [Widths(d.qk * (1 - rate), d.vo * (1 - rate), d.ffn * (1 - rate)) for d in base]

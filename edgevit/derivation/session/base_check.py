@@ -204,7 +204,7 @@ def judge_base(
     is_misread = order_assumed and len(exchanged) > 1
     doubts = [hint] if hint else []
     if near:
-        doubts = [f"the base is {sureness.told()}", *doubts, *([order] if order else []), CHECK]
+        doubts = [f"the base is {sureness.text()}", *doubts, *([order] if order else []), CHECK]
     elif order:
         doubts.append(f"{order}; check the order of the base's outputs, and give it with --base-classes FILE")
     due = {

@@ -108,7 +108,7 @@ def open_for(
     if task.has_images:
         assumed = assumptions(
             request.base, task, pretrained=request.pretrained, base_classes=request.base_classes,
-            given=request.preprocessing, fitted=fitted is not None, release=found.release,
+            overridden=request.preprocessing, fitted=fitted is not None, release=found.release,
         )  # fmt: skip
         for line in assumed.lines():
             progress.note(line)
