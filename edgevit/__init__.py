@@ -58,8 +58,8 @@ if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when
     from edgevit.engines.run import export as export
     from edgevit.jobs.jobs_file import DeriveManyRequest as DeriveManyRequest
     from edgevit.jobs.many import derive_many as derive_many
-    from edgevit.jobs.suite.request import ProveRequest as ProveRequest
-    from edgevit.jobs.suite.run import prove as prove
+    from edgevit.jobs.suite.request import CharacterizeRequest as CharacterizeRequest
+    from edgevit.jobs.suite.run import characterize as characterize
     from edgevit.jobs.sweep.request import SweepRequest as SweepRequest
     from edgevit.jobs.sweep.run import sweep as sweep
     from edgevit.latency.cost import cost as cost
@@ -77,6 +77,7 @@ if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when
 _MODULES = {  # of what the package gives at its top
     "BaseRequest": "edgevit.derivation.request",
     "BenchRequest": "edgevit.board.request",
+    "CharacterizeRequest": "edgevit.jobs.suite.request",
     "CompareRequest": "edgevit.reporting.request",
     "Conditions": "edgevit.board.request",
     "CostRequest": "edgevit.latency.cost_request",
@@ -87,7 +88,6 @@ _MODULES = {  # of what the package gives at its top
     "DeriveManyRequest": "edgevit.jobs.jobs_file",
     "MeetRequest": "edgevit.latency.request",
     "MeasurementTarget": "edgevit.latency.target",
-    "ProveRequest": "edgevit.jobs.suite.request",
     "ReportRequest": "edgevit.reporting.request",
     "SupernetRequest": "edgevit.derivation.request",
     "SweepRequest": "edgevit.jobs.sweep.request",
@@ -95,6 +95,7 @@ _MODULES = {  # of what the package gives at its top
     "base": "edgevit.derivation.session.base",
     "bench": "edgevit.board.bench",
     "bench_in_turns": "edgevit.board.bench",
+    "characterize": "edgevit.jobs.suite.run",
     "compare": "edgevit.reporting.compare",
     "cost": "edgevit.latency.cost",
     "derive": "edgevit.derivation.session.derive",
@@ -103,7 +104,6 @@ _MODULES = {  # of what the package gives at its top
     "export": "edgevit.engines.run",
     "load": "edgevit.network.checkpoint",
     "meet": "edgevit.latency.meet",
-    "prove": "edgevit.jobs.suite.run",
     "report": "edgevit.reporting.run",
     "supernet": "edgevit.derivation.session.supernet",
     "sweep": "edgevit.jobs.sweep.run",

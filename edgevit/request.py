@@ -4,9 +4,8 @@
     class DeriveRequest:
         rate: Annotated[float | None, Option("Share of the base's MACs to remove: 0.6 leaves 40 %.", BUDGET)] = None
 
-`--rate` of the command line, its line in --help, its key in a file, the keyword `rate` of `edgevit.derive` and its
-place in request.json are all made from that field. A user cannot give a field
-without an `Option`: edgevit's own code fills it in.
+The option `--rate`, its line in the help, its key in a file, the keyword `rate` of `edgevit.derive` and its key in
+request.json are all made from that field. A field without an `Option` is internal: a user cannot set it.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ CHECKS, COMPUTING, ENGINE = "Checks that must pass", "Computing", "Engine on the
 BOARD, JOBS = "Board", "Jobs"
 RUNNER, LOAD, MEASURING, JUDGING, OUTPUT = "Runner", "Load", "Measuring", "Judging", "Output"
 PANELS = (
-    MODEL, FILES, DATA, PREPROCESSING, BUDGET, BUDGETS, SHAPE, TRAINING, CHECKS, COMPUTING, ENGINE, BOARD, JOBS, RUNNER,
-    LOAD, MEASURING, JUDGING, OUTPUT,
+    MODEL, FILES, DATA, PREPROCESSING, BUDGET, BUDGETS, OUTPUT, SHAPE, TRAINING, CHECKS, ENGINE, BOARD, JOBS, RUNNER,
+    LOAD, MEASURING, JUDGING, COMPUTING,
 )  # fmt: skip
 
 PLAIN = (bool, int, float, str, Path)  # what a text on the command line can be by itself
@@ -48,23 +47,24 @@ Given = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Option:
-    """What the command line must know of a field beside its name, its type and its default."""
+    """The properties of an option beyond the name, type and default of its field."""
 
-    help: str  # a sentence; a default that is no value stands behind it as "  [default: the method's own]"
-    panel: str | None  # None: it is given by its place, without a name
-    name: str | None = None  # where it is not that of the field, such as "--set"
+    help: str  # a sentence; a default that is not a value follows it as "  [default: the method's own]"
+    panel: str | None  # None: a positional argument
+    name: str | None = None  # if it differs from the field's, such as "--set"
     short: str | None = None  # such as "-o"
-    earlier: str | None = None  # a name that it once had: still taken, and not in the help
-    also: str | None = None  # what a file may call it, too: its name in other commands
-    metavar: str | None = None  # what stands for the value in the help
-    repeated: bool = False  # it may be given several times; `read` gets a list
-    # Turns what was typed into the field's value; the other options as typed are the second argument.
+    earlier: str | None = None  # a former name, which is still accepted and not in the help
+    also: str | None = None  # another name in a file: the one that other commands use
+    metavar: str | None = None  # the word for its value in the help, if not NUMBER, FILE or NAME
+    common: bool = False  # shown by --help; the others are shown by --help-all
+    repeated: bool = False  # may be given several times; `read` gets a list
+    # Converts the typed text to the field's value; the second argument has the other options as typed.
     read: Callable[[Any, Given], Any] | None = None
 
 
 @dataclass(frozen=True)
 class Nested:
-    """Marks a field that is itself a record of options, such as `training`: each of these has a name of its own."""
+    """Marks a field that is a record of options, such as `training`; each of them is an option of the command."""
 
     of: type | None = None  # the record, where the field is a mapping of what is given of it
     only: tuple[str, ...] = ()  # the options of it that there are here; empty: all

@@ -209,19 +209,19 @@ def _make_imported(root: Path) -> None:
 
 def _make_small_files(root: Path) -> None:
     from some_layers import PROFILE
-    from some_proof import PROOF
     from some_runs import DENSE, SLIM
+    from some_suite_record import RECORD
 
     from edgevit.board.layers import line_of
     from edgevit.jobs import jobs_file
     from edgevit.jobs.jobs_table import TABLE_KIND, JobRow, JobsTable
-    from edgevit.jobs.suite.record import write_proof
+    from edgevit.jobs.suite.record import write_suite_record
     from edgevit.jobs.sweep.record import FinetunedBase, Sweep, SweepPoint, write_sweep
     from edgevit.records.derivation import StartRecord
 
     (root / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in (DENSE, SLIM)))
     (root / "runs.layers.jsonl").write_text(line_of(PROFILE))
-    write_proof(PROOF, root / "proof.json")
+    write_suite_record(RECORD, root / "proof.json")
     shutil.copy(ROOT / "profiles" / "orin-nx-16gb.yaml", root / "mine.yaml")
     sizes = {"heads": 2, "qk": 32, "vo": 32, "ffn": 256}
     block = {"base": sizes, "attention": [{"heads": 2, "width": w, "ms": w / 8} for w in (16, 32)],

@@ -1,4 +1,4 @@
-"""What `edgevit prove` does on a machine that is no board: the suite, cut from DeiT-Tiny, through ONNX Runtime.
+"""What `edgevit characterize` does on a machine that is no board: the suite, cut from DeiT-Tiny, through ONNX Runtime.
 
     python -m benchmarks.product.suite            # the whole of it: half an hour
     python -m benchmarks.product.suite --quick    # some minutes
@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.markdown import RECORDS, load, screen
-from edgevit.jobs.suite.record import PROOF_KIND
-from edgevit.jobs.suite.request import ProveRequest
+from edgevit.jobs.suite.record import SUITE_KIND
+from edgevit.jobs.suite.request import CharacterizeRequest
 from edgevit.jobs.suite.run import run
 
 RESULTS = RECORDS / "suite.json"
@@ -23,14 +23,14 @@ def section() -> str:
     record = load("suite")
     if record is None:
         return ""
-    proof = PROOF_KIND.checked(record, RESULTS.name)
-    runs = proof.measurements()
+    suite = SUITE_KIND.checked(record, RESULTS.name)
+    runs = suite.measurements()
     busy = sum(run.is_busy() for run in runs)
-    answers = "".join(f"- {answer}\n" for answer in proof.answers)
+    answers = "".join(f"- {answer}\n" for answer in suite.answers)
     return screen(
         "What does the board suite answer?",
-        f"`edgevit prove --sizes tiny --threads 1 --minutes 60` on {runs[0].environment['cpu']} "
-        f"({runs[0].environment['cores']} core), ONNX Runtime, fp32, {proof.seconds / 60:.0f} minutes; in {busy} of "
+        f"`edgevit characterize --sizes tiny --threads 1 --minutes 60` on {runs[0].environment['cpu']} "
+        f"({runs[0].environment['cores']} core), ONNX Runtime, fp32, {suite.seconds / 60:.0f} minutes; in {busy} of "
         f"{len(runs)} runs other programs kept the machine busy. **This is no board**: nothing fuses attention here "
         "and no "
         "power is read. It shows that the command runs to its answers:",
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the quick suite")
     quick = parser.parse_args().quick
-    run(ProveRequest(sizes=("tiny",), quick=quick, minutes=60.0, threads=1, output=RESULTS))
+    run(CharacterizeRequest(sizes=("tiny",), quick=quick, minutes=60.0, threads=1, output=RESULTS))
 
 
 if __name__ == "__main__":

@@ -30,13 +30,14 @@ ROUNDS = 10  # of several models in turns; an interval of their ratios needs at 
 
 # Options of whatever measures: a bench, a table of costs, a proof.
 AskedBoard = Annotated[
-    str | None, Option("A Jetson, as ssh knows it.  [default: this machine]", BOARD, metavar="USER@HOST")
+    str | None,
+    Option("Jetson to use, as ssh knows it.  [default: this machine]", BOARD, metavar="USER@HOST", common=True),
 ]
-SshConfig = Annotated[Path | None, Option("OpenSSH configuration to use.  [default: your own]", BOARD)]
+SshConfig = Annotated[Path | None, Option("OpenSSH configuration file.  [default: your own]", BOARD)]
 Provider = Annotated[
-    str | None, Option("What onnxruntime computes with: cpu, cuda or tensorrt.  [default: cpu]", RUNNER)
+    str | None, Option("Execution provider of onnxruntime: cpu, cuda or tensorrt.  [default: cpu]", RUNNER)
 ]
-Threads = Annotated[int | None, Option("Threads within one operator, on the CPU.  [default: all cores]", RUNNER)]
+Threads = Annotated[int | None, Option("Number of CPU threads within one operator.  [default: all cores]", RUNNER)]
 
 
 @dataclass(frozen=True)
@@ -52,85 +53,88 @@ class Conditions:
     runner: Annotated[
         str | None,
         Option(
-            "What runs the model: tensorrt, onnxruntime or fake.  "
+            "Runtime to measure with: tensorrt, onnxruntime or fake.  "
             "[default: tensorrt on a board, onnxruntime elsewhere]",
             RUNNER,
+            common=True,
         ),
     ] = None
     batches: Annotated[
         Sequence[int],
-        Option("Number of images per inference; repeatable.  [default: 1]", LOAD, name="--batch", repeated=True),
+        Option("Images per inference; repeatable.  [default: 1]", LOAD, name="--batch", repeated=True, common=True),
     ] = (1,)
     streams: Annotated[
         Sequence[int],
-        Option(
-            "Number of inferences under way at the same time; repeatable.  [default: 1]",
-            LOAD,
-            name="--streams",
-            repeated=True,
-        ),
+        Option("Number of concurrent inferences; repeatable.  [default: 1]", LOAD, name="--streams", repeated=True),
     ] = (1,)
     precision: Annotated[
         str | None,
-        Option("Precision of a model folder's file: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER),
+        Option(
+            "Precision of a model folder's file: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]",
+            RUNNER,
+            common=True,
+        ),
     ] = None
     provider: Provider = None
     threads: Threads = None
     samples: Annotated[
-        int, Option("Number of inferences that are timed, or more if --duration is longer.", MEASURING)
+        int, Option("Number of timed inferences; more if --duration takes longer.", MEASURING, common=True)
     ] = 200
     duration_s: Annotated[
         float | None,
         Option(
-            "Seconds for which inferences are timed, or longer if --samples takes longer.  "
+            "Length of the timed window in seconds; longer if --samples takes longer.  "
             "[default: 10 where power is read, else 1]",
             MEASURING,
             name="--duration",
+            common=True,
         ),
     ] = None
     idle_s: Annotated[
         float | None,
         Option(
-            "Seconds for which the idle power is measured before the first inference.  "
-            "[default: 10 where power is read]",
+            "Seconds to measure the idle power before the first inference.  [default: 10 where power is read]",
             MEASURING,
             name="--idle",
         ),
     ] = None
-    warmup: Annotated[int, Option("Number of inferences before the first that is timed.", MEASURING)] = 10
+    warmup: Annotated[int, Option("Number of inferences before timing starts.", MEASURING)] = 10
     warmup_seconds: Annotated[
-        float, Option("Seconds for which these go on, or longer if --warmup takes longer.", MEASURING)
+        float, Option("Length of the warm-up in seconds; longer if --warmup takes longer.", MEASURING)
     ] = 0.5
     power_meter: Annotated[
         str | None,
-        Option("What reads the power: ina3221, tegrastats or jtop.  [default: the first that can be read]", MEASURING),
+        Option("Power meter to read: ina3221, tegrastats or jtop.  [default: the first that can be read]", MEASURING),
     ] = None
     power_mode: Annotated[
         str | None,
-        Option("Power mode to set for the bench; the earlier one is set again after it.", BOARD),
+        Option("Power mode to measure in; the previous mode is restored.", BOARD, common=True),
     ] = None
-    lock_clocks: Annotated[bool, Option("Lock the clocks for the bench, and unlock them after it.", BOARD)] = False
-    cross_check: Annotated[bool, Option("Let trtexec measure the same engine, too.", MEASURING)] = False
+    lock_clocks: Annotated[bool, Option("Lock the clocks while measuring, then unlock them.", BOARD, common=True)] = (
+        False
+    )
+    cross_check: Annotated[bool, Option("Also measure the engine with trtexec.", MEASURING)] = False
     layers: Annotated[
         bool,
-        Option(
-            "Say where the time goes, too: block by block and module by module, in processes of their own.", MEASURING
-        ),
+        Option("Also profile each block and module, in separate processes.", MEASURING, common=True),
     ] = False
     period_ms: Annotated[
         float | None,
         Option(
-            "Milliseconds between the beginnings of two inferences, with pauses as a camera makes them: 33 is 30 a "
-            "second.  [default: one after another]",
+            "Milliseconds between the starts of two inferences, as with a camera: 33 is 30 per second.  "
+            "[default: one after another]",
             LOAD,
         ),
     ] = None
     end_to_end: Annotated[
         bool,
-        Option("Begin with encoded --images: decoding, preprocessing and copies count, too, and are named.", LOAD),
+        Option("Start from encoded --images, and also time decoding, preprocessing and copies.", LOAD),
     ] = False
     images: Annotated[
-        Path | None, Option(f"Picture, or folder of them, for --end-to-end; up to {MOST_IMAGES} are used.", LOAD)
+        Path | None,
+        Option(
+            f"Picture or folder of pictures for --end-to-end; up to {MOST_IMAGES} are used.", LOAD, metavar="FOLDER"
+        ),
     ] = None
     options: Annotated[
         Mapping[str, Any],
@@ -247,7 +251,7 @@ class BenchRequest:
     labels: Annotated[
         Sequence[str] | None,
         Option(
-            "What tables call a model, in the order of the models; repeatable.  [default: its folder or file]",
+            "Name of a model in tables, in the order of the models; repeatable.  [default: its folder or file]",
             OUTPUT,
             name="--label",
             repeated=True,
@@ -258,21 +262,18 @@ class BenchRequest:
     ssh_config: SshConfig = None
     profile: Annotated[
         str | None,
-        Option("Board profile that must match, by name or path; its budgets become gates.", BOARD),
+        Option("Board profile to require, by name or path; its budgets become gates.", BOARD),
     ] = None
     repeat: Annotated[
         int | None,
-        Option(
-            "Number of rounds, with a process of its own for each measurement.  [default: 1; 10 of several models]",
-            MEASURING,
-        ),
+        Option("Number of rounds, each in a new process.  [default: 1; 10 of several models]", MEASURING, common=True),
     ] = None
-    seed: Annotated[int, Option("Seed that draws the order of several models in each round.", MEASURING)] = 0
+    seed: Annotated[int, Option("Seed of the order of several models in each round.", MEASURING)] = 0
     alternate: Annotated[
         bool,
         Option(
-            "Have several models alternate in one process per round, some milliseconds each: sharper ratios on a "
-            "machine whose speed changes, without memory and energy.",
+            "Alternate several models in one process, a few milliseconds each, for sharper ratios on a "
+            "machine whose speed varies; without memory and energy.",
             MEASURING,
         ),
     ] = False
@@ -331,17 +332,15 @@ class BoardRequest:
     """What `edgevit board` is asked."""
 
     host: Annotated[
-        str | None, Option("A Jetson, as ssh knows it.  [default: this machine]", None, metavar="[USER@HOST]")
+        str | None, Option("Jetson to examine, as ssh knows it.  [default: this machine]", None, metavar="[USER@HOST]")
     ] = None
     profile: Annotated[
         str | None,
         Option("Board profile that must match, by name or path.  [default: the one that does]", BOARD),
     ] = None
     jobs: Annotated[bool, Option("List the jobs on the board instead of examining it.", JOBS)] = False
-    cancel: Annotated[
-        bool, Option("End the jobs that you started from this machine instead of examining the board.", JOBS)
-    ] = False
+    cancel: Annotated[bool, Option("Cancel the jobs that you started from this machine.", JOBS)] = False
     cancel_all: Annotated[
-        bool, Option("End all jobs of this account on the board, those of others among them.", JOBS)
+        bool, Option("Cancel all jobs of this account on the board, including those of other people.", JOBS)
     ] = False
     ssh_config: SshConfig = None

@@ -13,6 +13,7 @@ from edgevit.cli import (
     bench,
     board,
     cache,
+    characterize,
     compare,
     cost,
     derive,
@@ -22,7 +23,6 @@ from edgevit.cli import (
     ls,
     methods,
     profiles,
-    prove,
     report,
     show,
     supernet,
@@ -31,36 +31,46 @@ from edgevit.cli import (
 from edgevit.cli.command import Command
 from edgevit.cli.config import UsageError
 from edgevit.cli.console import say
+from edgevit.cli.help import group_help
 from edgevit.errors import EdgeVitError, Interrupted
 from edgevit.signals import sigterm_as_ctrl_c
 from edgevit.text import shortened
 from edgevit.version import written_by
 
-COMMANDS = (
-    sweep, derive, base, methods, derive_many, supernet, export, bench, compare, report, cost, evaluate, show, ls,
-    board, profiles, prove, cache,
-)  # fmt: skip
+# As `edgevit --help` lists them.
+FIRST = (derive, sweep, export, bench, report, evaluate, compare, show, methods, board)
+MORE = (base, derive_many, supernet, cost, ls, profiles, characterize, cache)
+COMMANDS = (*FIRST, *MORE)
+ALIASES = {"prove": characterize}  # not listed
+
+
+def _name(module: Any) -> str:
+    return str(module.__name__.rpartition(".")[2].replace("_", "-"))
 
 
 class _Commands(TyperGroup):
     """The commands, in the order in which `edgevit --help` lists them."""
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**how)
-        for command in COMMANDS:
-            self.add_command(Command(command.__name__.rpartition(".")[2].replace("_", "-"), command.main))
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for module in COMMANDS:
+            self.add_command(Command(_name(module), module.main))
+        for name, module in ALIASES.items():
+            self.add_command(Command(name, module.main, hidden=True))
+
+    def get_help(self, ctx: Any) -> str:
+        return group_help(self, ctx, first=[_name(module) for module in FIRST])
 
 
-# Markdown, because rich's own markup swallows what help says in brackets, such as defaults that depend on the board.
-app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
 LONGEST_MESSAGE, LONGEST_REASON = 4000, 200  # characters: names of files and classes may have any length
 MORE_MEMORY = "make more memory available (`free -h`, `ulimit -v`)"
 STOPPED = 130  # what a shell expects of a program that Ctrl-C ended; SIGTERM is told apart by nobody
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_on: bool) -> None:
+    if is_on:
         print(f"edgevit {written_by()}")
         raise typer.Exit
 
@@ -71,7 +81,10 @@ def edgevit(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version of edgevit and exit.")
     ] = False,
 ) -> None:
-    """Derive small class-specific Vision Transformers, export them, and measure them."""
+    """Derive small class-specific Vision Transformers, export them, and measure them.
+
+    `edgevit COMMAND --help` shows the options that most people need.
+    """
 
 
 def _run() -> int:
@@ -90,8 +103,10 @@ def _run() -> int:
         return STOPPED if isinstance(error, Interrupted) else 1
     except UsageError as error:
         context = getattr(error, "ctx", None)
-        told = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
-        say(f"error: {shortened(told, LONGEST_MESSAGE)}; see {context.command_path if context else 'edgevit'} --help")
+        message = " ".join(error.format_message().split()).rstrip(".")  # type: ignore[attr-defined]
+        say(
+            f"error: {shortened(message, LONGEST_MESSAGE)}; see {context.command_path if context else 'edgevit'} --help"
+        )
         return 1
     except OSError as error:
         if error.errno != ENAMETOOLONG:

@@ -1,4 +1,4 @@
-"""How a command declares an option that no request has, and what is done with the text of options."""
+"""Options that no request declares, and texts of commands."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from edgevit.cli.config import CONFIG, FROM_FILE
 
 
 def option(*names: str, panel: str, help: str, **more: Any) -> Any:
-    """An option of a command: a sentence in a panel, and what else typer.Option takes."""
+    """Declare an option of a command, with its help, its panel, and other arguments of typer.Option."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
 def kind_name(kind: type | tuple[str, ...]) -> str:
-    """What an option takes, in words."""
+    """The kind of an option's value, in words."""
     if isinstance(kind, tuple):
         return ", ".join(kind)
     return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
 
 
 def repeated(context: typer.Context, command: str, /, **changed: Any) -> str:
-    """Another edgevit command with what this one was given, as far as that one takes it, and with `changed`."""
-    known: Any = context.parent.command.commands[command]  # type: ignore[union-attr]  # typer's own group
-    given = {
+    """The text of another command with the options of this one that it also has, and with `changed`."""
+    command_object: Any = context.parent.command.commands[command]  # type: ignore[union-attr]  # typer's own group
+    typed = {
         key: value
         for key, value in context.params.items()
         if key != CONFIG
@@ -35,8 +35,8 @@ def repeated(context: typer.Context, command: str, /, **changed: Any) -> str:
         and source.name in ("COMMANDLINE", FROM_FILE)
     } | changed
     words = ["edgevit", command]
-    for parameter in sorted(known.params, key=lambda p: p.param_type_name == "option"):
-        value = given.get(parameter.name)
+    for parameter in sorted(command_object.params, key=lambda p: p.param_type_name == "option"):
+        value = typed.get(parameter.name)
         if value is None:
             continue
         values = value if isinstance(value, (list, tuple)) else (value,)
@@ -45,13 +45,13 @@ def repeated(context: typer.Context, command: str, /, **changed: Any) -> str:
         elif isinstance(value, bool):
             words += (parameter.opts if value else parameter.secondary_opts)[:1]
         else:
-            for one in values:
-                words += [parameter.opts[0], str(one)]
+            for item in values:
+                words += [parameter.opts[0], str(item)]
     return shlex.join(words)
 
 
 def page_line(*paths: Path, gates: Sequence[str] = ()) -> str:
-    """The command that makes a page of these models and runs, judged by these gates."""
+    """The command that makes a page of these models and runs with these gates."""
     judged = [word for gate in gates for word in ("--gate", gate)]
     return f"One page of it all: {shlex.join(['edgevit', 'report', *dict.fromkeys(map(str, paths)), *judged])}"
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def main(
     request: BaseRequest, *, json: JsonFlag = False, quiet: QuietFlag = False, verbose: VerboseFlag = False
 ) -> None:
-    """Write an unpruned base as a model folder, to export, measure and compare like a derived one.
+    """Write an unpruned base as a model folder, to export, measure and compare it like a derived model.
 
-    --data gives the names of the outputs, and images on which the base is checked as by edgevit derive. A base without
-    a classifier gets a linear head, which is fitted to these images.
+    --data names the outputs, and its images check the base as in `edgevit derive`. A base without a classifier gets a
+    linear head, which is fitted to these images.
     """
     from dataclasses import asdict
 

@@ -21,15 +21,15 @@ COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 @asks(request="edgevit.board.request:BoardRequest")
 def main(request: BoardRequest, *, json: JsonFlag = False, verbose: VerboseFlag = False) -> None:
-    """Look a board over: what it is, what is wrong with it, and the command that mends it.
+    """Examine a board: its hardware, its problems, and the commands that fix them.
 
-    The exit code is 1 if there is a problem, which makes something fail; a warning says what could be better.
+    The exit code is 1 if there is a problem, which makes a command fail; a warning is advice.
     """
     from edgevit.board.connection import open_board
     from edgevit.board.profiles import load_profile
 
     console = Console(json=json, verbose=verbose)
-    wanted = load_profile(request.profile) if request.profile else None
+    profile = load_profile(request.profile) if request.profile else None
     with open_board(request.host, ssh_config=request.ssh_config) as board:
         if request.cancel or request.cancel_all:
             ended = board.cancel(everybodys=request.cancel_all)
@@ -47,10 +47,10 @@ def main(request: BoardRequest, *, json: JsonFlag = False, verbose: VerboseFlag 
                 if job.get("message"):
                     console.warn(job["message"])
         else:
-            _doctor(console, board, wanted)
+            _doctor(console, board, profile)
 
 
-def _doctor(console: Console, board: Board, wanted: Profile | None) -> None:
+def _doctor(console: Console, board: Board, profile: Profile | None) -> None:
     from dataclasses import asdict
 
     from edgevit.board.doctor import diagnose
@@ -59,9 +59,9 @@ def _doctor(console: Console, board: Board, wanted: Profile | None) -> None:
 
     with console.progress.stage(f"examine {board.host}"):
         facts = examine(board, console.progress)
-    if wanted:
-        wanted.check(facts)
-    checks = diagnose(facts, wanted or match(facts))
+    if profile:
+        profile.check(facts)
+    checks = diagnose(facts, profile or match(facts))
     console.result({"facts": asdict(facts), "checks": [asdict(check) for check in checks]})
     console.show(checks_table(board.host, checks))
     if any(check.state == "problem" for check in checks):
@@ -73,8 +73,8 @@ def checks_table(host: str, checks: Sequence[Check]) -> Table:
     from rich.text import Text
 
     counts = [(state, sum(check.state == state for check in checks)) for state in ("problem", "warning")]
-    found = ", ".join(f"{count} {state}{'s' * (count > 1)}" for state, count in counts if count)
-    table = Table(title=f"{host}: {found or 'all is well'}", title_justify="left")
+    summary = ", ".join(f"{count} {state}{'s' * (count > 1)}" for state, count in counts if count)
+    table = Table(title=f"{host}: {summary or 'all is well'}", title_justify="left")
     table.add_column("", no_wrap=True)
     table.add_column("check", no_wrap=True)
     table.add_column("seen, expected, and what to do")

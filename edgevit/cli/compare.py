@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from edgevit.board.comparison import Comparison
     from edgevit.reporting.request import CompareRequest
 
-# What the columns are that stand in for the p50 where other programs were busy.
+# The figures that replace the p50 where other programs were busy.
 NOTES = {
     "mean": "mean ms: the mean, as other programs were busy and interrupt long inferences more often than short ones; "
     "elsewhere it is the p50, the median",
@@ -24,12 +24,12 @@ NOTES = {
 
 @asks(request="edgevit.reporting.request:CompareRequest")
 def main(request: CompareRequest, *, json: JsonFlag = False, verbose: VerboseFlag = False) -> int:
-    """Set the runs of two files side by side, and say what of the difference is more than chance.
+    """Compare the runs of two files, and say which differences are statistically significant.
 
-    Of one file, each model is set against the first one in it. Runs of a busy machine are judged only if they were
-    made in turns, by `edgevit bench A B`.
+    The models of one file are compared with its first model. Runs on a busy machine are judged only if they were
+    measured in turns, by `edgevit bench A B`.
 
-    Exit code 4: a run is void, because clocks moved or the board throttled; it is shown and not judged.
+    Exit code 4: a run is void, because the clocks changed or the board throttled. It is shown and not judged.
     """
     from dataclasses import asdict
 
@@ -88,7 +88,7 @@ def show_comparisons(console: Console, comparisons: Sequence[Comparison]) -> Non
 
 
 def _table(comparisons: Sequence[Comparison]) -> Table:
-    """One pair of models; narrow, so that a terminal of 80 columns has room for it."""
+    """One pair of models, within 80 columns."""
     from rich.table import Table
 
     from edgevit.board.comparison import BUSY, three_digits

@@ -106,8 +106,8 @@ def _drawn(renderable: RenderableType, to: TextIO) -> str:
     from rich.text import Text
 
     class Plain(RichConsole):
-        def render_str(self, text: str, **how: Any) -> Text:  # what every str in a table or title goes through
-            return super().render_str(printable(text, keep="\n\t"), **how)
+        def render_str(self, text: str, **options: Any) -> Text:  # what every str in a table or title goes through
+            return super().render_str(printable(text, keep="\n\t"), **options)
 
     encoding = to.encoding or "utf-8"
     paper = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace", newline="")
@@ -156,9 +156,9 @@ def figures_text(figures: dict[str, float | None]) -> str:
 
 
 def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_text = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds_text:02}" if hours else f"{minutes}:{seconds_text:02}"
 
 
 class _PlainStage:
@@ -176,11 +176,11 @@ class _PlainStage:
             return
         self.next_line = now + PLAIN_EVERY_S
         self.spoke = True
-        left = ""
+        remaining = ""
         if self.total and done:
-            left = f"  {duration((now - self.started) * (self.total - done) / done)} left"
+            remaining = f"  {duration((now - self.started) * (self.total - done) / done)} left"
         of = f"/{self.total}" if self.total else ""
-        say(f"{self.name}: {done}{of} {self.unit}  {figures_text(self.figures)}{left}")
+        say(f"{self.name}: {done}{of} {self.unit}  {figures_text(self.figures)}{remaining}")
 
 
 def _warn(text: str) -> None:

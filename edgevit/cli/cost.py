@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def main(
     request: CostRequest, *, json: JsonFlag = False, quiet: QuietFlag = False, verbose: VerboseFlag = False
 ) -> None:
-    """Measure what each part of a base takes at each size, here or on a board: the table that --ms and --mj go by.
+    """Measure the cost of each block size, here or on a board, for budgets in --ms and --mj.
 
-    Stacks of equal blocks are measured in turns with the base. No weights are needed. The same command goes on where it
-    was interrupted, and measures nothing twice.
+    Stacks of equal blocks are measured in turns with the base. No weights are needed. The same command continues an
+    interrupted run, and measures nothing twice.
     """
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request.check()  # before torch is imported
@@ -40,7 +40,7 @@ def main(
 
 
 def prices_table(prices: Prices) -> Table:
-    """What a block takes at a few sizes, and the rest."""
+    """Costs of a block at a few sizes, and of the rest of the network."""
     from rich.table import Table
 
     from edgevit.derivation.allocate.prices import UNITS
@@ -57,8 +57,8 @@ def prices_table(prices: Prices) -> Table:
     ]
     ffns = [(str(w), f"{cost:.3g}") for w, cost in zip(of.widths.tolist(), of.ffns.tolist(), strict=True)]
     for i in range(max(len(attentions), len(ffns))):
-        left, right = attentions[i : i + 1] or [("", "")], ffns[i : i + 1] or [("", "")]
-        table.add_row(*left[0], *right[0])
+        attention, right = attentions[i : i + 1] or [("", "")], ffns[i : i + 1] or [("", "")]
+        table.add_row(*attention[0], *right[0])
     table.add_section()
     for at in (prices, *prices.narrower):
         which = "block of the base, both" if at is prices else f"the same, embedding of {at.embed}"

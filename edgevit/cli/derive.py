@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgevit.derivation.session.derive import Derivation
     from edgevit.latency.request import MeetRequest
 
-OVER = 3  # exit code: the model is there, and takes more than the budget
+OVER = 3  # exit code: the model was written, and exceeds its budget
 
 
 @asks(request="edgevit.latency.request:MeetRequest")
@@ -28,9 +28,9 @@ def main(
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
 ) -> int:
-    """Derive a small class-specific model from a large base, inside a budget.
+    """Derive a small class-specific model from a large base, within a budget.
 
-    Budgets in --ms, --mj and --fps are met by measuring, here or on --board; exit code 3: the model takes more.
+    Budgets in --ms, --mj and --fps are met by measuring, here or on --board. Exit code 3: the model exceeds its budget.
     """
     console = Console(json=json, quiet=quiet, verbose=verbose)
     stated = request.names_a_folder_alone
@@ -43,13 +43,13 @@ def main(
     for derivation in derivations:
         show_derived(console, derivation)
     if len(derivations) > 1:
-        console.show(met_table({one.folder: one.record for one in derivations}))
+        console.show(met_table({derivation.folder: derivation.record for derivation in derivations}))
     _next(console, None if stated else context, request, derivations)
-    return OVER if any(one.record.met and not one.record.met.keeps for one in derivations) else 0
+    return OVER if any(derivation.record.met and not derivation.record.met.keeps for derivation in derivations) else 0
 
 
 def _carried_out(request: MeetRequest, console: Console) -> list[Derivation]:
-    """Derive, and measure where the budget asks for it; of several processes one speaks."""
+    """Derive, and measure if the budget needs it. Only the main process returns derivations."""
     if request.is_measured:
         with importing():
             from edgevit.latency.meet import run
@@ -63,7 +63,7 @@ def _carried_out(request: MeetRequest, console: Console) -> list[Derivation]:
 
 
 def show_derived(console: Console, derivation: Derivation) -> None:
-    """The blocks of a model, what it is worth, and where it lies."""
+    """Show the blocks of a model, its accuracy, and its folder."""
     from edgevit.cli.tables import blocks_table, outcome
     from edgevit.records.derivation import DERIVATION_KIND
 
@@ -76,14 +76,14 @@ def show_derived(console: Console, derivation: Derivation) -> None:
     unit = {"ms": "ms", "mj": "mJ"}.get(record.budget.quantity)
     timed = f", {record.budget.reached:.4g} {unit} by the cost table" if unit and record.met is None else ""
     console.show(f"wrote {out}: {100 * spec.rate:.1f} % fewer MACs{timed}")
-    told = {"folder": str(out), "macs": spec.macs, "params": spec.params, "rate": spec.rate}
-    console.result({**told, **DERIVATION_KIND.content(record)})
+    figures = {"folder": str(out), "macs": spec.macs, "params": spec.params, "rate": spec.rate}
+    console.result({**figures, **DERIVATION_KIND.content(record)})
 
 
 def _next(
     console: Console, context: typer.Context | None, request: MeetRequest, derivations: Sequence[Derivation]
 ) -> None:
-    """Name the commands that go on from here; without `context`, what was typed does not say how the base is made."""
+    """Show the next commands. Without `context`, the typed options do not say how to write the base."""
     if not derivations:
         return
     from edgevit.data.neighbours import hint_in
@@ -95,12 +95,12 @@ def _next(
     console.show(f"Next: {shlex.join(_following(derivations[-1], request))}")
     unpruned = out.with_name("base")
     if context is not None and request.base is not None and not unpruned.exists():
-        told = arguments.repeated(context, "base", name=request.base, out=unpruned)
-        console.show(f"To set it against its base: {told}")
+        command = arguments.repeated(context, "base", name=request.base, out=unpruned)
+        console.show(f"To set it against its base: {command}")
 
 
 def _following(derivation: Derivation, request: MeetRequest) -> list[str]:
-    """The command that comes next: of a slice, whose accuracy nobody measured, the one that measures it."""
+    """The next command; for a slice whose accuracy was not measured, the one that measures it."""
     from edgevit.records.model_folder import ModelFolder
 
     out, record = str(derivation.folder), derivation.record

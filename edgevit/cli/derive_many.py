@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from edgevit.jobs.jobs_file import DeriveManyRequest
 
 
-def _example(asked: bool) -> None:
-    if asked:
+def _example(is_on: bool) -> None:
+    if is_on:
         from edgevit.jobs.jobs_file import EXAMPLE
 
         write(EXAMPLE.read_text(encoding="utf-8").rstrip("\n"))
@@ -30,13 +30,15 @@ def main(
     *,
     example: Annotated[
         bool,
-        option("--example", panel=OUTPUT, callback=_example, is_eager=True, help="Print a file that has every key."),
+        option(
+            "--example", panel=OUTPUT, callback=_example, is_eager=True, help="Print an example file with every key."
+        ),
     ] = False,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
 ) -> None:
-    """Derive many models from one jobs file; the same command goes on where it was stopped.
+    """Derive many models from one jobs file. The same command continues an interrupted run.
 
     Begin with: edgevit derive-many --example > jobs.yaml
     """

@@ -57,13 +57,13 @@ def classes_table(result: Evaluation) -> Table:
     return table
 
 
-def rejected_line(seen: RejectedRecord) -> str:
+def rejected_line(record: RejectedRecord) -> str:
     """How often the model calls an image `other`."""
     from edgevit.data.shares import share_text
 
-    right = share_text(seen.right / max(seen.images, 1), seen.images)
-    known = f"called other: {share_text(seen.share, seen.images)} of these images; {right} are called rightly"
-    if seen.foreign_share is None:
-        return f"{known}; the data has no other classes"
-    foreign = share_text(seen.foreign_share, seen.foreign_images)
-    return f"{known}; {foreign} of {seen.foreign_images} images of other classes"
+    right = share_text(record.right / max(record.images, 1), record.images)
+    target_text = f"called other: {share_text(record.share, record.images)} of these images; {right} are called rightly"
+    if record.foreign_share is None:
+        return f"{target_text}; the data has no other classes"
+    foreign = share_text(record.foreign_share, record.foreign_images)
+    return f"{target_text}; {foreign} of {record.foreign_images} images of other classes"

@@ -31,24 +31,24 @@ def main(
     with importing():
         from edgevit.engines.run import run_export
 
-    made = run_export(request, console.progress)
-    show(console, made)
-    console.show(next_command(request, made.engine))
+    export = run_export(request, console.progress)
+    show(console, export)
+    console.show(next_command(request, export.engine))
 
 
 def next_command(request: ExportRequest, built: EngineRecord | None) -> str:
     """Measure it; and have an engine, which was chosen by validation images, judged on test images."""
     from shlex import quote
 
-    where = {"board": request.board, "ssh-config": request.ssh_config}
-    there = "".join(f" --{name} {quote(str(value))}" for name, value in where.items() if value)
-    runner = " --runner tensorrt" if built and not there else ""
-    bench = f"Next: edgevit bench {quote(str(request.folder))}{there}{runner}"
+    board_options = {"board": request.board, "ssh-config": request.ssh_config}
+    typed = "".join(f" --{name} {quote(str(value))}" for name, value in board_options.items() if value)
+    runner = " --runner tensorrt" if built and not typed else ""
+    bench = f"Next: edgevit bench {quote(str(request.folder))}{typed}{runner}"
     if built is None:
         return bench
     data = f" --data {quote(str(request.data))}" if request.data else "" if built.accuracy else " --data DIR"
     data += " --skip-bad-images" * (request.data is not None and request.skip_bad_images)
-    return f"On test images: edgevit evaluate {quote(str(built.path))}{there}{data}\n{bench}"
+    return f"On test images: edgevit evaluate {quote(str(built.path))}{typed}{data}\n{bench}"
 
 
 def show(console: Console, report: Export) -> None:
@@ -87,13 +87,13 @@ def files_table(report: ExportRecord) -> Table:
         table.caption_justify = "left"
     for label, parity in report.parity.items():
         name = onnx_name(label)
-        seen = checked.files.get(label) if checked else None
+        check = checked.files.get(label) if checked else None
         table.add_row(
             name,
             f"{report.files[name].bytes / 1e6:.1f}",
             f"{parity.error:.1e}",
-            share_text(seen.top1, checked.images) if seen and checked else "",
-            f"{seen.agreement:.2%}" if seen else "",
+            share_text(check.top1, checked.images) if check and checked else "",
+            f"{check.agreement:.2%}" if check else "",
         )
     return table
 
@@ -101,23 +101,23 @@ def files_table(report: ExportRecord) -> Table:
 def engine_table(engine: EngineRecord) -> Table:
     from rich.table import Table
 
-    seen = engine.accuracy
+    accuracy = engine.accuracy
     table = Table(title=str(engine.path), title_justify="left", caption_justify="left")
     table.caption = f"on {engine.fingerprint}, for batches {engine.batches[0]} to {engine.batches[2]}" + (
-        f"; top-1 on {seen.images} {seen.part} images" if seen else ""
+        f"; top-1 on {accuracy.images} {accuracy.part} images" if accuracy else ""
     )
     table.add_column("computes in")
     for heading in ("top-1 here", "on the board", "agree", "worst class", "fused", "MB", "build s"):
         table.add_column(heading, justify="right")
     worst = ""
-    if seen:
-        one = seen.per_class[seen.worst_class]
-        worst = f"{seen.worst_class} {one.board - one.host:+.1%}"
+    if accuracy:
+        shares = accuracy.per_class[accuracy.worst_class]
+        worst = f"{accuracy.worst_class} {shares.board - shares.host:+.1%}"
     table.add_row(
         engine.precision_level,
-        f"{seen.host:.2%}" if seen else "",
-        f"{seen.board:.2%}" if seen else "",
-        f"{seen.agreement:.2%}" if seen else "",
+        f"{accuracy.host:.2%}" if accuracy else "",
+        f"{accuracy.board:.2%}" if accuracy else "",
+        f"{accuracy.agreement:.2%}" if accuracy else "",
         worst,
         "" if engine.fused is None else f"{engine.fused} of {engine.blocks}",
         f"{engine.bytes / 1e6:.1f}",

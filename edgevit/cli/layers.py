@@ -18,88 +18,97 @@ NAMES = 5  # of layers that are listed
 
 
 def show_breakdowns(console: Console, breakdowns: Sequence[Breakdown]) -> None:
-    """The models beside each other, batch size by batch size."""
-    for batch in dict.fromkeys(one.batch for one in breakdowns):
-        alike = [one for one in breakdowns if one.batch == batch]
+    """Show the models side by side, for each batch size."""
+    for batch in dict.fromkeys(b.batch for b in breakdowns):
+        alike = [b for b in breakdowns if b.batch == batch]
         console.show(modules_table(alike))
         console.show(block_times_table(alike))
-        for one in alike:
-            console.show(remark(one))
+        for breakdown in alike:
+            console.show(remark(breakdown))
 
 
-def remark(found: Breakdown) -> str:
+def remark(breakdown: Breakdown) -> str:
     from edgevit.board.comparison import three_digits
 
-    slowest = ", ".join(f"{name} {three_digits(ms)} ms" for name, ms in found.slowest)
-    told = (
-        f"{found.label}: the profiler made an inference {found.profiled_ms / found.plain_ms:.2f} times as long, "
-        f"{three_digits(found.profiled_ms)} ms in place of {three_digits(found.plain_ms)}: these are shares, and no "
-        f"latencies; slowest layers: {slowest}"
+    slowest = ", ".join(f"{name} {three_digits(ms)} ms" for name, ms in breakdown.slowest)
+    slowdown = breakdown.profiled_ms / breakdown.plain_ms
+    text = (
+        f"{breakdown.label}: the profiler made an inference {slowdown:.2f} times as long, "
+        f"{three_digits(breakdown.profiled_ms)} ms in place of {three_digits(breakdown.plain_ms)}: read these times as "
+        f"shares, not as latencies; slowest layers: {slowest}"
     )
-    if found.unknown:
-        more = f" and {len(found.unknown) - NAMES} more" if len(found.unknown) > NAMES else ""
-        told += f"; names that map to nothing: {', '.join(found.unknown[:NAMES])}{more}"
-    return told
+    if breakdown.unknown:
+        more = f" and {len(breakdown.unknown) - NAMES} more" if len(breakdown.unknown) > NAMES else ""
+        text += f"; names that map to nothing: {', '.join(breakdown.unknown[:NAMES])}{more}"
+    return text
 
 
-def modules_table(found: Sequence[Breakdown]) -> Table:
-    """Kind of module by kind of module."""
+def modules_table(breakdowns: Sequence[Breakdown]) -> Table:
+    """Time per kind of module."""
     from edgevit.reporting.layers import PARTS
 
-    table = _table(f"where the time goes, profiled, batch {found[0].batch}", "module", found, "ms", "share")
-    if len(found) > 1:
-        table.add_column(f"{found[1].label} over {found[0].label}", justify="right")
+    table = _table(f"where the time goes, profiled, batch {breakdowns[0].batch}", "module", breakdowns, "ms", "share")
+    if len(breakdowns) > 1:
+        table.add_column(f"{breakdowns[1].label} over {breakdowns[0].label}", justify="right")
     for part in PARTS:
-        values = [one.ms(part, anywhere=True) for one in found]
+        values = [b.ms(part, anywhere=True) for b in breakdowns]
         if any(values):
-            _add(table, part, values, found)
+            _add(table, part, values, breakdowns)
     table.add_section()
-    _add(table, found[0].between, [one.between_ms for one in found], found)
-    _add(table, "inference", [one.inference_ms for one in found], found)
+    _add(table, breakdowns[0].between, [b.between_ms for b in breakdowns], breakdowns)
+    _add(table, "inference", [b.inference_ms for b in breakdowns], breakdowns)
     table.add_section()
-    _add(table, "unexplained: interruptions", [one.interrupted_ms for one in found], found)
+    _add(table, "unexplained: interruptions", [b.interrupted_ms for b in breakdowns], breakdowns)
     return table
 
 
-def block_times_table(found: Sequence[Breakdown]) -> Table:
-    """Block by block."""
+def block_times_table(breakdowns: Sequence[Breakdown]) -> Table:
+    """Time per block."""
     from edgevit.board.comparison import three_digits
 
-    table = _table("block by block, ms", "block", found, "attention", "FFN", "other", "all", "share")
-    for block in sorted({number for one in found for number in one.blocks}):
+    table = _table("block by block, ms", "block", breakdowns, "attention", "FFN", "other", "all", "share")
+    for block in sorted({number for b in breakdowns for number in b.blocks}):
         cells = []
-        for one in found:
-            attention, ffn, both = one.ms("attention", block=block), one.ms("FFN", block=block), one.ms(block=block)
+        for breakdown in breakdowns:
+            attention, ffn, both = (
+                breakdown.ms("attention", block=block),
+                breakdown.ms("FFN", block=block),
+                breakdown.ms(block=block),
+            )
             shown = [three_digits(ms) if ms else "" for ms in (attention, ffn, both - attention - ffn, both)]
-            cells += [*shown, f"{one.share(both):.1%}" if both else ""]
+            cells += [*shown, f"{breakdown.share(both):.1%}" if both else ""]
         table.add_row(str(block), *cells)
     return table
 
 
-def _add(table: Table, name: str, values: Sequence[float], found: Sequence[Breakdown]) -> None:
+def _add(table: Table, name: str, values: Sequence[float], breakdowns: Sequence[Breakdown]) -> None:
     from edgevit.board.comparison import three_digits
 
-    cells = [cell for ms, one in zip(values, found, strict=True) for cell in (three_digits(ms), f"{one.share(ms):.1%}")]
-    ratio = [f"{values[1] / values[0]:.2f}" if values[0] > 0 else "-"] if len(found) > 1 else []
+    cells = [
+        cell for ms, b in zip(values, breakdowns, strict=True) for cell in (three_digits(ms), f"{b.share(ms):.1%}")
+    ]
+    ratio = [f"{values[1] / values[0]:.2f}" if values[0] > 0 else "-"] if len(breakdowns) > 1 else []
     table.add_row(name, *cells, *ratio)
 
 
-def _table(title: str, first: str, found: Sequence[Breakdown], *headings: str) -> Table:
+def _table(title: str, first: str, breakdowns: Sequence[Breakdown], *headings: str) -> Table:
     from rich.table import Table
 
     table = Table(first, title=title, title_justify="left")
-    for one in found:
+    for breakdown in breakdowns:
         for number, heading in enumerate(headings):
-            own = f"{one.label}\n" if len(found) > 1 and not number else "\n" if len(found) > 1 else ""
-            table.add_column(own + heading, justify="right")
+            label = (
+                f"{breakdown.label}\n" if len(breakdowns) > 1 and not number else "\n" if len(breakdowns) > 1 else ""
+            )
+            table.add_column(label + heading, justify="right")
     return table
 
 
 def show_engine(console: Console, path: Path) -> None:
-    """The layers of an engine, as its inspector told them when it was built.
+    """Show the layers of an engine, as its inspector listed them after the build.
 
     Raises:
-        EngineError: there is no record beside it, it cannot be read, or is of another model than the folder around it.
+        EngineError: the engine's record is missing, unreadable, or of another model than its folder.
     """
     from dataclasses import asdict
     from typing import Any
@@ -111,7 +120,7 @@ def show_engine(console: Console, path: Path) -> None:
     record = model_of(path.absolute()).engine_record(path)
     layers = [describe_layer(layer) for layer in READER.json(record.layers_path, list[Any])]
     console.show(layers_table(layers, str(path)))
-    fused = "not told by this TensorRT" if record.fused is None else f"{record.fused} of {record.blocks}"
+    fused = "unknown, as this TensorRT does not say" if record.fused is None else f"{record.fused} of {record.blocks}"
     console.show(
         f"{record.precision_level}, {len(layers)} layers, for {record.fingerprint}; attention in one kernel: {fused}"
     )

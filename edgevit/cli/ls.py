@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="A folder of models, with all below it.")] = Path(),
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="[FOLDER]", help="Folder to search for models.  [default: this folder]", show_default=False
+        ),
+    ] = Path(),
     json: JsonFlag = False,
 ) -> None:
-    """List the models below a folder: how each was made, its accuracy, and its latency where that was measured."""
+    """List the models below a folder with their methods, accuracies and measured latencies."""
     from edgevit.errors import OptionError
 
     console = Console(json=json)
@@ -29,7 +34,7 @@ def main(
 
 
 def show_models(console: Console, folder: Path) -> bool:
-    """The table of a folder of models; False: it holds none, and nothing is printed."""
+    """Show the models below a folder; False: there are none, and nothing is printed."""
     from dataclasses import asdict
 
     from edgevit.jobs.sweep.listing import list_folders
@@ -37,15 +42,15 @@ def show_models(console: Console, folder: Path) -> bool:
     listed = list_folders(folder)
     if listed:
         console.show(models_table(listed))
-        for one in listed:
-            if one.kind == "damaged":
-                console.warn(str(one.note))
-        console.result({"folder": str(folder), "models": [asdict(one) for one in listed]})
+        for item in listed:
+            if item.kind == "damaged":
+                console.warn(str(item.note))
+        console.result({"folder": str(folder), "models": [asdict(item) for item in listed]})
     return bool(listed)
 
 
 def models_table(listed: Sequence[ListedFolder]) -> Table:
-    """One row for each folder, narrow enough for 80 columns."""
+    """One row per folder, within 80 columns."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -54,23 +59,23 @@ def models_table(listed: Sequence[ListedFolder]) -> Table:
     for heading in ("rate", "MACs", "top-1", "on", "ms"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("exported", no_wrap=True)
-    for one in listed:
-        what = one.method or one.kind
-        if one.note is not None and one.kind != "damaged":
-            what = f"{what}: {one.note}"
+    for item in listed:
+        description = item.method or item.kind
+        if item.note is not None and item.kind != "damaged":
+            description = f"{description}: {item.note}"
         table.add_row(
-            one.folder,
-            what,
-            "" if one.rate is None or one.kind == "base" else f"{one.rate:.2f}",
-            "" if one.macs_share is None else f"{100 * one.macs_share:.1f} %",
-            "" if one.top1 is None else f"{100 * one.top1:.1f} %",
-            "" if one.part is None else f"{one.images} {'val' if one.part == 'validation' else one.part}",
-            "" if one.latency_ms is None else f"{one.latency_ms:.3g}",
-            _exported(one),
+            item.folder,
+            description,
+            "" if item.rate is None or item.kind == "base" else f"{item.rate:.2f}",
+            "" if item.macs_share is None else f"{100 * item.macs_share:.1f} %",
+            "" if item.top1 is None else f"{100 * item.top1:.1f} %",
+            "" if item.part is None else f"{item.images} {'val' if item.part == 'validation' else item.part}",
+            "" if item.latency_ms is None else f"{item.latency_ms:.3g}",
+            _exported(item),
         )
     return table
 
 
-def _exported(one: ListedFolder) -> str:
-    engines = f" +{one.engines} trt" if one.engines else ""
-    return f"{one.files} onnx{engines}" if one.files else ""
+def _exported(item: ListedFolder) -> str:
+    engines = f" +{item.engines} trt" if item.engines else ""
+    return f"{item.files} onnx{engines}" if item.files else ""

@@ -13,16 +13,17 @@ if TYPE_CHECKING:
 
     from edgevit.derivation.options import MethodDescription
 
-LINEAR = ("macs", "params")  # what every method's budget may be counted in
+LINEAR = ("macs", "params")  # quantities of every method's budget
 
 
 def main(
     method: Annotated[
-        str | None, typer.Argument(metavar="[METHOD]", help="Show the options of this method; supernet has some, too.")
+        str | None,
+        typer.Argument(metavar="[METHOD]", help="Method to show the options of; supernet has options as well."),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """List the methods of `edgevit derive`, or all options of one: what `--set METHOD.OPTION=VALUE` takes."""
+    """List the methods of `edgevit derive`, or the options of one for `--set METHOD.OPTION=VALUE`."""
     from dataclasses import asdict
 
     from edgevit.derivation.methods import baseline_names, method_names, own_method_names
@@ -30,15 +31,17 @@ def main(
 
     console = Console(json=json)
     if method is None:
-        own, baselines = [[describe(name) for name in names] for names in (own_method_names(), baseline_names())]
-        console.show(methods_table(own))
+        own_methods, baselines = [
+            [describe(name) for name in names] for names in (own_method_names(), baseline_names())
+        ]
+        console.show(methods_table(own_methods))
         console.show("\nBaselines, published methods to compare with:")
         console.show(methods_table(baselines))
         console.show("Next: edgevit methods METHOD lists its options.")
         console.result(
             [
                 {"name": m.name, "summary": m.summary, "quantities": m.quantities or LINEAR, "baseline": m in baselines}
-                for m in (*own, *baselines)
+                for m in (*own_methods, *baselines)
             ]
         )
         return
@@ -48,8 +51,8 @@ def main(
         console.show(f"Its budget may be counted in: {', '.join(shown.quantities or LINEAR)}.")
     console.show(options_table(shown))
     options = [{**asdict(option), "kind": arguments.kind_name(option.kind)} for option in shown.options]
-    found = {"name": shown.name, "summary": shown.summary, "quantities": shown.quantities or LINEAR}
-    console.result({**found, "options": options})
+    content = {"name": shown.name, "summary": shown.summary, "quantities": shown.quantities or LINEAR}
+    console.result({**content, "options": options})
 
 
 def methods_table(methods: Sequence[MethodDescription]) -> Table:
@@ -66,7 +69,7 @@ def methods_table(methods: Sequence[MethodDescription]) -> Table:
 def options_table(method: MethodDescription) -> Table:
     from rich.table import Table
 
-    narrow = console_width() < NARROW  # then the meaning has what room there is
+    narrow = console_width() < NARROW  # leave the width to the meaning
     table = Table("option", "meaning") if narrow else Table("option", "default", "takes", "meaning")
     for column in table.columns[:-1]:
         column.no_wrap = True

@@ -16,18 +16,21 @@ if TYPE_CHECKING:
 
 def main(
     profile: Annotated[
-        str | None, typer.Argument(help="Name of a profile, or path of your own YAML file.  [default: all are listed]")
+        str | None,
+        typer.Argument(
+            metavar="[PROFILE]", help="Name of a profile, or path of your own YAML file.  [default: list all]"
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """List the board profiles, or check one and show all of it; its JSON is the start of a profile of your own."""
+    """List the board profiles, or check and show one. Its JSON is a template for your own profile."""
     from edgevit.board.profiles import load_profile, profile_names
 
     console = Console(json=json)
     if profile is None:
-        known = [load_profile(name) for name in profile_names()]
-        console.result([shown.model_dump(mode="json") for shown in known])
-        console.show(profiles_table(known))
+        profiles = [load_profile(name) for name in profile_names()]
+        console.result([shown.model_dump(mode="json") for shown in profiles])
+        console.show(profiles_table(profiles))
     else:
         shown = load_profile(profile)
         console.result(shown.model_dump(mode="json"))
@@ -35,7 +38,7 @@ def main(
 
 
 def _both(profile: Profile, figure: str) -> str:
-    """A figure of the standard clocks, and that of the Super clocks where it differs."""
+    """A figure at the standard clocks, and at the Super clocks where it differs."""
     values = dict.fromkeys(f"{getattr(variant, figure):g}" for variant in profile.variants.values())
     return " / ".join(values)
 
@@ -74,8 +77,8 @@ def show_profile(console: Console, p: Profile) -> None:
     console.show(f"budgets: {', '.join(p.budgets)}. {p.budgets_note}")
     for text in p.unconfirmed:
         console.show(f"unconfirmed: {text}")
-    for what, source in p.sources.items():
-        console.show(f"source of {what}: {source}")
+    for figure, source in p.sources.items():
+        console.show(f"source of {figure}: {source}")
 
 
 def modes_table(variant: BoardVariant) -> Table:

@@ -27,24 +27,24 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
     from edgevit.reporting.tables import content, heading, split_reasons
 
     console = Console(json=json)
-    made = run(request, console.progress)
-    tell_skipped(console, made.evidence)
-    if made.file is None and not json:
-        write(made.text.rstrip("\n"))
-    if made.file is not None:
-        for text in split_reasons(made.panels):
+    report = run(request, console.progress)
+    show_skipped(console, report.evidence)
+    if report.file is None and not json:
+        write(report.text.rstrip("\n"))
+    if report.file is not None:
+        for text in split_reasons(report.panels):
             console.show(text)
-        size = len(made.text.encode())
-        if made.format == "html" and size > LIMIT_BYTES:
+        size = len(report.text.encode())
+        if report.format == "html" and size > LIMIT_BYTES:
             fewer = "give fewer folders, or fewer --thumbnails"
             console.warn(f"the page has {size / 1e6:.1f} MB, more than mail likes; {fewer}")
-        wrote = f"wrote {made.file}, {size / 1e6:.2g} MB"
-        if len(made.panels) == 1:
-            console.show(f"{heading(made.panels[0])}: {wrote}")
+        wrote = f"wrote {report.file}, {size / 1e6:.2g} MB"
+        if len(report.panels) == 1:
+            console.show(f"{heading(report.panels[0])}: {wrote}")
         else:
-            show_choices(console, made.panels)
+            show_choices(console, report.panels)
             console.show(wrote)
-    console.result({"file": made.file and str(made.file), **content(made.panels, made.evidence.skipped)})
+    console.result({"file": report.file and str(report.file), **content(report.panels, report.evidence.skipped)})
 
 
 def show_choices(console: Console, panels: Sequence[Panel]) -> None:
@@ -52,15 +52,15 @@ def show_choices(console: Console, panels: Sequence[Panel]) -> None:
     from edgevit.reporting.tables import heading
     from edgevit.reporting.views import tabs
 
-    for panel, told in list(zip(panels, tabs(panels), strict=True))[:ANSWERS]:
-        console.show(f"{told}: {heading(panel)}")
+    for panel, tab in list(zip(panels, tabs(panels), strict=True))[:ANSWERS]:
+        console.show(f"{tab}: {heading(panel)}")
     if (more := len(panels) - ANSWERS) > 0:
         console.show(f"{more} more {'answer is' if more == 1 else 'answers are'} in the report")
 
 
-def tell_skipped(console: Console, found: Evidence) -> None:
-    """Say what was left out: how much, and the first few by name."""
-    for one in found.skipped[:SHOWN]:
-        console.warn(f"left out: {one.source}: {one.reason}")
-    if len(found.skipped) > SHOWN:
-        console.warn(f"left out: {len(found.skipped) - SHOWN} more, which the report names")
+def show_skipped(console: Console, evidence: Evidence) -> None:
+    """Warn about what was left out: the number, and the first few by name."""
+    for skipped in evidence.skipped[:SHOWN]:
+        console.warn(f"left out: {skipped.source}: {skipped.reason}")
+    if len(evidence.skipped) > SHOWN:
+        console.warn(f"left out: {len(evidence.skipped) - SHOWN} more, which the report names")

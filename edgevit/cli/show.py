@@ -24,13 +24,14 @@ def main(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="A model folder, the folder of a sweep, a folder of models, an engine, or a file of profiled layers "
-            "or of a proof."
+            metavar="PATH",
+            help="Model folder, folder of a sweep or of models, engine, file of profiled layers, or record of "
+            "`edgevit characterize`.",
         ),
     ],
     json: JsonFlag = False,
 ) -> None:
-    """Show a model block by block, its classes, its accuracy (of a super-network, its slices'), and how it was made."""
+    """Show the blocks, classes, accuracy and origin of a model, or the contents of another result."""
     from edgevit.cli.ls import show_models
     from edgevit.jobs.sweep.record import RECORD
     from edgevit.records.model_folder import ModelFolder
@@ -41,7 +42,7 @@ def main(
     if suffix in (".engine", ".jsonl"):
         show_file(console, folder)
     elif suffix == ".json":
-        show_sent(console, folder)
+        show_suite_record(console, folder)
     elif (folder / RECORD).is_file():
         show_rates(console, folder)
     elif ModelFolder(folder).is_imported:
@@ -50,31 +51,31 @@ def main(
         show_model(console, folder)
 
 
-def show_sent(console: Console, file: Path) -> None:
-    """The proof that a board's owner sent."""
-    from edgevit.cli.prove import show_proof
-    from edgevit.jobs.suite.record import PROOF_KIND, read_proof
+def show_suite_record(console: Console, file: Path) -> None:
+    """Show a record of `edgevit characterize`."""
+    from edgevit.cli.characterize import show_suite
+    from edgevit.jobs.suite.record import SUITE_KIND, read_suite_record
 
-    proof = read_proof(file)
-    show_proof(console, proof)
-    console.result(PROOF_KIND.content(proof))
+    record = read_suite_record(file)
+    show_suite(console, record)
+    console.result(SUITE_KIND.content(record))
 
 
 def show_rates(console: Console, folder: Path) -> None:
-    """A sweep."""
+    """Show a sweep."""
     from edgevit.cli.sweep import show_sweep
     from edgevit.jobs.sweep.record import read_sweep
 
-    found = read_sweep(folder)
-    show_sweep(console, folder, found)
-    console.result(asdict(found))
+    sweep = read_sweep(folder)
+    show_sweep(console, folder, sweep)
+    console.result(asdict(sweep))
 
 
 def show_model(console: Console, folder: Path) -> None:
-    """A model folder.
+    """Show a model folder.
 
     Raises:
-        CheckpointError: there is none, or its derivation is not of this model.
+        CheckpointError: there is no model, or its derivation is of another one.
     """
     from edgevit.network.request import check_model_folder
 
@@ -96,14 +97,14 @@ def show_model(console: Console, folder: Path) -> None:
     if record is not None and (fault := record.fault(spec)):
         raise CheckpointError(f"{files.derivation_file} {fault}; {HINT}")
     supernet = files.supernet() if files.is_supernet else None
-    told = {"model": asdict(spec), "derivation": record and DERIVATION_KIND.content(record)}
-    console.result(told if supernet is None else {**told, "supernet": SUPERNET_KIND.content(supernet)})
+    content = {"model": asdict(spec), "derivation": record and DERIVATION_KIND.content(record)}
+    console.result(content if supernet is None else {**content, "supernet": SUPERNET_KIND.content(supernet)})
     console.show(blocks_table(model, record))
     classes = f"{len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}"
     console.show(f"{spec.timm_name}, {classes if spec.classes else f'{spec.base.outputs} outputs'}")
     if spec.embedding_text is not None:
         console.show(spec.embedding_text)
-    fusable, attentions = (sum(getattr(b, what) for b in spec.blocks) for what in ("fusable", "has_attention"))
+    fusable, attentions = (sum(getattr(b, name) for b in spec.blocks) for name in ("fusable", "has_attention"))
     console.show(
         f"TensorRT can fuse the attention of {fusable} of {attentions} blocks; the base's weights have sha256 "
         f"{spec.base.weights_sha256[:12]}..."
@@ -112,15 +113,15 @@ def show_model(console: Console, folder: Path) -> None:
         show_supernet(console, supernet, folder)
     if record is not None:
         show_derivation(console, record, spec)
-    made = record or supernet
-    if made is not None and made.fitted_head is not None:
-        console.show(f"the base had no classifier, and was given {made.fitted_head.format()}")
-    if made is not None and (hint := hint_in(made)) is not None:
+    origin = record or supernet
+    if origin is not None and origin.fitted_head is not None:
+        console.show(f"the base had no classifier, and was given {origin.fitted_head.format()}")
+    if origin is not None and (hint := hint_in(origin)) is not None:
         console.warn(hint)
 
 
 def show_supernet(console: Console, supernet: SupernetRecord, folder: Path) -> None:
-    """What a super-network's slices are worth, and how it was made."""
+    """Show the accuracy of a super-network's slices, and its origin."""
     console.show(curve_table(supernet))
     console.show(curve_drawing(supernet.curve))
     training = supernet.settings.training
@@ -132,7 +133,7 @@ def show_supernet(console: Console, supernet: SupernetRecord, folder: Path) -> N
 
 
 def show_derivation(console: Console, record: DerivationRecord, spec: ModelSpec) -> None:
-    """What a derived model is worth, and how it was made."""
+    """Show the accuracy of a derived model, and its origin."""
     from edgevit.cli.tables import outcome
 
     for shown in outcome(spec, record):
@@ -146,7 +147,7 @@ def show_derivation(console: Console, record: DerivationRecord, spec: ModelSpec)
 
 
 def show_file(console: Console, path: Path) -> None:
-    """The layers of an engine, or of profiles that a bench has kept."""
+    """Show the layers of an engine, or of the profiles of a bench."""
     from edgevit.cli.layers import show_breakdowns, show_engine
     from edgevit.records.names import suffix_of
 
@@ -156,13 +157,13 @@ def show_file(console: Console, path: Path) -> None:
     from edgevit.board.layers import load_profiles
     from edgevit.reporting.layers import break_down
 
-    found = [break_down(profile) for profile in load_profiles(path)]
-    show_breakdowns(console, found)
-    console.result({"layers": list(map(asdict, found))})
+    breakdowns = [break_down(profile) for profile in load_profiles(path)]
+    show_breakdowns(console, breakdowns)
+    console.result({"layers": list(map(asdict, breakdowns))})
 
 
 def show_imported(console: Console, document: ImportedDocument) -> None:
-    """An ONNX file that edgevit did not make."""
+    """Show an imported ONNX file."""
     from edgevit.records.imported import IMPORTED_KIND
 
     console.result(IMPORTED_KIND.content(document))
@@ -178,7 +179,7 @@ def show_imported(console: Console, document: ImportedDocument) -> None:
 
 
 def curve_table(supernet: SupernetRecord) -> Table:
-    """Accuracy of the slices that were measured, and of the base."""
+    """Accuracy of the measured slices, and of the base."""
     from rich.table import Table
 
     from edgevit.data.shares import share_text
@@ -197,7 +198,7 @@ def curve_table(supernet: SupernetRecord) -> Table:
 
 
 def curve_drawing(curve: Sequence[SlicePoint]) -> str:
-    """Accuracy against MACs, each measured slice a dot at its place."""
+    """Draw the accuracy of the measured slices against their MACs."""
     from edgevit.cli.drawing import Dot, scatter
     from edgevit.text import format_count
 

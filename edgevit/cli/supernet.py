@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 def main(
     request: SupernetRequest, *, json: JsonFlag = False, quiet: QuietFlag = False, verbose: VerboseFlag = False
 ) -> None:
-    """Train one network from which models of every size are cut at once: edgevit derive --method skd."""
+    """Train a super-network, from which `edgevit derive --method skd` cuts models of any size."""
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request.check()  # before torch is imported
 
     with importing():
         from edgevit.derivation.session.supernet import run
 
-    made = run(request, console.progress)
-    if not made.is_main:
-        return  # of several processes one speaks
+    net = run(request, console.progress)
+    if not net.is_main:
+        return  # only the main process prints
     from edgevit.cli.show import curve_table
     from edgevit.data.neighbours import hint_in
 
-    console.show(curve_table(made.record))
-    out, middle = request.out, made.curve[-1].rate / 2
+    console.show(curve_table(net.record))
+    out, middle = request.out, net.curve[-1].rate / 2
     derive = f"edgevit derive --method skd --supernet {shlex.quote(str(out))} --rate {middle:.2g} --out DIR"
-    if (hint := hint_in(made.record)) is not None:
+    if (hint := hint_in(net.record)) is not None:
         console.warn(hint)
     console.show(f"wrote {out}. Next: {derive}")
     from edgevit.records.supernet import SUPERNET_KIND
 
-    console.result({"folder": str(out), **SUPERNET_KIND.content(made.record)})
+    console.result({"folder": str(out), **SUPERNET_KIND.content(net.record)})

@@ -29,9 +29,9 @@ def main(
     quiet: QuietFlag = False,
     verbose: VerboseFlag = False,
 ) -> None:
-    """Find the rate: derive at several in closed form, judge and measure each beside the base, name the next command.
+    """Prune at several ratios without training, and compare accuracy and latency.
 
-    The same command goes on where it was interrupted, and takes more --rates.
+    The same command continues an interrupted sweep, also with more --rates.
     """
     console = Console(json=json, quiet=quiet, verbose=verbose)
     request.check()  # before torch is imported
@@ -39,88 +39,90 @@ def main(
     with importing():
         from edgevit.jobs.sweep.run import run
 
-    found, out = run(request, console.progress), request.out
-    show_sweep(console, out, found)
+    sweep, out = run(request, console.progress), request.out
+    show_sweep(console, out, sweep)
     console.show(arguments.page_line(out))
-    chosen = found.chosen()
+    chosen = sweep.chosen()
     if chosen is None:
         lower = f"{request.rates[0] / 2:.2g}"
-        told = arguments.repeated(context, "sweep", rates=lower)
-        console.show(f"Next: a lower rate, {told}")
+        command = arguments.repeated(context, "sweep", rates=lower)
+        console.show(f"Next: a lower rate, {command}")
     else:
         distilled = out / f"{chosen.folder}-distilled"
-        told = arguments.repeated(context, "derive", rate=chosen.rate, out=distilled, threads=None)  # it measures none
-        console.show(f"Next: distil it, {told}")
-    console.result({"folder": str(out), **asdict(found), "chosen": chosen and chosen.folder})
+        command = arguments.repeated(
+            context, "derive", rate=chosen.rate, out=distilled, threads=None
+        )  # it measures none
+        console.show(f"Next: distil it, {command}")
+    console.result({"folder": str(out), **asdict(sweep), "chosen": chosen and chosen.folder})
 
 
-def show_sweep(console: Console, folder: Path, found: Sweep) -> None:
-    """The table, the plot, and which model the sweep makes one choose."""
+def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:
+    """Show the table, the plot, and the model that the sweep recommends."""
     from edgevit.cli.compare import NOTES
     from edgevit.data.pairs import FEW
     from edgevit.records.model_folder import ModelFolder
 
-    console.show(sweep_table(folder, found))
-    for figure in sorted({point.latency.figure for point in found.points if point.latency} & NOTES.keys()):
+    console.show(sweep_table(folder, sweep))
+    for figure in sorted({point.latency.figure for point in sweep.points if point.latency} & NOTES.keys()):
         console.show(NOTES[figure])
-    if len(found.points) > 1:
-        console.show(sweep_drawing(found))
-    for why in found.left_out:
-        console.show(f"left out: {why}")
-    if replaced := [point.folder for point in found.points if not point.is_of(ModelFolder(folder / point.folder))]:
+    if len(sweep.points) > 1:
+        console.show(sweep_drawing(sweep))
+    for reason in sweep.left_out:
+        console.show(f"left out: {reason}")
+    if replaced := [point.folder for point in sweep.points if not point.is_of(ModelFolder(folder / point.folder))]:
         console.warn(
             f"{', '.join(replaced)}: another model than the one that was swept, whose figures these are; give the same "
             "`edgevit sweep` again, or report on the folder"
         )
-    if (reference := found.reference) is None:
+    if (reference := sweep.reference) is None:
         return
-    if found.finetuned:
-        console.show(f"The models are {found.finetuned.start.format()}")
-    chosen, base = found.chosen(), "fine-tuned base" if reference is found.finetuned else "base"
-    if (model := chosen or max(found.derived, key=lambda point: point.top1, default=None)) is None:
+    if sweep.finetuned:
+        console.show(f"The models are {sweep.finetuned.start.format()}")
+    chosen, base = sweep.chosen(), "fine-tuned base" if reference is sweep.finetuned else "base"
+    if (model := chosen or max(sweep.derived, key=lambda point: point.top1, default=None)) is None:
         return
-    loss, may_be = found.loss(model), f"whose loss against the {base} may be chance"
+    loss, may_be = sweep.loss(model), f"whose loss against the {base} may be chance"
     verdict = f"is the smallest model {may_be}" if chosen else f"is the most accurate, and there is no model {may_be}"
-    console.show(f"{model.folder} {verdict}: {loss.text(found.part)}")
-    if (tested := model.on("test")) and (of_base := reference.on("test")) and found.part == "validation":
+    console.show(f"{model.folder} {verdict}: {loss.text(sweep.part)}")
+    if (tested := model.on("test")) and (of_base := reference.on("test")) and sweep.part == "validation":
         console.show(
             f"On the {tested.images} test images, which `edgevit report` shows, the {base} has {of_base.top1:.2%} and "
             f"{model.folder} {tested.top1:.2%}"
         )
-    if recalled := found.recalled():
-        part = "the models are judged on the test images" if found.part == "test" else "judge on test: --split test"
+    if recalled := sweep.recalled():
+        part = "the models are judged on the test images" if sweep.part == "test" else "judge on test: --split test"
         console.warn(f"{recalled}; {part}")
     elif loss.most - loss.share > FEW:
-        on_test = ", or judge on the test images with --split test" if found.part == "validation" else ""
-        console.warn(f"{loss.images} {found.part} images tell little: give more, as by --validation-fraction{on_test}")
-    if (hint := accepted_hint(folder, found)) is not None:
+        on_test = ", or judge on the test images with --split test" if sweep.part == "validation" else ""
+        console.warn(f"{loss.images} {sweep.part} images tell little: give more, as by --validation-fraction{on_test}")
+    if (hint := accepted_hint(folder, sweep)) is not None:
         console.warn(hint)
 
 
-def accepted_hint(folder: Path, found: Sweep) -> str | None:
-    """The hint at other preprocessing of the base, as the first model that can be read has it."""
+def accepted_hint(folder: Path, sweep: Sweep) -> str | None:
+    """The hint about the base's preprocessing from the first model that can be read."""
     from edgevit.data.neighbours import hint_in
     from edgevit.records.model_folder import ModelFolder
 
-    for point in found.derived:
+    for point in sweep.derived:
         with suppress(EdgeVitError):
             if (record := ModelFolder(folder / point.folder).derivation()) is not None:
                 return hint_in(record)
     return None
 
 
-def sweep_table(folder: Path, found: Sweep) -> Table:
+def sweep_table(folder: Path, sweep: Sweep) -> Table:
     from rich.table import Table
 
     from edgevit.data.shares import share_text
     from edgevit.text import format_count
 
-    images = found.points[0].images if found.points else 0
-    figure = next((point.latency.figure for point in found.points if point.latency), "p50")
-    threads = "" if found.threads is None else f", {found.threads} thread{'s' if found.threads > 1 else ''}"
-    trained = "no training" if found.finetuned is None else "no training after the cut"
+    images = sweep.points[0].images if sweep.points else 0
+    figure = next((point.latency.figure for point in sweep.points if point.latency), "p50")
+    threads = "" if sweep.threads is None else f", {sweep.threads} thread{'s' if sweep.threads > 1 else ''}"
+    trained = "no training" if sweep.finetuned is None else "no training after the cut"
     title = (
-        f"{folder}: {trained}; top-1 on {images} {found.part} images, latency of one image on this machine's "
+        f"{folder}: {trained}; top-1 on {images} {sweep.part} images, latency of one image on this machine's "
         f"CPU{threads}; with 95 % intervals"
     )
     table = Table(title=title, title_justify="left")
@@ -132,11 +134,11 @@ def sweep_table(folder: Path, found: Sweep) -> Table:
         # Where the width is that of an old terminal, an interval has a line of its own.
         table.add_row(*(cell.replace(" (", "\n(") if console_width() < NARROW else cell for cell in cells))
 
-    for point in found.points:
+    for point in sweep.points:
         cost = (format_count(point.macs), format_count(point.params))
         add(point.folder, share_text(point.top1, point.images), *cost, *latency_cells(point))
         if point.rate is None:
-            if (finetuned := found.finetuned) is not None:  # as large and as fast as the base
+            if (finetuned := sweep.finetuned) is not None:  # as large and as fast as the base
                 add("base, fine-tuned", share_text(finetuned.top1, finetuned.images), *cost, "", "")
             table.add_section()
     return table
@@ -147,24 +149,24 @@ def latency_cells(point: SweepPoint) -> tuple[str, str]:
 
     if (measured := point.latency) is None:
         return "-", "-"
-    known = measured.low is not None and measured.high is not None
-    interval = f" ({measured.low:.2f} to {measured.high:.2f})" if known else ""
+    has_interval = measured.low is not None and measured.high is not None
+    interval = f" ({measured.low:.2f} to {measured.high:.2f})" if has_interval else ""
     return three_digits(measured.ms), f"{measured.ratio:.2f}{interval}" if point.rate is not None else ""
 
 
-def sweep_drawing(found: Sweep) -> str:
-    """Accuracy against latency, or against MACs where that is not measured."""
+def sweep_drawing(sweep: Sweep) -> str:
+    """Draw accuracy against latency, or against MACs where latency is not measured."""
     from edgevit.board.comparison import three_digits
     from edgevit.cli.drawing import BASE, MODEL, Dot, scatter
     from edgevit.text import format_count
 
-    costs = [point.latency.ms if point.latency else None for point in found.points]
+    costs = [point.latency.ms if point.latency else None for point in sweep.points]
     measured = [cost for cost in costs if cost is not None]
-    in_ms = len(measured) == len(found.points)
-    costs_drawn = measured if in_ms else [float(point.macs) for point in found.points]
+    in_ms = len(measured) == len(sweep.points)
+    costs_drawn = measured if in_ms else [float(point.macs) for point in sweep.points]
     dots = [
         Dot(cost, p.top1, "base" if p.rate is None else f"{p.rate:g}", BASE if p.rate is None else MODEL)
-        for p, cost in zip(found.points, costs_drawn, strict=True)
+        for p, cost in zip(sweep.points, costs_drawn, strict=True)
     ]
     least, most = min(costs_drawn), max(costs_drawn)
     if in_ms:

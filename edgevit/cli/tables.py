@@ -37,8 +37,8 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
     geometry = load_family(spec.family).geometry(model.network)
     of_base = geometry.with_embed(spec.base.embed or geometry.embed)
     title = "heads, their widths for queries and keys (QK) and for values (VO), and FFN neurons: now/in the base"
-    given, given_base = geometry.reaching(spec.blocks), geometry.reaching(spec.base.blocks)
-    leave = ["tokens"] if min(given) < geometry.tokens else []  # that reach the block
+    tokens, base_tokens = geometry.reaching(spec.blocks), geometry.reaching(spec.base.blocks)
+    leave = ["tokens"] if min(tokens) < geometry.tokens else []  # that reach the block
     columns = ("block", *leave, "heads", "QK", "VO", "FFN", "MACs", "of the base's")
     table = Table(*columns, title=("tokens that reach a block, " if leave else "") + title, title_justify="left")
     for column in table.columns[1:]:
@@ -47,9 +47,9 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
     def pair(now: int, before: int) -> str:
         return f"{now}/{before}"
 
-    kept = record.facts.kept_blocks if record else None  # methods that drop none do not say
-    for n, i, now in zip(given, kept or range(len(spec.blocks)), spec.blocks, strict=True):
-        before, n_before = spec.base.blocks[i], given_base[i]
+    kept_blocks = record.facts.kept_blocks if record else None  # methods that drop none do not say
+    for n, i, now in zip(tokens, kept_blocks or range(len(spec.blocks)), spec.blocks, strict=True):
+        before, n_before = spec.base.blocks[i], base_tokens[i]
         macs, macs_before = geometry.at(n).block_cost(now, "macs"), of_base.at(n_before).block_cost(before, "macs")
         widths = [pair(n, n_before)] if leave else []
         widths += [pair(getattr(now, n), getattr(before, n)) for n in ("heads", "qk", "vo", "ffn")]
@@ -89,13 +89,13 @@ def accuracy_table(spec: ModelSpec, accuracy: Accuracies) -> Table:
     table = Table("", f"top-1 on {images} test images (95 % interval)", "MACs", "parameters")
     for column in table.columns[1:]:
         column.justify = "right"
-    for name, taken, macs, params in (
+    for name, record, macs, params in (
         ("base, full head", accuracy.base_full_head, spec.base.macs, spec.base.params),
         ("base, restricted to the classes", accuracy.base_restricted, spec.base.macs, spec.base.params),
         ("base, fine-tuned on them", accuracy.base_finetuned, spec.base.macs, spec.base.params),
         ("derived", accuracy.derived, spec.macs, spec.params),
     ):
-        shown = share_text(taken.top1, taken.images) if taken else "not asked for"
+        shown = share_text(record.top1, record.images) if record else "not asked for"
         table.add_row(name, shown, format_count(macs), format_count(params))
     return table
 
@@ -109,14 +109,14 @@ def rejection_table(rule: Rejection, rejected: Mapping[str, RejectedRecord]) -> 
     table.title_justify = "left"
     for column in table.columns[1:]:
         column.justify = "right"
-    for part, seen in rejected.items():
-        counts = [(seen.images, seen.other), (seen.foreign_images, seen.foreign_other)]
-        cells = [text for n, other in counts for text in (f"{n} images", f"{other / n:.1%}" if n else "not measured")]
+    for part, record in rejected.items():
+        counts = [(record.images, record.other), (record.foreign_images, record.foreign_other)]
+        cells = [text for n, others in counts for text in (f"{n} images", f"{others / n:.1%}" if n else "not measured")]
         table.add_row(part, *cells)
     return table
 
 
-def _known(accuracy: AccuracyRecord) -> dict[str, float]:
+def _measured_classes(accuracy: AccuracyRecord) -> dict[str, float]:
     """Top-1 of the classes that there were images of."""
     return {name: top1 for name, top1 in (accuracy.per_class or {}).items() if top1 is not None}
 
@@ -124,7 +124,7 @@ def _known(accuracy: AccuracyRecord) -> dict[str, float]:
 def classes_line(accuracy: Accuracies) -> str:
     """The classes that lost most against the base restricted to them, in percentage points."""
     assert accuracy.base_restricted is not None and accuracy.derived is not None
-    before, after = _known(accuracy.base_restricted), _known(accuracy.derived)
+    before, after = _measured_classes(accuracy.base_restricted), _measured_classes(accuracy.derived)
     change = {name: 100 * (after[name] - before[name]) for name in after}
     lost = sorted((points, name) for name, points in change.items() if points < 0)
     if not lost:
@@ -158,14 +158,14 @@ def met_lines(record: DerivationRecord) -> list[str]:
         return []
     unit = {"ms": "ms", "mj": "mJ"}[met.quantity]
     rounds = [
-        f"round {i}: {one.predicted:.4g} {unit} predicted, {figure_text(one.measured, unit)} measured"
-        for i, one in enumerate(met.rounds, 1)
+        f"round {i}: {r.predicted:.4g} {unit} predicted, {figure_text(r.measured, unit)} measured"
+        for i, r in enumerate(met.rounds, 1)
     ]
     verdict = {"met": "within", "under": "below", "over": "above"}[met.outcome]
     off = abs(met.verified.value / met.budget - 1)
     figure = BUSY_FIGURES.get(met.figure, met.figure)
     budget = budget_text(met, unit)
-    told = f"{figure_text(met.verified, unit)} ({figure}), {off:.1%} {verdict} the budget of {budget}"
+    text = f"{figure_text(met.verified, unit)} ({figure}), {off:.1%} {verdict} the budget of {budget}"
     ended = "" if met.ended is None or met.outcome == "met" else f"; {met.ended}"
     clock = []
     if met.clock is not None and met.base_clock is not None:
@@ -173,7 +173,7 @@ def met_lines(record: DerivationRecord) -> list[str]:
         clock = [f"by the clock in the last measurement: the model {met.clock:.4g} {unit}, {of_base}"]
         if met.figure in BUSY_FIGURES:
             clock.append(f"other programs were busy: on a quiet machine a larger model may take {budget}")
-    return [*rounds, f"the model takes {told}, on {met.table.measured_on}{ended}", *clock]
+    return [*rounds, f"the model takes {text}, on {met.table.measured_on}{ended}", *clock]
 
 
 def budget_text(met: MetRecord, unit: str) -> str:
@@ -201,15 +201,15 @@ def met_table(records: Mapping[Path, DerivationRecord]) -> Table:
     for heading in ("budget", f"{unit} (95 % interval)", "of the base's", "rounds", "top-1 (95 % interval)"):
         table.add_column(heading, justify="right")
     for folder, record in records.items():
-        if (one := record.met) is None:
+        if (record_met := record.met) is None:
             continue
         accuracy = record.accuracy.derived
         table.add_row(
             folder.name,
-            budget_text(one, unit),
-            figure_text(one.verified, unit),
-            f"{one.verified.value / one.base:.2f}",
-            str(len(one.rounds)),
+            budget_text(record_met, unit),
+            figure_text(record_met.verified, unit),
+            f"{record_met.verified.value / record_met.base:.2f}",
+            str(len(record_met.rounds)),
             share_text(accuracy.top1, accuracy.images) if accuracy else "",
         )
     return table

@@ -13,39 +13,41 @@ from edgevit.errors import UnknownNameError
 from edgevit.request import DATA, Option
 
 DATA_KINDS = (
-    "Folder of class folders, or of train/ and val/ with these (val/ is the test part, unless there is a test/, too), "
-    "a table of file names and labels (.csv), a CIFAR folder, or a folder of IDX files as MNIST has them; or the name "
-    "digits."
+    "Images: a folder of class folders, optionally in train/, val/ and test/ (without test/, val/ is the test part); "
+    "a table of file names and labels (.csv); a CIFAR folder; a folder of IDX files such as MNIST; or the name digits."
 )
-_IMAGES = Option(DATA_KINDS, DATA)
+_IMAGES = Option(DATA_KINDS, DATA, metavar="FOLDER", common=True)
 Data = Annotated[str | Path, _IMAGES]
 OptionalData = Annotated[str | Path | None, _IMAGES]
 Classes = Annotated[
     str | Path | Sequence[str | int] | None,
     Option(
-        "MeasurementTarget classes: names or indices in the base, separated by commas, or a file of them.  "
-        "[default: all classes of the data]",
+        "Target classes: names or indices, separated by commas, or a file of them.  [default: all classes of the data]",
         DATA,
+        metavar="NAMES",
+        common=True,
     ),
 ]
 BaseClasses = Annotated[
     Path | str | Sequence[str] | None,
     Option(
-        "File that says which output of the base is which class: its class names in the order of its outputs, one per "
-        "line; a name that holds a comma is put in double quotes, and # begins a comment.  "
+        "File of the base's class names in the order of its outputs, one per line. A name that contains "
+        "a comma is quoted; # starts a comment.  "
         "[default: ImageNet's order, or the alphabet's]",
         DATA,
     ),
 ]
-SkipBadImages = Annotated[bool, Option("Leave out images that cannot be read, and say how many.", DATA)]
+SkipBadImages = Annotated[bool, Option("Skip images that cannot be read, and report their number.", DATA)]
 
 GroupBy = Annotated[
     str | None,
     Option(
-        "Keep images together when parts are split off, such as the frames of a video: `folder` (each folder below a "
-        "class folder is a group), or a regular expression whose match in the file's name is the group.  "
+        "Keep groups of images together when splitting, such as the frames of a video: `folder` (each "
+        "subfolder of a class folder), or a regular expression that matches the name of the group in the "
+        "file name.  "
         "[default: split image by image]",
         DATA,
+        metavar="PATTERN",
     ),
 ]
 

@@ -201,7 +201,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Task:
-    """MeasurementTarget classes and their images, if there are any (`edgevit.data.unseen`)."""
+    """Target classes and their images, if there are any (`edgevit.data.unseen`)."""
 
     classes: tuple[TargetClass, ...]
     train: Split

@@ -35,40 +35,28 @@ NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget
 
 
 METHOD = f"{', '.join(own_method_names())}, or a baseline: {', '.join(baseline_names())}; see edgevit methods."
-OUT = Option("Model folder to write; it must not exist yet.", OUTPUT)
-OVERWRITE = Option("Replace the model folder that --out names, once the new one is complete.", OUTPUT)
+OUT = Option("Model folder to write. It must not exist yet.", OUTPUT, metavar="FOLDER", common=True)
+OVERWRITE = Option("Replace the folder of --out once the new model is complete.", OUTPUT)
 ValidationFraction = Annotated[
     float,
-    Option(
-        "Share of the training images that is held out for every choice that is made, where the data has no "
-        "validation part beside its test part.",
-        DATA,
-    ),
+    Option("Share of the training images to hold out for validation, where the data has no validation part.", DATA),
 ]
-Cache = Annotated[bool | Path, Option("Use and keep what derivations can share; edgevit cache shows it.", COMPUTING)]
+Cache = Annotated[bool | Path, Option("Reuse cached statistics and data; `edgevit cache` lists them.", COMPUTING)]
 DeriveFrom = Annotated[
     str,
-    Option(
-        "What is cut: the base as it is (base), the base after training on the classes (finetuned), or of both "
-        "the one whose loss on the validation images is less (better).",
-        TRAINING,
-    ),
+    Option("Network to prune: base, finetuned, or better (the one with the lower validation loss).", TRAINING),
 ]
 AcceptWeakBase = Annotated[
     bool,
     Option(
-        "Go on although the base is hardly better than chance on its own classes, or answers several classes by other "
-        "outputs than was assumed.",
-        DATA,
+        "Continue although the base's accuracy is near chance, or several classes do not match their outputs.", DATA
     ),
 ]
 AcceptPreprocessing = Annotated[
     bool,
-    Option(
-        "Go on with the preprocessing as it is although the base does better with another, which the error names.", DATA
-    ),
+    Option("Continue with the current preprocessing although the base is more accurate with another.", DATA),
 ]
-RESUME = "Go on with an interrupted {}, from its last saved step."
+RESUME = "Continue an interrupted {} from its last saved step."
 
 
 def method_options(help: str, metavar: str = "METHOD.OPTION=VALUE") -> Option:
@@ -104,6 +92,8 @@ class BaseRequest(BaseOptions):
         Option(
             "Classes whose outputs are kept: names or indices, separated by commas, or a file of them.  [default: all]",
             DATA,
+            metavar="NAMES",
+            common=True,
         ),
     ] = None
     base_classes: BaseClasses = None
@@ -161,9 +151,10 @@ class Request(BaseOptions):
     shape: Annotated[
         str,
         Option(
-            "Which widths blocks may have: fused (attention that TensorRT fuses, in steps of 8), fused4 (in steps of "
-            "4), paper (as in Vulcan's released code) or free (any).",
+            "Widths that blocks may have: fused (multiples of 8 that TensorRT fuses), fused4 (multiples of "
+            "4), paper (as in Vulcan's released code) or free.",
             SHAPE,
+            common=True,
         ),
     ] = "fused"
     ffn_multiple: Annotated[
@@ -173,8 +164,8 @@ class Request(BaseOptions):
     embed_multiple: Annotated[
         int | None,
         Option(
-            "Multiple that a narrower embedding has: 1, 8, 16, 32 or 64.  [default: 16 for fused and fused4, 8 for "
-            "paper, 1 for free]",
+            "Multiple that the embedding width is rounded to: 1, 8, 16, 32 or 64.  "
+            "[default: 16 for fused and fused4, 8 for paper, 1 for free]",
             SHAPE,
         ),
     ] = None
@@ -213,10 +204,11 @@ class SupernetRequest(Request):
     rate: Annotated[
         float,
         Option(
-            "How much smaller than the base the smallest slice is, in MACs: 0.75 leaves a quarter.",
+            "Share of the base's MACs to remove from the smallest slice: 0.75 leaves a quarter.",
             SHAPE,
             name="--smallest-rate",
             earlier="--rate",
+            common=True,
         ),
     ] = 0.75
     options: Annotated[
@@ -236,7 +228,7 @@ class SupernetRequest(Request):
             },
         ),
     ] = field(default_factory=Training)
-    resume: Annotated[bool, Option(RESUME.format("training"), OUTPUT)] = False
+    resume: Annotated[bool, Option(RESUME.format("training"), OUTPUT, common=True)] = False
     overwrite: Annotated[bool, OVERWRITE] = False
 
     def check(self) -> None:
@@ -247,22 +239,29 @@ class SupernetRequest(Request):
 
 
 MS = (
-    "Milliseconds that one inference may take (p50): what is measured here or on --board, or what --cost-table says; "
-    "4,6,8 measures for each, and gives a model each."
+    "Latency budget in milliseconds (p50), measured here or on --board, or predicted from --cost-table. Several, such "
+    "as 4,6,8, give one model each."
 )
-MJ = "Millijoules that one image may take: what is measured on --board, or what --cost-table says."
-FPS = "Images per second, one inference after the other: --ms in other words."
+MJ = "Energy budget in millijoules per image, measured on --board or predicted from --cost-table."
+FPS = "Throughput budget in images per second, one inference at a time; the same budget as --ms."
 Rate = Annotated[
     float | None,
-    Option("Share of the base's MACs to remove: 0.6 leaves 40 %.", BUDGET, metavar="FLOAT", read=one_rate),
+    Option(
+        "Share of the base's MACs to remove: 0.6 leaves 40 %.", BUDGET, metavar="NUMBER", read=one_rate, common=True
+    ),
 ]
-Macs = Annotated[str | float | None, Option("Multiply-accumulates per image to keep, such as 6.8G.", BUDGET)]
-Params = Annotated[str | float | None, Option("Parameters to keep, such as 34M.", BUDGET)]
+Macs = Annotated[
+    str | float | None,
+    Option("Multiply-accumulates per image to keep, such as 6.8G.", BUDGET, metavar="NUMBER", common=True),
+]
+Params = Annotated[
+    str | float | None, Option("Parameters to keep, such as 34M.", BUDGET, metavar="NUMBER", common=True)
+]
 CostTableFile = Annotated[
     Path | str | None,
     Option(
-        "Table of what each size takes, as `edgevit cost` writes it, for --ms, --mj and --fps. `derive` measures "
-        "models, too, where --board or another option says where.",
+        "Table of measured costs from `edgevit cost`, for --ms, --mj and --fps. Models are measured as "
+        "well if a board is given.",
         BUDGET,
     ),
 ]
@@ -274,7 +273,7 @@ class Deriving(Request):
 
     base: Annotated[str | Path | None, BASE] = None
     data: OptionalData = None
-    method: Annotated[str, Option(f"How the model is derived: {METHOD}", SHAPE)] = "forge"
+    method: Annotated[str, Option(f"Pruning method: {METHOD}", SHAPE, common=True)] = "forge"
     options: Annotated[
         Mapping[str, Any],
         method_options(
@@ -283,44 +282,35 @@ class Deriving(Request):
     ] = field(default_factory=dict)
     supernet: Annotated[
         Path | str | None,
-        Option("Super-network to cut a slice out of, in place of BASE, for --method skd.", SHAPE),
+        Option("Super-network to cut a slice from, in place of BASE, for --method skd.", SHAPE, metavar="FOLDER"),
     ] = None
     head: Annotated[
-        str, Option("Outputs of the model: subset (the target classes alone) or full (all of the base's).", SHAPE)
+        str, Option("Outputs of the model: subset (only the target classes) or full (all outputs of the base).", SHAPE)
     ] = "subset"
-    finetune_base: Annotated[
-        bool, Option("Also train the base itself on the classes, as a third baseline.", TRAINING)
-    ] = False
+    finetune_base: Annotated[bool, Option("Also train the base on the classes, as a third baseline.", TRAINING)] = False
     derive_from: DeriveFrom = "base"
     base_steps: Annotated[
         int | None,
         Option(
-            "Number of optimiser steps that the base trains for, where it does.  [default: as many as the model; to be "
-            "cut, as --steps, or 10 passes over the training images where that is 0 or not given]",
+            "Number of optimiser steps for training the base.  [default: as many as the model; with --derive-from, "
+            "--steps or 10 passes over the training images]",
             TRAINING,
         ),
     ] = None
     finetune_epochs: Annotated[
         int | None,
-        Option(
-            "Passes over the training images after the cut, for a method that counts in them; or give --steps.",
-            TRAINING,
-        ),
+        Option("Number of training epochs after pruning, for methods that count epochs; or give --steps.", TRAINING),
     ] = None
     unlabelled: Annotated[
         Path | str | None,
-        Option("Folder of more images, of any class, on which the model imitates its teacher.", DATA),
+        Option("Folder of additional images of any class, for distillation without labels.", DATA, metavar="FOLDER"),
     ] = None
     reject: Annotated[
         float | None,
-        Option(
-            "Share of the target classes' images that may be called `other`, so that images of no target class are.  "
-            "[default: no image is]",
-            DATA,
-        ),
+        Option("False-rejection rate used to calibrate the `other` threshold.  [default: no threshold]", DATA),
     ] = None
     cache: Cache = True
-    resume: Annotated[bool, Option(RESUME.format("derivation"), OUTPUT)] = False
+    resume: Annotated[bool, Option(RESUME.format("derivation"), OUTPUT, common=True)] = False
     overwrite: Annotated[bool, OVERWRITE] = False
 
     @property
@@ -384,9 +374,9 @@ class DeriveRequest(Deriving):
     rate: Rate = None
     macs: Macs = None
     params: Params = None
-    ms: Annotated[float | None, Option(MS, BUDGET)] = None
-    mj: Annotated[float | None, Option(MJ, BUDGET)] = None
-    fps: Annotated[float | None, Option(FPS, BUDGET)] = None
+    ms: Annotated[float | None, Option(MS, BUDGET, metavar="NUMBER", common=True)] = None
+    mj: Annotated[float | None, Option(MJ, BUDGET, metavar="NUMBER", common=True)] = None
+    fps: Annotated[float | None, Option(FPS, BUDGET, metavar="NUMBER", common=True)] = None
     cost_table: CostTableFile = None
     # Of each block of the base that is to stay, by its number, sizes that it may not fall below; all others go.
     at_least: Mapping[int, BlockDims] | None = None

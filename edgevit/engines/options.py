@@ -74,8 +74,9 @@ class EngineOptions:
         Option(
             "Smallest, optimal and largest number of images per inference.",
             ENGINE,
-            metavar="LEAST,CHOSEN,MOST",
+            metavar="MIN,OPT,MAX",
             read=read_batches,
+            common=True,
         ),
     ] = (1, 1, 8)
     workspace_bytes: Annotated[
@@ -84,15 +85,14 @@ class EngineOptions:
             "Workspace of TensorRT in MiB.  [default: by the free memory of the board]",
             ENGINE,
             name="--workspace",
-            metavar="MIB",
+            metavar="NUMBER",
             read=read_mib,
         ),
     ] = None
     optimization_level: Annotated[
         int | None,
         Option(
-            "Effort of the build, 0 to 5, with TensorRT 8.6 and newer.  [default: TensorRT's own]",
-            ENGINE,
+            "Optimisation level of the builder, 0 to 5, with TensorRT 8.6 and newer.  [default: TensorRT's own]", ENGINE
         ),
     ] = None
     timing_cache: bool = True

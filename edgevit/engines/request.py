@@ -24,11 +24,11 @@ IMAGES = 500  # of the gate, spread evenly over the classes: a loss of one point
 class ExportRequest(FilesRequest):
     """The request of `edgevit.export`: files, and with `trt` an engine, too."""
 
-    trt: Annotated[bool, Option("Build a TensorRT engine on the board, too.", ENGINE)] = False
+    trt: Annotated[bool, Option("Also build a TensorRT engine on the board.", ENGINE, common=True)] = False
     engine: Annotated[EngineOptions, Nested()] = field(default_factory=EngineOptions)
     board: AskedBoard = None
     ssh_config: SshConfig = None
-    profile: Annotated[str | None, Option("Board profile that must match, by name or path.", BOARD)] = None
+    profile: Annotated[str | None, Option("Board profile to require, by name or path.", BOARD)] = None
 
     @property
     def engine_images(self) -> int:

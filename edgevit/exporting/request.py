@@ -30,7 +30,9 @@ CROP_MODES = ("center", "squash", "border")
 ONNX, ENGINE = ".onnx", ".engine"  # suffixes of files that hold a whole model
 OPSETS = range(17, 21)  # 17 brings LayerNormalization; JetPack 6's parser reads up to 20
 
-Split = Annotated[str, Option("Part of the images to judge on: test or validation.", DATA, name="--split")]
+Split = Annotated[
+    str, Option("Part of the images to evaluate on: test or validation.", DATA, name="--split", common=True)
+]
 
 
 def read_batch(text: str, _: Mapping[str, Any]) -> Batch:
@@ -62,16 +64,16 @@ class Tolerances:
     fp32_error: float = 1e-4  # relative L2 of the logits; 1e-6 is usual
     fp16_error: Annotated[
         float,
-        Option(
-            "Error of the fp16 logits that is allowed, as a share of the length of torch's logits.",
-            CHECKS,
-            name="--fp16-tolerance",
-        ),
+        Option("Largest allowed relative L2 error of the fp16 logits against torch.", CHECKS, name="--fp16-tolerance"),
     ] = 2e-2  # 1e-3 is usual
     fp32_agreement: float = 0.999  # share of real images with the same top-1
     fp16_agreement: Annotated[
         float,
-        Option("Share of images on which the fp16 file has to agree with torch.", CHECKS, name="--min-agreement"),
+        Option(
+            "Smallest allowed share of images on which fp16 and torch predict the same class.",
+            CHECKS,
+            name="--min-agreement",
+        ),
     ] = 0.99
 
     def __post_init__(self) -> None:
@@ -93,74 +95,96 @@ class FilesRequest:
 
     model: Annotated[
         Path,
-        Option("Model folder, whose export/ the files go to; or an ONNX file that edgevit did not make.", None),
+        Option("Model folder to export, or an ONNX file from another tool.", None),
     ]
     out: Annotated[
         Path | None,
         Option(
-            "New folder for an ONNX file and all that is made of it.  [default: beside the file, without .onnx]", FILES
+            "New folder for an imported ONNX file and its results.  [default: beside the file, without .onnx]",
+            FILES,
+            metavar="FOLDER",
+            common=True,
         ),
     ] = None
     batch: Annotated[
-        Batch, Option("Images per inference: a number, or dynamic for any number.", FILES, read=read_batch)
+        Batch,
+        Option("Images per inference: a number, or dynamic.", FILES, read=read_batch, metavar="NUMBER", common=True),
     ] = "dynamic"
     opset: Annotated[int, Option("ONNX operator set, 17 to 20.", FILES)] = 20
     pad_heads: Annotated[
         bool,
-        Option("Pad heads with zeros so that TensorRT fuses every attention; the model's answers stay.", FILES),
+        Option(
+            "Pad heads with zeros so that TensorRT fuses every attention. The outputs do not change.",
+            FILES,
+            common=True,
+        ),
     ] = False
-    fp16: Annotated[bool, Option("Write and check model.fp16.onnx, too.", FILES)] = True
+    fp16: Annotated[bool, Option("Also write and check model.fp16.onnx.", FILES, common=True)] = True
     data: Annotated[
         Path | str | None,
-        Option("Images to measure accuracy on.  [default: those that the model was derived from]", DATA),
+        Option(
+            "Images for measuring accuracy.  [default: the images that the model was derived from]",
+            DATA,
+            metavar="FOLDER",
+            common=True,
+        ),
     ] = None
     classes: Annotated[
         str | Path | Sequence[str | int] | None,
         Option(
-            "Classes that an ONNX file is for: names or indices of its outputs, separated by commas, or a file of "
-            "them.  [default: all classes of the data]",
+            "Classes of an imported ONNX file: names or indices of its outputs, separated by commas, or a "
+            "file of them.  "
+            "[default: all classes of the data]",
             DATA,
+            metavar="NAMES",
         ),
     ] = None
     base_classes: Annotated[
         Path | str | Sequence[str] | None,
         Option(
-            "File that says which output of an ONNX file is which class: the names in the order of its outputs, one "
-            "per line.  [default: ImageNet's order, or the alphabet's]",
+            "File of an imported ONNX file's class names in the order of its outputs, one per line.  "
+            "[default: ImageNet's order, or the alphabet's]",
             DATA,
         ),
     ] = None
-    accuracy: Annotated[bool, Option("Measure accuracy on images, and how often the files agree with torch.", DATA)] = (
-        True
-    )
+    accuracy: Annotated[
+        bool, Option("Measure accuracy on images, and the agreement of each file with torch.", DATA, common=True)
+    ] = True
     part: Split = "test"
     max_images: Annotated[
         int | None,
-        Option("Number of images to measure on, spread evenly over the classes.  [default: all; 500 on a board]", DATA),
+        Option(
+            "Number of images to measure on, spread evenly over the classes.  [default: all; 500 on a board]",
+            DATA,
+            common=True,
+        ),
     ] = None
     skip_bad_images: SkipBadImages = False
     input_size: Annotated[
         tuple[int, int, int] | None,
         Option(
-            "Images that an ONNX file takes, where it does not say.", PREPROCESSING, metavar="CxHxW", read=read_size
+            "Input size of an imported ONNX file, where the file does not state it.",
+            PREPROCESSING,
+            metavar="CxHxW",
+            read=read_size,
         ),
     ] = None
     output_name: Annotated[
         str | None,
-        Option("Output of an ONNX file that holds its logits, where it has several.", FILES),
+        Option("Output of an imported ONNX file that holds the logits, where it has several.", FILES),
     ] = None
     preprocessing: Annotated[Mapping[str, Any], Nested(GivenPreprocessing)] = field(default_factory=dict)
     crop_mode: Annotated[
         str | None,
         Option(
-            "How images that are no squares are cropped for an ONNX file: center, squash or border.  [default: center]",
+            "Cropping of non-square images for an imported ONNX file: center, squash or border.  [default: center]",
             PREPROCESSING,
         ),
     ] = None
     tolerances: Annotated[Tolerances, Nested()] = field(default_factory=Tolerances)
-    batch_size: Annotated[int, Option("Images per inference of the checks.", COMPUTING)] = 32
+    batch_size: Annotated[int, Option("Images per inference during the checks.", COMPUTING)] = 32
     workers: Workers = None
-    device: Annotated[str, Option("Where the checks compute: auto, cpu, cuda or cuda:1.", COMPUTING)] = "auto"
+    device: Annotated[str, Option("Device for the checks: auto, cpu, cuda or cuda:1.", COMPUTING, common=True)] = "auto"
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -261,23 +285,24 @@ class JudgeRequest(BaseOptions):
         Option(
             f"{DATA_KINDS}  [default: the images that a model folder was derived from]",
             DATA,
+            metavar="FOLDER",
+            common=True,
         ),
     ] = None
     classes: Classes = None
     base_classes: BaseClasses = None
     part: Split = "test"
-    seed: Annotated[
-        int | None, Option("Seed by which images are split into parts.  [default: the model's own, or 42]", DATA)
-    ] = None
+    seed: Annotated[int | None, Option("Seed of the split into parts.  [default: the model's own, or 42]", DATA)] = None
     group_by: GroupBy = None
     validation_fraction: float | None = None  # by which they are split, too; None: the model's own, or 0.1
     max_images: Annotated[
-        int | None, Option("Number of images to judge on, spread evenly over the classes.  [default: all]", DATA)
+        int | None,
+        Option("Number of images to evaluate on, spread evenly over the classes.  [default: all]", DATA, common=True),
     ] = None
     skip_bad_images: SkipBadImages = False
     batch_size: Annotated[int, Option("Images per inference.", COMPUTING)] = 32
     workers: Workers = None
-    device: Annotated[str, Option("Where torch computes: auto, cpu, cuda or cuda:1.", COMPUTING)] = "auto"
+    device: Annotated[str, Option("Device for torch: auto, cpu, cuda or cuda:1.", COMPUTING, common=True)] = "auto"
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.evaluate` for what is raised."""

@@ -18,14 +18,14 @@ READER = Reader(JobsError, hint="the rows of models that are there are read from
 
 @dataclass(frozen=True)
 class JobRow:
-    """What became of a job."""
+    """The state and result of a job."""
 
     job: str
     task: str
     budget: str
     method: str
     out: str  # its model folder
-    sha256: Sha256  # of all that it was asked
+    sha256: Sha256  # of all its arguments
     state: Literal["started", "done", "failed"]
     seconds: Annotated[float, Field(ge=0)] | None = None
     error: str | None = None
@@ -40,7 +40,7 @@ class JobRow:
 
 @dataclass(frozen=True)
 class JobsTable:
-    """What results.json says."""
+    """The contents of results.json."""
 
     rows: tuple[JobRow, ...] = ()
     versions: Versions | None = None  # of the edgevit that wrote it last; None: not written yet

@@ -1,10 +1,10 @@
-"""Many derivations from one jobs file: `edgevit derive-many JOBS`. example_jobs.yaml shows what it may hold.
+"""Many derivations from one jobs file: `edgevit derive-many JOBS`. example_jobs.yaml has every key.
 
-A job is a pure function of its arguments: `run_job` may run in any process, on any machine that has the data. What jobs
-share they share through the cache; as many tasks are worked on at a time as there are workers
+A job is a pure function of its arguments: `run_job` can run in any process, on any machine that has the data. Jobs
+share statistics and data through the cache; as many tasks are in progress at a time as there are workers
 (`jobs_file.tasks_side_by_side`).
 
-A model's derivation.json says of which job it is. So a model that is there is known, whatever became of results.json.
+A model's derivation.json names its job. So a finished job is recognised even if results.json is lost.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ import torch
 from edgevit.derivation.method import refuse_training
 from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.session.derive import run
-from edgevit.errors import CheckpointError, EdgeVitError, Interrupted, JobsError, OptionError, OutputError
+from edgevit.errors import CheckpointError, EdgeVitError, JobsError, OptionError, OutputError
+from edgevit.jobs.folder import working_in
 from edgevit.jobs.jobs_file import RESULTS, DeriveManyRequest, Job, read_jobs, tasks_side_by_side
 from edgevit.jobs.jobs_table import READER, TABLE_KIND, JobRow, JobsTable
 from edgevit.jobs.workers import Died, work_off
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.derivation import DerivationRecord
-from edgevit.records.lock import alone_in
 from edgevit.records.model import ModelSpec
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import has_state, partial_folder
@@ -41,24 +41,24 @@ from edgevit.version import written_by
 
 
 def run_job(job: Job) -> JobRow:
-    """Do one job; an error that edgevit raises on purpose is its result, and any other is a bug."""
+    """Run one job. An error of edgevit is its result; any other exception is a bug."""
     row, began, heard = _started(job), time.monotonic(), _Warnings()
     try:
-        made = run(_asked(job), OnlyOnce(heard))
-        row = _done(row, made.model.spec, made.record)
+        derivation = run(_request(job), OnlyOnce(heard))
+        row = _done(row, derivation.model.spec, derivation.record)
     except EdgeVitError as error:
         row = replace(row, state="failed", error=with_keys(str(error)))
     return replace(row, seconds=round(time.monotonic() - began, 1), warnings=tuple(heard.texts))
 
 
 def with_keys(error: str) -> str:
-    """An error of `edgevit derive` with the keys that a jobs file has for the options to give."""
+    """Replace the options in an error of `edgevit derive` by the keys of a jobs file."""
     error = error.replace("another --out", "another out")
     return re.sub("--(skip-bad-images|accept-[a-z-]+)", lambda option: f"{option[1].replace('-', '_')}: true", error)
 
 
 class _Warnings(Silent):
-    """Keeps what a derivation in another process warns of."""
+    """Collects the warnings of a derivation in another process."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -67,7 +67,7 @@ class _Warnings(Silent):
         self.texts.append(text)
 
 
-def _asked(job: Job) -> DeriveRequest:
+def _request(job: Job) -> DeriveRequest:
     return job.request(resume=has_state(partial_folder(Path(job.out))))
 
 
@@ -76,7 +76,7 @@ def _started(job: Job) -> JobRow:
 
 
 def _done(row: JobRow, spec: ModelSpec, record: DerivationRecord) -> JobRow:
-    """The row of a job whose model has been written."""
+    """The row of a job whose model is written."""
     derived, restricted = record.accuracy.derived, record.accuracy.base_restricted
     return replace(
         row,
@@ -90,17 +90,17 @@ def _done(row: JobRow, spec: ModelSpec, record: DerivationRecord) -> JobRow:
     )
 
 
-def _found(job: Job, told: Sequence[JobRow], progress: Progress) -> JobRow | None:
-    """The row of a job that is done already; None if it is to be done.
+def _finished_row(job: Job, rows: Sequence[JobRow], progress: Progress) -> JobRow | None:
+    """The row of a job that is finished; None if it must be run.
 
     Args:
-        told: what results.json says of jobs of this name.
+        rows: those of results.json with the name of this job.
     """
     folder = ModelFolder(Path(job.out))
     if not folder.path.is_dir():
         return None
     hashes = job.hashes()
-    states = {row.state: row for row in told if row.sha256 in hashes}
+    states = {row.state: row for row in rows if row.sha256 in hashes}
     if "done" in states:
         return states["done"]
     try:
@@ -118,27 +118,30 @@ def _found(job: Job, told: Sequence[JobRow], progress: Progress) -> JobRow | Non
 
 @dataclass
 class _Results:
-    """results.json and results.md in the file's folder, rewritten whenever a job starts or ends."""
+    """results.json and results.md, rewritten whenever a job starts or ends."""
 
     folder: Path
     order: Sequence[str]
     rows: dict[str, JobRow] = field(default_factory=dict)
 
     def refuse_foreign(self) -> None:
-        """Raise OutputError where a file is in the way that is neither of these, however damaged."""
+        """Raise OutputError if a file with one of these names is something else."""
         table, shown = self.folder / RESULTS[0], self.folder / RESULTS[1]
         try:
-            told = READER.json(table, dict[str, Any]) if table.is_file() else {}
+            content = READER.json(table, dict[str, Any]) if table.is_file() else {}
         except JobsError:
-            told = {}
+            content = {}
         with writing(shown):
             text = shown.read_text(encoding="utf-8", errors="replace") if shown.is_file() else ""
-        for file, foreign in ((table, told and "rows" not in told), (shown, text and not text.startswith("| job |"))):
+        for file, foreign in (
+            (table, content and "rows" not in content),
+            (shown, text and not text.startswith("| job |")),
+        ):
             if foreign:
                 raise OutputError(f"{file} is no table of jobs, so it is not overwritten; choose another out")
 
     def read(self, progress: Progress) -> JobsTable:
-        """What an earlier run left; nothing if that is damaged."""
+        """The table of an earlier run; an empty one if it is missing or damaged."""
         file = self.folder / RESULTS[0]
         try:
             return TABLE_KIND.read(file) if file.is_file() else JobsTable()
@@ -148,9 +151,9 @@ class _Results:
 
     def add(self, *rows: JobRow) -> None:
         self.rows |= {row.job: row for row in rows}
-        told = JobsTable(tuple(self.ordered()), versions={"edgevit": written_by()})
+        jobs_table = JobsTable(tuple(self.ordered()), versions={"edgevit": written_by()})
         with writing(self.folder):
-            write_whole(self.folder / RESULTS[0], TABLE_KIND.text(told))
+            write_whole(self.folder / RESULTS[0], TABLE_KIND.text(jobs_table))
             write_whole(self.folder / RESULTS[1], markdown(self.ordered()))
 
     def ordered(self) -> list[JobRow]:
@@ -161,7 +164,7 @@ HEAD = ("job", "top-1", "base, restricted", "MACs", "parameters", "seconds", "st
 
 
 def cells(row: JobRow) -> tuple[str, ...]:
-    """One row of the table as text."""
+    """A row of the table as text."""
 
     def percent(value: float | None) -> str:
         return "" if value is None else f"{100 * value:.2f} %"
@@ -183,24 +186,23 @@ def markdown(rows: Sequence[JobRow]) -> str:
 def derive_many(
     jobs: str | Path | DeriveManyRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> list[JobRow]:
-    """Do every job of a jobs file that is not done yet; a job that fails does not stop the others.
+    """Run every job of a jobs file that is not finished. A job that fails does not stop the others.
 
     Args:
         jobs: a YAML file of tasks, budgets and methods, or a whole request.
         options: the fields of `DeriveManyRequest`.
 
     Raises:
-        JobsError, UnknownNameError, OptionError: the file is no good; nothing was started.
-        EdgeVitError: every job would be refused for the same reason; nothing was started.
-        OutputError: another process works on these jobs, or its folder cannot be written, or has a file that is no
-            table of jobs where one would be.
-        Interrupted: Ctrl-C or SIGTERM; the same call goes on.
+        JobsError, UnknownNameError, OptionError: the file is not valid; nothing was started.
+        EdgeVitError: every job fails for the same reason; nothing was started.
+        OutputError: another process works on these jobs, or the tables cannot be written.
+        Interrupted: Ctrl-C or SIGTERM; the same call continues.
     """
     return run_many(as_request(DeriveManyRequest, "jobs", jobs, options), progress)
 
 
 def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> list[JobRow]:
-    """Do what is asked; `derive_many` says what is raised."""
+    """Carry out a request; see `derive_many` for what is raised."""
     jobs, layout = read_jobs(request.jobs)
     workers = layout.workers if request.workers is None else request.workers
     progress = progress or Silent()
@@ -209,28 +211,21 @@ def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> li
     for job in jobs:
         refuse_training(job.request())
     jobs, folder = tasks_side_by_side(jobs, workers), Path(layout.out)
-    with ExitStack() as held:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            busy = OutputError(f"another derive-many is working in {folder}; wait until it has ended")
-            held.enter_context(alone_in(folder, busy))
-            results = _Results(folder, [job.name for job in jobs])
-            results.refuse_foreign()
-        try:
-            return _work_off(jobs, results, workers, progress)
-        except KeyboardInterrupt:
-            raise Interrupted("stopped; the same command goes on with the jobs that are not done") from None
+    with working_in(folder, "the jobs that are not done"):
+        results = _Results(folder, [job.name for job in jobs])
+        results.refuse_foreign()
+        return _work_off(jobs, results, workers, progress)
 
 
 def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Progress) -> list[JobRow]:
     before = results.read(progress)
-    told = {job.name: [row for row in before.rows if row.job == job.name] for job in jobs}
-    found = {job.name: row for job in jobs if (row := _found(job, told[job.name], progress)) is not None}
-    due = [job for job in jobs if job.name not in found]
-    _refuse_what_all_share(due)
-    results.add(*before.rows, *found.values())
-    if found:
-        progress.note(f"{len(found)} of {len(jobs)} jobs are done already")
+    earlier = {job.name: [row for row in before.rows if row.job == job.name] for job in jobs}
+    finished = {job.name: row for job in jobs if (row := _finished_row(job, earlier[job.name], progress)) is not None}
+    due = [job for job in jobs if job.name not in finished]
+    _refuse_shared_error(due)
+    results.add(*before.rows, *finished.values())
+    if finished:
+        progress.note(f"{len(finished)} of {len(jobs)} jobs are done already")
     workers = min(workers, max(len(due), 1))
     events = work_off(run_job, due, workers, threads=max(torch.get_num_threads() // workers, 1))
     with progress.stage("derive-many", len(due), "job") as stage, closing(events):
@@ -242,44 +237,44 @@ def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Pr
                 if row.state != "started":
                     done += 1
                     stage.update(done)
-                    said = f"failed: {row.error}" if row.error else f"top-1 {cells(row)[1]}"
+                    outcome = f"failed: {row.error}" if row.error else f"top-1 {cells(row)[1]}"
                     for text in sorted({*row.warnings} - warned, key=row.warnings.index):  # jobs of a task share most
                         progress.warn(f"{row.job}: {text}")
                     warned.update(row.warnings)
-                    progress.note(f"{row.job}: {said} ({row.seconds or 0:.0f} s)")
+                    progress.note(f"{row.job}: {outcome} ({row.seconds or 0:.0f} s)")
         except KeyboardInterrupt:
-            progress.note("stopping: what trains keeps its state first; Ctrl-C once more ends it at once")
+            progress.note("stopping: trainings save their state first; press Ctrl-C again to end at once")
             raise
     return results.ordered()
 
 
-def _refuse_what_all_share(due: Sequence[Job]) -> None:
-    """Raise once what every job would be refused for, such as weights that are not there.
+def _refuse_shared_error(due: Sequence[Job]) -> None:
+    """Raise an error that every job would fail with, such as missing weights.
 
     Raises:
-        EdgeVitError: that.
+        EdgeVitError: the shared error.
     """
     whys = map(_refusal, due)
-    if len(due) > 1 and (why := next(whys)) is not None and all(str(other) == str(why) for other in whys):
-        raise why
+    if len(due) > 1 and (first := next(whys)) is not None and all(str(error) == str(first) for error in whys):
+        raise first
 
 
 def _refusal(job: Job) -> EdgeVitError | None:
     try:
-        _asked(job).check()
+        _request(job).check()
     except EdgeVitError as error:
         return error
     return None
 
 
 def _row(job: Job, result: JobRow | Died | None) -> JobRow:
-    """The row of results.json for a job that began (None) or ended."""
+    """The row of a job that began (None) or ended."""
     if isinstance(result, JobRow):
         return result
     if result is None:
         return _started(job)
     if result.code < 0:
-        why = f"was ended from outside (signal {-result.code}), perhaps for want of memory; try fewer workers"
+        reason = f"was ended from outside (signal {-result.code}), perhaps for lack of memory; try fewer workers"
     else:
-        why = f"ended with exit code {result.code}; what is printed above is a fault of edgevit: please report it"
-    return replace(_started(job), state="failed", error=f"its process {why}")
+        reason = f"ended with exit code {result.code}; what is printed above is a fault of edgevit: please report it"
+    return replace(_started(job), state="failed", error=f"its process {reason}")

@@ -1,8 +1,8 @@
-"""Pieces of work in processes of their own, which end when their parent does, however it ends.
+"""Run pieces of work in processes that end when their parent ends, however it ends.
 
-The parent is one thread: it waits for what the processes send. A process that is asked to end (SIGTERM) keeps what its
-piece of work can keep, such as the state of a training; so does one whose parent is gone, which it sees by a pipe that
-the system closes then, also after kill -9.
+The parent is one thread that waits for messages of the processes. A process that gets SIGTERM saves what its piece of
+work can save, such as the state of a training. So does a process whose parent is gone: the system closes a pipe then,
+even after kill -9.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ R = TypeVar("R")
 GRACE_S = 60.0  # for a step of training to end and its state to be written
 STOPS = {signal.SIGINT, signal.SIGTERM}
 _SPAWN = get_context("spawn")
-_READY = "ready"  # what a process sends first: from here on it ends in good order
+_READY = "ready"  # the first message of a process: from then on SIGTERM ends it properly
 
 
 @dataclass(frozen=True)
 class Died:
-    """The end of a process in the middle of a piece of work."""
+    """The end of a process during a piece of work."""
 
-    code: int  # as subprocess has it: below zero it is a signal
+    code: int  # as in subprocess: a negative number is a signal
 
 
 def work_off(
     do: Callable[[P], R], pieces: Sequence[P], processes: int, threads: int
 ) -> Generator[tuple[P, R | Died | None], None, None]:
-    """Do every piece; yield it with None when it begins, and with its result, or `Died`, when it ends.
+    """Run every piece; yield it with None when it begins, and with its result, or `Died`, when it ends.
 
-    Closing the iterator ends the processes; KeyboardInterrupt while they are waited for kills them.
+    Closing the iterator ends the processes; a KeyboardInterrupt during that kills them.
 
     Args:
-        do: a function of a module. It and what it takes and returns go from process to process.
-        threads: that each process computes with.
+        do: a function of a module. It, its argument and its result are sent between processes.
+        threads: the number of threads in each process.
     """
     waiting = deque(pieces)
     workers: dict[Connection, _Worker[P]] = {}
@@ -63,31 +63,31 @@ def work_off(
                 assert isinstance(link, Connection)
                 worker = workers[link]
                 try:
-                    told = link.recv()
+                    message = link.recv()
                 except (EOFError, ConnectionResetError):
                     worker.process.join()
                     del workers[link]
                     yield worker.piece, Died(worker.process.exitcode or 0)
                     continue
-                if told == _READY:
+                if message == _READY:
                     worker.ready = True
                     continue
                 done = worker.piece
                 if waiting:
                     begun = worker.begin(waiting.popleft())
-                    yield done, told
+                    yield done, message
                     yield begun, None
                 else:
                     link.close()
                     worker.process.join()
                     del workers[link]
-                    yield done, told
+                    yield done, message
     finally:
         _end(list(workers.values()))
 
 
 class _Worker(Generic[P]):
-    """One process, and the piece of work it has."""
+    """A process and its piece of work."""
 
     piece: P
 
@@ -105,16 +105,16 @@ class _Worker(Generic[P]):
         self._send(piece)
         return piece
 
-    def _send(self, what: object) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has died, as will be seen
-            self.link.send(what)
+    def _send(self, message: object) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died, which `work_off` notices
+            self.link.send(message)
 
 
 @contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Give processes that start here variables which are read when torch is imported; what the user has set stays.
+    """Set variables that torch reads on import, for the processes that start here; the user's own values win.
 
-    Threads that spin while they wait take the cores that the other processes compute on.
+    Threads that spin while they wait would take cores from the other processes.
     """
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
@@ -127,9 +127,9 @@ def _environment(**variables: str) -> Iterator[None]:
 
 @contextmanager
 def _stops_blocked() -> Iterator[None]:
-    """Start processes that Ctrl-C, which a terminal sends to all, does not reach: their parent asks them to end.
+    """Start processes that ignore Ctrl-C, which a terminal sends to all of them; their parent ends them.
 
-    Else one that is still importing would end with a traceback, and so would one whose parent is stopped meanwhile.
+    Otherwise a process that is still importing would end with a traceback.
     """
     resource_tracker.ensure_running()  # which unblocks signals when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
@@ -140,13 +140,13 @@ def _stops_blocked() -> Iterator[None]:
 
 
 def _end(workers: Sequence[_Worker[Any]]) -> None:
-    """Ask the processes to end, and kill those that do not in time, or when asked again."""
+    """Ask the processes to end; kill them if they do not end in time, or on a second Ctrl-C."""
     for worker in workers:
         worker.link.close()
         if worker.ready:
             worker.process.terminate()
         else:
-            worker.process.kill()  # it imports, and has nothing to keep
+            worker.process.kill()  # it is still importing, and has nothing to save
     until = time.monotonic() + GRACE_S
     try:
         for worker in workers:
@@ -168,14 +168,14 @@ def _work(link: Connection, threads: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(KeyboardInterrupt), sigterm_as_ctrl_c():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        told: Any = _READY
+        message: Any = _READY
         while True:
             try:
-                link.send(told)
+                link.send(message)
                 piece = link.recv()
             except (EOFError, BrokenPipeError, ConnectionResetError):
-                return  # nothing is left to do, or nobody to tell
-            told = do(piece)
+                return  # no work left, or no parent
+            message = do(piece)
 
 
 def _end_with_parent() -> None:

@@ -28,22 +28,24 @@ class CostRequest(MeasurementTarget):
 
     base: Annotated[str | Path, BASE]
     output: Annotated[
-        Path | None, Option("File to write the table to, .yaml or .json.  [default: none; figures are kept]", OUTPUT)
+        Path | None,
+        Option("File for the table, .yaml or .json.  [default: none; figures are kept]", OUTPUT, common=True),
     ] = None
     model_args: ModelArgs = field(default_factory=dict)
     shape: Annotated[
-        str, Option("Which widths the table is for: fused, fused4, paper or free, as for derive.", SHAPE)
+        str, Option("Widths to cover: fused, fused4, paper or free, as for `edgevit derive`.", SHAPE, common=True)
     ] = "fused"
-    rounds: Annotated[int, Option("Number of times that each stack of blocks is measured, in turns.", MEASURING)] = (
-        ROUNDS
-    )
+    rounds: Annotated[int, Option("Number of measurements of each stack of blocks, in turns.", MEASURING)] = ROUNDS
     points: Annotated[
         int,
-        Option("Number of stacks at the most, beside six for each narrower embedding; about 20 always are.", MEASURING),
+        Option(
+            "Largest number of stacks, without six for each narrower embedding; about 20 are always measured.",
+            MEASURING,
+        ),
     ] = POINTS
     tokens: Annotated[
         bool,
-        Option("Also measure what blocks take that are given fewer tokens: five stacks for each number.", MEASURING),
+        Option("Also measure blocks with fewer tokens: five stacks for each token count.", MEASURING),
     ] = False
 
     def check(self) -> None:

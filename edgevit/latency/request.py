@@ -35,7 +35,7 @@ def read_budgets(option: str) -> Callable[[str, Mapping[str, Any]], tuple[float,
 
 
 def _budgets(option: str, what: str) -> Option:
-    return Option(what, BUDGET, metavar="NUMBER[,...]", read=read_budgets(option))
+    return Option(what, BUDGET, metavar="NUMBER[,...]", common=True, read=read_budgets(option))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +51,7 @@ class MeetRequest(Deriving):
     cost_table: CostTableFile = None
     run_precision: Annotated[
         str | None,
-        Option(
-            "Precision of the models that are measured: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]",
-            RUNNER,
-        ),
+        Option("Precision of the measured models: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER),
     ] = None
     # Its precision is `run_precision`, as training has one of that name.
     target: Annotated[MeasurementTarget, Nested(without=("precision",))] = field(default_factory=MeasurementTarget)

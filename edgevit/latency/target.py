@@ -30,22 +30,24 @@ class MeasurementTarget:
     board: AskedBoard = None
     ssh_config: SshConfig = None
     profile: Annotated[
-        str | None, Option("Board profile that must match, by name or path.  [default: the board's own]", BOARD)
+        str | None, Option("Board profile to require, by name or path.  [default: the board's own]", BOARD)
     ] = None
-    power_mode: Annotated[
-        str | None, Option("Power mode to measure in; the earlier one is set again after it.", BOARD)
-    ] = None
-    lock_clocks: Annotated[bool, Option("Lock the clocks while measuring, and unlock them after it.", BOARD)] = False
+    power_mode: Annotated[str | None, Option("Power mode to measure in; the previous mode is restored.", BOARD)] = None
+    lock_clocks: Annotated[bool, Option("Lock the clocks while measuring, then unlock them.", BOARD)] = False
     runner: Annotated[
         str | None,
-        Option("What runs models: tensorrt or onnxruntime.  [default: tensorrt on a board, else onnxruntime]", RUNNER),
+        Option(
+            "Runtime to measure with: tensorrt or onnxruntime.  [default: tensorrt on a board, else onnxruntime]",
+            RUNNER,
+        ),
     ] = None
     precision: Annotated[
-        str | None, Option("Precision of the models: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER)
+        str | None,
+        Option("Precision of the measured models: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER),
     ] = None
     provider: Provider = None
     threads: Threads = None
-    batch: Annotated[int, Option("Number of images per inference.", LOAD)] = 1
+    batch: Annotated[int, Option("Images per inference.", LOAD)] = 1
 
     @property
     def runs_on(self) -> str:

@@ -19,10 +19,7 @@ from edgevit.request import MODEL, PREPROCESSING, Given, Nested, Option, assignm
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 
-BASE = Option(
-    "Name of a timm model, such as deit_base_patch16_224, path of a model folder, or of weights.",
-    None,
-)
+BASE = Option("Name of a timm model, such as deit_base_patch16_224, or path of a model folder or of weights.", None)
 HUBS, LOCAL = ("hf-hub:", "hf_hub:"), "local-dir:"
 
 
@@ -44,7 +41,7 @@ def three(option: str) -> Callable[[str, Given], list[float]]:
 ModelArgs = Annotated[
     Mapping[str, Any],
     Option(
-        "Argument that timm makes the base with, such as img_size=32; repeatable.",
+        "Argument for timm's constructor of the base, such as img_size=32; repeatable.",
         MODEL,
         name="--model-arg",
         metavar="NAME=VALUE",
@@ -60,42 +57,30 @@ class GivenPreprocessing:
 
     mean: Annotated[
         list[float] | None,
-        Option(
-            "Mean that is subtracted from pixels between 0 and 1.",
-            PREPROCESSING,
-            metavar="R,G,B",
-            read=three("--mean"),
-        ),
+        Option("Mean to subtract from pixels between 0 and 1.", PREPROCESSING, metavar="R,G,B", read=three("--mean")),
     ] = None
     std: Annotated[
         list[float] | None,
-        Option(
-            "Standard deviation that pixels are divided by.",
-            PREPROCESSING,
-            metavar="R,G,B",
-            read=three("--std"),
-        ),
+        Option("Standard deviation to divide pixels by.", PREPROCESSING, metavar="R,G,B", read=three("--std")),
     ] = None
     crop_pct: Annotated[
         float | None,
         Option("Share of the image that the centre crop keeps: 0.9, or 1 for no crop.", PREPROCESSING),
     ] = None
     interpolation: Annotated[
-        str | None, Option("How images are resized: bilinear, bicubic, lanczos or nearest.", PREPROCESSING)
+        str | None, Option("Interpolation for resizing: bilinear, bicubic, lanczos or nearest.", PREPROCESSING)
     ] = None
     exif: Annotated[
         str | None,
         Option(
-            "Whether pictures that a camera stored turned are put upright: apply, or ignore, as timm and torchvision.  "
-            "[default: ignore]",
+            "Treatment of the EXIF orientation: apply, or ignore (as timm and torchvision do).  [default: ignore]",
             PREPROCESSING,
         ),
     ] = None
     value_range: Annotated[
         float | None,
         Option(
-            "The value of white in pictures deeper than 8 bits, such as 4095 for 12 bits in a PNG of 16.  "
-            "[default: the format's own]",
+            "Pixel value of white in images deeper than 8 bits, such as 4095 for 12 bits.  [default: the format's own]",
             PREPROCESSING,
         ),
     ] = None
@@ -108,12 +93,13 @@ class BaseOptions:
     checkpoint: Annotated[
         Path | str | None,
         Option(
-            "Weights of the base: safetensors, a plain state dict of PyTorch, or a folder as timm or transformers "
-            "writes it. config.json and preprocessor_config.json beside the weights are read, too.",
+            "Weights of the base: safetensors, a PyTorch state dict, or a folder written by timm or "
+            "transformers. config.json and preprocessor_config.json beside the weights are read as well.",
             MODEL,
+            common=True,
         ),
     ] = None
-    pretrained: Annotated[bool, Option("Download timm's own weights of the base; needs a network.", MODEL)] = False
+    pretrained: Annotated[bool, Option("Download timm's pretrained weights of the base.", MODEL, common=True)] = False
     model_args: ModelArgs = field(default_factory=dict)
     preprocessing: Annotated[Mapping[str, Any], Nested(GivenPreprocessing)] = field(default_factory=dict)
 

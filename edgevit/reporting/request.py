@@ -20,17 +20,20 @@ class JudgingRequest:
     gate: Annotated[
         Sequence[str],
         Option(
-            "Limit that must hold, such as 'p99<8ms' or 'energy<40mJ'; repeatable.",
+            "Limit to enforce, such as 'p99<8ms' or 'energy<40mJ'; repeatable.",
             JUDGING,
             metavar="METRIC<VALUE",
             repeated=True,
+            common=True,
         ),
     ] = ()
-    compare: Annotated[Path | None, Option("JSON-lines file of earlier runs that these are set against.", JUDGING)] = (
-        None
-    )
+    compare: Annotated[
+        Path | None, Option("JSON-lines file of earlier runs to compare with.", JUDGING, common=True)
+    ] = None
     force: Annotated[bool, Option("Compare even if the environments differ; a warning says in what.", JUDGING)] = False
-    output: Annotated[Path | None, Option("JSON-lines file that the raw runs are appended to.", OUTPUT)] = None
+    output: Annotated[
+        Path | None, Option("JSON-lines file that the raw runs are appended to.", OUTPUT, common=True)
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,8 @@ class CompareRequest:
 
     before: Annotated[Path, Option("JSON-lines file of runs, as `edgevit bench --output` writes it.", None)]
     after: Annotated[
-        Path | None, Option("Another, to be set against it; without one, the first model of the first is.", None)
+        Path | None,
+        Option("Second file; without it, the models of the first file are compared with its first model.", None),
     ] = None
     force: Annotated[
         bool,
@@ -53,16 +57,15 @@ class ReportRequest:
 
     paths: Annotated[
         Sequence[Path],
-        Option(
-            "Folders of models, with all below them, and files that `edgevit bench --output` wrote.",
-            None,
-            repeated=True,
-        ),
+        Option("Folders to search for models, and files written by `edgevit bench --output`.", None, repeated=True),
     ]
     output: Annotated[
         Path | None,
         Option(
-            "File to write, or - for standard output.  [default: report.html; else standard output]", OUTPUT, short="-o"
+            "File to write, or - for standard output.  [default: report.html; else standard output]",
+            OUTPUT,
+            short="-o",
+            common=True,
         ),
     ] = None
     format: Annotated[
@@ -72,7 +75,7 @@ class ReportRequest:
     gates: Annotated[
         Sequence[str],
         Option(
-            "Limit that must hold for a model to be taken, such as 'p99<8ms'; repeatable.",
+            "Limit that a recommended model must meet, such as 'p99<8ms'; repeatable.",
             JUDGING,
             name="--gate",
             metavar="METRIC<VALUE",
@@ -82,8 +85,8 @@ class ReportRequest:
     thumbnails: Annotated[
         int,
         Option(
-            "Show small copies of N validation images that each model gets wrong; images may be private.",
+            "Show small copies of N misclassified validation images per model; images may be private.",
             OUTPUT,
-            metavar="N",
+            metavar="NUMBER",
         ),
     ] = 0

@@ -33,10 +33,13 @@ INTERVALS = (
 )
 
 
-Device = Annotated[str, Option("Where torch computes: auto, cpu, cuda or cuda:1.", COMPUTING)]
+Device = Annotated[str, Option("Device for torch: auto, cpu, cuda or cuda:1.", COMPUTING, common=True)]
 Workers = Annotated[
     int | None,
-    Option("Processes that read images; 0 reads them in this one.  [default: up to 8 for a GPU, else 0]", COMPUTING),
+    Option(
+        "Number of data-loading processes; 0 loads in the main process.  [default: up to 8 for a GPU, else 0]",
+        COMPUTING,
+    ),
 ]
 
 
@@ -49,55 +52,49 @@ class Training:
 
     steps: Annotated[
         int | None,
-        Option("Number of optimiser steps; 0 trains nothing.  [default: the method's own rule]", TRAINING),
+        Option("Number of optimiser steps; 0 skips training.  [default: the method's own rule]", TRAINING, common=True),
     ] = None
     batch_size: Annotated[int, Option("Images per optimiser step, over all processes and micro-batches.", TRAINING)] = (
         256
     )
-    lr: Annotated[float, Option("Learning rate of AdamW at its highest.", TRAINING)] = 1e-4
+    lr: Annotated[float, Option("Peak learning rate of AdamW.", TRAINING)] = 1e-4
     weight_decay: Annotated[float, Option("Weight decay of AdamW.", TRAINING)] = 0.05
-    schedule: Annotated[
-        Schedule, Option("How the learning rate goes on: cosine (falls to 0) or constant.", TRAINING)
-    ] = "cosine"
+    schedule: Annotated[Schedule, Option("Learning-rate schedule: cosine (decays to 0) or constant.", TRAINING)] = (
+        "cosine"
+    )
     warmup_steps: Annotated[
         int | None,
-        Option("Steps in which the learning rate rises to its highest.  [default: the method's own]", TRAINING),
+        Option("Number of warm-up steps of the learning rate.  [default: the method's own]", TRAINING),
     ] = None
     lr_by_loss: Annotated[
         bool | None,
         Option(
-            "Lower the learning rate for a model that is like its teacher already.  [default: the method's own]",
+            "Lower the learning rate for a model that is already close to its teacher.  [default: the method's own]",
             TRAINING,
         ),
     ] = None
-    clip_norm: Annotated[
-        float, Option("Norm that a step's gradient is shortened to; 0 leaves gradients as they are.", TRAINING)
-    ] = 0.0
+    clip_norm: Annotated[float, Option("Maximum norm of the gradient; 0 disables clipping.", TRAINING)] = 0.0
     average: Annotated[
         float,
-        Option("Share of a moving average of the weights that each step keeps; 0 takes the last weights.", TRAINING),
+        Option("Decay of the moving average of the weights; 0 disables it.", TRAINING),
     ] = 0.0
     layer_decay: Annotated[
-        float, Option("Factor of the learning rate from each block to the one before; 1 trains all alike.", TRAINING)
+        float, Option("Learning-rate factor from each block to the one before it; 1 trains all blocks alike.", TRAINING)
     ] = 1.0
-    grad_accum: Annotated[
-        int, Option("Parts that a step is computed in, one after the other, to save memory.", TRAINING)
-    ] = 1
+    grad_accum: Annotated[int, Option("Number of micro-batches per step, to save memory.", TRAINING)] = 1
     precision: Annotated[Precision, Option("Precision of training: fp32, bf16 or fp16 (on a GPU only).", TRAINING)] = (
         "fp32"
     )
     device: Device = "auto"
     workers: Workers = None
-    seed: Annotated[int, Option("Seed of every random choice, the split of the images among them.", COMPUTING)] = 42
+    seed: Annotated[int, Option("Seed of all random choices, including the split of the images.", COMPUTING)] = 42
     augment: Annotated[
-        Augment, Option("How training images are changed: none, crop, or flip (crop and mirror).", TRAINING)
+        Augment, Option("Augmentation of training images: none, crop, or flip (crop and mirror).", TRAINING)
     ] = "crop"
-    evaluations: Annotated[
-        int, Option("Number of accuracy checks on the validation part during training.", TRAINING)
-    ] = 10
+    evaluations: Annotated[int, Option("Number of validation passes during training.", TRAINING)] = 10
     # A cosine schedule ends by itself; else once both accuracies have met, or the best improves no more.
     early_stop: Annotated[
-        bool, Option("Stop early when accuracy stops improving, only with --schedule constant.", TRAINING)
+        bool, Option("Stop when validation accuracy stops improving; only with --schedule constant.", TRAINING)
     ] = True
 
     def check(self) -> None:

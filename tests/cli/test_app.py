@@ -19,7 +19,7 @@ from edgevit.errors import OptionError
 from edgevit.version import written_by
 
 COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
-ASKED = [["--help"], [], *([command, "--help"] for command in COMMANDS)]
+ASKED = [["--help"], [], *([command, "--help-all"] for command in COMMANDS)]
 HELP = """
 import contextlib, io, json, sys
 from edgevit.cli.app import main
@@ -32,7 +32,7 @@ for arguments in json.load(sys.stdin):
             main()
         except SystemExit as stop:
             code = stop.code or 0
-    heavy = {"torch", "numpy", "timm", "onnx", "onnxruntime", "accelerate", "sklearn", "PIL"}
+    heavy = {"torch", "rich", "numpy", "timm", "onnx", "onnxruntime", "accelerate", "sklearn", "PIL"}
     told.append([code, out.getvalue(), err.getvalue(), sorted(heavy & set(sys.modules))])
 print(json.dumps(told))
 """
@@ -40,7 +40,7 @@ print(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def helped() -> list[tuple[int, str, str, list[str]]]:
-    """For each of ASKED: exit code, output, errors and what is loaded, also by those before it."""
+    """For each of ASKED: exit code, output, errors, and the heavy libraries loaded so far."""
     wide = {**os.environ, "COLUMNS": "500"}
     command, asked = [sys.executable, "-c", HELP], json.dumps(ASKED)
     told = subprocess.run(command, input=asked, text=True, stdout=subprocess.PIPE, check=True, env=wide).stdout

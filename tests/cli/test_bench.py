@@ -1,23 +1,17 @@
 import json
 import re
-import resource
-import signal
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import typer
 from model_folders import derivation_of, some_spec, spec_text
-from some_layers import PROFILE
 from some_runs import DENSE
 
 from edgevit.agent.records import Run
 from edgevit.board.comparison import load_runs
-from edgevit.board.layers import line_of
 from edgevit.board.request import BenchRequest, Conditions
 from edgevit.cli.app import app
-from edgevit.cli.bench import LAYER_LINES, RUN_LINES, append_to, next_command, page_command
-from edgevit.errors import OutputError
+from edgevit.cli.bench import next_command, page_command
 from edgevit.records.derivation import DERIVATION_KIND
 from edgevit.reporting.request import JudgingRequest
 
@@ -129,29 +123,6 @@ def test_a_full_disk_loses_no_figures(run_bench, model, tmp_path):
     assert "collecting" not in run_bench(model, "--output", full, *FAST).err and len(load_runs(full)) == 2
 
 
-def test_a_line_that_does_not_fit_leaves_no_half_and_one_that_is_there_is_not_written_twice(tmp_path):
-    path = tmp_path / "runs.jsonl"
-    one, two = (json.dumps({"batch": batch, "latencies_ns": [1]}) + "\n" for batch in (1, 2))
-    append_to(path)(one)
-    before, handled = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(one) + 2, before[1]))
-        with pytest.raises(OutputError, match=r"cannot write runs to .*: No space left on device; choose another"):
-            append_to(path)(two)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handled)
-    assert path.read_text() == one
-    write = append_to(path)
-    write(one)
-    write(two)
-    assert path.read_text() == one + two
-    odd = json.dumps({"label": "a\u2028b\u0085c", "latencies_ns": [1]}, ensure_ascii=False) + "\n"
-    append_to(path)(odd)
-    append_to(path)(odd)
-    assert path.read_text() == one + two + odd, "a line ends at a newline alone"
-
-
 @pytest.mark.parametrize("cut_off", [DENSE.to_json()[:40], DENSE.to_json()])
 def test_a_run_behind_a_line_that_a_kill_cut_off_has_a_line_of_its_own(run_bench, model, tmp_path, cut_off):
     path = tmp_path / "runs.jsonl"
@@ -172,36 +143,6 @@ def test_nothing_is_appended_to_a_file_of_something_else_nor_measured_for_it(run
         refused.error == f"error: {foreign} is no file of {lines}, so nothing is added to it; choose another --output"
     )
     assert foreign.read_text() == "cat\ndog\n" and refused.out == ""
-
-
-RUN = DENSE.to_json() + "\n"
-
-
-@pytest.mark.parametrize(
-    ("lines", "text", "taken"),
-    [
-        (RUN_LINES, RUN, True),
-        (RUN_LINES, RUN[:40], True),  # cut off
-        (RUN_LINES, "cut off\n" + RUN, True),
-        (RUN_LINES, json.dumps({"schema": 1, "batch": 1, "latencies_ns": [1]}), True),
-        (RUN_LINES, json.dumps({"schema": 99, "latencies_ns": [1]}), True),
-        (RUN_LINES, "\ufeff" + RUN, True),
-        (RUN_LINES, "", True),
-        (RUN_LINES, "\n", True),
-        (RUN_LINES, '{"batch": 1, "loss": 0.5}\n', False),  # what somebody's training said of itself
-        (RUN_LINES, line_of(PROFILE), False),
-        (RUN_LINES, "\0\1", False),
-        (LAYER_LINES, line_of(PROFILE), True),
-        (LAYER_LINES, line_of(PROFILE)[:40], True),
-        (LAYER_LINES, RUN, False),
-    ],
-)
-def test_a_file_is_known_by_any_of_its_lines(tmp_path, lines, text, taken):
-    path = tmp_path / "runs.jsonl"
-    path.write_text(text)
-    with nullcontext() if taken else pytest.raises(OutputError, match="choose another --output"):
-        append_to(path, lines)
-    assert path.read_text() == text
 
 
 def test_several_models_are_one_table_of_ratios_to_the_first(run_bench, model, tmp_path):

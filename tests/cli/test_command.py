@@ -81,11 +81,12 @@ def test_options_are_listed_panel_by_panel_and_those_of_the_command_after_those_
         "--either",
         "--now",
         "--loud",
+        "--out",
         "--size",
         "--more",
         "--pace",
-        "--out",
         "--config",
+        "--help-all",
     ]
     assert names == expected
 
@@ -101,7 +102,7 @@ def test_no_option_of_any_command_is_infinite(value: str, told: str) -> None:
     [(("", "--out", "o"), "after do"), (("n", "--out", ""), "after --out"), (("n", "--out= "), "in --out= ")],
 )
 def test_an_empty_text_is_no_path_of_this_folder(typed: tuple[str, ...], told: str) -> None:
-    with pytest.raises(OptionError, match=f"an empty text stands {told}; give a value, or set the shell's variable"):
+    with pytest.raises(OptionError, match=f"{told} there is an empty text; give a value, or set the shell variable"):
         run(*typed)
 
 

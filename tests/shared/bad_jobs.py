@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,3 +24,15 @@ def die(job: Job) -> JobRow:
 
 def fail(job: Job) -> JobRow:
     raise ZeroDivisionError("a fault of edgevit")
+
+
+def wait(folder: str) -> None:
+    """Say that it has begun, and keep something when it is ended."""
+    begun = Path(folder, "begun.part")
+    begun.write_text(str(os.getpid()))
+    begun.rename(begun.with_suffix(""))
+    try:
+        time.sleep(300)
+    except KeyboardInterrupt:
+        Path(folder, "kept").touch()
+        raise

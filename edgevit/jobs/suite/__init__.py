@@ -1,6 +1,6 @@
-"""What an Orin's owner runs once and sends back: how networks of many shapes run there, without data or weights.
+"""The suite of `edgevit characterize`: how networks of many shapes run on a board, without data or weights.
 
-`suite` says which networks, and which question each is there for; `run` builds and measures them, question by question,
-each in turns with the dense network; `record` is the file that comes of it; `published` what others found on such
-boards; `answers` what the figures say.
+`deit.yaml` is the plan: which networks answer which question, and how much time a question is worth; `plan` reads it,
+`suite` makes the networks, `run` measures them in turns with the dense network, `record` is the file of the result,
+`published` has figures of others, and `answers` says what the figures mean.
 """

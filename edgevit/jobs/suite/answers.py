@@ -8,30 +8,30 @@ from edgevit.agent.doubts import DOUBTS
 from edgevit.agent.records import Run
 from edgevit.board.comparison import Comparison, compare_within, decisive
 from edgevit.errors import RunsError
-from edgevit.jobs.suite.record import Figure, MeasuredNetwork, Proof
+from edgevit.jobs.suite.record import Figure, MeasuredNetwork, SuiteRecord
 
 LITTLE = 0.03  # a ratio nearer to 1 decides nothing
 
 
-def answers(proof: Proof, largest: str) -> tuple[str, ...]:
+def answers(record: SuiteRecord, largest: str) -> tuple[str, ...]:
     """All that can be said; what was not measured is left out, and of void runs nothing is concluded."""
-    runs = proof.measurements()
+    runs = record.measurements()
     return (
         *_pays(runs, largest),
-        *_missed(proof, runs, largest),
-        *_mixes(proof, largest),
+        *_missed(record, runs, largest),
+        *_mixes(record, largest),
         *_tokens(runs, largest),
-        *_roofline(proof),
+        *_roofline(record),
         *_graphs(runs),
     )
 
 
-def against(runs: Sequence[Run], first: str, other: str) -> list[Comparison]:
+def against(runs: Sequence[Run], first: str, second: str) -> list[Comparison]:
     """The second network against the first, at each batch size that both were measured at in the same rounds."""
-    both = [run for name in (first, other) for run in runs if run.label == name]
-    sessions = {run.session for run in both if run.label == other}
+    both = [run for name in (first, second) for run in runs if run.label == name]
+    sessions = {run.session for run in both if run.label == second}
     together = [run for run in both if run.session in sessions]
-    if {run.label for run in together} != {first, other}:
+    if {run.label for run in together} != {first, second}:
         return []
     try:
         return decisive(compare_within(together))
@@ -39,7 +39,7 @@ def against(runs: Sequence[Run], first: str, other: str) -> list[Comparison]:
         return []
 
 
-def _told(c: Comparison) -> str:
+def _ratio_text(c: Comparison) -> str:
     few = "" if c.rounds is None else f" ({c.rounds} rounds)"
     interval = few if c.low is None or c.high is None else f" ({c.low:.2f} to {c.high:.2f})"
     return f"{c.ratio:.2f}{interval} of its time at batch {c.batch}{' (VOID)' if c.void else ''}"
@@ -47,74 +47,75 @@ def _told(c: Comparison) -> str:
 
 def _pays(runs: Sequence[Run], largest: str) -> Iterator[str]:
     for rate in ("0.8", "0.6"):
-        found = against(runs, f"{largest} {rate} paper", f"{largest} {rate} fused")
-        if not found:
+        comparisons = against(runs, f"{largest} {rate} paper", f"{largest} {rate} fused")
+        if not comparisons:
             continue
-        told = ", ".join(map(_told, found))
+        ratios = ", ".join(map(_ratio_text, comparisons))
         # At batch 8 there are too few rounds for an interval: what was found there may speak against, and not for it.
-        few = [c for c in found if c.outcome == "too few rounds"]
-        judged = [c for c in found if c not in few] or few
-        if why := next((c.void[0] if c.void else c.outcome for c in judged if c.low is None), None):
-            yield f"Whether fused shapes pay with {rate} of the MACs gone is not judged ({why}): {told}."
+        few = [c for c in comparisons if c.outcome == "too few rounds"]
+        judged = [c for c in comparisons if c not in few] or few
+        if reason := next((c.void[0] if c.void else c.outcome for c in judged if c.low is None), None):
+            yield f"Whether fused shapes pay with {rate} of the MACs gone is not judged ({reason}): {ratios}."
             continue
         sure = [c for c in judged if c.high is not None and c.low is not None and not c.low <= 1 <= c.high]
         if sure and all(c.ratio < 1 - LITTLE for c in sure) and all(c.ratio < 1 + LITTLE for c in few):
-            says = "Fused shapes pay"
+            verdict = "Fused shapes pay"
         elif sure and all(c.ratio > 1 + LITTLE for c in sure) and all(c.ratio > 1 - LITTLE for c in few):
-            says = "Fused shapes do not pay"
+            verdict = "Fused shapes do not pay"
         else:
-            says = "Fused shapes make no clear difference"
-        yield f"{says} with {rate} of the MACs gone: against paper shapes of as many MACs, {told}."
+            verdict = "Fused shapes make no clear difference"
+        yield f"{verdict} with {rate} of the MACs gone: against paper shapes of as many MACs, {ratios}."
 
 
-def _missed(proof: Proof, runs: Sequence[Run], largest: str) -> Iterator[str]:
+def _missed(record: SuiteRecord, runs: Sequence[Run], largest: str) -> Iterator[str]:
     padded = against(runs, f"{largest} 0.8 paper", f"{largest} 0.8 padded")
     if padded:
-        told = ", ".join(map(_told, padded))
-        yield f"Padding the heads of paper shapes until attention fuses takes {told}."
-    widths = {int(one.name.rpartition(" ")[2]): one for one in proof.measured if one.question == "head widths"}
-    built = {width: one for width, one in sorted(widths.items()) if one.fused is not None}
+        counts = ", ".join(map(_ratio_text, padded))
+        yield f"Padding the heads of paper shapes until attention fuses takes {counts}."
+    widths = {int(n.name.rpartition(" ")[2]): n for n in record.measured if n.question == "head widths"}
+    built = {width: n for width, n in sorted(widths.items()) if n.fused is not None}
     if built:
-        told = ", ".join(f"{width}: {one.fused} of {len(one.blocks)}" for width, one in built.items())
-        yield f"Attention blocks that run as one kernel, by the width of heads: {told}."
+        counts = ", ".join(f"{width}: {n.fused} of {len(n.blocks)}" for width, n in built.items())
+        yield f"Attention blocks that run as one kernel, by the width of heads: {counts}."
     for narrow, wide in ((12, 16), (20, 24)):
-        found = against(runs, f"{largest} heads of {wide}", f"{largest} heads of {narrow}")
-        if found:
-            yield f"Heads of {narrow} take, of heads of {wide}: {', '.join(map(_told, found))}."
+        comparisons = against(runs, f"{largest} heads of {wide}", f"{largest} heads of {narrow}")
+        if comparisons:
+            yield f"Heads of {narrow} take, of heads of {wide}: {', '.join(map(_ratio_text, comparisons))}."
 
 
-def _mixes(proof: Proof, largest: str) -> Iterator[str]:
-    rivals = [one for one in proof.measured if one.name.startswith(f"{largest} 0.8 ") and one.figures]
-    for batch in sorted({figure.batch for one in rivals for figure in one.figures}):
-        told_of = {one.name: figure for one in rivals if (figure := _at(one, batch)) and not figure.void}
-        ratios = {name: figure.ratio for name, figure in told_of.items() if figure.ratio is not None}
+def _mixes(record: SuiteRecord, largest: str) -> Iterator[str]:
+    rivals = [n for n in record.measured if n.name.startswith(f"{largest} 0.8 ") and n.figures]
+    for batch in sorted({figure.batch for n in rivals for figure in n.figures}):
+        figures = {n.name: figure for n in rivals if (figure := _at(n, batch)) and not figure.void}
+        ratios = {name: figure.ratio for name, figure in figures.items() if figure.ratio is not None}
         if len(ratios) > 1:
             name = min(ratios, key=ratios.__getitem__)
-            told = f"{name}: {ratios[name]:.2f} of dense"
-            yield f"Of the ways to leave about 0.2 of the MACs the fastest at batch {batch} is {told}."
+            fastest = f"{name}: {ratios[name]:.2f} of dense"
+            yield f"Of the ways to leave about 0.2 of the MACs the fastest at batch {batch} is {fastest}."
 
 
 def _tokens(runs: Sequence[Run], largest: str) -> Iterator[str]:
-    if found := against(runs, f"{largest} 196 tokens", f"{largest} 192 tokens"):
-        yield f"192 tokens take, of 196 tokens: {', '.join(map(_told, found))}; their MACs are 0.98."
-    if found := against(runs, largest, f"{largest} 192 tokens behind block 1"):
-        yield f"Where 192 of 197 tokens are left behind block 1, dense takes {', '.join(map(_told, found))}."
+    if comparisons := against(runs, f"{largest} 196 tokens", f"{largest} 192 tokens"):
+        yield f"192 tokens take, of 196 tokens: {', '.join(map(_ratio_text, comparisons))}; their MACs are 0.98."
+    if comparisons := against(runs, largest, f"{largest} 192 tokens behind block 1"):
+        ratios = ", ".join(map(_ratio_text, comparisons))
+        yield f"With 192 of 197 tokens after block 1, the dense network takes {ratios}."
 
 
-def _roofline(proof: Proof) -> Iterator[str]:
-    figures = [(one.name, figure) for one in proof.measured for figure in one.figures]
+def _roofline(record: SuiteRecord) -> Iterator[str]:
+    figures = [(n.name, figure) for n in record.measured for figure in n.figures]
     shares = [(name, figure) for name, figure in figures if figure.roofline_share and not figure.void]
     if not shares:
         return
     for batch in sorted({figure.batch for _, figure in shares}):
-        told = [(figure.roofline_share or 0.0, name) for name, figure in shares if figure.batch == batch]
-        (most, best), (least, worst) = max(told), min(told)
+        reached_shares = [(figure.roofline_share or 0.0, name) for name, figure in shares if figure.batch == batch]
+        (most, best), (least, worst) = max(reached_shares), min(reached_shares)
         reached = f"{least:.0%} ({worst}) to {most:.0%} ({best})"
         yield f"At batch {batch} the networks reach {reached} of what the board can do at most."
 
 
-def _at(one: MeasuredNetwork, batch: int) -> Figure | None:
-    return next((figure for figure in one.figures if figure.batch == batch), None)
+def _at(network: MeasuredNetwork, batch: int) -> Figure | None:
+    return next((figure for figure in network.figures if figure.batch == batch), None)
 
 
 def _graphs(runs: Sequence[Run]) -> Iterator[str]:

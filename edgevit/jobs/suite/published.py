@@ -44,4 +44,4 @@ def published_for(profile: str | None) -> tuple[Published, ...]:
     """What was published of boards with this profile."""
     if profile is None:
         return ()
-    return tuple(one for name, figures in PUBLISHED.items() if profile.startswith(name) for one in figures)
+    return tuple(figure for name, figures in PUBLISHED.items() if profile.startswith(name) for figure in figures)

@@ -1,4 +1,4 @@
-"""The file of `edgevit prove`: one board, what ran on it, every figure, and every raw run behind them."""
+"""The record of `edgevit characterize`: one board, what was measured on it, every figure, and every raw run."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from edgevit.records.model import BlockDims
 from edgevit.records.writing import write_whole, writing
 
 READER = Reader(RunsError, hint="remove it to measure again")
-ANY = Reader(RunsError, hint="give a file that `edgevit prove` wrote")  # what is no proof is not ours to remove
+ANY = Reader(RunsError, hint="give a file that `edgevit characterize` wrote")  # another file is not ours to remove
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One network at one batch size; medians over the rounds."""
+    """The figures of a network at one batch size: medians over the rounds."""
 
     batch: int
     p50_ms: float
     mean_ms: float
     images_per_s: float
     energy_mj: float | None  # of an image; None: no power could be read
-    ratio: float | None  # of its p50 to that of the dense network, in the same rounds; None: there is none of these
+    ratio: float | None  # p50 over that of the dense network in the same rounds; None: no such rounds
     low: float | None  # of the ratio's 95 % interval
     high: float | None
     roofline_share: float | None  # the board's least time over the p50; None: no profile of the board
-    trtexec_ms: float | None  # GPU time by trtexec on the same engine; None: it did not run
     void: tuple[str, ...]  # why runs of it do not count
 
 
@@ -46,95 +45,77 @@ class MeasuredNetwork:
     macs: int
     params: int
     blocks: tuple[BlockDims, ...]
-    fusable: int  # blocks whose attention has dimensions that should fuse
-    fused: int | None  # blocks whose attention the engine has as one kernel; None: nothing was built, or it is not told
+    fusable: int  # blocks whose attention TensorRT should fuse
+    fused: int | None  # blocks whose attention is one kernel in the engine; None: no engine, or unknown
     build_s: float | None
     refused: str | None  # why there is no engine
     figures: tuple[Figure, ...]
-    failed: str | None = None  # at which batch size and why a run of it failed, which was the last of it
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """An engine that lies on the board and is not measured yet."""
-
-    name: str  # of the network in the suite
-    engine: str  # path there
-    sha256: str
-    fused: int | None  # blocks whose attention it has as one kernel; None: TensorRT does not tell
-    build_s: float
+    failed: str | None = None  # at which batch size and why its last run failed
 
 
 @dataclass(frozen=True)
 class Published:
-    """What somebody else published of such a network on such a board."""
+    """A published figure of such a network on such a board."""
 
-    network: str  # name in the suite
+    network: str  # its name in the suite
     ms: float
     source: str
     conditions: str
 
 
 @dataclass(frozen=True)
-class Proof:
+class SuiteRecord:
     """The whole file."""
 
     created: str
     edgevit: str  # version and, in a checkout, commit
-    request: dict[str, Any]  # options, which must be the same to resume an unfinished file
+    request: dict[str, Any]  # the options that must be the same to continue an unfinished suite
     host: str
     profile: str | None  # of the board
     environment: dict[str, Any]  # module, JetPack, TensorRT, power mode and clocks, as the agent found them
-    seconds: float  # that the work took so far
+    seconds: float  # of work so far
     measured: tuple[MeasuredNetwork, ...] = ()
-    left_out: tuple[str, ...] = ()  # networks that were not begun, for want of time
+    left_out: tuple[str, ...] = ()  # networks that were not measured, for lack of time
     published: tuple[Published, ...] = ()
     answers: tuple[str, ...] = ()
     runs: tuple[dict[str, Any], ...] = ()  # raw, as `edgevit bench --output` writes them
-    waiting: tuple[Waiting, ...] = ()  # none, once it has ended
-    build_s: float | None = None  # that the longest build took so far, writing and sending included; not the first
-    run_s: float | None = None  # that a run took, starting its process included, on average of the last question
 
     def measurements(self) -> list[Run]:
         """The raw runs.
 
         Raises:
-            RunsError: one is none.
+            RunsError: a run is damaged.
         """
         try:
             return [Run.from_dict(run) for run in self.runs]
         except RecordError as error:
-            raise RunsError(f"a run of the proof of {self.host} is damaged: {error}; {READER.hint}") from error
+            raise RunsError(f"a run in the record of {self.host} is damaged: {error}; {READER.hint}") from error
 
     def of(self, name: str) -> MeasuredNetwork | None:
         """The network of this name."""
-        return next((one for one in self.measured if one.name == name), None)
-
-    def waits(self, name: str) -> Waiting | None:
-        """The engine of the network of this name, if it waits on the board."""
-        return next((one for one in self.waiting if one.name == name), None)
+        return next((network for network in self.measured if network.name == name), None)
 
 
-PROOF_KIND = RecordKind("prove", Proof, READER)
+SUITE_KIND = RecordKind("characterize", SuiteRecord, READER)
 
 
-def read_proof(file: Path) -> Proof:
+def read_suite_record(file: Path) -> SuiteRecord:
     """Read the file.
 
     Raises:
-        RunsError: it is missing, damaged, of another schema, or no proof.
+        RunsError: it is missing, damaged, of another schema, or another kind of file.
     """
     content = ANY.json(file, dict[str, Any])
     if "measured" not in content:
-        raise RunsError(f"{file} is no proof; {ANY.hint}")
-    return PROOF_KIND.checked(content, str(file))
+        raise RunsError(f"{file} is no record of a suite; {ANY.hint}")
+    return SUITE_KIND.checked(content, str(file))
 
 
-def write_proof(proof: Proof, file: Path) -> None:
+def write_suite_record(record: SuiteRecord, file: Path) -> None:
     """Write the file.
 
     Raises:
         OutputError: it cannot be written.
     """
     with writing(file):
-        write_whole(file, PROOF_KIND.text(proof))
+        write_whole(file, SUITE_KIND.text(record))

@@ -1,4 +1,4 @@
-"""What is asked of `prove`."""
+"""The options of `edgevit characterize`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 from edgevit.board.request import SshConfig
 from edgevit.errors import CheckpointError, OptionError, UnknownNameError
+from edgevit.jobs.suite.plan import shipped_plan
 from edgevit.numbers import check_number
 from edgevit.records.writing import refuse_unwritable
 from edgevit.request import MEASURING, MODEL, OUTPUT, RUNNER, Option
 
 SIZES = {size: f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")}
 BATCHES, QUICK_BATCHES = (1, 8), (1,)
-MINUTES, QUICK_MINUTES = 30.0, 5.0  # that it takes at most
 
 
 def read_names(text: str, _: Mapping[str, Any]) -> tuple[str, ...]:
@@ -24,52 +24,63 @@ def read_names(text: str, _: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProveRequest:
-    """What `edgevit.prove` is asked."""
+class CharacterizeRequest:
+    """What `edgevit.characterize` measures, and where."""
 
     board: Annotated[
         str | None,
-        Option("A Jetson, as ssh knows it, such as jetson@orin-nx.  [default: this machine, ONNX Runtime]", None),
+        Option(
+            "Jetson to measure, as ssh knows it, such as jetson@orin-nx.  [default: this machine, ONNX Runtime]", None
+        ),
     ] = None
     ssh_config: SshConfig = None
     sizes: Annotated[
         tuple[str, ...],
-        Option("Sizes of DeiT: tiny, small, base; shapes are cut from the largest.", MEASURING, read=read_names),
+        Option(
+            "Sizes of DeiT: tiny, small, base; other shapes are cut from the largest.",
+            MEASURING,
+            read=read_names,
+            metavar="NAMES",
+        ),
     ] = tuple(SIZES)
     checkpoint: Annotated[
         Path | None,
         Option(
-            "Weights of the largest size, for it and for what is cut from it: safetensors or a state dict of PyTorch.  "
+            "Weights of the largest size and of the shapes cut from it: safetensors or a PyTorch state dict. "
+            " "
             "[default: random]",
             MODEL,
         ),
     ] = None
-    quick: Annotated[bool, Option("The few networks that tell most, at batch 1, within 5 minutes.", MEASURING)] = False
+    quick: Annotated[
+        bool, Option("Measure only the most informative networks, at batch 1, within 5 minutes.", MEASURING)
+    ] = False
     minutes: Annotated[
         float | None,
         Option(
-            "Minutes that it may take: networks there is no time for are left out, and named.  "
+            "Time limit in minutes. Networks that do not fit into it are left out and listed.  "
             "[default: 30; 5 if --quick]",
             MEASURING,
         ),
     ] = None
     rounds: Annotated[
         int,
-        Option(
-            "Number of times that each network is measured, in turns; half or a third where no interval is wanted.",
-            MEASURING,
-        ),
+        Option("Number of measurements of each network, in turns; half or a third for coarse questions.", MEASURING),
     ] = 6
-    threads: Annotated[int | None, Option("Threads within one operator, on the CPU.  [default: all cores]", RUNNER)] = (
-        None
-    )
+    threads: Annotated[
+        int | None, Option("Number of CPU threads within one operator.  [default: all cores]", RUNNER)
+    ] = None
     output: Annotated[
-        Path, Option("JSON file to write: all figures and raw runs; an unfinished one is gone on with.", OUTPUT)
-    ] = Path("prove.json")
+        Path, Option("JSON file for all figures and raw runs; an unfinished one is continued.", OUTPUT)
+    ] = Path("characterize.json")
 
     @property
     def most_minutes(self) -> float:
-        return self.minutes if self.minutes is not None else QUICK_MINUTES if self.quick else MINUTES
+        """The time limit in minutes."""
+        if self.minutes is not None:
+            return self.minutes
+        plan = shipped_plan()
+        return plan.quick_minutes if self.quick else plan.minutes
 
     @property
     def batches(self) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
-"""Every model folder below a folder in one line each, by what its records say: no weights are read, and no torch.
+"""List the model folders below a folder by their records, without weights and torch.
 
-Latencies are those of a sweep and of budgets that were measured; runs of `edgevit bench` are the report's.
+Latencies are those of sweeps and of measured budgets; runs of `edgevit bench` are in the report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTIAL = ".partial"
 
 @dataclass(frozen=True)
 class ListedFolder:
-    """One folder. None: it does not apply, or no record states it."""
+    """One folder. None: not applicable, or not recorded."""
 
     folder: str  # relative to the folder that is listed
     kind: Kind
@@ -41,20 +41,20 @@ class ListedFolder:
 
 
 def list_folders(root: Path) -> list[ListedFolder]:
-    """All folders of models, sweeps and exports below `root`, in the order of their paths."""
+    """All folders of models, sweeps and exports below `root`, sorted by path."""
     listed = []
     for folder, sweep in _below(root):
         name = str(folder.relative_to(root)) if folder != root else root.name or "."
         try:
-            one = _sweep(folder) if sweep is None and (folder / RECORD).is_file() else _folder(folder)
+            item = _sweep(folder) if sweep is None and (folder / RECORD).is_file() else _folder(folder)
         except EdgeVitError as error:
-            one = ListedFolder("", "damaged", note=str(error))
-        listed.append(replace(one if sweep is None else _of_sweep(one, folder, sweep), folder=name))
+            item = ListedFolder("", "damaged", note=str(error))
+        listed.append(replace(item if sweep is None else _of_sweep(item, folder, sweep), folder=name))
     return listed
 
 
 def _below(root: Path) -> Iterator[tuple[Path, Sweep | None]]:
-    """Folders that hold something to list, each with the sweep that it is a model of."""
+    """Folders to list, each with the sweep that it belongs to."""
     sweeps: dict[Path, Sweep] = {}
     for place, inner, _ in os.walk(root):
         inner.sort()
@@ -83,7 +83,7 @@ def _sweep(folder: Path) -> ListedFolder:
 
 def _folder(folder: Path) -> ListedFolder:
     if folder.name.endswith(PARTIAL):
-        return ListedFolder("", "unfinished", note="go on with --resume, or remove it")
+        return ListedFolder("", "unfinished", note="continue with --resume, or remove it")
     if folder.name == EXPORT and not ModelFolder(folder).is_model:
         return ListedFolder("", "export", files=len(ExportFolder(folder).onnx_files()), note="its model is not here")
     files = ModelFolder(folder)
@@ -92,34 +92,34 @@ def _folder(folder: Path) -> ListedFolder:
         files.imported()
         return ListedFolder("", "ONNX file", files=onnx, engines=engines)
     document, record = files.document(), files.derivation()
-    one = ListedFolder(
+    item = ListedFolder(
         "", "model" if record else "base", rate=document.rate, macs=document.macs,
         macs_share=document.macs / document.base.macs, files=onnx, engines=engines,
     )  # fmt: skip
     if files.is_supernet:
         net = files.supernet()
         return replace(
-            one, kind="super-network", top1=net.curve[0].top1, images=net.data.images.validation, part="validation"
+            item, kind="super-network", top1=net.curve[0].top1, images=net.data.images.validation, part="validation"
         )
-    return one if record is None else _judged(replace(one, method=record.method), record)
+    return item if record is None else _judged(replace(item, method=record.method), record)
 
 
-def _judged(one: ListedFolder, record: DerivationRecord) -> ListedFolder:
-    """The same with the accuracy on the test part, else on the validation part, and the latency of its budget."""
-    if (taken := record.accuracy.derived) is not None:
-        one = replace(one, top1=taken.top1, images=taken.images, part="test")
-    elif (seen := record.validation) is not None:
-        one = replace(one, top1=seen.derived / seen.images, images=seen.images, part="validation")
+def _judged(item: ListedFolder, record: DerivationRecord) -> ListedFolder:
+    """Add the accuracy on the test part, or else on the validation part, and the latency of its budget."""
+    if (accuracy := record.accuracy.derived) is not None:
+        item = replace(item, top1=accuracy.top1, images=accuracy.images, part="test")
+    elif (validation := record.validation) is not None:
+        item = replace(item, top1=validation.derived / validation.images, images=validation.images, part="validation")
     met = record.met
-    return replace(one, latency_ms=float(met.verified.value)) if met is not None and met.quantity == "ms" else one
+    return replace(item, latency_ms=float(met.verified.value)) if met is not None and met.quantity == "ms" else item
 
 
-def _of_sweep(one: ListedFolder, folder: Path, sweep: Sweep) -> ListedFolder:
-    """The same with what the sweep measured of it, if it is still the model that was swept."""
+def _of_sweep(item: ListedFolder, folder: Path, sweep: Sweep) -> ListedFolder:
+    """Add the measurements of the sweep, if the folder still holds the same model."""
     point = next((point for point in sweep.points if point.folder == folder.name), None)
-    if point is None or one.kind == "damaged" or not point.is_of(ModelFolder(folder)):
-        return one
-    latency_ms = point.latency.ms if point.latency is not None else one.latency_ms
-    if one.top1 is not None:
-        return replace(one, latency_ms=latency_ms)
-    return replace(one, top1=point.top1, images=point.images, part=sweep.part, latency_ms=latency_ms)
+    if point is None or item.kind == "damaged" or not point.is_of(ModelFolder(folder)):
+        return item
+    latency_ms = point.latency.ms if point.latency is not None else item.latency_ms
+    if item.top1 is not None:
+        return replace(item, latency_ms=latency_ms)
+    return replace(item, top1=point.top1, images=point.images, part=sweep.part, latency_ms=latency_ms)

@@ -1,4 +1,4 @@
-"""sweep.json: what was asked for, and what each rate came to."""
+"""sweep.json: the options of a sweep, and the result at each rate."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class FinetunedBase(OnImages):
 class Sweep:
     """What sweep.json says."""
 
-    request: dict[str, Any]  # options, which must be the same to resume the sweep
+    request: dict[str, Any]  # the options that must be the same to continue the sweep
     part: JudgedPart  # of the data, that the models are judged on
     created: str
     versions: Versions
@@ -117,7 +117,7 @@ class Sweep:
 
     @property
     def reference(self) -> SweepPoint | FinetunedBase | None:
-        """What models are to be as good as: the base, or that after training where it was cut and is the better one."""
+        """The network to compare with: the base, or the trained base if models are cut from it and it is better."""
         base, finetuned = self.base, self.finetuned
         if base and finetuned and finetuned.start.network == "finetuned" and finetuned.top1 > base.top1:
             return finetuned
@@ -127,7 +127,7 @@ class Sweep:
         """What a model loses against `reference`, on the images of `part`."""
         reference = self.reference
         assert reference is not None, "the base is judged before its models"
-        model, base = (one.on(self.part) or RightCount(one.right, one.images) for one in (point, reference))
+        model, base = (o.on(self.part) or RightCount(o.right, o.images) for o in (point, reference))
         return loss_of(model, base)
 
     def chosen(self) -> SweepPoint | None:
@@ -145,13 +145,13 @@ class Sweep:
     def judged_on(self, part: JudgedPart) -> Sweep:
         """The same sweep by the answers on this part; as it is, where any model's are not recorded."""
         finetuned = self.finetuned
-        if any(one is not None and one.judged is None for one in (*self.points, finetuned)):
+        if any(o is not None and o.judged is None for o in (*self.points, finetuned)):
             return self
 
-        def counts(one: OnImages) -> dict[str, int]:
-            seen = one.on(part)
-            assert seen is not None
-            return {"right": seen.right, "images": seen.images}
+        def counts(judged: OnImages) -> dict[str, int]:
+            count = judged.on(part)
+            assert count is not None
+            return {"right": count.right, "images": count.images}
 
         points = tuple(replace(point, **counts(point)) for point in self.points)  # type: ignore[arg-type]
         if finetuned is not None:

@@ -1,4 +1,4 @@
-"""What is asked of `sweep`: a frozen record, refused before torch is imported as far as names and numbers can tell."""
+"""The options of `edgevit sweep`, checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -36,16 +36,25 @@ def read_rates(text: str, _: Mapping[str, Any]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest(Request):
-    """What `edgevit.sweep` is asked; the training is that of the base, whose steps are `base_steps`."""
+    """The options of `edgevit sweep`. `training` is that of the base, for `base_steps`."""
 
     base: Annotated[str | Path, BASE]
     data: Data
-    out: Annotated[Path, Option("Folder for the models; an earlier sweep in it is gone on with.", OUTPUT)]
+    out: Annotated[
+        Path,
+        Option("Folder for the models; an earlier sweep in it is continued.", OUTPUT, metavar="FOLDER", common=True),
+    ]
     rates: Annotated[
         tuple[float, ...],
-        Option("Shares of the base's MACs to remove, separated by commas.", BUDGETS, read=read_rates),
+        Option(
+            "Shares of the base's MACs to remove, separated by commas.",
+            BUDGETS,
+            read=read_rates,
+            metavar="NUMBER[,...]",
+            common=True,
+        ),
     ] = RATES
-    method: Annotated[str, Option(f"How the models are derived, without training: {METHOD}", SHAPE)] = "forge"
+    method: Annotated[str, Option(f"Pruning method, without training: {METHOD}", SHAPE, common=True)] = "forge"
     options: Annotated[
         Mapping[str, Any],
         method_options(
@@ -55,8 +64,8 @@ class SweepRequest(Request):
     part: Annotated[
         str | None,
         Option(
-            "Part of the images to judge on: validation or test.  [default: validation; test where the base was "
-            "probably trained on the validation images]",
+            "Part of the images to evaluate on: validation or test.  "
+            "[default: validation; test where the base was probably trained on the validation images]",
             DATA,
             name="--split",
         ),
@@ -65,8 +74,8 @@ class SweepRequest(Request):
     base_steps: Annotated[
         int | None,
         Option(
-            "Number of optimiser steps that the base trains for, once for all rates.  [default: 10 passes over the "
-            "training images]",
+            "Number of optimiser steps for training the base, once for all rates.  "
+            "[default: 10 passes over the training images]",
             TRAINING,
         ),
     ] = None
@@ -79,7 +88,7 @@ class SweepRequest(Request):
     cache: Cache = True
 
     def check(self) -> None:
-        """Refuse what cannot be done; see `edgevit.sweep` for what is raised."""
+        """Refuse impossible requests; see `edgevit.sweep` for what is raised."""
         if not self.rates:
             raise OptionError("no rates; try --rates 0.5,0.8,0.9")
         for rate in self.rates:
@@ -94,20 +103,20 @@ class SweepRequest(Request):
             option = f"--{next(iter(idle)).replace('_', '-')}"
             raise OptionError(f"{option} is for a base that is trained; give --derive-from better, too")
         self._refuse_other_folder()
-        due = [asked for rate in self.rates if not (asked := self.at(rate)).out.is_dir()]
-        for asked in due[:1]:  # they differ in their rates alone
-            asked.check()
+        due = [request for rate in self.rates if not (request := self.at(rate)).out.is_dir()]
+        for request in due[:1]:  # they differ in their rates alone
+            request.check()
 
     def _of_training(self) -> dict[str, Any]:
-        """What was asked of the training of the base: all that is other than where nobody asks."""
+        """The options of the base's training that differ from their defaults."""
         return {
-            asked.field: value
-            for asked in options_of(SweepRequest)
-            if asked.option.panel == TRAINING and (value := reduce(getattr, asked.path, self)) != asked.default
+            option.field: value
+            for option in options_of(SweepRequest)
+            if option.option.panel == TRAINING and (value := reduce(getattr, option.path, self)) != option.default
         }
 
     def _refuse_other_folder(self) -> None:
-        """Raise OutputError where `out` is anything but a sweep, which is gone on with, or an empty folder."""
+        """Raise OutputError unless `out` is a sweep, an empty folder, or does not exist."""
         if (self.out / RECORD).is_file():
             return
         if not self.out.is_dir():
@@ -118,19 +127,19 @@ class SweepRequest(Request):
     def at(self, rate: float) -> DeriveRequest:
         """The derivation at one rate."""
         folder = self.out / f"r{rate:.12g}"
-        shared = {one.name: getattr(self, one.name) for one in fields(Request)}
-        going_on = {"out": folder, "resume": has_state(partial_folder(folder))}
-        how = {name: getattr(self, name) for name in ("method", "options", "derive_from", "base_steps", "cache")}
-        return DeriveRequest(**{**shared, **going_on, **how}, rate=rate)
+        shared = {f.name: getattr(self, f.name) for f in fields(Request)}
+        resumed = {"out": folder, "resume": has_state(partial_folder(folder))}
+        conditions = {name: getattr(self, name) for name in ("method", "options", "derive_from", "base_steps", "cache")}
+        return DeriveRequest(**{**shared, **resumed, **conditions}, rate=rate)
 
     def opening(self) -> dict[str, Any]:
-        """How the base is opened."""
+        """The arguments with which the base is opened."""
         return {**super().opening(), "base_classes": self.base_classes}
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same for a sweep to be gone on with, as plain values."""
+        """The options that must be the same to continue a sweep, as plain values."""
         weights = contents({"base": str(self.base), "checkpoint": self.checkpoint and str(self.checkpoint)})
-        told = {
+        identity = {
             **self.opening(),
             **{name: getattr(self, name) for name in ("base", "data", "method", "options")},
             **{name: getattr(self, name) for name in ("shape", "ffn_multiple", "embed_multiple")},
@@ -141,4 +150,4 @@ class SweepRequest(Request):
             "seed": self.training.seed,
             **self._of_training(),
         }
-        return dict(json.loads(json.dumps(told, default=str)))
+        return dict(json.loads(json.dumps(identity, default=str)))

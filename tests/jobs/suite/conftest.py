@@ -23,5 +23,5 @@ def two(monkeypatch):
         SuiteNetwork("tiny 192 tokens", "tiny", args={**pooled, **shallow, "img_size": (192, 256)}),
         SuiteNetwork("tiny 0.8 paper", "tiny", dims=narrow, args=shallow),
     ]
-    monkeypatch.setattr(run, "suite", lambda sizes, **how: {"tokens": subjects[:1], "shapes at 0.8": subjects[1:]})
+    monkeypatch.setattr(run, "suite", lambda sizes, **options: {"tokens": subjects[:1], "shapes at 0.8": subjects[1:]})
     monkeypatch.setattr(run._Work, "dense", property(lambda self: SuiteNetwork("tiny", "tiny", args=shallow)))

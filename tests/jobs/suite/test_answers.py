@@ -6,7 +6,7 @@ import pytest
 from some_runs import DENSE, MS
 
 from edgevit.jobs.suite.answers import against, answers
-from edgevit.jobs.suite.record import Figure, MeasuredNetwork, Proof
+from edgevit.jobs.suite.record import Figure, MeasuredNetwork, SuiteRecord
 
 TIMES_MS = {"base": 10.0, "base 0.8 paper": 4.0, "base 0.8 fused": 3.0, "base 0.8 padded": 4.2}
 
@@ -20,13 +20,13 @@ def run(name, number, ms):
     )  # fmt: skip
 
 
-def proof(times=TIMES_MS, **found):
+def record_of(times=TIMES_MS, **found):
     runs = tuple(run(name, number, ms).to_dict() for number in range(6) for name, ms in times.items())
-    return Proof("now", "0.1.0", {}, "orin", None, {}, 1.0, runs=runs, **found)
+    return SuiteRecord("now", "0.1.0", {}, "orin", None, {}, 1.0, runs=runs, **found)
 
 
 def measured(name, question="shapes at 0.8", fused=None, **figure):
-    known = {"energy_mj": None, "ratio": None, "low": None, "high": None, "roofline_share": None, "trtexec_ms": None}
+    known = {"energy_mj": None, "ratio": None, "low": None, "high": None, "roofline_share": None}
     figures = (
         Figure(**{"batch": 1, "p50_ms": 1.0, "mean_ms": 1.0, "images_per_s": 1.0, "void": (), **known, **figure}),
     )
@@ -34,7 +34,7 @@ def measured(name, question="shapes at 0.8", fused=None, **figure):
 
 
 def test_shapes_that_are_faster_at_equal_macs_pay() -> None:
-    said = answers(proof(), "base")
+    said = answers(record_of(), "base")
     assert said[0].startswith("Fused shapes pay with 0.8 of the MACs gone") and "0.75 (" in said[0]
     assert any(text.startswith("Padding the heads of paper shapes") and "1.05 (" in text for text in said)
     assert len(said) == 2, "nothing is said of what was not measured"
@@ -42,12 +42,12 @@ def test_shapes_that_are_faster_at_equal_macs_pay() -> None:
 
 @pytest.mark.parametrize(("fused_ms", "says"), [(5.0, "do not pay"), (4.0, "make no clear difference")])
 def test_shapes_that_are_slower_or_alike_do_not(fused_ms, says) -> None:
-    assert says in answers(proof({**TIMES_MS, "base 0.8 fused": fused_ms}), "base")[0]
+    assert says in answers(record_of({**TIMES_MS, "base 0.8 fused": fused_ms}), "base")[0]
 
 
 def test_runs_without_the_graph_that_was_asked_for_are_told() -> None:
     graph = {**DENSE.environment, "cuda_graph": "on"}
-    found = proof()
+    found = record_of()
     runs = tuple(
         {**run, "environment": {**graph, "cuda_graph": told}} for told in ("on", "refused") for run in found.runs
     )
@@ -71,21 +71,21 @@ def test_fusion_mixes_and_the_roofline_are_told() -> None:
         measured("base heads of 16", question="head widths", fused=12),
         measured("base heads of 12", question="head widths", fused=0),
     )
-    said = " ".join(answers(proof({}, measured=found), "base"))
+    said = " ".join(answers(record_of({}, measured=found), "base"))
     assert "by the width of heads: 12: 0 of 0, 16: 12 of 0" in said
     assert "the fastest at batch 1 is base 0.8 few blocks: 0.20 of dense" in said
     assert "40% (base 0.8 fused) to 50% (base 0.8 few blocks) of what the board can do" in said
 
 
 def test_what_narrow_heads_take_is_told_against_wider_ones_that_fuse() -> None:
-    said = answers(proof({"base": 10.0, "base heads of 16": 4.0, "base heads of 12": 6.0}), "base")
+    said = answers(record_of({"base": 10.0, "base heads of 16": 4.0, "base heads of 12": 6.0}), "base")
     assert len(said) == 1 and said[0].startswith("Heads of 12 take, of heads of 16: 1.49 (")
     assert said[0].endswith(") of its time at batch 1.")
 
 
 def test_few_rounds_at_another_batch_size_may_speak_against_what_is_sure_at_the_first() -> None:
     times = {"base": 40.0, "base 0.8 paper": 16.0}
-    found = proof()
+    found = record_of()
 
     def at_8(fused_ms: float) -> str:
         runs = [
@@ -99,7 +99,7 @@ def test_few_rounds_at_another_batch_size_may_speak_against_what_is_sure_at_the_
 
 
 def test_nothing_is_concluded_from_void_runs_or_from_too_few_rounds() -> None:
-    whole = proof(
+    whole = record_of(
         measured=(
             measured("base 0.8 fused", ratio=0.2, roofline_share=0.9, void=("the clocks moved",)),
             measured("base 0.8 paper", ratio=0.3, roofline_share=0.5),

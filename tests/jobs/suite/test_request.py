@@ -1,4 +1,4 @@
-"""What a proof is asked: sizes that there are, and a file that can be written."""
+"""The options of a suite: known sizes, and a file that can be written."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from edgevit.errors import EdgeVitError, OptionError, OutputError, UnknownNameError
-from edgevit.jobs.suite.request import MINUTES, QUICK_MINUTES, ProveRequest, read_names
+from edgevit.jobs.suite.request import CharacterizeRequest, read_names
 
 
 def test_the_whole_and_the_quick_suite_have_their_own_time() -> None:
-    assert ProveRequest().most_minutes == MINUTES and ProveRequest(quick=True).most_minutes == QUICK_MINUTES
-    assert ProveRequest(quick=True, minutes=7.0).most_minutes == 7.0
+    assert (CharacterizeRequest().most_minutes, CharacterizeRequest(quick=True).most_minutes) == (30, 5)
+    assert CharacterizeRequest(quick=True, minutes=7.0).most_minutes == 7.0
     assert read_names("tiny, base,", {}) == ("tiny", "base")
 
 
@@ -30,4 +30,4 @@ def test_the_whole_and_the_quick_suite_have_their_own_time() -> None:
 )
 def test_what_cannot_be_is_refused(changed: dict[str, object], error: type[EdgeVitError], said: str) -> None:
     with pytest.raises(error, match=said):
-        replace(ProveRequest(), **changed).check()  # type: ignore[arg-type]
+        replace(CharacterizeRequest(), **changed).check()  # type: ignore[arg-type]

@@ -1,12 +1,12 @@
-"""A proof as a board might have given it."""
+"""The record of a suite as a board might have given it."""
 
 from dataclasses import replace
 
-from edgevit.jobs.suite.record import Figure, MeasuredNetwork, Proof, Published
+from edgevit.jobs.suite.record import Figure, MeasuredNetwork, Published, SuiteRecord
 
-FIGURE = Figure(1, 5.1, 5.2, 196.0, 61.0, None, None, None, 0.31, 5.0, ())
-CUT = replace(FIGURE, p50_ms=1.7, ratio=0.33, low=0.32, high=0.34, trtexec_ms=None, void=("it throttled",))
-PROOF = Proof(
+FIGURE = Figure(1, 5.1, 5.2, 196.0, 61.0, None, None, None, 0.31, ())
+CUT = replace(FIGURE, p50_ms=1.7, ratio=0.33, low=0.32, high=0.34, void=("it throttled",))
+RECORD = SuiteRecord(
     *("now", "0.1.0", {}, "orin", "orin-nx-16gb", {}, 900.0),
     measured=(
         MeasuredNetwork("base", "dense", "base", "fp16", 197, 17_567_000_000, 1, (), 0, 12, 60.0, None, (FIGURE,)),

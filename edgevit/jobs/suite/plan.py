@@ -1,0 +1,69 @@
+"""The plan of a suite: which networks answer which question, and how much time a question is worth. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgevit.errors import JobsError
+from edgevit.records.documents import Reader
+
+PLAN = Path(__file__).with_name("deit.yaml")
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NetworkEntry(_Strict):
+    """A network that is made from a dense one."""
+
+    name: str = ""  # follows the name of the size
+    sizes: Literal["largest", "smaller"] = "largest"  # of --sizes: the dense networks that it is made from
+    quick: bool = False  # whether --quick measures it
+    precision: Literal["fp16", "fp32"] = "fp16"  # of its engine
+    rate: Share | None = None  # share of the MACs that are removed, in widths of `shape`
+    shape: str | None = None
+    padded: bool = False  # whether its heads are padded until attention fuses
+    head_width: int | None = None
+    blocks: int | None = None  # number of blocks; None: all
+    width: Share = 1  # share of the embedding width and of the heads
+    attention_every: int = 1  # only every n-th block has attention
+    tokens: tuple[tuple[int, int], ...] = ()  # pairs of a block and the number of tokens that it passes on
+    macs: Share | None = None  # share of the dense network's MACs that the FFN widths are fitted to
+    args: dict[str, Any] = {}  # arguments for timm
+
+
+class QuestionEntry(_Strict):
+    """Networks that are measured in turns with the dense one."""
+
+    question: str
+    rounds: tuple[tuple[int, Share], ...]  # pairs of a batch size and a share of --rounds; an interval needs all
+    energy: bool = False  # whether energy is measured as well, at the first batch size
+    networks: tuple[NetworkEntry, ...]
+
+    def rounds_at(self, most: int, batches: Sequence[int]) -> dict[int, int]:
+        """The number of rounds by batch size, of `most` at these batch sizes."""
+        return {batch: max(round(most * share), 1) for batch, share in self.rounds if batch in batches}
+
+
+class SuitePlan(_Strict):
+    """The whole plan."""
+
+    minutes: float  # time limit
+    quick_minutes: float
+    questions: tuple[QuestionEntry, ...]
+
+    def question(self, name: str) -> QuestionEntry:
+        return next(entry for entry in self.questions if entry.question == name)
+
+
+@cache
+def shipped_plan() -> SuitePlan:
+    """Read the plan that edgevit ships."""
+    return Reader(JobsError, hint="install edgevit again").yaml(PLAN, SuitePlan)
