@@ -132,6 +132,16 @@ def test_links_in_the_documentation_exist() -> None:
     assert {f"{name}.md" for name in listed} == set(made), "every made page is in the index"
 
 
+def test_modules_that_the_architecture_and_decisions_name_exist() -> None:
+    modules = {
+        f"/{path.relative_to(ROOT)}" for package in ("edgevit", "tests") for path in ROOT.glob(f"{package}/**/*.py")
+    }
+    for page in (DOCS / "architecture.md", *(DOCS / "decisions").glob("*.md")):
+        for name in re.findall(r"`((?:\w+/)*\w+\.py)`", page.read_text()):
+            missing = not any(module.endswith(f"/{name}") for module in modules)
+            assert name.endswith("/NAME.py") or not missing, f"{page.name}: {name}"
+
+
 def test_decisions_have_the_numbers_of_their_files() -> None:
     titles = {file.name[:3]: file.read_text().splitlines()[0] for file in (ROOT / "docs/decisions").glob("*.md")}
     assert titles and not {title for number, title in titles.items() if not title.startswith(f"# {number}: ")}
