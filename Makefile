@@ -25,7 +25,7 @@ SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c
 		*) echo "edgevit needs Python 3.10 to 3.14, and $(PYTHON) is $${seen:-none};" \
 		"try: make PYTHON=/path/to/python3.12" ;; esac; exit 1; } >&2
 	@$(SAME) || "$(PYTHON)" -m venv --clear .venv
-	@echo "installing into .venv: about 6 GB, because PyPI's torch brings CUDA; a few minutes (README: without a GPU)"
+	@echo "installing into .venv: about 6 GB, because PyPI's torch brings CUDA; a few minutes (README, Install)"
 	@case $$($(BIN)/python -c '$(VERSION)') in 3.10) ;; *) pins="-c constraints.txt" ;; esac; set -x; \
 		$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $$pins $(PIP_ARGS) -e '.[cpu,test]'
 	@$(BIN)/python -m compileall -q -j 0 -x '/($(UNUSED))/' .venv/lib edgevit >/dev/null 2>&1 || true  # pip would take one core

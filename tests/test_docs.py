@@ -134,7 +134,9 @@ def test_links_in_the_documentation_exist() -> None:
 
 def test_modules_that_the_architecture_and_decisions_name_exist() -> None:
     modules = {
-        f"/{path.relative_to(ROOT)}" for package in ("edgevit", "tests") for path in ROOT.glob(f"{package}/**/*.py")
+        f"/{path.relative_to(ROOT)}"
+        for package in ("edgevit", "tests", "docs")
+        for path in ROOT.glob(f"{package}/**/*.py")
     }
     for page in (DOCS / "architecture.md", *(DOCS / "decisions").glob("*.md")):
         for name in re.findall(r"`((?:\w+/)*\w+\.py)`", page.read_text()):

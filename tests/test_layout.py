@@ -27,7 +27,7 @@ OF_MANY_MODULES = {
     "cli/test_bad_input.py": "every mistake that a person can make, over all commands",
     "cli/test_refusals.py": "which mistakes are refused before torch is imported, over all commands",
     "cli/test_help.py": "every option of every command",
-    "cli/test_whole_board.py": "the commands of the README in a row, on a board",
+    "cli/test_whole_board.py": "the commands of docs/boards.md in a row, on a board",
 }
 BY_PROTOCOL = {"Config", "Meter"}  # names of classes that every file of a folder has to define
 # Names of functions that stand in several modules, and why: each is one idea there.

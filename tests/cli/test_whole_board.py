@@ -1,4 +1,4 @@
-"""From a model folder to a gated bench on a board: every command of the README's "On a Jetson", over real SSH.
+"""From a model folder to a gated bench on a board: every command of docs/boards.md, over real SSH.
 
 The far side is a captured Orin NX with the stand-in TensorRT, which runs engines with ONNX Runtime: it shows that the
 commands fit together, and nothing of TensorRT, of an Orin or of its speed.
