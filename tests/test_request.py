@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from targets import ROOT
+from places import ROOT
 
 import edgevit
 from edgevit.board.request import Conditions

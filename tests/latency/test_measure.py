@@ -7,8 +7,8 @@ from itertools import count
 from threading import Event, Thread
 
 import pytest
+from places import STANDINS
 from some_runs import DENSE, ON_A_BOARD
-from targets import STANDINS
 
 from edgevit.board.bench import look
 from edgevit.board.connection import open_board
@@ -99,7 +99,7 @@ def test_only_what_is_missing_is_measured_and_kept_and_void_runs_are_made_again(
         monkeypatch.setattr(measure, "TRIES", 1)
         told = bench.progress.warnings
         large = "2 blocks of 2 heads of 32 and 256 neurons"
-        with pytest.raises(UnfitBoardError, match=f"no figure for {large} in 2 tries: the board held"):
+        with pytest.raises(UnfitBoardError, match=f"no valid run of {large} in 2 tries: the board held"):
             bench.measure([], 2)
         assert labels(bench)[BASE.label] == 3 and "1 of 1 runs are void and made again: the board held" in told[0]
         (throttle / "cur_state").write_text("0\n")

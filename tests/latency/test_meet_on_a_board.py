@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import STANDINS
 from small_base import TYPED, write_checkpoint
 from some_costs import fill
-from targets import STANDINS
 
 from edgevit.derivation.allocate.cost_table import load_cost_table
 from edgevit.latency import growing_table, paired, rounds, search, target
