@@ -41,7 +41,7 @@ from edgevit.data.sources.idx import Idx, open_source
 from edgevit.progress import Progress, Silent, Stage
 
 CACHE = Path(__file__).parent / "cache"
-KEPT = Path(__file__).parent / "records" / "bases"
+BASES = Path(__file__).parent / "records" / "bases"
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package
 TIMM_NAME = "vit_tiny_patch16_224"
 
@@ -256,8 +256,8 @@ def ensure_rendered(
 ) -> tuple[Path, Path]:
     """Return the folder of the user's images of 24 classes, and the folder of the base."""
     root = rendering.ensure(CACHE, progress=progress)
-    if model_args == RENDERED_ARGS and (KEPT / "rendered").is_dir():
-        return root, KEPT / "rendered"
+    if model_args == RENDERED_ARGS and (BASES / "rendered").is_dir():
+        return root, BASES / "rendered"
     more = rendering.ensure(CACHE, train_per_class=RENDERED_PER_CLASS, val_per_class=1, seed=1, progress=progress)
     return root, ensure_base(_learnt(more, root), model_args, RENDERED_RECIPE, progress=progress)
 
@@ -268,8 +268,8 @@ def ensure_fine(progress: Progress | None = None) -> tuple[Path, Path]:
         "classes": rendering.FINE_CLASSES, "vocabulary": rendering.FINE_CLASSES, "progress": progress,
     }  # fmt: skip
     root = rendering.ensure(CACHE, train_per_class=200, **names)
-    if (KEPT / "fine").is_dir():
-        return root, KEPT / "fine"
+    if (BASES / "fine").is_dir():
+        return root, BASES / "fine"
     more = rendering.ensure(CACHE, train_per_class=RENDERED_PER_CLASS, val_per_class=1, seed=1, **names)
     return root, ensure_base(_learnt(more, root), FINE_ARGS, FINE_RECIPE, progress=progress)
 
@@ -296,8 +296,8 @@ def ensure_fashion(
         sys.exit(f"Fashion-MNIST is not in {published}; try: sudo apt install dataset-fashion-mnist")
     source = open_source(str(published))
     folder = idx_folder(source, FASHION_LEARNT, cache)
-    if (KEPT / "fashion").is_dir():
-        return folder, KEPT / "fashion"
+    if (BASES / "fashion").is_dir():
+        return folder, BASES / "fashion"
     images = read_idx(source, FASHION_LEARNT)
     return folder, ensure_base(images, FASHION_ARGS, *FASHION_RECIPES, cache=cache, progress=progress)
 

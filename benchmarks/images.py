@@ -254,8 +254,8 @@ def ensure(
     folder = Path(cache_dir) / f"dataset-{key}"
     if not folder.is_dir():
         with complete_folder(folder) as partial:
-            how: dict[str, Any] = {"size": size, "seed": seed, "scene": scene, "vocabulary": vocabulary}
-            content = render(partial, classes=classes, **counts, **how, progress=progress)
+            options: dict[str, Any] = {"size": size, "seed": seed, "scene": scene, "vocabulary": vocabulary}
+            content = render(partial, classes=classes, **counts, **options, progress=progress)
             (partial / "dataset.json").write_text(json.dumps({"sha256": content, **parameters}, indent=2) + "\n")
     return folder
 

@@ -158,8 +158,8 @@ def labelled_plot(lines: Sequence[Line], x_title: str, y_title: str, level: tupl
     for line in lines[::-1]:  # what is named first is drawn above the others
         places = [at(*point) for point in line.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        how = f'fill="none" stroke="{line.colour}" stroke-width="{line.width:g}"'
-        parts += [f'<polyline points="{path}" {how}{_dashed(line.dash)}/>']
+        style = f'fill="none" stroke="{line.colour}" stroke-width="{line.width:g}"'
+        parts += [f'<polyline points="{path}" {style}{_dashed(line.dash)}/>']
         dot = f'r="{1.2 + line.width:.1f}" fill="{line.colour}"'
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" {dot}/>' for x, y in places]
     return "\n".join([*parts, *_names(lines, at, bottom), "</svg>"]) + "\n"

@@ -135,9 +135,10 @@ def leads(rows: Iterable[Row], ours: str = "forge") -> dict[str, list[float]]:
     by_variant: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
     for row in rows:
         by_variant[row["variant"]][row["task"], row["seed"]] = row["accuracy"]["derived"]
-    own = by_variant.pop(ours, {})
+    by_pair = by_variant.pop(ours, {})
     differences = {
-        name: [own[key] - top1 for key, top1 in variant.items() if key in own] for name, variant in by_variant.items()
+        name: [by_pair[key] - top1 for key, top1 in variant.items() if key in by_pair]
+        for name, variant in by_variant.items()
     }
     return {name: values for name, values in differences.items() if values}
 

@@ -172,7 +172,7 @@ def source_from(options: argparse.Namespace, progress: Progress) -> Source:
             raise OptionError(f"--base {options.base} is a base of yours and has no images; give --data FOLDER")
         if options.checkpoint or options.base_classes:
             raise OptionError(f"--checkpoint and --base-classes are of a base of yours, not of {options.base}")
-        return own(options.base, progress)
+        return project_source(options.base, progress)
     if options.base in options.ours:
         raise OptionError(f"--base {options.base} does not know the images of --data; give --base NAME")
     names = class_names(options.data)
@@ -218,7 +218,7 @@ def start_of(base: Path) -> dict[str, Any]:
     }
 
 
-def own(name: str, progress: Progress | None = None, **model_args: Any) -> Source:
+def project_source(name: str, progress: Progress | None = None, **model_args: Any) -> Source:
     """One of the project's bases and its images; or one of that recipe with other timm arguments (rendered, demo)."""
     if model_args:
         whole = {"rendered": bases.RENDERED_ARGS, "demo": bases.DEMO_ARGS}[name]
@@ -232,10 +232,13 @@ def own(name: str, progress: Progress | None = None, **model_args: Any) -> Sourc
 
 
 def smaller(options: argparse.Namespace, progress: Progress) -> Source | None:
-    """A smaller model for the same images: the project's base at half its width, or a user's --small; None if none."""
-    if options.data is None:
-        return own(options.base, progress, embed_dim=HALF_WIDTH) if options.base in ("rendered", "demo") else None
-    if options.small is None:
+    """Open a smaller model for the same images: the project's base at half its width, or a user's --small.
+
+    None where there is none.
+    """
+    if options.data is None and options.base in ("rendered", "demo"):
+        return project_source(options.base, progress, embed_dim=HALF_WIDTH)
+    if options.data is None or options.small is None:
         return None
     return source_from(
         argparse.Namespace(**{**vars(options), "base": options.small, "checkpoint": options.small_checkpoint}), progress

@@ -57,10 +57,10 @@ def peak_mib(device: str) -> float | None:
 
         return float(torch.cuda.max_memory_allocated(device)) / 2**20
     try:
-        told = (PROCESS / "status").read_text().splitlines()
+        peak = (PROCESS / "status").read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) / 2**10 for line in told if line.startswith("VmHWM")), None)  # told in kB
+    return next((int(line.split()[1]) / 2**10 for line in peak if line.startswith("VmHWM")), None)  # told in kB
 
 
 def reset_peak(device: str) -> bool:

@@ -60,7 +60,7 @@ WIDTH = 128  # of the first base
 PARTS = ("vulcan", "nuwa", "rho", "learning rate", "batch size", "lora")
 PEAK = "training_memory_peak_mib"  # of a row
 ROUTE = "constraint_by_step"  # of a row: step, loss_collapse, loss_rank at each evaluation
-LORA_TOLD = "What the two constraints leave, at the evaluations of the training, at the same learning rates:"
+LORA_TEXT = "What the two constraints leave, at the evaluations of the training, at the same learning rates:"
 MEMORY = (
     "Memory is the peak of the training's steps, at any rate: of the whole process, Python, torch and the images "
     "included, or of a GPU what torch took there. Empty: of a row that was made before it was recorded."
@@ -141,11 +141,11 @@ def _part_table(rows: list[Row], part: str) -> str:
     for name in names:
         cells = [name]
         for rate in rates:
-            found = picked(rows, rate=rate, variant=name)
+            variant_rows = picked(rows, rate=rate, variant=name)
             first = {(row["task"], row["seed"]): row for row in picked(rows, rate=rate, variant=names[0])}
-            pairs = [(row, first[at]) for row in found if (at := (row["task"], row["seed"])) in first]
+            pairs = [(row, first[at]) for row in variant_rows if (at := (row["task"], row["seed"])) in first]
             apart = [a["accuracy"]["derived"] - b["accuracy"]["derived"] for a, b in pairs]
-            cells += [percent(derived(found)), "" if name == names[0] else points(apart)]
+            cells += [percent(derived(variant_rows)), "" if name == names[0] else points(apart)]
         if any(cells[1:]):
             peaks = [row[PEAK] for row in picked(rows, variant=name) if PEAK in row]
             lines.append([*cells, plain(peaks)] if memory else cells)
@@ -155,12 +155,12 @@ def _part_table(rows: list[Row], part: str) -> str:
 
 def _best(rows: list[Row]) -> list[Row]:
     """Of each variant, task, rate and seed the row whose learning rate is best on the validation part."""
-    found: dict[tuple[Any, ...], Row] = {}
+    best: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         key = tuple(row[name] for name in ("variant", "task", "rate", "seed"))
-        if key not in found or row["validation"]["pruned"] > found[key]["validation"]["pruned"]:
-            found[key] = row
-    return list(found.values())
+        if key not in best or row["validation"]["pruned"] > best[key]["validation"]["pruned"]:
+            best[key] = row
+    return list(best.values())
 
 
 def _lora_tables(rows: list[Row]) -> str:
@@ -182,17 +182,17 @@ def _lora_tables(rows: list[Row]) -> str:
                     percent([row["accuracy"]["derived"]]), points(apart) if rank else "",
                     plain([row[PEAK]] if PEAK in row else []),
                 ])  # fmt: skip
-                if told := row.get(ROUTE):
+                if text := row.get(ROUTE):
                     losses += [
-                        [f"{named}, rate {rate:g}", of, *(f"{point[place]:.3g}" for point in told)]
+                        [f"{named}, rate {rate:g}", of, *(f"{point[place]:.3g}" for point in text)]
                         for place, of in ((1, "collapse"), (2, "rank"))
                     ]
     head = ["", "rate", "learning rate", "validation", "top-1", "points", "memory, MiB"]
     steps = next(([f"step {point[0]}" for point in row[ROUTE]] for row in best if row.get(ROUTE)), [])
-    told = table(head, lines)
+    text = table(head, lines)
     if losses:
-        told += f"\n{LORA_TOLD}\n\n" + table(["", "loss", *steps], losses)
-    return told
+        text += f"\n{LORA_TEXT}\n\n" + table(["", "loss", *steps], losses)
+    return text
 
 
 def section(data: dict[str, Any] | None) -> str:
@@ -201,15 +201,15 @@ def section(data: dict[str, Any] | None) -> str:
         return ""
     rows = of_newest_base(data["rows"].values())
     name, top1, steps = rows[0]["data"], rows[0]["base_top1"], max(row["steps"] for row in rows) or STEPS
-    where, base, but = WHERE.get(name, (f"`{name}`", f"images of `{name}`", ""))
-    told = INTRODUCTION.format(
+    title_of_base, base, but = WHERE.get(name, (f"`{name}`", f"images of `{name}`", ""))
+    text = INTRODUCTION.format(
         base=base, top1="" if top1 is None else f", top-1 {100 * top1:.1f} % on all of its classes",
         steps=steps, batch=BATCH, but=but,
     )  # fmt: skip
-    title = f"## The papers' ablations, on {where}\n"
+    title = f"## The papers' ablations, on {title_of_base}\n"
     if any(PEAK in row for row in rows):
-        told += f" {MEMORY}"
-    parts = [title, "\n".join(textwrap.wrap(told, 118)) + "\n", baselines_table(rows)]
+        text += f" {MEMORY}"
+    parts = [title, "\n".join(textwrap.wrap(text, 118)) + "\n", baselines_table(rows)]
     for part in PARTS:
         of = [row for row in rows if _is_of(row, part)]
         if of:
@@ -217,7 +217,7 @@ def section(data: dict[str, Any] | None) -> str:
             parts.append(f"### {TITLES[part]}\n\n{shown}")
             if part == "lora":
                 continue
-            parts[-1] += alike.told(of, [name for name, _ in _variants(part)])
+            parts[-1] += alike.text(of, [name for name, _ in _variants(part)])
     return "\n".join(parts)
 
 
@@ -241,13 +241,13 @@ def main() -> None:
         selection = select(options, progress)
         width = selection.source.base.spec.embed
         assert width is not None, "a base that was opened knows it"
-    wanted = [
+    due = [
         shortened(case, options.steps) if options.steps else case
         for part, case in cases(selection.sizes, width)
         if options.only in (None, part) and case.rate in options.rates and case.seed in SEEDS[: options.seeds]
     ]
     complete(
-        islice(selection.of(wanted), options.rows), {selection.name: selection.place}, results, options.jobs, progress
+        islice(selection.of(due), options.rows), {selection.name: selection.place}, results, options.jobs, progress
     )
     if options.data is not None:
         print(section({"rows": selection.rows(results)}))

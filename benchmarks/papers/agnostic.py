@@ -64,7 +64,7 @@ SCRATCH, SCRATCH_LONG, KNOWING = "small, random weights", f"small, random weight
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ModelCase:
     """One model to make, and where it is judged."""
 
     kind: str  # specific, agnostic, or one of the small ones
@@ -78,21 +78,22 @@ class Wanted:
         return json.loads(json.dumps([*asdict(self).values(), base_sha256]))  # type: ignore[no-any-return]
 
 
-def wanted(
+def model_cases(
     tasks: Sequence[Sequence[str]], seeds: Sequence[int], steps: int, small_rate: float | None, methods: Sequence[str]
-) -> Iterator[Wanted]:
+) -> Iterator[ModelCase]:
     """Every row, in the order in which a reader would miss it."""
     for seed in seeds:
         for classes in map(tuple, tasks):
             for method in methods:
                 for rate in RATES:
-                    yield Wanted("specific", method, rate, classes, seed, steps)
-                    yield Wanted("agnostic", method, rate, classes, seed, steps)
+                    yield ModelCase("specific", method, rate, classes, seed, steps)
+                    yield ModelCase("agnostic", method, rate, classes, seed, steps)
                 if small_rate is not None:
-                    yield Wanted("specific", method, small_rate, classes, seed, steps)
+                    yield ModelCase("specific", method, small_rate, classes, seed, steps)
             if small_rate is not None:
                 for kind in (SCRATCH, KNOWING, SCRATCH_LONG):
-                    yield Wanted(kind, "", small_rate, classes, seed, LONG * steps if kind == SCRATCH_LONG else steps)
+                    length = LONG * steps if kind == SCRATCH_LONG else steps
+                    yield ModelCase(kind, "", small_rate, classes, seed, length)
 
 
 class Maker:
@@ -115,48 +116,56 @@ class Maker:
     def _for_all(self, method: str, rate: float, seed: int, steps: int) -> edgevit.Derivation:
         return self.derive(method, rate, self.source.classes, seed, steps)
 
-    def row(self, one: Wanted) -> Row:
+    def row(self, case: ModelCase) -> Row:
         """What came of it.
 
         Raises:
             BudgetError: the rate cannot be reached.
         """
-        if one.kind == "specific":
-            made = self.derive(one.method, one.rate, one.classes, one.seed, one.steps)
-            found = made.record.accuracy
-            assert found.derived and found.base_restricted and found.base_full_head
+        if case.kind == "specific":
+            derivation = self.derive(case.method, case.rate, case.classes, case.seed, case.steps)
+            accuracy = derivation.record.accuracy
+            assert accuracy.derived and accuracy.base_restricted and accuracy.base_full_head
             return {
-                "top1": found.derived.top1, "macs": made.model.spec.macs, "images": found.derived.images,
-                "base_restricted": found.base_restricted.top1, "base_full_head": found.base_full_head.top1,
+                "top1": accuracy.derived.top1, "macs": derivation.model.spec.macs, "images": accuracy.derived.images,
+                "base_restricted": accuracy.base_restricted.top1, "base_full_head": accuracy.base_full_head.top1,
             }  # fmt: skip
-        if one.kind == "agnostic":
-            model = self.for_all(one.method, one.rate, one.seed, one.steps).model
-            seen = self.judge(model.network, self.source, one, model.spec.class_names)
-            return {"top1": seen.top1, "top1_full": seen.top1_full, "macs": model.spec.macs, "images": seen.images}
+        if case.kind == "agnostic":
+            model = self.for_all(case.method, case.rate, case.seed, case.steps).model
+            judged = self.judge(model.network, self.source, case, model.spec.class_names)
+            return {
+                "top1": judged.top1,
+                "top1_full": judged.top1_full,
+                "macs": model.spec.macs,
+                "images": judged.images,
+            }
         assert self.small is not None
-        network = small_network(self.small, one)
-        task, training = self.small.task(one.classes, seed=one.seed), self.training(one.seed, one.steps)
-        train(network, task, list(range(len(one.classes))), training, open_passes(training), History(None))
-        seen = self.judge(network.eval(), self.small, one, task.class_names)
-        return {"top1": seen.top1, "macs": self.small.base.spec.macs, "images": seen.images}
+        network = small_network(self.small, case)
+        task, training = (
+            self.small.task(case.classes, seed=case.seed),
+            self.training(case.seed, case.steps),
+        )
+        train(network, task, list(range(len(case.classes))), training, open_passes(training), History(None))
+        judged = self.judge(network.eval(), self.small, case, task.class_names)
+        return {"top1": judged.top1, "macs": self.small.base.spec.macs, "images": judged.images}
 
-    def judge(self, network: nn.Module, source: Source, one: Wanted, outputs: Sequence[str]) -> Accuracy:
+    def judge(self, network: nn.Module, source: Source, case: ModelCase, outputs: Sequence[str]) -> Accuracy:
         """Accuracy on the sub-task's test images of a network with these outputs."""
-        task = source.task(one.classes, seed=one.seed)
+        task = source.task(case.classes, seed=case.seed)
         columns = [list(outputs).index(name) for name in task.class_names]
         return measure_accuracy(predictor(network, self.device), task.test.batches(200), columns, task.class_names)
 
 
-def small_network(small: Source, one: Wanted) -> nn.Module:
+def small_network(small: Source, case: ModelCase) -> nn.Module:
     """The small model with an output per class of the sub-task; its weights are random unless it is to know them."""
-    known = with_classes(small.base.network, small.task(one.classes, seed=one.seed).base_columns)
-    if one.kind == KNOWING:
-        return known
+    informed = with_classes(small.base.network, small.task(case.classes, seed=case.seed).base_columns)
+    if case.kind == KNOWING:
+        return informed
     spec = small.base.spec
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(one.seed)
-        made: nn.Module = timm.create_model(spec.timm_name, **{**spec.timm_args, "num_classes": len(one.classes)})
-    return made
+        torch.manual_seed(case.seed)
+        network: nn.Module = timm.create_model(spec.timm_name, **{**spec.timm_args, "num_classes": len(case.classes)})
+    return network
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -170,13 +179,13 @@ def section(data: dict[str, Any] | None) -> str:
         return ""
     parts = ["## For the sub-task, or for all classes\n"]
     for (title, _), rows in grouped(data["rows"], "source", "base_sha256").items():
-        parts += [_told(title, rows), _agnostic_table(rows)]
+        parts += [_introduction(title, rows), _agnostic_table(rows)]
         if picked(rows, kind=KNOWING):
             parts.append(_small_table(rows))
     return "\n".join(parts)
 
 
-def _told(title: str, rows: Sequence[Row]) -> str:
+def _introduction(title: str, rows: Sequence[Row]) -> str:
     steps = min(row["steps"] for row in rows)
     head = (
         f"Base {title}, {rows[0]['all_classes']} classes. {seeds_text(rows)}, one sub-task of each size; "
@@ -247,28 +256,30 @@ def main() -> None:
 
     progress, file = Console().progress, record_file(options, "agnostic")
     rows = load_rows(file)
-    known = [row["key"] for row in rows]
+    keys = [row["key"] for row in rows]
     with refusals(), tempfile.TemporaryDirectory() as scratch:
         source = source_from(options, progress)
         tasks = source.sub_tasks(options.tasks, options.classes, most=len(source.classes) - 1)
         small = smaller(options, progress)
         small_rate = None if small is None else 1 - small.base.spec.macs / source.base.spec.macs
         maker = Maker(source, small, Path(scratch), options.device)
-        every = wanted(tasks, SEEDS[: options.seeds], options.steps, small_rate, options.methods)
-        for one in islice(every, options.rows):
-            if (key := one.key(source.sha256)) in known:
+        every = model_cases(tasks, SEEDS[: options.seeds], options.steps, small_rate, options.methods)
+        for case in islice(every, options.rows):
+            if (key := case.key(source.sha256)) in keys:
                 continue
             try:
-                made = maker.row(one)
+                result = maker.row(case)
             except BudgetError as error:
-                progress.note(f"{one.kind} {one.method} {one.rate:.3g}: {error}")
+                progress.note(f"{case.kind} {case.method} {case.rate:.3g}: {error}")
                 continue
             on = device_field(options.device)
-            told = {"source": source.label, "all_classes": len(source.classes), "task": len(one.classes)}
-            told |= {"base_sha256": source.sha256, "versions": versions(), "key": key}
-            rows.append({**asdict(one), **made, **on, **told})
+            fields = {"source": source.label, "all_classes": len(source.classes), "task": len(case.classes)}
+            fields |= {"base_sha256": source.sha256, "versions": versions(), "key": key}
+            rows.append({**asdict(case), **result, **on, **fields})
             store_rows(file, rows)
-            progress.note(f"{one.kind} {one.method} {one.rate:.3g}, {len(one.classes)} classes: {made['top1']:.3f}")
+            progress.note(
+                f"{case.kind} {case.method} {case.rate:.3g}, {len(case.classes)} classes: {result['top1']:.3f}"
+            )
     if options.data is not None:
         print(section({"rows": rows}))
 

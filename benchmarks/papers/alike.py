@@ -8,46 +8,46 @@ from collections.abc import Iterator, Sequence
 from benchmarks.markdown import Row, picked
 
 
-def told(rows: Sequence[Row], names: Sequence[str]) -> str:
+def text(rows: Sequence[Row], names: Sequence[str]) -> str:
     """A paragraph of the variants that are the first one, by widths and answers, wherever both were run at a rate.
 
     Args:
         names: the variants, the one from which the others take something away first.
     """
     first, *others = names
-    found = [line for name in others if (line := _alike(rows, first, name))]
-    if not found:
+    alike = [line for name in others if (line := _alike(rows, first, name))]
+    if not alike:
         return ""
     reasons = "; ".join(_reasons(rows, first))
-    said = (
+    message = (
         f"Not told apart from `{first}`, with its widths and its accuracy in every pair of sub-task and seed, and so "
-        f"no evidence of what was taken away: {'; '.join(found)}.{f' Why: {reasons}.' if reasons else ''}"
+        f"no evidence of what was taken away: {'; '.join(alike)}.{f' Why: {reasons}.' if reasons else ''}"
     )
-    return "\n" + "\n".join(textwrap.wrap(said, 118)) + "\n"
+    return "\n" + "\n".join(textwrap.wrap(message, 118)) + "\n"
 
 
 def _alike(rows: Sequence[Row], first: str, name: str) -> str:
     at, n = [], 0
     for rate in dict.fromkeys(row["rate"] for row in rows):
         whole = {(row["task"], row["seed"]): row for row in picked(rows, rate=rate, variant=first)}
-        own = {(row["task"], row["seed"]): row for row in picked(rows, rate=rate, variant=name)}
-        both = whole.keys() & own.keys()
-        if both and all(_same(whole[place], own[place]) for place in both):
+        rows_of_variant = {(row["task"], row["seed"]): row for row in picked(rows, rate=rate, variant=name)}
+        both = whole.keys() & rows_of_variant.keys()
+        if both and all(_equal(whole[place], rows_of_variant[place]) for place in both):
             at.append(rate)
             n += len(both)
     return f"`{name}` at {', '.join(f'{rate:g}' for rate in sorted(at))} (n = {n})" if at else ""
 
 
-def _same(row: Row, other: Row) -> bool:
-    what = ("macs", "params", "embed", "blocks", "accuracy", "worst_class")
-    return all(row[name] == other[name] for name in what)
+def _equal(row: Row, second: Row) -> bool:
+    names = ("macs", "params", "embed", "blocks", "accuracy", "worst_class")
+    return all(row[name] == second[name] for name in names)
 
 
 def _reasons(rows: Sequence[Row], first: str) -> Iterator[str]:
     """What the rows tell of it: masks that let no neuron go, and FFNs that stay whole."""
     whole = picked(rows, variant=first)
-    kept = {row["facts"].get("anchor_neurons") for row in whole}
-    if kept == {1.0}:
+    shares = {row["facts"].get("anchor_neurons") for row in whole}
+    if shares == {1.0}:
         yield f"the masks of `{first}` let no neuron go, so that the anchor is the base"
     widest = max(block["ffn"] for row in rows for block in row["blocks"])
     for rate in dict.fromkeys(row["rate"] for row in whole):

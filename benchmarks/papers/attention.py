@@ -95,18 +95,18 @@ def token_moments(
     family = family_of(network)
     geometry = family.geometry(network)
     sums = [torch.zeros(geometry.embed + 1, geometry.embed + 1, dtype=torch.float64) for _ in family.read(network)]
-    seen = 0
+    position = 0
 
     def see(i: int, layer_inputs: Any, _: Tensor) -> None:
         inputs = layer_inputs[0].cpu().double()  # [B, N, d]
-        places = chosen[seen : seen + len(inputs), :, None].expand(-1, -1, inputs.shape[2])
+        places = chosen[position : position + len(inputs), :, None].expand(-1, -1, inputs.shape[2])
         tokens = inputs.gather(1, places).flatten(0, 1)
         tokens = torch.cat([tokens, tokens.new_ones(len(tokens), 1)], dim=1)
         sums[i] += weight * (tokens.mT @ tokens)
 
     def count(logits: Tensor, _: Tensor) -> None:
-        nonlocal seen
-        seen += len(logits)
+        nonlocal position
+        position += len(logits)
 
     with torch.no_grad():
         passes.run(network, images, count, [(family.attention_inputs(network), see)])
@@ -127,8 +127,8 @@ def moments(
     tokens = family_of(network).geometry(network).tokens
 
     def take(factorisation: Any) -> list[Tensor]:
-        taken = calibrate(looked_at, images, passes, factorisation=factorisation, columns=columns)
-        return [s.moment for s in taken if s.moment is not None]
+        statistics = calibrate(looked_at, images, passes, factorisation=factorisation, columns=columns)
+        return [s.moment for s in statistics if s.moment is not None]
 
     def of_places(places: Tensor, weight: float = 1.0) -> list[Tensor]:
         return token_moments(looked_at, images, places, passes, weight)
@@ -156,19 +156,19 @@ def moments_rows(source: Source, classes: Sequence[str], device: str = "cpu") ->
     test, blocks = list(task.test.batches(200)), family.read(network)
     parts = attentions(blocks)
     whole = parts[0].qk
-    known = {"task": len(classes), "images": len(task.test), **device_field(device)}
+    common = {"task": len(classes), "images": len(task.test), **device_field(device)}
 
     def top1(model: nn.Module) -> float:
         return measure_accuracy(predictor(model, device), test, columns, task.class_names).top1
 
-    yield {**known, "width": whole, "kind": "base", "draw": 0, "top1": top1(network)}
+    yield {**common, "width": whole, "kind": "base", "draw": 0, "top1": top1(network)}
     for kind, draw, of in moments(network, task, columns, device):
         spectra = attention_spectra(parts, of)
         for width in sorted({*(w for w in WIDTHS if w < whole), whole // 2}):
             with torch.no_grad():
                 slim = narrow(parts, [(width, width)] * len(parts), of, spectra)
-                made = family.build(network, [Block(a, b.ffn) for a, b in zip(slim, blocks, strict=True)])
-            yield {**known, "width": width, "kind": kind, "draw": draw, "top1": top1(made)}
+                network_of_row = family.build(network, [Block(a, b.ffn) for a, b in zip(slim, blocks, strict=True)])
+            yield {**common, "width": width, "kind": kind, "draw": draw, "top1": top1(network_of_row)}
 
 
 def measure_moments(options: argparse.Namespace) -> None:
@@ -285,13 +285,13 @@ def gates(network: nn.Module, images: Split, columns: Sequence[int], passes: Pas
     """The gates of every attention, by one forward and backward pass."""
     family = family_of(network)
     dims = [block.dims for block in family.read(network)]
-    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in dims]
+    gates_of_block: list[list[tuple[Tensor, Tensor]]] = [[] for _ in dims]
     target = torch.as_tensor(columns, device=passes.compute.device)
 
     def see(i: int, _: Any, output: Tensor) -> None:
         def back(gradient: Tensor) -> None:
             (q, _, v), (dq, _, dv) = (family.unpack(t.detach().double(), dims[i]) for t in (output, gradient))
-            found[i].append(((q * dq).sum(1), (v * dv).sum(1)))  # over tokens: [B, N, H, w] -> [B, H, w]
+            gates_of_block[i].append(((q * dq).sum(1), (v * dv).sum(1)))  # over tokens: [B, N, H, w] -> [B, H, w]
 
         output.register_hook(back)  # type: ignore[no-untyped-call]
 
@@ -300,7 +300,9 @@ def gates(network: nn.Module, images: Split, columns: Sequence[int], passes: Pas
         torch.autograd.grad(loss, list(network.parameters()), allow_unused=True)
 
     passes.run(network, images, see_answers, [(family.projections(network), see)], gradients=True)
-    return [Gates(torch.cat([qk for qk, _ in of]).cpu(), torch.cat([vo for _, vo in of]).cpu()) for of in found]
+    return [
+        Gates(torch.cat([qk for qk, _ in of]).cpu(), torch.cat([vo for _, vo in of]).cpu()) for of in gates_of_block
+    ]
 
 
 @torch.no_grad()
@@ -322,7 +324,7 @@ def propagated(network: nn.Module) -> list[tuple[Tensor, Tensor]]:
     if not any("embed" in site.frozen for site in family.sites(network)):  # the norms' gains go into the weights
         network = family.with_embedding(network, torch.eye(family.geometry(network).embed, dtype=torch.float64))
     worth = torch.stack([head.weight.double().abs().sum(0) for head in family.classifiers(network)]).sum(0)  # [d]
-    found = []
+    worths = []
     for block in reversed(family.read(network)):
         if (f := block.ffn) is not None:
             neurons = worth @ f.w2.double().abs()  # [e]
@@ -330,9 +332,9 @@ def propagated(network: nn.Module) -> list[tuple[Tensor, Tensor]]:
         if (a := block.attention) is not None:
             wq, wk, wv, wo = (w.double().abs() for w in (a.wq, a.wk, a.wv, a.wo))
             vo = torch.einsum("d,hdv->hv", worth, wo)
-            found.append((vo.sum(1, keepdim=True) * (wq.sum(-1) + wk.sum(-1)), vo))
+            worths.append((vo.sum(1, keepdim=True) * (wq.sum(-1) + wk.sum(-1)), vo))
             worth = worth + torch.einsum("hv,hvd->d", vo, wv)
-    return found[::-1]
+    return worths[::-1]
 
 
 class Cuts:
@@ -355,8 +357,8 @@ class Cuts:
         self.scores["NISP"] = propagated(network)
         for name in self.gates[0].scores():
             self.scores[name] = [of.scores()[name] for of in self.gates]
-        taken = calibrate(looked_at, images, passes, factorisation="tokens", columns=columns)
-        self.moments = [s.moment for s in taken if s.moment is not None]
+        statistics = calibrate(looked_at, images, passes, factorisation="tokens", columns=columns)
+        self.moments = [s.moment for s in statistics if s.moment is not None]
         self.spectra = {SVD: attention_spectra(self.parts), WPAC: attention_spectra(self.parts, self.moments)}
 
     def dimensions(self, kind: str, share: float, seed: int = 0) -> nn.Module:
@@ -371,16 +373,16 @@ class Cuts:
 
     def heads(self, count: int) -> nn.Module:
         """The network with the heads of each block that are worth most."""
-        kept = [sorted(of.heads().topk(count).indices.tolist()) for of in self.gates]
-        return self._with([part.keep(of) for part, of in zip(self.parts, kept, strict=True)])
+        heads = [sorted(of.heads().topk(count).indices.tolist()) for of in self.gates]
+        return self._with([part.keep(of) for part, of in zip(self.parts, heads, strict=True)])
 
-    def made(self, base: nn.Module, one: Row) -> nn.Module:
+    def network_of_row(self, base: nn.Module, key: Row) -> nn.Module:
         """What a row is of."""
-        if one["kind"] == "base":
+        if key["kind"] == "base":
             return base
-        if one["kind"] == HEADS:
-            return self.heads(round(one["share"] * self.parts[0].heads))
-        return self.dimensions(one["kind"], one["share"], one["seed"])
+        if key["kind"] == HEADS:
+            return self.heads(round(key["share"] * self.parts[0].heads))
+        return self.dimensions(key["kind"], key["share"], key["seed"])
 
     def _with(self, slim: Sequence[Attention]) -> nn.Module:
         blocks = [Block(a, block.ffn) for a, block in zip(slim, self.blocks, strict=True)]
@@ -394,7 +396,7 @@ CRITERIA = (*TABLE_3, *FIGURE_4, SVD, WPAC)
 ORDER = (HEADS, *CRITERIA)  # of a table's lines
 
 
-def wanted(heads: int) -> Iterator[Row]:
+def row_keys(heads: int) -> Iterator[Row]:
     """Every row of a sub-task, for a base of so many heads a block; share 1 is the base."""
     yield {"part": "base", "kind": "base", "share": 1.0, "seed": 0}
     for share in SHARES:
@@ -409,17 +411,17 @@ def wanted(heads: int) -> Iterator[Row]:
 def criteria_rows(source: Source, classes: Sequence[str], done: Sequence[Row], device: str = "cpu") -> Iterator[Row]:
     """Every row of one sub-task that is not done; its base has the argmax over the sub-task's classes, too."""
     heads = attentions(family_of(source.base.network).read(source.base.network))[0].heads
-    due = [one for one in wanted(heads) if not picked(done, **one)]
+    due = [key for key in row_keys(heads) if not picked(done, **key)]
     if not due:
         return
     task = source.task(classes)
     network = with_classes(source.base.network, task.base_columns)
     test, columns = list(task.test.batches(200)), list(range(len(classes)))
     cuts = Cuts(network, task, device)
-    for one in due:
-        made = predictor(cuts.made(network, one), device)
-        top1 = measure_accuracy(made, test, columns, task.class_names).top1
-        yield {**one, "images": len(task.test), "top1": top1, **device_field(device)}
+    for key in due:
+        predict = predictor(cuts.network_of_row(network, key), device)
+        top1 = measure_accuracy(predict, test, columns, task.class_names).top1
+        yield {**key, "images": len(task.test), "top1": top1, **device_field(device)}
 
 
 def criteria_section(data: dict[str, Any] | None) -> str:
@@ -439,7 +441,7 @@ def criteria_section(data: dict[str, Any] | None) -> str:
             shares = sorted({row["share"] for row in picked(rows, part=part)})
             lines = []
             groups = grouped(picked(rows, part=part), "task", "kind").items()
-            for (task, kind), group in sorted(groups, key=lambda one: (one[0][0], ORDER.index(one[0][1]))):
+            for (task, kind), group in sorted(groups, key=lambda group: (group[0][0], ORDER.index(group[0][1]))):
                 whole = [row["top1"] for row in picked(rows, part="base", task=task)]
                 cut = [percent([row["top1"] for row in picked(group, share=share)]) for share in shares]
                 lines.append([f"{task} classes, {kind}", *cut, percent(whole)])

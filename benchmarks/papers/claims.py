@@ -103,21 +103,23 @@ TEXT = (
 
 def gains(rows: Sequence[Row], claim: Claim, way: str, baseline: str) -> dict[float, dict[Place, float]]:
     """By how much that way is above the claim's share of a baseline or another way, by rate, sub-task and seed."""
-    found: dict[float, dict[Place, float]] = {}
+    by_rate: dict[float, dict[Place, float]] = {}
     bases = _baseline(rows, baseline) if baseline in BASELINES else None
     for (rate,), group in sorted(grouped(rows, "rate").items()):
         theirs = {_place(row): row["accuracy"]["derived"] for row in picked(group, variant=baseline)}
         ours = {_place(row): row["accuracy"]["derived"] for row in picked(group, variant=way)}
-        beside = theirs if bases is None else bases
-        if gained := {place: top1 - claim.share * beside[place] for place, top1 in ours.items() if place in beside}:
-            found[rate] = gained
-    return found
+        baselines = theirs if bases is None else bases
+        if gained := {
+            place: top1 - claim.share * baselines[place] for place, top1 in ours.items() if place in baselines
+        }:
+            by_rate[rate] = gained
+    return by_rate
 
 
 def _baseline(rows: Iterable[Row], name: str) -> dict[Place, float]:
     """Of each sub-task and seed; beside a super-network's slice that network stands in the place of the base."""
-    own = [row for row in rows if row["supernet_steps"] is None]
-    return {_place(row): top1 for row in own if (top1 := row["accuracy"][name]) is not None}
+    rows_of_base = [row for row in rows if row["supernet_steps"] is None]
+    return {_place(row): top1 for row in rows_of_base if (top1 := row["accuracy"][name]) is not None}
 
 
 def _place(row: Row) -> Place:
@@ -128,14 +130,14 @@ def _cell(gained: Mapping[Place, float], seeing: bool) -> str:
     if not gained:
         return NOTHING
     values = list(gained.values())
-    told = "" if seeing else ", which sees no patch"
-    return f"{points(values)}; {sum(gain > 0 for gain in values)} of {len(values)}{told}"
+    suffix = "" if seeing else ", which sees no patch"
+    return f"{points(values)}; {sum(gain > 0 for gain in values)} of {len(values)}{suffix}"
 
 
 def _sees(rows: Iterable[Row], variant: str, rate: float) -> bool:
     """Whether the models of another method have any attention left: without, all images get one answer."""
-    found = picked(rows, variant=variant, rate=rate)
-    return not found or any(block["heads"] for row in found for block in row["blocks"])
+    models = picked(rows, variant=variant, rate=rate)
+    return not models or any(block["heads"] for row in models for block in row["blocks"])
 
 
 def _rates(rows: Iterable[Row]) -> list[float]:
@@ -149,11 +151,11 @@ def _lines(of_bases: Mapping[str, Sequence[Row]], claim: Claim, rates: Sequence[
         title = published.TITLES.get(base, f"`{base}`")
         for way in claim.ours:
             for baseline in dict.fromkeys((claim.theirs, *([OURS] if claim.of_base else []))):
-                if found := gains(rows, claim, way, baseline):
-                    sizes = sorted({task for gained in found.values() for task, _ in gained})
-                    where = f"{title}, {', '.join(map(str, sizes))} classes"
-                    cells = [_cell(found.get(rate, {}), _sees(rows, baseline, rate)) for rate in rates]
-                    yield [text, where, way, claim.against(baseline), *cells]
+                if by_rate := gains(rows, claim, way, baseline):
+                    sizes = sorted({task for gained in by_rate.values() for task, _ in gained})
+                    place = f"{title}, {', '.join(map(str, sizes))} classes"
+                    cells = [_cell(by_rate.get(rate, {}), _sees(rows, baseline, rate)) for rate in rates]
+                    yield [text, place, way, claim.against(baseline), *cells]
                     text = ""
     if text:
         yield [text, "all", "", "", *[NOTHING] * len(rates)]
@@ -182,8 +184,8 @@ def verdicts(of_bases: Mapping[str, Sequence[Row]]) -> str:
 
 def section(records: Iterable[dict[str, Any] | None]) -> str:
     """The part of RESULTS.md, of the records at published length; empty without any."""
-    kept = [row for data in records if data is not None for row in of_newest_base(data["rows"].values())]
-    full = picked(kept, table=published.FULL)
+    rows = [row for data in records if data is not None for row in of_newest_base(data["rows"].values())]
+    full = picked(rows, table=published.FULL)
     names = [name for name in (*RECORDS, *dict.fromkeys(row["data"] for row in full)) if picked(full, data=name)]
     of_bases = {name: picked(full, data=name) for name in names}
     if not of_bases:
@@ -192,11 +194,11 @@ def section(records: Iterable[dict[str, Any] | None]) -> str:
     lines: list[list[str]] = []
     for claim in CLAIMS:
         lines += _lines(of_bases, claim, rates)
-    told = [TEXT.format(nothing=NOTHING), verdicts(of_bases)]
+    paragraphs = [TEXT.format(nothing=NOTHING), verdicts(of_bases)]
     head = ["claim", "images", "method", "against", *(f"{rate:g}" for rate in rates)]
     parts = [
         "## What the papers claim, at this scale\n",
-        *("\n".join(textwrap.wrap(paragraph, 118)) + "\n" for paragraph in told),
+        *("\n".join(textwrap.wrap(paragraph, 118)) + "\n" for paragraph in paragraphs),
         table(head, lines),
     ]
     return "\n".join(parts)

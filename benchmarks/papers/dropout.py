@@ -67,10 +67,10 @@ def cases(sizes: Sequence[int] = SIZES["rendered"]) -> Iterator[tuple[str, Case]
                         yield part, replace(case, supernet_steps=0 if name == UNTRAINED else STEPS)
 
 
-def _apart(rows: list[Row], beside: list[Row]) -> list[float]:
+def _apart(rows: list[Row], piad_rows: list[Row]) -> list[float]:
     """The differences to the rows of the same sub-task and seed."""
-    other = {(row["task"], row["seed"]): row["accuracy"]["derived"] for row in beside}
-    return [row["accuracy"]["derived"] - other[at] for row in rows if (at := (row["task"], row["seed"])) in other]
+    by_place = {(row["task"], row["seed"]): row["accuracy"]["derived"] for row in piad_rows}
+    return [row["accuracy"]["derived"] - by_place[at] for row in rows if (at := (row["task"], row["seed"])) in by_place]
 
 
 def section(data: dict[str, Any] | None) -> str:
@@ -78,20 +78,20 @@ def section(data: dict[str, Any] | None) -> str:
     if data is None or not data["rows"]:
         return ""
     rows = of_newest_base(data["rows"].values())
-    found, apart = [], []
+    lines, apart = [], []
     for name in (name for names in PARTS.values() for name in names):
         of = {size: picked(rows, rate=rate, variant=name) for size, rate in SHARES.items()}
         if not any(of.values()):
             continue
         whole = {(row["task"], row["seed"]): row["accuracy"]["base_restricted"] for mine in of.values() for row in mine}
-        found.append([name, *(percent(derived(mine)) for mine in of.values()), percent(list(whole.values()))])
+        lines.append([name, *(percent(derived(mine)) for mine in of.values()), percent(list(whole.values()))])
         if name != PIAD:
-            beside = {size: picked(rows, rate=rate, variant=PIAD) for size, rate in SHARES.items()}
-            apart.append([name, *(points(_apart(of[size], beside[size])) for size in SHARES)])
+            piad = {size: picked(rows, rate=rate, variant=PIAD) for size, rate in SHARES.items()}
+            apart.append([name, *(points(_apart(of[size], piad[size])) for size in SHARES)])
     steps, batch = max(row["supernet_steps"] for row in rows), rows[0]["batch_size"]
     name, seeds = rows[0]["data"], seeds_text(rows)
-    told = TEXT.format(title=TITLES.get(name, f"`{name}`"), steps=steps, batch=batch, seeds=seeds, untrained=UNTRAINED)
-    parts = [told, table(["top-1, %, by share of the MACs", *SHARES, WHOLE], found)]
+    text = TEXT.format(title=TITLES.get(name, f"`{name}`"), steps=steps, batch=batch, seeds=seeds, untrained=UNTRAINED)
+    parts = [text, table(["top-1, %, by share of the MACs", *SHARES, WHOLE], lines)]
     if any(any(cells[1:]) for cells in apart):
         parts.append(table(["points, less those of PIAD", *SHARES], apart))
     return "\n".join(parts)
@@ -110,13 +110,13 @@ def main() -> None:
     progress, results = Console().progress, record_file(options, "dropout", OURS[:1])  # the rendered base came first
     with refusals():
         selection = select(options, progress)
-    wanted = [
+    due = [
         shortened(case, options.steps) if options.steps else case
         for part, case in cases(selection.sizes)
         if options.only in (None, part) and case.seed in SEEDS[: options.seeds]
     ]
     complete(
-        islice(selection.of(wanted), options.rows), {selection.name: selection.place}, results, options.jobs, progress
+        islice(selection.of(due), options.rows), {selection.name: selection.place}, results, options.jobs, progress
     )
     if options.data is not None:
         print(section({"rows": selection.rows(results)}))

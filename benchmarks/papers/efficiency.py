@@ -127,12 +127,12 @@ _OF_HEADS: dict[str, dict[str, tuple[float, float]]] = {
 # one of `depth` ("vulcan", rate) or ("vulcan", rate, blocks out), others (model, name) and what is behind the name.
 PUBLISHED: dict[str, dict[str, dict[tuple[str | float, ...], float]]] = {
     "methods": {
-        f"Table 10, {what}": {
+        f"Table 10, {quantity}": {
             (method, rate): value / _DENSE[i]
             for rate, columns in _OF_METHODS.items()
             for method, value in zip(_IN_TABLE_10, columns[i], strict=True)
         }
-        for i, what in enumerate(("latency", "memory"))
+        for i, quantity in enumerate(("latency", "memory"))
     },
     "ratios": {
         title: {("heart", *pair): ms / dense for pair, ms in zip(RATIOS, figures, strict=True)}
@@ -149,8 +149,8 @@ PUBLISHED: dict[str, dict[str, dict[tuple[str | float, ...], float]]] = {
         }
     },
     "heads": {
-        f"Table 7, {where}": {(model, "uneven"): uneven / dense for model, (dense, uneven) in figures.items()}
-        for where, figures in _OF_HEADS.items()
+        f"Table 7, {device}": {(model, "uneven"): uneven / dense for model, (dense, uneven) in figures.items()}
+        for device, figures in _OF_HEADS.items()
     },
 }
 
@@ -172,7 +172,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ModelRow:
     """One row: a model to derive and measure."""
 
     name: str  # of the method
@@ -185,34 +185,34 @@ class Wanted:
         return label_of(self.name, self.of)
 
 
-def wanted(part: str, rates: Sequence[float], methods: Sequence[str]) -> Iterator[Wanted]:
+def model_rows(part: str, rates: Sequence[float], methods: Sequence[str]) -> Iterator[ModelRow]:
     """The rows of a part."""
     if part == "ratios":
         for tokens, heads in RATIOS:
             few = {"calibration_images": 4, "probes": 1, "selection": "percentile"}
             options = {**few, "token_ratio": tokens, "head_ratio": heads}
-            yield Wanted("heart", (tokens, heads), {"rate": 0.01, "shape": "paper", "options": options})
+            yield ModelRow("heart", (tokens, heads), {"rate": 0.01, "shape": "paper", "options": options})
         return
     if part == "depth":
         shape, options = METHODS["vulcan"]
-        known = {"rate": DEPTH_RATE, "shape": shape, "options": options}
-        yield Wanted("vulcan", (DEPTH_RATE,), known)
-        yield Wanted("vulcan", (DEPTH_RATE, BLOCKS_OUT), known, BLOCKS_OUT)
+        request = {"rate": DEPTH_RATE, "shape": shape, "options": options}
+        yield ModelRow("vulcan", (DEPTH_RATE,), request)
+        yield ModelRow("vulcan", (DEPTH_RATE, BLOCKS_OUT), request, BLOCKS_OUT)
         return
     for rate in rates:
         for name in methods:
             shape, options = METHODS[name]
-            yield Wanted(name, (rate,), {"rate": rate, "shape": shape, "options": options})
+            yield ModelRow(name, (rate,), {"rate": rate, "shape": shape, "options": options})
 
 
 @dataclass(frozen=True)
-class Made:
+class Candidate:
     """A model that is ready to be measured beside its base."""
 
     method: str
     of: tuple[float, ...]
     path: Path  # a folder with an export, or an ONNX file of the base's MACs and parameters
-    told: dict[str, Any] = field(default_factory=dict)  # of its row, besides
+    fields: dict[str, Any] = field(default_factory=dict)  # of its row, besides
     alone: bool = False  # on the processor, where the others are not
 
     @property
@@ -234,72 +234,72 @@ def _size(file: Path) -> int:
 
 def measured(start: Start, options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """Make the models of a part, then measure them and their base in one session."""
-    base = Made("base", (), folder / "base")
+    base = Candidate("base", (), folder / "base")
     opened: dict[str, Any] = {"checkpoint": start.checkpoint, "model_args": start.model_args, **start.more}
     edgevit.base(start.name, out=base.path, data=start.data, **ACCEPTED, **opened)
     _ready(base.path, options)
     if options.part == "compressed":
-        made = make_compressed(base.path, options)
+        candidates = make_compressed(base.path, options)
     elif options.part == "heads":
-        made = make_heads(base.path, options)
-        base = replace(base, told=_told_of_heads(base))
+        candidates = make_heads(base.path, options)
+        base = replace(base, fields=_head_counts(base))
     else:
-        made = make_models(start, list(wanted(options.part, options.rates, options.methods)), options, folder)
-    how = edgevit.Conditions(
+        candidates = make_models(start, list(model_rows(options.part, options.rates, options.methods)), options, folder)
+    conditions = edgevit.Conditions(
         batches=tuple(options.batch), threads=None if options.board else options.threads, samples=100, duration_s=1.0,
         provider=options.provider, precision=options.precision,
     )  # fmt: skip
-    in_turns = [base, *(one for one in made if not one.alone)]
-    runs = _bench(in_turns, how, options)
-    on_processor = replace(how, runner="onnxruntime", provider="cpu", precision=None, threads=options.threads)
+    in_turns = [base, *(candidate for candidate in candidates if not candidate.alone)]
+    runs = _bench(in_turns, conditions, options)
+    on_processor = replace(conditions, runner="onnxruntime", provider="cpu", precision=None, threads=options.threads)
     apart: list[Run] = []
-    for one in (one for one in made if one.alone):
+    for candidate in (candidate for candidate in candidates if candidate.alone):
         try:
-            apart += _bench([one], on_processor, options)
+            apart += _bench([candidate], on_processor, options)
         except BoardError as error:
-            print(f"{one.label}: {error}", flush=True)
+            print(f"{candidate.label}: {error}", flush=True)
     of_base = edgevit.load(base.path).spec
     for batch in dict.fromkeys(run.batch for run in runs):
         of_batch = [run for run in runs if run.batch == batch]
         # A comparison names a model by its label and precision.
-        ratios = {one.after.partition(" ")[0]: one for one in decisive(compare_within(of_batch))}
+        ratios = {candidate.after.partition(" ")[0]: candidate for candidate in decisive(compare_within(of_batch))}
         dense = median(make_row(run).p50_ms for run in of_batch if run.label == base.label)
-        for one in (base, *made):
-            mine = [run for run in (*runs, *apart) if (run.label, run.batch) == (one.label, batch)]
+        for candidate in (base, *candidates):
+            mine = [run for run in (*runs, *apart) if (run.label, run.batch) == (candidate.label, batch)]
             if not mine:
                 continue
-            spec = edgevit.load(one.path).spec if ModelFolder(one.path).is_model else of_base
-            own, ratio = [make_row(run) for run in mine], ratios.get(one.label)
-            p50_ms = median(row.p50_ms for row in own)
+            spec = edgevit.load(candidate.path).spec if ModelFolder(candidate.path).is_model else of_base
+            rows, ratio = [make_row(run) for run in mine], ratios.get(candidate.label)
+            p50_ms = median(row.p50_ms for row in rows)
             yield {
-                "part": options.part, "model": options.model, "method": one.method, "of": list(one.of),
-                "macs": spec.macs, "params": spec.params, "file_bytes": _size(one.file), "p50_ms": p50_ms,
-                "images_per_s": median(row.images_per_s for row in own),
-                "memory_mib": _median(row.memory_peak_mib for row in own),
+                "part": options.part, "model": options.model, "method": candidate.method, "of": list(candidate.of),
+                "macs": spec.macs, "params": spec.params, "file_bytes": _size(candidate.file), "p50_ms": p50_ms,
+                "images_per_s": median(row.images_per_s for row in rows),
+                "memory_mib": _median(row.memory_peak_mib for row in rows),
                 **{name: _median(map(of_run, mine)) for name, (_, of_run) in MORE.items()},
                 "ratio": p50_ms / dense if ratio is None else ratio.ratio,
                 "interval": None if ratio is None else [ratio.low, ratio.high],
                 "figure": None if ratio is None else ratio.figure, "batch": batch,
-                "where": _where(runs[0], options.board),
+                "where": _place(runs[0], options.board),
                 "load_average": os.getloadavg()[0],
-                **({"elsewhere": _where(mine[0], options.board)} if one.alone else {}),
-                **one.told,
+                **({"elsewhere": _place(mine[0], options.board)} if candidate.alone else {}),
+                **candidate.fields,
             }  # fmt: skip
 
 
-def _bench(models: Sequence[Made], how: edgevit.Conditions, options: argparse.Namespace) -> tuple[Run, ...]:
-    labels = [one.label for one in models]
-    asked: dict[str, Any] = {"labels": labels, "rounds": options.rounds, "board": options.board}
-    return edgevit.bench_in_turns([one.path for one in models], how, **asked).runs
+def _bench(models: Sequence[Candidate], conditions: edgevit.Conditions, options: argparse.Namespace) -> tuple[Run, ...]:
+    labels = [candidate.label for candidate in models]
+    settings: dict[str, Any] = {"labels": labels, "rounds": options.rounds, "board": options.board}
+    return edgevit.bench_in_turns([candidate.path for candidate in models], conditions, **settings).runs
 
 
 def _median(values: Iterable[float | None]) -> float | None:
     """None: no run has one."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    measured = [value for value in values if value is not None]
+    return median(measured) if measured else None
 
 
-def make_models(start: Start, rows: Sequence[Wanted], options: argparse.Namespace, folder: Path) -> list[Made]:
+def make_models(start: Start, rows: Sequence[ModelRow], options: argparse.Namespace, folder: Path) -> list[Candidate]:
     """Derive and export the models, in so many processes as are asked for; those of budgets that cannot be met are not.
 
     Of some the blocks that are out are told.
@@ -313,21 +313,21 @@ def make_models(start: Start, rows: Sequence[Wanted], options: argparse.Namespac
             met = list(pool.map(make, whole))
     else:
         met = [make(row) for row in whole]
-    there = {row.folder for row, done in zip(whole, met, strict=True) if done}
+    derived = {row.folder for row, done in zip(whole, met, strict=True) if done}
     went = {}
     for name, row in due.items():
         of = replace(row, of=row.of[:1], blocks_out=0).folder
-        if row.blocks_out and of in there:
+        if row.blocks_out and of in derived:
             went[name] = cut_depth(folder / of, folder / "base", row.blocks_out, start, folder / name)
             _ready(folder / name, options)
     return [
-        Made(row.name, row.of, folder / name, {"blocks_out": went[name]} if name in went else {})
+        Candidate(row.name, row.of, folder / name, {"blocks_out": went[name]} if name in went else {})
         for name, row in due.items()
-        if name in there | went.keys()
+        if name in derived | went.keys()
     ]
 
 
-def _derive(row: Wanted, *, start: Start, options: argparse.Namespace, folder: Path) -> bool:
+def _derive(row: ModelRow, *, start: Start, options: argparse.Namespace, folder: Path) -> bool:
     """Whether the budget could be met."""
     try:
         edgevit.derive(
@@ -354,9 +354,9 @@ def without_blocks(model: Model, base: ModelSpec, out: Iterable[int]) -> Model:
 
 def least_missed(model: Model, base: ModelSpec, images: Split, names: Sequence[str], count: int) -> list[int]:
     """So many blocks, each the one without which the accuracy is highest once those before it are gone."""
-    known = model.spec.output_names
-    assert known is not None
-    columns, batches = [known.index(name) for name in names], list(images.batches(32))
+    output_names = model.spec.output_names
+    assert output_names is not None
+    columns, batches = [output_names.index(name) for name in names], list(images.batches(32))
     out: list[int] = []
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -365,8 +365,8 @@ def least_missed(model: Model, base: ModelSpec, images: Split, names: Sequence[s
         return measure_accuracy(lambda batch: network(batch.to(device)), batches, columns, names).top1
 
     for _ in range(count):
-        left = [i for i in range(len(model.spec.blocks)) if i not in out]
-        out.append(max(left, key=top1))  # of equal ones the first
+        remaining = [i for i in range(len(model.spec.blocks)) if i not in out]
+        out.append(max(remaining, key=top1))  # of equal ones the first
     return out
 
 
@@ -385,43 +385,43 @@ def cut_depth(derived: Path, base: Path, count: int, start: Start, folder: Path)
 # -- forms that edgevit does not derive --------------------------------------------------------------------------------
 
 
-def make_compressed(base: Path, options: argparse.Namespace) -> list[Made]:
+def make_compressed(base: Path, options: argparse.Namespace) -> list[Candidate]:
     """The base with weights of zero, and in INT8."""
     model = edgevit.load(base)
     zero_least(model.network, options.share)
-    zeroed = Made("zeroed", (options.share,), base.with_name("zeroed"))
+    zeroed = Candidate("zeroed", (options.share,), base.with_name("zeroed"))
     save(model, zeroed.path)
     _ready(zeroed.path, options)
-    int8 = Made(
+    int8 = Candidate(
         "int8", (), base.with_name("int8.onnx"), alone=bool(options.board or options.provider not in (None, "cpu"))
     )
     write_int8(ModelFolder(base).export.onnx("fp32"), int8.path)
     return [zeroed, int8]
 
 
-def make_heads(base: Path, options: argparse.Namespace) -> list[Made]:
+def make_heads(base: Path, options: argparse.Namespace) -> list[Candidate]:
     """The base with its heads one by one, and with heads of unequal widths one by one."""
     spec = edgevit.load(base).spec
     channels, height, width = spec.preprocessing["input_size"]
     prepared = {name: spec.preprocessing[name] for name in ("mean", "std", "crop_pct", "interpolation")}
-    found = []
+    candidates = []
     for method, widths in (("separate", even(spec.blocks)), ("uneven", drawn(spec.blocks, options.seed))):
-        made = Made(method, (), base.with_name(method))
-        file = made.path.with_suffix(".onnx")
+        candidate = Candidate(method, (), base.with_name(method))
+        file = candidate.path.with_suffix(".onnx")
         network = one_by_one(edgevit.load(base).network, widths)
         write_onnx(network, file, input_size=(channels, height, width), batch="dynamic", opset=OPSET, metadata={})
-        _ready(file, options, out=made.path, preprocessing=prepared)
-        draw = {"seed": options.seed, "widths": [str(one) for one in widths]} if method == "uneven" else {}
-        found.append(replace(made, told={**_told_of_heads(made), **draw}))
-    return found
+        _ready(file, options, out=candidate.path, preprocessing=prepared)
+        draw = {"seed": options.seed, "widths": [str(width) for width in widths]} if method == "uneven" else {}
+        candidates.append(replace(candidate, fields={**_head_counts(candidate), **draw}))
+    return candidates
 
 
-def _told_of_heads(made: Made) -> dict[str, Any]:
-    fusion = ModelFolder(made.path).export.record().fusion
-    return {**attention_counts(made.file), "fused": fusion and fusion.fused}
+def _head_counts(candidate: Candidate) -> dict[str, Any]:
+    fusion = ModelFolder(candidate.path).export.record().fusion
+    return {**attention_counts(candidate.file), "fused": fusion and fusion.fused}
 
 
-def _where(run: Run, board: str | None) -> str:
+def _place(run: Run, board: str | None) -> str:
     """Which machine, and what of it computed: sessions of one place take one another's place."""
     on_cpu = (run.provider or "").startswith("CPU")
     chip = next((run.environment[n] for n in (("cpu",) if on_cpu else ("module", "gpu")) if n in run.environment), "")
@@ -473,14 +473,14 @@ HEADS = (
     "What TensorRT-RTX fuses in the fp16 file is a block's attention in `base` and one head's in the others; it is "
     "another compiler than a board's TensorRT."
 )
-TOLD = {"depth": DEPTH, "compressed": COMPRESSED, "heads": HEADS}
+INTRODUCTION = {"depth": DEPTH, "compressed": COMPRESSED, "heads": HEADS}
 
 
 def section(data: dict[str, Any] | None) -> str:
     """The part of RESULTS.md."""
     if data is None:
         return ""
-    found = []
+    parts = []
     for part, title in TITLES.items():
         sessions = grouped(picked(data["rows"], part=part), "model", "where", "batch")
         if not sessions:
@@ -489,23 +489,24 @@ def section(data: dict[str, Any] | None) -> str:
             "Random weights; in turns. Latency as a share of the base's with its 95 % interval, where there were "
             f"rounds enough for one; memory is the process's peak of RAM. Published: {SOURCES[part]}, "
             "whatever runtime and precision it was, as shares of its dense model. images/s is a mean over "
-            f"each run, latency a median: where they disagree, single inferences were slow. {TOLD.get(part, '')}"
+            "each run, latency a median: where they disagree, single inferences were slow. "
+            + INTRODUCTION.get(part, "")
         )
-        found.append(f"## {title}\n\n{chr(10).join(textwrap.wrap(head, 118))}\n")
-        for (model, where, batch), rows in sorted(sessions.items()):
+        parts.append(f"## {title}\n\n{chr(10).join(textwrap.wrap(head, 118))}\n")
+        for (model, place, batch), rows in sorted(sessions.items()):
             load = max(row["load_average"] for row in rows)
             by_processor = any(row["figure"] == "processor" for row in rows)
             busy = "; shares are of processor time, as other programs were busy" if by_processor else ""
             more = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]  # older rows have none
-            told = [COLUMNS[name] for name in more]
-            titles = ["", "MACs", "latency", "interval", "images/s", "memory, MiB", *told, "file", *PUBLISHED[part]]
+            fields = [COLUMNS[name] for name in more]
+            titles = ["", "MACs", "latency", "interval", "images/s", "memory, MiB", *fields, "file", *PUBLISHED[part]]
             lines = [_line(row, rows[0], more, PUBLISHED[part].values()) for row in rows]
-            found += [
-                f"### {model}, batch {batch}, on {where}\n",
+            parts += [
+                f"### {model}, batch {batch}, on {place}\n",
                 f"Load average up to {load:.1f}{busy}.\n",
                 table(titles, lines),
             ]
-    return "\n".join(found)
+    return "\n".join(parts)
 
 
 def _line(
@@ -513,20 +514,20 @@ def _line(
 ) -> list[str]:
     ends = row["interval"] or [None, None]
     key = (row["method"], *row["of"])
-    found = [of.get(key, of.get((row["model"], *key))) for of in published]
+    shares = [of.get(key, of.get((row["model"], *key))) for of in published]
     out = row.get("blocks_out", [])
     of = "/".join(f"{value:g}" for value in (row["of"][:1] if out else row["of"]))
-    gone = f", without blocks {', '.join(map(str, out))}" if out else ""
-    gone += f", on {row['elsewhere']}" if "elsewhere" in row else ""
+    suffix = f", without blocks {', '.join(map(str, out))}" if out else ""
+    suffix += f", on {row['elsewhere']}" if "elsewhere" in row else ""
     return [
-        f"{row['method']} {of}".strip() + gone,
+        f"{row['method']} {of}".strip() + suffix,
         f"{row['macs'] / base['macs']:.3f}",
         f"{row['ratio']:.3f}",
         f"{ends[0]:.3f} to {ends[1]:.3f}" if None not in ends else "",
         f"{row['images_per_s']:.0f}",
         *("" if row.get(name) is None else f"{row[name]:.0f}" for name in ("memory_mib", *more)),
         f"{row['file_bytes'] / base['file_bytes']:.3f}",
-        *("" if share is None else f"{share:.3f}" for share in found),
+        *("" if share is None else f"{share:.3f}" for share in shares),
     ]
 
 
@@ -539,9 +540,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=at_hand)
     parser.add_argument("--share", type=float, default=SHARE, help="of the weights that are zero, of `compressed`")
     parser.add_argument("--seed", type=int, default=0, help="of the draw of widths, of `heads`")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--board")
-    where.add_argument("--provider", choices=PROVIDERS, help="what ONNX Runtime computes on, on this machine")
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument("--board")
+    target.add_argument("--provider", choices=PROVIDERS, help="what ONNX Runtime computes on, on this machine")
     parser.add_argument("--precision", choices=("fp32", "fp16"), help="of ONNX files; fp32, unless given")
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--threads", type=int, default=1)
@@ -563,9 +564,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         new = list(measured(start_from(options.model, Path(scratch)), options, Path(scratch)))
     # One session is one comparison: what was measured of this model there before is replaced.
-    same = {(row["part"], row["model"], row["where"], row["batch"]) for row in new}
-    kept = [r for r in results["rows"] if (r["part"], r["model"], r["where"], r["batch"]) not in same]
-    write_whole(options.out, json.dumps({**results, "rows": [*kept, *new]}, indent=1) + "\n")
+    sessions = {(row["part"], row["model"], row["where"], row["batch"]) for row in new}
+    unchanged = [r for r in results["rows"] if (r["part"], r["model"], r["where"], r["batch"]) not in sessions]
+    write_whole(options.out, json.dumps({**results, "rows": [*unchanged, *new]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

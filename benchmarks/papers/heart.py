@@ -103,9 +103,9 @@ def random_scores(network: Any, images: Any, columns: Any, passes: Any, *, seed:
     return HessianScores(ranked, ranked.clone(), heads, torch.zeros(len(ranked)))
 
 
-def random_order(attn: Any, seen: Tensor, **_: Any) -> Tensor:
+def random_order(attn: Any, inputs: Tensor, **_: Any) -> Tensor:
     """Which tokens go on by chance, anew for every image."""
-    return torch.rand(seen.shape[:2], device=seen.device)
+    return torch.rand(inputs.shape[:2], device=inputs.device)
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def measure(variant: str, ratios: tuple[float, float], seed: int, place: Place) 
         row, derived = before_and_after(seed, place, look, method="heart", rate=0.01, options=options, cache=cache)
     facts = derived.record.facts.more
     row |= {"reaching": facts["tokens"], "spearman": facts["spearman"]}
-    row["heads_left"] = [len(kept) for kept in facts["kept_heads"]]
+    row["heads_left"] = [len(heads_of_block) for heads_of_block in facts["kept_heads"]]
     return {"variant": variant, "tokens": tokens, "heads": heads, "seed": seed, **row}
 
 
@@ -201,7 +201,7 @@ def measure_composed(variant: str, rate: float, seed: int, place: Place) -> dict
 # -- cost --------------------------------------------------------------------------------------------------------------
 
 
-def cost_of(what: str, images: int) -> dict[str, float]:
+def cost_of(name: str, images: int) -> dict[str, float]:
     """Processor seconds per image, and peak memory, of scores or of a forward and backward pass; in a process alone."""
     import timm
     import torch.nn.functional as F
@@ -213,7 +213,7 @@ def cost_of(what: str, images: int) -> dict[str, float]:
     network = timm.create_model("deit_small_patch16_224", num_classes=10).eval()
     batch, labels = torch.randn(images, 3, 224, 224), torch.zeros(images, dtype=torch.int64)
     before, started = _peak_bytes(), time.process_time()
-    if what == "scores":
+    if name == "scores":
         with twice_differentiable(network):
             gates = Gates.open_(network, batch)
             loss = F.cross_entropy(gates.logits(batch), labels, reduction="sum")
@@ -232,12 +232,12 @@ def costs() -> dict[str, Any]:
     """Of DeiT-Small's shapes, one thread."""
     from edgevit.derivation.methods.heart.method import Config
 
-    found: dict[str, Any] = {"probes": Config().probes}
-    for what, images in COSTS.items():
-        command = [sys.executable, "-m", "benchmarks.papers.heart", "--one", what]
+    record: dict[str, Any] = {"probes": Config().probes}
+    for name, images in COSTS.items():
+        command = [sys.executable, "-m", "benchmarks.papers.heart", "--one", name]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        found[what] = {"images": images, **json.loads(done.stdout)}
-    return found
+        record[name] = {"images": images, **json.loads(done.stdout)}
+    return record
 
 
 def environment() -> dict[str, Any]:
@@ -308,9 +308,9 @@ def add_rows(record: dict[str, Any], options: argparse.Namespace, scratch: Path,
     if options.data is not None or options.tasks is not None or options.classes is not None:
         of["classes"] = place.classes
     rows = record.setdefault("rows" if options.part == "ratios" else options.part, [])
-    for key, make in islice(wanted(options.part, SEEDS[: options.seeds]), options.rows):
-        same = [row for row in rows if row.get("classes") == of.get("classes")]
-        if any(row.items() >= {**key, **of}.items() for row in same):
+    for key, make in islice(row_makers(options.part, SEEDS[: options.seeds]), options.rows):
+        same_task = [row for row in rows if row.get("classes") == of.get("classes")]
+        if any(row.items() >= {**key, **of}.items() for row in same_task):
             continue
         with refusals():
             rows.append({**make(place=place), **of, **device_field(options.device)})
@@ -318,7 +318,7 @@ def add_rows(record: dict[str, Any], options: argparse.Namespace, scratch: Path,
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
 
 
-def wanted(part: str, seeds: Sequence[int]) -> Iterator[tuple[dict[str, Any], Callable[..., dict[str, Any]]]]:
+def row_makers(part: str, seeds: Sequence[int]) -> Iterator[tuple[dict[str, Any], Callable[..., dict[str, Any]]]]:
     """What tells each row of a part from the others, and what makes it."""
     for seed in seeds:
         if part == "composed":

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.markdown import commits_text, grouped, percent, table, wrapped
 
-TOLD = """## HEART: tokens and heads, before and after training, on {base}
+INTRODUCTION = """## HEART: tokens and heads, before and after training, on {base}
 
 {images} test images, {tokens} tokens, {heads}. Shares of tokens and heads that go; {steps} steps of {batch_size} images
 with the restricted base as teacher. `alike`: the same shares in every block, so that all tokens leave after the first;
@@ -54,28 +54,28 @@ def of_newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def section(data: dict[str, Any] | None) -> str:
     if data is None:
         return ""
-    rows, how = of_newest(data["rows"]), data["training"]
+    rows, training = of_newest(data["rows"]), data["training"]
     name = data.get("base", "demo")
     base, heads = BASES.get(name) or _of_user(name, rows)
     seeds = sorted({row["seed"] for row in rows})
     parts = []
     if rows:
         parts.append(
-            TOLD.format(
-                base=base, heads=heads, images=rows[0]["images"], tokens=rows[0]["reaching"][0], steps=how["steps"],
-                batch_size=how["batch_size"], seeds=", ".join(map(str, seeds)), coarse=_coarse(rows),
-                more=SMALL if name in BASES else "",
+            INTRODUCTION.format(
+                base=base, heads=heads, images=rows[0]["images"], tokens=rows[0]["reaching"][0],
+                steps=training["steps"], batch_size=training["batch_size"], seeds=", ".join(map(str, seeds)),
+                coarse=_coarse(rows), more=SMALL if name in BASES else "",
             )
         )  # fmt: skip
         parts += [wrapped(commits_text(rows)), _accuracy(rows)]
-        own = [row["spearman"] for row in rows if row["variant"].startswith("heart")]
-        by_block = ", ".join(f"{sum(of) / len(of):+.2f}" for of in zip(*own, strict=True))
+        spearman = [row["spearman"] for row in rows if row["variant"].startswith("heart")]
+        by_block = ", ".join(f"{sum(of) / len(of):+.2f}" for of in zip(*spearman, strict=True))
         parts.append(CORRELATION.format(by_block=by_block))
         parts += _layers([row for row in rows if "layers" in row])
-    if found := of_newest(data.get("composed", [])):
-        seeds = sorted({row["seed"] for row in found})
-        told = COMPOSED.format(steps=how["steps"], seeds=", ".join(map(str, seeds)))
-        parts += [told, wrapped(commits_text(found)), _composed(found)]
+    if composed := of_newest(data.get("composed", [])):
+        seeds = sorted({row["seed"] for row in composed})
+        text = COMPOSED.format(steps=training["steps"], seeds=", ".join(map(str, seeds)))
+        parts += [text, wrapped(commits_text(composed)), _composed(composed)]
     if (cost := data["cost"]) is not None:
         step, scores = cost["a training step"], cost["scores"]
         parts.append(
@@ -96,19 +96,19 @@ def _coarse(rows: list[dict[str, Any]]) -> str:
     """How many heads of a block `alike` lets go at each share, which few heads round down; nothing without rows."""
     whole = max((heads for row in rows for heads in row.get("heads_left", ())), default=0)
     alike = [row for row in rows if row["variant"] == "heart, alike" and row.get("heads_left")]
-    gone = {row["heads"]: whole - row["heads_left"][0] for row in alike}
-    if not gone:
+    heads_cut = {row["heads"]: whole - row["heads_left"][0] for row in alike}
+    if not heads_cut:
         return ""
     shares: dict[int, list[str]] = {}
-    for share, heads in sorted(gone.items()):
+    for share, heads in sorted(heads_cut.items()):
         shares.setdefault(heads, []).append(f"{100 * share:.0f}")
-    told = ", ".join(f"{heads or 'none'} at {' and '.join(of)} %" for heads, of in shares.items())
-    return f"\nA block has {whole} heads, and whole ones go: of `alike` {told}."
+    counts = ", ".join(f"{heads or 'none'} at {' and '.join(of)} %" for heads, of in shares.items())
+    return f"\nA block has {whole} heads, and whole ones go: of `alike` {counts}."
 
 
 def _accuracy(rows: list[dict[str, Any]]) -> str:
     lines = []
-    ratios = sorted(grouped(rows, "tokens", "heads").items(), key=lambda one: (one[0][0] != one[0][1], one[0]))
+    ratios = sorted(grouped(rows, "tokens", "heads").items(), key=lambda ratio: (ratio[0][0] != ratio[0][1], ratio[0]))
     for (tokens, heads), of_ratio in ratios:  # equal shares first
         for (variant,), group in grouped(of_ratio, "variant").items():
             lines.append(

@@ -52,15 +52,15 @@ TASKS = {
 
 def lists() -> dict[str, str]:
     """The text of each file by its name."""
-    known = ImageNetInfo()
-    names = known.label_names()
-    found = {}
+    info = ImageNetInfo()
+    names = info.label_names()
+    files = {}
     for task, numbers in TASKS.items():
         number, _, classes = task.removeprefix("t").partition("_")
-        lines = [f"{names[i]}  # {known.index_to_description(i)}" for i in map(int, numbers.split())]
+        lines = [f"{names[i]}  # {info.index_to_description(i)}" for i in map(int, numbers.split())]
         head = f"# T{number}/{classes} of Vulcan's Table 1, on ImageNet-1K (benchmarks/imagenet_tasks.py)."
-        found[f"{task}.txt"] = "\n".join([head, *lines]) + "\n"
-    return found
+        files[f"{task}.txt"] = "\n".join([head, *lines]) + "\n"
+    return files
 
 
 def main() -> None:

@@ -23,37 +23,40 @@ IMAGES = 256  # of the test part
 @torch.no_grad()
 def tokens_by_block(network: nn.Module, images: Tensor, device: str = "cpu") -> list[tuple[Tensor, Tensor]]:
     """The mean and the class token of each image before the first block and after each: [n, d] twice, in fp64."""
-    family, there = family_of(network), network if device == "cpu" else deepcopy(network).to(device)
-    geometry, layers = family.geometry(network), family.layers(there)
+    family, local = family_of(network), network if device == "cpu" else deepcopy(network).to(device)
+    geometry, layers = family.geometry(network), family.layers(local)
     first = slice(0, 1) if geometry.tokens > geometry.patches else slice(None)
-    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(1 + len(layers))]
+    by_block: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(1 + len(layers))]
     for batch in torch.split(images, 64):
-        tokens = family.first_tokens(there, batch.to(device))
+        tokens = family.first_tokens(local, batch.to(device))
         for i in range(1 + len(layers)):
             tokens = tokens if i == 0 else layers[i - 1](tokens)
             wide = tokens.double().cpu()
-            found[i].append((wide.mean(1), wide[:, first].mean(1)))
-    return [(torch.cat([mean for mean, _ in of]), torch.cat([token for _, token in of])) for of in found]
+            by_block[i].append((wide.mean(1), wide[:, first].mean(1)))
+    return [(torch.cat([mean for mean, _ in of]), torch.cat([token for _, token in of])) for of in by_block]
 
 
-def linear_cka(one: Tensor, other: Tensor) -> float:
+def linear_cka(first: Tensor, second: Tensor) -> float:
     """Similarity of two representations of the same images, 1 where they differ by a rotation and a scale: [n, d]."""
-    x, y = one - one.mean(0), other - other.mean(0)
+    x, y = first - first.mean(0), second - second.mean(0)
     return float((y.mT @ x).square().sum() / ((x.mT @ x).norm() * (y.mT @ y).norm()))
 
 
-def residual_ratios(seen: list[tuple[Tensor, Tensor]]) -> list[float]:
-    tokens = pairwise(token for _, token in seen)
+def residual_ratios(tokens_of_block: list[tuple[Tensor, Tensor]]) -> list[float]:
+    tokens = pairwise(token for _, token in tokens_of_block)
     return [float(((after - before).norm(dim=1) / before.norm(dim=1)).mean()) for before, after in tokens]
 
 
 def compared(base: nn.Module, network: nn.Module, images: Tensor, device: str = "cpu") -> dict[str, list[float]]:
     """Each figure by block; `residual_base` is the base's own."""
-    known, seen = (tokens_by_block(one, images, device) for one in (base, network))
-    pairs = list(zip(known[1:], seen[1:], strict=True))
+    base_tokens, model_tokens = (tokens_by_block(left_tokens, images, device) for left_tokens in (base, network))
+    pairs = list(zip(base_tokens[1:], model_tokens[1:], strict=True))
     return {
-        "cka": [linear_cka(one, other) for (one, _), (other, _) in pairs],
-        "cosine": [float(F.cosine_similarity(one, other).mean()) for (_, one), (_, other) in pairs],
-        "residual": residual_ratios(seen),
-        "residual_base": residual_ratios(known),
+        "cka": [linear_cka(left_tokens, right_tokens) for (left_tokens, _), (right_tokens, _) in pairs],
+        "cosine": [
+            float(F.cosine_similarity(left_tokens, right_tokens).mean())
+            for (_, left_tokens), (_, right_tokens) in pairs
+        ],
+        "residual": residual_ratios(model_tokens),
+        "residual_base": residual_ratios(base_tokens),
     }

@@ -121,17 +121,17 @@ def section(data: dict[str, Any] | None) -> str:
         return ""
     # Where a training begins, weights and updates are there already, as is what is no part of it.
     held = {row["rank"]: (WEIGHTS + SIDES * row["rank"]) * 4 / 2**20 for row in rows}  # fp32, in MiB
-    taken = {row["rank"]: row["peak_mib"] - row["before_mib"] + held[row["rank"]] for row in rows}
+    training = {row["rank"]: row["peak_mib"] - row["before_mib"] + held[row["rank"]] for row in rows}
     lines = []
     for row in rows:
         rank = row["rank"]
-        less = f"{100 * (1 - taken[rank] / taken[0]):.0f} %" if rank and 0 in taken else ""
+        less = f"{100 * (1 - training[rank] / training[0]):.0f} %" if rank and 0 in training else ""
         name = f"LoRA, rank {rank}" if rank else "whole weights"
         papers = f"{PAPER_GB[rank]:.2f}" if rank in PAPER_GB else ""
         lines.append(
-            [name, f"{row['trained'] / 1e6:.1f}", f"{row['peak_mib']:.0f}", f"{taken[rank]:.0f}", less, papers]
+            [name, f"{row['trained'] / 1e6:.1f}", f"{row['peak_mib']:.0f}", f"{training[rank]:.0f}", less, papers]
         )
-    told = (
+    text = (
         f"Memory of a DeiT-Base's training with LoRA (`lora_memory.py`): rate {RATE:g}, {MICRO_BATCH} images of a "
         f"micro-batch, {PARTS} micro-batches of a step, fp32, on a processor. Weights are random and images are noise, "
         "so there is no accuracy. Peak: of the whole process while steps run, Python and torch included. Training: "
@@ -139,7 +139,7 @@ def section(data: dict[str, Any] | None) -> str:
         "counts it does not say."
     )
     head = ["", "trained numbers, millions", "peak, MiB", "training, MiB", "less", "the paper's, GB"]
-    return "\n".join(textwrap.wrap(told, 118)) + "\n\n" + table(head, lines)
+    return "\n".join(textwrap.wrap(text, 118)) + "\n\n" + table(head, lines)
 
 
 def main() -> None:

@@ -62,8 +62,8 @@ class Highest:
         """Take up images by their activations [B, e], the first of them at position `first`."""
         positions = torch.arange(first, first + len(sums))[:, None].expand_as(sums)
         values, images = torch.cat([self.values, sums]), torch.cat([self.images, positions])
-        self.values, kept = values.topk(len(self.values), dim=0)
-        self.images = images.gather(0, kept)
+        self.values, order = values.topk(len(self.values), dim=0)
+        self.images = images.gather(0, order)
 
     def share(self, labels: Tensor, targets: Tensor) -> Tensor:
         """Of each neuron's images, the share that is of the target classes: [e]. Shapes: labels [N], targets [T]."""
@@ -82,33 +82,35 @@ def highest(network: nn.Module, images: Split, passes: Passes) -> list[Highest |
     geometry = family.geometry(network)
     prefix = geometry.tokens - geometry.patches
     blocks = [block.dims for block in family.read(network)]
-    found = [Highest.of(dims.ffn) if dims.has_ffn else None for dims in blocks]
-    seen = 0
+    by_block = [Highest.of(dims.ffn) if dims.has_ffn else None for dims in blocks]
+    position = 0
 
     def see(i: int, inputs: Any, _: Tensor) -> None:
-        of_block = found[i]
+        of_block = by_block[i]
         assert of_block is not None
-        of_block.see(inputs[0][:, prefix:].sum(1).float().cpu(), seen)
+        of_block.see(inputs[0][:, prefix:].sum(1).float().cpu(), position)
 
     def count(logits: Tensor, _: Tensor) -> None:
-        nonlocal seen
-        seen += len(logits)
+        nonlocal position
+        position += len(logits)
 
     with torch.no_grad():
         passes.run(network, images, count, [(family.ffn_outputs(network), see)], stage="neurons")
-    return found
+    return by_block
 
 
-def told(found: Sequence[Highest | None], labels: Sequence[int], targets: Sequence[int]) -> list[dict[str, Any] | None]:
+def block_counts(
+    neurons_of_block: Sequence[Highest | None], labels: Sequence[int], targets: Sequence[int]
+) -> list[dict[str, Any] | None]:
     """Of each block: its neurons, and how many of them answer to the target classes, only or mostly."""
-    known, wanted = torch.tensor(labels), torch.tensor(targets)
+    label_tensor, target_tensor = torch.tensor(labels), torch.tensor(targets)
 
     def block(of: Highest) -> dict[str, Any]:
-        share = of.share(known, wanted)
+        share = of.share(label_tensor, target_tensor)
         only, mostly = int((share == 1).sum()), int((share >= MOST).sum())
         return {"neurons": len(share), "only": only, "mostly": mostly, "mean_share": float(share.mean())}
 
-    return [None if of is None else block(of) for of in found]
+    return [None if of is None else block(of) for of in neurons_of_block]
 
 
 # -- a page of pictures ------------------------------------------------------------------------------------------------
@@ -122,13 +124,13 @@ def sheet(title: str, models: dict[str, Sequence[Highest | None]], images: Split
         f"<h1>{escape(title)}</h1><p>The {IMAGES} images that move a neuron most. Blue: of the target classes.</p>",
     ]
     pictures: dict[int, str] = {}
-    labels, wanted = torch.tensor(images.labels), torch.tensor(targets)
+    labels, row_keys = torch.tensor(images.labels), torch.tensor(targets)
     for name, blocks in models.items():
         parts.append(f"<h2>{escape(name)}</h2>")
         for i, block in enumerate(blocks):
             if block is None:
                 continue
-            share = block.share(labels, wanted)
+            share = block.share(labels, row_keys)
             for neuron in chosen(share, seed=i):
                 parts.append(f"<p>block {i}, neuron {neuron}: {share[neuron]:.0%} of the target classes<br>")
                 parts += [_picture(images, p, pictures, targets) for p in block.images[:, neuron].tolist()]
@@ -142,13 +144,13 @@ def chosen(share: Tensor, seed: int) -> list[int]:
     return most + sorted(random.Random(seed).sample(others, min(SHOWN - len(most), len(others))))
 
 
-def _picture(images: Split, position: int, known: dict[int, str], targets: Sequence[int]) -> str:
-    if position not in known:
+def _picture(images: Split, position: int, pictures: dict[int, str], targets: Sequence[int]) -> str:
+    if position not in pictures:
         picture, file = images.picture(position), io.BytesIO()
         picture.resize((PIXELS, PIXELS)).save(file, "JPEG", quality=85)
-        known[position] = base64.b64encode(file.getvalue()).decode()
+        pictures[position] = base64.b64encode(file.getvalue()).decode()
     kind = " class=t" if images.labels[position] in targets else ""
-    return f'<img{kind} src="data:image/jpeg;base64,{known[position]}" width={PIXELS} height={PIXELS}>'
+    return f'<img{kind} src="data:image/jpeg;base64,{pictures[position]}" width={PIXELS} height={PIXELS}>'
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -186,38 +188,39 @@ def _lines(rows: Sequence[Row], depth: int) -> Iterator[list[str]]:
 
 def _share(blocks: Sequence[dict[str, Any] | None], which: str = "only") -> str:
     """Of all these blocks' neurons together: the share that answers to the target classes, and of how many."""
-    there = [block for block in blocks if block is not None]
-    neurons = sum(block["neurons"] for block in there)
-    return f"{sum(block[which] for block in there) / neurons:.1%} of {neurons}" if neurons else ""
+    present = [block for block in blocks if block is not None]
+    neurons = sum(block["neurons"] for block in present)
+    return f"{sum(block[which] for block in present) / neurons:.1%} of {neurons}" if neurons else ""
 
 
 def derived_row(
-    source: Source, classes: Sequence[str], method: str, seed: int, options: argparse.Namespace, known: Any
+    source: Source, classes: Sequence[str], method: str, seed: int, options: argparse.Namespace, context: Any
 ) -> Row:
     """Derive for the classes, and look at the neurons before and after."""
-    task, before, passes = known
+    task, before, passes = context
     targets = [task.class_names.index(name) for name in classes]
     training = Training(steps=options.steps, batch_size=BATCH, lr=LR, seed=seed, device=options.device, evaluations=2)
     with tempfile.TemporaryDirectory() as scratch:
-        made = edgevit.derive(
+        derivation = edgevit.derive(
             **source.start, data=source.data, classes=list(classes), rate=options.rate, method=method,
             training=training, cache=source.cache, out=Path(scratch) / "model",
         )  # fmt: skip
-    after = highest(made.model.network, task.test, passes)
+    after = highest(derivation.model.network, task.test, passes)
     if options.sheet is not None:
         options.sheet.mkdir(parents=True, exist_ok=True)
         name = f"{len(classes)}_{method}_{seed}"
         page = sheet(f"{method}, {', '.join(classes)}", {"base": before, method: after}, task.test, targets)
         (options.sheet / f"{name}.html").write_text(page)
-    seen = made.record.accuracy.derived
-    assert seen is not None
+    accuracy = derivation.record.accuracy.derived
+    assert accuracy is not None
     return {
-        "images": len(task.test), "top1": seen.top1, "rate_reached": made.model.spec.rate,
-        "before": told(before, task.test.labels, targets), "after": told(after, task.test.labels, targets),
+        "images": len(task.test), "top1": accuracy.top1, "rate_reached": derivation.model.spec.rate,
+        "before": block_counts(before, task.test.labels, targets),
+        "after": block_counts(after, task.test.labels, targets),
     }  # fmt: skip
 
 
-def wanted(
+def row_keys(
     rows: Sequence[Row], tasks: Sequence[Sequence[str]], base_sha256: str, options: argparse.Namespace
 ) -> Iterator[tuple[Row, bool]]:
     """What each derivation is of, and whether there is a row of it; with a sheet, which no record keeps, those, too."""
@@ -226,9 +229,9 @@ def wanted(
             for method in options.methods:
                 of = {"classes": list(classes), "method": method, "seed": seed, "rate": options.rate}
                 of |= {"steps": options.steps, "base_sha256": base_sha256}
-                known = bool(picked(rows, **of))
-                if options.sheet is not None or not known:
-                    yield of, known
+                recorded = bool(picked(rows, **of))
+                if options.sheet is not None or not recorded:
+                    yield of, recorded
 
 
 def main() -> None:
@@ -250,15 +253,15 @@ def main() -> None:
         every = source.task()
         passes = open_passes(Training(device=options.device), progress)
         looked = every, highest(source.base.network, every.test, passes), passes
-        for of, known in list(islice(wanted(rows, tasks, source.sha256, options), options.rows)):
+        for of, recorded in list(islice(row_keys(rows, tasks, source.sha256, options), options.rows)):
             classes, method = of["classes"], of["method"]
             row = derived_row(source, classes, method, of["seed"], options, looked)
             only = sum(block["only"] for block in row["after"] if block)
             progress.note(f"{method}, {len(classes)} classes: {only} neurons answer to these alone")
-            if known:
+            if recorded:
                 continue
-            told = {"source": source.label, "all_classes": len(source.classes), "task": len(classes)}
-            rows.append({**told, **of, **device_field(options.device), **row, "versions": versions()})
+            block_counts = {"source": source.label, "all_classes": len(source.classes), "task": len(classes)}
+            rows.append({**block_counts, **of, **device_field(options.device), **row, "versions": versions()})
             store_rows(file, rows)
     if options.data is not None:
         print(section({"rows": rows}))

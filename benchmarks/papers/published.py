@@ -110,21 +110,21 @@ class Way:
 
 
 PAPER = dict.fromkeys(RATES, "paper")
-KEPT = {PUBLISHED_RATE: "paper"}  # heads and blocks all stay, and `fused` ends before
+WHOLE = {PUBLISHED_RATE: "paper"}  # heads and blocks all stay, and `fused` ends before
 BETTER = ", better base"
 WAYS: dict[str, Way] = {
     "forge": Way("forge"),
     f"forge{BETTER}": Way("forge", derive_from="better"),
     "vulcan, as published": Way("vulcan", VULCAN, PAPER, schedule="constant"),
-    "vulcan": Way("vulcan", {}, KEPT),
-    "vulcan + teacher": Way("vulcan", TAUGHT, KEPT),
+    "vulcan": Way("vulcan", {}, WHOLE),
+    "vulcan + teacher": Way("vulcan", TAUGHT, WHOLE),
     "nuwa, as published": Way("nuwa", NUWA, PAPER, trained=False),
-    "nuwa, fine-tuned": Way("nuwa", TAUGHT, KEPT),
+    "nuwa, fine-tuned": Way("nuwa", TAUGHT, WHOLE),
     "super-network": Way("skd", {}, PAPER, trained=False, supernet=True),
     "heart": Way("heart", TAUGHT, PAPER, rates=RATES[1:]),  # tokens and heads alone: `paper` reaches 0.75 to 0.85
     **{name: Way(METHODS[name][0], {**METHODS[name][1], **TAUGHT}, METHODS[name][2]) for name in RIVALS},
-    f"vulcan + teacher{BETTER}": Way("vulcan", TAUGHT, KEPT, derive_from="better"),
-    f"nuwa, fine-tuned{BETTER}": Way("nuwa", TAUGHT, KEPT, derive_from="better"),
+    f"vulcan + teacher{BETTER}": Way("vulcan", TAUGHT, WHOLE, derive_from="better"),
+    f"nuwa, fine-tuned{BETTER}": Way("nuwa", TAUGHT, WHOLE, derive_from="better"),
     f"corp{BETTER}": Way("corp", TAUGHT, METHODS["corp"][2], derive_from="better"),
 }
 
@@ -155,8 +155,8 @@ def tuning(base: str, names: Iterable[str], steps: int, task: int, rows: Sequenc
     for name in names:
         best = FURTHER.index(chosen_lr(rows, base, name))
         tried = {row["lr"] for row in _tried(rows, base, name)}
-        beside = FURTHER[max(best - 1, 0) : best + 2] if tried.issuperset(LRS) else ()
-        for lr in (*LRS, *(lr for lr in beside if lr not in LRS)) if WAYS[name].trained else ():
+        neighbours = FURTHER[max(best - 1, 0) : best + 2] if tried.issuperset(LRS) else ()
+        for lr in (*LRS, *(lr for lr in neighbours if lr not in LRS)) if WAYS[name].trained else ():
             part = max(round(PARTS[-1] * steps), 1)
             yield _case(base, TUNING, name, task, WAYS[name].rates[0], SEEDS[0], part, lr)
 
@@ -177,12 +177,12 @@ def chosen_lr(rows: Iterable[Row], base: str, name: str) -> float:
         return LRS[0]
 
     def validated(row: Row) -> float:
-        seen, loss = row["validation"], row["facts"].get("loss_validation_trained")
+        validation, loss = row["validation"], row["facts"].get("loss_validation_trained")
         if start := row.get("start"):
             loss = start[f"loss_validation_{start['network']}"]
         if loss is not None:
             return -float(loss)
-        return float(seen["trained"] if seen["pruned"] is None else seen["pruned"])
+        return float(validation["trained"] if validation["pruned"] is None else validation["pruned"])
 
     return float(max(sorted(runs, key=lambda row: abs(math.log(row["lr"] / LRS[0]))), key=validated)["lr"])
 
@@ -222,7 +222,7 @@ TEXT = (
     "each with its own rule of warm-up. {top1}{seeds} of the first sub-task, one of the others. {images}Empty: out of "
     "reach, or not run."
 )
-BETTER_TOLD = (
+BETTER_TEXT = (
     "Better base: what is cut is the base after as many steps on the labels, where these made its loss on the "
     "validation part less; so it has seen the images twice as often, and its learning rate is chosen by that loss. "
 )
@@ -246,7 +246,7 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
         return
     sizes = TASKS.get(base) or tuple(dict.fromkeys(row["task"] for row in rows))  # learning rates are of the first one
     first, top1 = picked(full, task=sizes[0]), full[0]["base_top1"]
-    told = TEXT.format(
+    text = TEXT.format(
         ran=len({row["variant"] for row in full}),
         ways=len(WAYS),
         most=max(row["images_seen"] for row in full) // BATCH,
@@ -255,18 +255,18 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
         top1="" if top1 is None else f"Base top-1 {100 * top1:.1f} % on all classes; ",
         seeds=seeds_text(first or full),
         images=IMAGES.get(base, ""),
-        better=BETTER_TOLD if any(row["variant"].endswith(BETTER) for row in full) else "",
+        better=BETTER_TEXT if any(row["variant"].endswith(BETTER) for row in full) else "",
     )
-    yield f"## At published length, {TITLES.get(base, f'`{base}`')}\n\n" + "\n".join(textwrap.wrap(told, 118)) + "\n"
+    yield f"## At published length, {TITLES.get(base, f'`{base}`')}\n\n" + "\n".join(textwrap.wrap(text, 118)) + "\n"
     yield wrapped(commits_text(row for row in rows if row["table"] in (FULL, CURVE)))
-    yield baselines_table(_beside_the_longest(full))
+    yield baselines_table(_longest_rows(full))
     lines, rates = [], [rate for rate in RATES if picked(full, rate=rate)]
     for task in sizes:
         for name in WAYS:
-            found = picked(full, task=task, variant=name)
-            cells = [percent(derived(picked(found, rate=rate))) for rate in rates]
+            rows_of_way = picked(full, task=task, variant=name)
+            cells = [percent(derived(picked(rows_of_way, rate=rate))) for rate in rates]
             if any(cells):
-                lr = f"{found[0]['lr']:g}" if WAYS[name].trained else ""
+                lr = f"{rows_of_way[0]['lr']:g}" if WAYS[name].trained else ""
                 if lr and not _tried(rows, base, name):  # what does not reach the rate at which others are tried
                     lr += ", not chosen"
                 lines.append([f"{task} classes, {name}", lr, *cells])
@@ -275,9 +275,9 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
     lengths = sorted({row["steps"] for row in (*curve, *longest) if row["steps"]})
     lines = []
     for name in WAYS:
-        found = picked([*curve, *longest], variant=name)
-        if WAYS[name].trained and found:
-            lines.append([name, *(percent(derived(picked(found, steps=steps))) for steps in lengths)])
+        rows_of_way = picked([*curve, *longest], variant=name)
+        if WAYS[name].trained and rows_of_way:
+            lines.append([name, *(percent(derived(picked(rows_of_way, steps=steps))) for steps in lengths)])
     if curve:
         yield f"Against images seen, {sizes[0]} classes, rate {PUBLISHED_RATE:g}, seed {SEEDS[0]}:\n"
         yield table(["top-1, %", *(f"{steps * BATCH} images" for steps in lengths)], lines)
@@ -285,19 +285,22 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
             yield picture
     blind = dict.fromkeys(row["variant"] for row in full if not any(block["heads"] for block in row["blocks"]))
     if blind:
-        told = f"No attention stays, the class token sees no patch, and all images get one answer: {', '.join(blind)}."
-        yield "\n".join(textwrap.wrap(told, 118)) + "\n"
-    if gpu := [told for name in WAYS if (told := _on_gpu(name, picked([*curve, *full], variant=name)))]:
-        told = f"Trained on a GPU: {'; '.join(gpu)}."
-        yield "\n".join(textwrap.wrap(told, 118)) + "\n"
+        text = f"No attention stays, the class token sees no patch, and all images get one answer: {', '.join(blind)}."
+        yield "\n".join(textwrap.wrap(text, 118)) + "\n"
+    if gpu := [text for name in WAYS if (text := _on_gpu(name, picked([*curve, *full], variant=name)))]:
+        text = f"Trained on a GPU: {'; '.join(gpu)}."
+        yield "\n".join(textwrap.wrap(text, 118)) + "\n"
 
 
-def _beside_the_longest(rows: Sequence[Row]) -> list[Row]:
+def _longest_rows(rows: Sequence[Row]) -> list[Row]:
     """Those whose baselines are told, of each sub-task: the base is fine-tuned as long as the model, longest at the
     highest rate; beside a super-network's slice that network stands in its place."""
-    own = [row for row in rows if row["supernet_steps"] is None]
-    highest = {task: max(row["rate"] for row in own if row["task"] == task) for task in {row["task"] for row in own}}
-    return [row for row in own if row["rate"] == highest[row["task"]]]
+    without_supernet = [row for row in rows if row["supernet_steps"] is None]
+    highest = {
+        task: max(row["rate"] for row in without_supernet if row["task"] == task)
+        for task in {row["task"] for row in without_supernet}
+    }
+    return [row for row in without_supernet if row["rate"] == highest[row["task"]]]
 
 
 def _on_gpu(name: str, rows: Iterable[Row]) -> str:
@@ -318,24 +321,24 @@ def main() -> None:
 
     progress = Console().progress
     results = record_file(options, "published", ("rendered", "demo"))  # whose rows have always been in one file
-    asked = options.tasks
+    tasks = options.tasks
     if options.data is None:
         options.tasks = TASKS.get(options.base)  # learning rates are of the first of these, whichever are asked for
     with refusals():
         selection = select(options, progress)
         images = selection.train_images()
 
-    def do(wanted: Iterable[Case]) -> None:
-        due = (case for case in selection.of(wanted) if case.task in (asked or selection.sizes))
+    def do(cases: Iterable[Case]) -> None:
+        due = (case for case in selection.of(cases) if case.task in (tasks or selection.sizes))
         complete(islice(due, options.rows), {selection.name: selection.place}, results, options.jobs, progress)
 
     first = selection.sizes[0]
     tuned: list[Row] = []
-    wanted: list[Case] = []
+    due: list[Case] = []
     while (
         more := list(tuning(selection.name, options.method, length(PUBLISHED_RATE, images[first]), first, tuned))
-    ) != wanted:
-        do(wanted := more)
+    ) != due:
+        do(due := more)
         tuned = picked(of_newest_base(selection.rows(results).values()), task=first)
     do(cases(selection.name, options.method, options.rates, options.seeds, images, tuned))
     if options.data is not None:

@@ -40,13 +40,13 @@ CAPTION = (
 def rows_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The runs of each method that trains, the shortest first: those of parts of the length, and of the whole."""
     place = {"task": TASK, "rate": PUBLISHED_RATE, "seed": SEEDS[0], "data": BASE}
-    found = [row for row in picked(rows, **place) if row["table"] in ("published", "published curve") and row["steps"]]
-    names = dict.fromkeys((*LOOKS, *(row["variant"] for row in found)))
-    by_name = {name: sorted(picked(found, variant=name), key=_seen) for name in names}
+    runs = [row for row in picked(rows, **place) if row["table"] in ("published", "published curve") and row["steps"]]
+    names = dict.fromkeys((*LOOKS, *(row["variant"] for row in runs)))
+    by_name = {name: sorted(picked(runs, variant=name), key=_image_count) for name in names}
     return {name: of for name, of in by_name.items() if len(of) > 1}
 
 
-def _seen(row: Row) -> int:
+def _image_count(row: Row) -> int:
     return int(row["images_seen"])
 
 
@@ -57,17 +57,17 @@ def is_blind(rows: Sequence[Row]) -> bool:
 
 def drawing(data: dict[str, Any] | None) -> str:
     """The picture; nothing without rows."""
-    kept = of_newest_base(data["rows"].values()) if data else []
-    lines = [_line(name, of) for name, of in rows_of(kept).items() if not is_blind(of)]
+    rows = of_newest_base(data["rows"].values()) if data else []
+    lines = [_line(name, of) for name, of in rows_of(rows).items() if not is_blind(of)]
     if not lines:
         return ""
-    restricted = next(iter(picked(kept, data=BASE, task=TASK)))["accuracy"]["base_restricted"]
+    restricted = next(iter(picked(rows, data=BASE, task=TASK)))["accuracy"]["base_restricted"]
     level = ("base, restricted to the classes", 100 * restricted)
     return labelled_plot(lines, "training images seen (logarithmic)", "top-1, %", level)
 
 
 def _line(name: str, rows: Sequence[Row]) -> Line:
-    points: list[Point] = [(_seen(row), 100 * row["accuracy"]["derived"]) for row in rows]
+    points: list[Point] = [(_image_count(row), 100 * row["accuracy"]["derived"]) for row in rows]
     return Line(name, points, *LOOKS[name]) if name in LOOKS else Line(name, points)
 
 
@@ -77,8 +77,8 @@ def text(rows: Sequence[Row]) -> str:
     if not curves:
         return ""
     blind = [name for name, of in curves.items() if is_blind(of)]
-    says = f" Not drawn, as no model of it sees a patch: {', '.join(blind)}." if blind else ""
-    caption = CAPTION.format(where=f"{TASK} classes of clothes", rate=PUBLISHED_RATE, seed=SEEDS[0], blind=says)
+    blind_text = f" Not drawn, as no model of it sees a patch: {', '.join(blind)}." if blind else ""
+    caption = CAPTION.format(where=f"{TASK} classes of clothes", rate=PUBLISHED_RATE, seed=SEEDS[0], blind=blind_text)
     picture = f"![Accuracy against images seen, at published length]({FILE.name})"
     return "\n".join(textwrap.wrap(caption, 118)) + f"\n\n{picture}\n"
 

@@ -39,11 +39,11 @@ class OneByOne(nn.Module):
         qk, vo = self.widths
         parts = self.qkv(x).split([*qk, *qk, *vo], dim=-1)  # [B, N, D] each
         heads = len(qk)
-        seen = [
+        embeds = [
             (q * q.shape[-1] ** -0.5 @ k.transpose(1, 2)).softmax(-1) @ v
             for q, k, v in zip(parts[:heads], parts[heads : 2 * heads], parts[2 * heads :], strict=True)
         ]
-        out: Tensor = self.proj(torch.cat(seen, dim=-1))
+        out: Tensor = self.proj(torch.cat(embeds, dim=-1))
         return out
 
 

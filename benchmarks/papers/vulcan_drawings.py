@@ -24,12 +24,12 @@ OUT = Path(__file__).parent / "drawings"
 RATES, STEPS, BATCH, LR, EVALUATIONS = (0.6, 0.8), 200, 48, 3e-4, 10
 COMMAND = "python -m benchmarks.papers.vulcan_drawings"
 # What is kept of all that drawings.py makes, with what a reader sees there.
-KEPT = {
+SHOWN = {
     "neurons": "Neurons of each block, of the base and of both models (Vulcan's Figures 19 and 21)",
     "ranks": "Effective ranks of queries with keys and of values with outputs by block, heads together (its Figure 5)",
     "accuracy": "Top-1 on the validation part while it trains, of the network and of what would be left (its Figure 8)",
 }
-TOLD = """## Drawings of Vulcan's models
+INTRODUCTION = """## Drawings of Vulcan's models
 
 Vulcan as its paper has it, {steps} steps of {batch} images on the demo's base, four of its six classes: too few to say
 what Vulcan comes to, and enough to see what it does. Made by `{command}`; `drawings.py` makes the same, and sizes of
@@ -39,8 +39,10 @@ attention and losses, of any folders.
 
 def section() -> str:
     """The part of RESULTS.md."""
-    there = [f"{told}:\n\n![{told}](drawings/{name}.svg)\n" for name, told in KEPT.items() if _file(name).is_file()]
-    return "\n".join([TOLD.format(steps=STEPS, batch=BATCH, command=COMMAND), *there]) if there else ""
+    pictures = [
+        f"{caption}:\n\n![{caption}](drawings/{name}.svg)\n" for name, caption in SHOWN.items() if _file(name).is_file()
+    ]
+    return "\n".join([INTRODUCTION.format(steps=STEPS, batch=BATCH, command=COMMAND), *pictures]) if pictures else ""
 
 
 def _file(name: str, out: Path = OUT) -> Path:
@@ -66,9 +68,9 @@ def make(folder: Path, out: Path, steps: int, progress: Any) -> None:
             training=training, progress=progress,
         )  # fmt: skip
     out.mkdir(exist_ok=True)
-    made = dict(drawings([read(folder / name) for name in ("base", *(f"{rate:g} gone" for rate in RATES))]))
-    for name in KEPT:
-        _file(name, out).write_text(made[name])
+    texts = dict(drawings([read(folder / name) for name in ("base", *(f"{rate:g} gone" for rate in RATES))]))
+    for name in SHOWN:
+        _file(name, out).write_text(texts[name])
 
 
 def main() -> None:

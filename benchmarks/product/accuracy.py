@@ -83,8 +83,8 @@ def section() -> str:
     losses = []
     for title, rows in records.items():
         for steps, kind in kinds.items():
-            own = picked(rows, options={}, steps=steps)
-            losses.append([f"{title}, {kind}", *(_below_text(picked(own, rate=rate)) for rate in SHOWN_RATES)])
+            forge_rows = picked(rows, options={}, steps=steps)
+            losses.append([f"{title}, {kind}", *(_below_text(picked(forge_rows, rate=rate)) for rate in SHOWN_RATES)])
     bases = [
         [title, *(f"{100 * max(row['accuracy'][name] for row in picked(rows, task=task)):.1f}"
                   for task in sorted({row["task"] for row in rows}) for name in ("base_full_head", "base_restricted"))]
@@ -141,7 +141,7 @@ def main() -> None:
     from edgevit.cli.console import Console
 
     progress = Console().progress
-    places = {options.base: sources.own(options.base, progress).place(options.device)}
+    places = {options.base: sources.project_source(options.base, progress).place(options.device)}
     by_part = cases()
     due = [
         case

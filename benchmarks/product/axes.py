@@ -112,8 +112,8 @@ def _nearest(plans: Sequence[Plan], base: Sequence[BlockDims], geometry: Geometr
     aim = (1 - rate) * geometry.macs(base)
     best = min(plans, key=lambda plan: abs(geometry.macs(plan[0]) - aim))
     if abs(geometry.macs(best[0]) / aim - 1) > NEAR:
-        left = geometry.macs(best[0]) / geometry.macs(base)
-        raise BudgetError(f"nothing between leaves {1 - rate:.3g} of the MACs: the nearest leaves {left:.3f}")
+        share = geometry.macs(best[0]) / geometry.macs(base)
+        raise BudgetError(f"nothing between leaves {1 - rate:.3g} of the MACs: the nearest leaves {share:.3f}")
     return best
 
 
@@ -151,76 +151,76 @@ class Bench:
 
     def forged(self, axis: str, rate: float) -> tuple[nn.Module, dict[str, Any]]:
         """Let forge mix: the model, and what is told of it."""
-        given: dict[str, Any] = {
+        request: dict[str, Any] = {
             "data": self.start.data, "accept_weak_base": True, "options": self.start.options,
             "out": self.folder / f"{rate:g}-{FORGED[axis]}", "cache": self.folder / "cache",
             "training": Training(steps=0, device="auto", batch_size=16), **self.opened,
         }  # fmt: skip
         if FORGED[axis] == "rate":
-            model = edgevit.derive(self.start.name, rate=rate, **given).model
+            model = edgevit.derive(self.start.name, rate=rate, **request).model
         else:
-            where = {name: getattr(self.target, name) for name in ("provider", "precision", "threads")}
-            measured = edgevit.cost(self.start.name, model_args=self.start.model_args, **where)
+            settings = {name: getattr(self.target, name) for name in ("provider", "precision", "threads")}
+            measured = edgevit.cost(self.start.name, model_args=self.start.model_args, **settings)
             budget = (1 - rate) * measured.in_quantity("ms").base
-            model = edgevit.meet(self.start.name, ms=budget, target=self.target, **given)[0].model
+            model = edgevit.meet(self.start.name, ms=budget, target=self.target, **request)[0].model
         spec = model.spec
         embed = spec.timm_args.get("embed_dim", self.geometry.embed)  # of a timm name that says it by itself, as whole
-        told = {"macs": 1 - spec.rate, "embed": embed, "blocks": [asdict(block) for block in spec.blocks]}
-        return model.network, told
+        fields = {"macs": 1 - spec.rate, "embed": embed, "blocks": [asdict(block) for block in spec.blocks]}
+        return model.network, fields
 
     def rows(self, axis: str, rate: float) -> Iterator[Row]:
         """One for each batch size; or one that says why there is no such model."""
-        known = {"model": self.model, "rate": rate, "axis": axis}
+        common = {"model": self.model, "rate": rate, "axis": axis}
         try:
-            network, told = self.planned(axis, rate) if axis in PLANNED else self.forged(axis, rate)
+            network, fields = self.planned(axis, rate) if axis in PLANNED else self.forged(axis, rate)
         except BudgetError as error:
-            yield {**known, "refused": str(error)}
+            yield {**common, "refused": str(error)}
             return
         load = os.getloadavg()[0]
         for measured in self._graphed(network) if self.graphs else self._alternated(network):
-            yield {**known, **told, **measured, "load_average": load}
+            yield {**common, **fields, **measured, "load_average": load}
 
     def _alternated(self, network: nn.Module) -> Iterator[Row]:
         """By ONNX Runtime."""
         threads, batches = self.target.threads, BATCHES
-        how = edgevit.Conditions(
+        conditions = edgevit.Conditions(
             batches=batches, threads=threads, samples=50, duration_s=1.0, provider=self.target.provider,
             precision=self.target.computes_in,
         )  # fmt: skip
         files = [self._written(self.network, "base"), self._written(network, "model")]
-        runs = edgevit.bench_in_turns(files, how, rounds=self.rounds, alternate=True).runs
+        runs = edgevit.bench_in_turns(files, conditions, rounds=self.rounds, alternate=True).runs
         chip = runs[0].environment.get("cpu" if self.target.provider in (None, "cpu") else "gpu", "unknown")
         of_gpu = [] if self.target.provider in (None, "cpu") else [self.target.provider, self.target.computes_in]
-        for seen in decisive(compare_within(runs)):
+        for comparison in decisive(compare_within(runs)):
             yield {
-                "batch": seen.batch, "ratio": seen.ratio, "interval": [seen.low, seen.high],
-                "figure": seen.figure, "outcome": seen.outcome, "base_ms": seen.before_value, "rounds": seen.rounds,
-                "threads": threads, "where": ", ".join([runs[0].runner, *of_gpu, chip]),
+                "batch": comparison.batch, "ratio": comparison.ratio, "interval": [comparison.low, comparison.high],
+                "figure": comparison.figure, "outcome": comparison.outcome, "base_ms": comparison.before_value,
+                "rounds": comparison.rounds, "threads": threads, "where": ", ".join([runs[0].runner, *of_gpu, chip]),
             }  # fmt: skip
 
     def _written(self, network: nn.Module, name: str) -> Path:
         file, size = self.folder / f"{name}.onnx", family_of(network).input_size(network)
-        how: dict[str, Any] = {"input_size": size, "batch": "dynamic", "opset": OPSET, "metadata": {}}
-        write_onnx(network, file, precision=self.target.computes_in, **how)
+        options: dict[str, Any] = {"input_size": size, "batch": "dynamic", "opset": OPSET, "metadata": {}}
+        write_onnx(network, file, precision=self.target.computes_in, **options)
         return file
 
     @torch.inference_mode()
     def _graphed(self, network: nn.Module) -> Iterator[Row]:
         """By torch in CUDA graphs, whose whole run the host's clock sees."""
-        networks = [deepcopy(one).eval().to("cuda", torch.float16) for one in (self.network, network)]
+        networks = [deepcopy(module).eval().to("cuda", torch.float16) for module in (self.network, network)]
         for batch in GRAPHED_BATCHES:
             images = torch.randn(batch, *family_of(network).input_size(network), device="cuda", dtype=torch.float16)
-            replays = [in_cuda_graph(one, images) for one in networks]
+            replays = [in_cuda_graph(module, images) for module in networks]
 
             def run(replay: Callable[[], Any]) -> None:
                 replay()
                 torch.cuda.synchronize()
 
-            taken = interleave([partial(run, replay) for replay in replays], GRAPHED_ROUNDS, 0.0)
-            ratios = [own / base for base, own in zip(*taken, strict=True)]
+            times = interleave([partial(run, replay) for replay in replays], GRAPHED_ROUNDS, 0.0)
+            ratios = [model_time / base for base, model_time in zip(*times, strict=True)]
             low, middle, high = quantiles(ratios, n=4)
             yield {
-                "batch": batch, "ratio": middle, "quartiles": [low, high], "base_ms": median(taken[0]),
+                "batch": batch, "ratio": middle, "quartiles": [low, high], "base_ms": median(times[0]),
                 "rounds": len(ratios), "where": f"torch CUDA graphs, fp16, {torch.cuda.get_device_name()}",
             }  # fmt: skip
 
@@ -240,9 +240,9 @@ def section() -> str:
     columns = list(grouped(rows, "model", "where", "batch"))
     lines = []
     for axis in AXES:
-        cells = [picked(rows, axis=axis, model=model, where=where, batch=batch) for model, where, batch in columns]
-        left = next((f"{row[0]['macs']:.3f}" for row in cells if row), "")
-        lines.append([axis, left, *(f"{row[0]['ratio']:.2f}" if row else "" for row in cells)])
+        cells = [picked(rows, axis=axis, model=model, where=place, batch=batch) for model, place, batch in columns]
+        share = next((f"{row[0]['macs']:.3f}" for row in cells if row), "")
+        lines.append([axis, share, *(f"{row[0]['ratio']:.2f}" if row else "" for row in cells)])
     return screen(
         "Which MACs save milliseconds?",
         f"Latency as a share of the base's with {SHOWN_RATE:g} of the MACs gone from one axis alone, and from the axes "
@@ -253,7 +253,7 @@ def section() -> str:
                 [
                     "MACs gone from",
                     "MACs left",
-                    *(f"{model}, {where}, batch {batch}" for model, where, batch in columns),
+                    *(f"{model}, {place}, batch {batch}" for model, place, batch in columns),
                 ],
                 lines,
             )
@@ -276,24 +276,29 @@ def main() -> None:
     parser.add_argument("--precision", choices=PRECISIONS, help="of ONNX files; fp32 on the CPU, fp16 on a GPU")
     parser.add_argument("--graphs", action="store_true", help="torch in CUDA graphs in place of ONNX Runtime")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    target = MeasurementTarget(threads=given.threads, provider=given.provider, precision=given.precision)
-    if given.graphs:
+    options = parser.parse_args()
+    target = MeasurementTarget(threads=options.threads, provider=options.provider, precision=options.precision)
+    if options.graphs:
         target = MeasurementTarget(provider="cuda")  # whose table forge's milliseconds are counted by
-    asked = f"{'graphs' if given.graphs else 'onnxruntime'}, {target.provider or 'cpu'}, {target.computes_in}"
-    rows: list[Row] = json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
-    known = {(row.get("asked", FIRST), row["model"], row["rate"], row["axis"]) for row in rows}
-    for model in given.models:
-        due = [(axis, rate) for rate in given.rates for axis in given.axes if (asked, model, rate, axis) not in known]
+    setting = f"{'graphs' if options.graphs else 'onnxruntime'}, {target.provider or 'cpu'}, {target.computes_in}"
+    rows: list[Row] = json.loads(options.out.read_text())["rows"] if options.out.is_file() else []
+    recorded = {(row.get("asked", FIRST), row["model"], row["rate"], row["axis"]) for row in rows}
+    for model in options.models:
+        due = [
+            (axis, rate)
+            for rate in options.rates
+            for axis in options.axes
+            if (setting, model, rate, axis) not in recorded
+        ]
         if not due:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(model, Path(folder), target=target, graphs=given.graphs, rounds=given.rounds)
+            bench = Bench(model, Path(folder), target=target, graphs=options.graphs, rounds=options.rounds)
             for axis, rate in due:
                 for row in bench.rows(axis, rate):
-                    rows.append(row if asked == FIRST else {**row, "asked": asked})
+                    rows.append(row if setting == FIRST else {**row, "asked": setting})
                     print(json.dumps({name: value for name, value in row.items() if name != "blocks"}), flush=True)
-                write_whole(given.out, json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
+                write_whole(options.out, json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

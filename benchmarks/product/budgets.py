@@ -69,11 +69,11 @@ def emulated(draws: int, make: Callable[[int], EmulatedBench], first_draw: int =
         bench.most_rounds = MOST_ROUNDS
         budget = share * bench.board.ms(bench.base)
         try:
-            found = search_plans(Search(budget), bench)
+            result = search_plans(Search(budget), bench)
         except BudgetError:
             ended["refused, and out of reach" if bench.least_ms() > budget else "refused, and within reach"] += 1
             continue
-        search = found.search
+        search = result.search
         best = search.best
         assert best is not None
         first.append(abs(search.rounds[0].surprise))
@@ -86,15 +86,15 @@ def emulated(draws: int, make: Callable[[int], EmulatedBench], first_draw: int =
             ended["met" if outside <= 0 else f"met, and really up to {math.ceil(100 * outside)} % outside"] += 1
         elif outcome == "over" and bench.least_ms() > budget:
             ended["over, and out of reach"] += 1
-        elif not bench.holds_some(WINDOW * budget, budget):
+        elif not bench.is_reachable(WINDOW * budget, budget):
             ended["under, and no plan exists that would meet it"] += 1
-        elif found.why is not None and bench.loses_least(search):
+        elif result.why is not None and bench.loses_least(search):
             ended["under, and any other plan within the budget loses more"] += 1
-        elif found.why is not None:
+        elif result.why is not None:
             ended["under, as none was found between"] += 1
         else:
             ended["rounds used up"] += 1
-            missed.append([round(one.measured.value / budget, 3) for one in search.rounds])
+            missed.append([round(round_.measured.value / budget, 3) for round_ in search.rounds])
     return {
         "draws": draws,
         "first_draw": first_draw,
@@ -181,8 +181,8 @@ def start_from(model: str, folder: Path) -> Start:
     """The demo's trained base and its images; or random weights and images of noise: time depends on shapes."""
     if model == "demo":
         data, base = ensure_demo()
-        seen = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
-        return Start(TIMM_NAME, DEMO_ARGS, base / "base.safetensors", data, {}, {"preprocessing": seen})
+        preprocessing = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
+        return Start(TIMM_NAME, DEMO_ARGS, base / "base.safetensors", data, {}, {"preprocessing": preprocessing})
     torch.manual_seed(0)
     checkpoint, data = folder / "base.safetensors", folder / "data"
     save_file(timm.create_model(MODELS[model], num_classes=2).state_dict(), checkpoint)
@@ -196,14 +196,18 @@ def start_from(model: str, folder: Path) -> Start:
     return Start(MODELS[model], {}, checkpoint, data, FEW, {"base_classes": ["a", "b"]})
 
 
-def here(
+def measure_here(
     model: str, shares: list[float], target: MeasurementTarget, repeats: int, done: list[dict[str, Any]]
 ) -> Iterator[Any]:
     """Derive for budgets on this machine that are not done; measure each model afterwards, beside its base."""
-    known = {(row["model"], row["share"], row["repeat"], *threads_and_provider(row)) for row in done}
+    recorded = {(row["model"], row["share"], row["repeat"], *threads_and_provider(row)) for row in done}
     of: dict[str, Any] = {"threads": target.threads, "provider": target.provider}
-    asked = [(repeat, share) for repeat in range(repeats) for share in shares]
-    due = [(repeat, share) for repeat, share in asked if (model, share, repeat, *threads_and_provider(of)) not in known]
+    requests = [(repeat, share) for repeat in range(repeats) for share in shares]
+    due = [
+        (repeat, share)
+        for repeat, share in requests
+        if (model, share, repeat, *threads_and_provider(of)) not in recorded
+    ]
     if not due:
         return
     fp16 = target.computes_in == "fp16"
@@ -220,7 +224,7 @@ def here(
         edgevit.export(folder / "base", fp16=fp16, accuracy=False)
         for repeat, share in due:
             out, began = folder / f"{share}-{repeat}", time.monotonic()
-            (made,) = edgevit.meet(
+            (derivation,) = edgevit.meet(
                 start.name,
                 ms=share * table.in_quantity("ms").base,
                 out=out,
@@ -232,11 +236,11 @@ def here(
                 cache=folder / "cache",
                 **opened,
             )
-            took, met = time.monotonic() - began, made.record.met
+            took, met = time.monotonic() - began, derivation.record.met
             assert met is not None
-            how = replace(target.conditions(), samples=100, duration_s=1.0)
-            runs = edgevit.bench_in_turns([folder / "base", out], how, rounds=10, alternate=True).runs
-            (seen,) = decisive(compare_within(runs))
+            conditions = replace(target.conditions(), samples=100, duration_s=1.0)
+            runs = edgevit.bench_in_turns([folder / "base", out], conditions, rounds=10, alternate=True).runs
+            (comparison,) = decisive(compare_within(runs))
             yield {
                 "model": model,
                 "share": share,
@@ -245,9 +249,9 @@ def here(
                 "outcome": met.outcome,
                 "rounds": [[r.predicted / met.budget, r.measured.value / met.budget] for r in met.rounds],
                 "verified": met.verified.value / met.budget,
-                "afterwards": seen.ratio / share,
-                "interval": [end and end / share for end in (seen.low, seen.high)],
-                "figure": seen.figure,
+                "afterwards": comparison.ratio / share,
+                "interval": [end and end / share for end in (comparison.low, comparison.high)],
+                "figure": comparison.figure,
                 "seconds": round(took, 1),
                 "table_seconds": round(measuring, 1),
                 "measured_on": table.measured_on,
@@ -285,26 +289,26 @@ def main() -> None:
     parser.add_argument("--provider", choices=PROVIDERS, help="what ONNX Runtime computes on; the CPU, unless given")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    results = json.loads(given.out.read_text()) if given.out.is_file() else {}
-    if given.part != "here":
+    options = parser.parse_args()
+    results = json.loads(options.out.read_text()) if options.out.is_file() else {}
+    if options.part != "here":
         with tempfile.TemporaryDirectory() as scratch:
             make = {
                 "emulated": partial(draw, narrower=False),
                 "emulated_narrower": partial(draw, narrower=True),
                 "energy": partial(draw_energy, folder=Path(scratch, "board")),
             }
-            if given.held_out:
-                results[given.part + HELD_OUT] = emulated(given.draws, make[given.part], FIRST_HELD_OUT)
+            if options.held_out:
+                results[options.part + HELD_OUT] = emulated(options.draws, make[options.part], FIRST_HELD_OUT)
             else:
-                results[given.part] = emulated(given.draws, make[given.part])
-        store(given.out, results)
+                results[options.part] = emulated(options.draws, make[options.part])
+        store(options.out, results)
         return
-    target = MeasurementTarget(threads=given.threads, provider=given.provider)
-    for row in here(given.model, given.shares, target, given.repeats, results.get("here", [])):
+    target = MeasurementTarget(threads=options.threads, provider=options.provider)
+    for row in measure_here(options.model, options.shares, target, options.repeats, results.get("here", [])):
         print(json.dumps(row), flush=True)
         results["here"] = [*results.get("here", []), row]
-        store(given.out, results)
+        store(options.out, results)
 
 
 if __name__ == "__main__":

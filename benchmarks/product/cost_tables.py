@@ -52,26 +52,26 @@ from edgevit.network.checkpoint import network_without_weights
 from edgevit.network.families import family_of
 
 RESULTS = RECORDS / "cost_tables.json"
-GONE = 0.15  # of a block, and of each site of one that stays
+DROPPED = 0.15  # of a block, and of each site of one that stays
 FUSED = POLICIES["fused"]
 
 
 def plan(random: Random, base: Sequence[BlockDims]) -> tuple[list[BlockDims], list[int]]:
     """Blocks of random sizes, and which of the base's they are."""
-    blocks, kept = [], []
+    blocks, indices = [], []
     for i, dims in enumerate(base):
         width = random.choice(widths(dims.qk, FUSED.head_minimum, FUSED.head_step))
-        made = BlockDims(random.randint(2, dims.heads), width, width, 8 * random.randint(1, dims.ffn // 8))
+        dims_of_block = BlockDims(random.randint(2, dims.heads), width, width, 8 * random.randint(1, dims.ffn // 8))
         fate = random.random()
-        if fate < GONE and i > 0:
+        if fate < DROPPED and i > 0:
             continue
-        if fate < 2 * GONE:
-            made = replace(made, heads=0, qk=0, vo=0)
-        elif fate < 3 * GONE:
-            made = replace(made, ffn=0)
-        blocks.append(made)
-        kept.append(i)
-    return blocks, kept
+        if fate < 2 * DROPPED:
+            dims_of_block = replace(dims_of_block, heads=0, qk=0, vo=0)
+        elif fate < 3 * DROPPED:
+            dims_of_block = replace(dims_of_block, ffn=0)
+        blocks.append(dims_of_block)
+        indices.append(i)
+    return blocks, indices
 
 
 def passing(random: Random, blocks: Sequence[BlockDims], counts: Sequence[int]) -> list[BlockDims]:
@@ -91,24 +91,24 @@ def write(network: nn.Module, blocks: Sequence[BlockDims], path: Path, embed: in
 def shares(runs: Sequence[Run], label: str) -> list[float]:
     """Of the base's time, round by round."""
     busy = any(run.is_busy() for run in runs)
-    taken = {(run.round, run.label): taken_ms(run, busy=busy) for run in runs}
-    return [taken[n, label] / taken[n, "base"] for n in sorted({n for n, _ in taken if n is not None})]
+    times = {(run.round, run.label): taken_ms(run, busy=busy) for run in runs}
+    return [times[n, label] / times[n, "base"] for n in sorted({n for n, _ in times if n is not None})]
 
 
-def told(errors: Sequence[float]) -> dict[str, float]:
+def error_summary(errors: Sequence[float]) -> dict[str, float]:
     sizes = [abs(error) for error in errors]
     return {"median": statistics.median(sizes), "worst": max(sizes), "mean_signed": statistics.fmean(errors)}
 
 
-def corrected(plans: Sequence[Shape], seen: Sequence[float], prices: Prices) -> list[float]:
+def corrected(plans: Sequence[Shape], measured: Sequence[float], prices: Prices) -> list[float]:
     """Each plan's share of the base by a table that the nearest others correct; `seen` is what each was measured."""
     by_table = [plan.terms(prices) for plan in plans]
-    found = []
-    for i, own in enumerate(by_table):
-        others = sorted((j for j in range(len(plans)) if j != i), key=lambda j: abs(by_table[j].total - own.total))
-        told = [(by_table[j], MeasuredFigure(seen[j] * prices.base, None, None, 1)) for j in others[:MOST]]
-        found.append(own.times(correct(told)).total / prices.base)
-    return found
+    shares = []
+    for i, terms in enumerate(by_table):
+        others = sorted((j for j in range(len(plans)) if j != i), key=lambda j: abs(by_table[j].total - terms.total))
+        error_summary = [(by_table[j], MeasuredFigure(measured[j] * prices.base, None, None, 1)) for j in others[:MOST]]
+        shares.append(terms.times(correct(error_summary)).total / prices.base)
+    return shares
 
 
 WAYS = {
@@ -151,70 +151,73 @@ def main() -> None:
     parser.add_argument("--narrower", action="store_true")
     parser.add_argument("--tokens", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.manual_seed(0)
-    target, network = MeasurementTarget(threads=1), network_without_weights(given.model)
+    target, network = MeasurementTarget(threads=1), network_without_weights(options.model)
     base = [block.dims for block in family_of(network).read(network)]
     began = time.monotonic()
-    found = measured_table(network, target, tokens=given.tokens)
+    cost_table = measured_table(network, target, tokens=options.tokens)
     table_s = time.monotonic() - began
-    random = Random(given.seed)
-    plans = [plan(random, base) for _ in range(given.plans)]
+    random = Random(options.seed)
+    plans = [plan(random, base) for _ in range(options.plans)]
     geometry = family_of(network).geometry(network)
-    if given.tokens:
-        plans = [(passing(random, blocks, tile_counts(geometry)), kept) for blocks, kept in plans]
+    if options.tokens:
+        plans = [(passing(random, blocks, tile_counts(geometry)), indices) for blocks, indices in plans]
     whole = geometry.embed
     _, *rungs = ladder(whole, FUSED.embed_step)
-    embeds = [random.choice(rungs) if given.narrower else whole for _ in plans]
+    embeds = [random.choice(rungs) if options.narrower else whole for _ in plans]
     with tempfile.TemporaryDirectory() as folder:
         files = [write(network, base, Path(folder, "base.onnx"))]
         for i, ((blocks, _), embed) in enumerate(zip(plans, embeds, strict=True)):
             files.append(write(network, blocks, Path(folder, f"plan{i}.onnx"), embed if embed < whole else None))
-        how = replace(target.conditions(), duration_s=0.5)
-        runs = bench_in_turns(files, how, rounds=given.rounds).runs
-    seen_shares = [statistics.median(shares(runs, f"plan{i}")) for i in range(len(plans))]
+        conditions = replace(target.conditions(), duration_s=0.5)
+        runs = bench_in_turns(files, conditions, rounds=options.rounds).runs
+    measured_shares = [statistics.median(shares(runs, f"plan{i}")) for i in range(len(plans))]
     rows: list[dict[str, Any]] = []
-    tables = {"measured": found.in_quantity("ms")}
-    if given.beside:
-        tables["beside"] = load_cost_table(given.beside).in_quantity("ms")
+    tables = {"measured": cost_table.in_quantity("ms")}
+    if options.beside:
+        tables["beside"] = load_cost_table(options.beside).in_quantity("ms")
 
-    def predicted(prices: Prices, blocks: Sequence[BlockDims], kept: Sequence[int], embed: int) -> float:
-        return prices.at(embed).cost(blocks, kept) / prices.base
+    def predicted(prices: Prices, blocks: Sequence[BlockDims], indices: Sequence[int], embed: int) -> float:
+        return prices.at(embed).cost(blocks, indices) / prices.base
 
-    shapes = [Shape(tuple(blocks), tuple(kept), embed) for (blocks, kept), embed in zip(plans, embeds, strict=True)]
-    by_others = corrected(shapes, seen_shares, tables["measured"])
-    for i, ((blocks, kept), embed) in enumerate(zip(plans, embeds, strict=True)):
-        seen = seen_shares[i]
-        shown = {name: predicted(prices, blocks, kept, embed) for name, prices in tables.items()}
+    shapes = [
+        Shape(tuple(blocks), tuple(indices), embed) for (blocks, indices), embed in zip(plans, embeds, strict=True)
+    ]
+    by_others = corrected(shapes, measured_shares, tables["measured"])
+    for i, ((blocks, indices), embed) in enumerate(zip(plans, embeds, strict=True)):
+        share = measured_shares[i]
+        shown = {name: predicted(prices, blocks, indices, embed) for name, prices in tables.items()}
         shown["corrected"] = by_others[i]
-        told_blocks = [asdict(b) for b in blocks]
-        rows.append({"kept": kept, "embed": embed, "blocks": told_blocks, "share": seen, "predicted": shown})
+        block_fields = [asdict(b) for b in blocks]
+        rows.append({"kept": indices, "embed": embed, "blocks": block_fields, "share": share, "predicted": shown})
         print(
-            f"plan {i}, embedding {embed}: {seen:.3f} of the base; "
-            + ", ".join(f"{n} {v / seen - 1:+.1%}" for n, v in shown.items())
+            f"plan {i}, embedding {embed}: {share:.3f} of the base; "
+            + ", ".join(f"{n} {v / share - 1:+.1%}" for n, v in shown.items())
         )
     record = {
         "schema": 1,
-        "model": given.model,
-        "measured_on": found.measured_on,
+        "model": options.model,
+        "measured_on": cost_table.measured_on,
         "load_average": os.getloadavg()[0],
-        "noise": found.noise,
+        "noise": cost_table.noise,
         "table_s": table_s,
         # Beside sites of each size the base, one thin block and two whole; six stacks at each narrower embedding, and
         # five for each number of tokens.
-        "stacks": len(found.blocks[0].attention)
-        + len(found.blocks[0].ffn)
+        "stacks": len(cost_table.blocks[0].attention)
+        + len(cost_table.blocks[0].ffn)
         + 4
-        + 6 * len(found.narrower)
-        + 5 * len(found.fewer_tokens),
+        + 6 * len(cost_table.narrower)
+        + 5 * len(cost_table.fewer_tokens),
         "depth": len(base),
         "scatter": statistics.median(statistics.stdev(map(log, shares(runs, f"plan{i}"))) for i in range(len(plans))),
         "errors": {
-            name: told([row["predicted"][name] / row["share"] - 1 for row in rows]) for name in rows[0]["predicted"]
+            name: error_summary([row["predicted"][name] / row["share"] - 1 for row in rows])
+            for name in rows[0]["predicted"]
         },
         "plans": rows,
     }
-    given.out.write_text(json.dumps(record, indent=1) + "\n")
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps({**record, "plans": len(rows)}, indent=1))
 
 

@@ -74,7 +74,7 @@ def derive(model: str, folder: Path, data: Path, rate: float, options: dict[str,
     from edgevit.derivation.solve.least_squares import Regression
     from edgevit.train.settings import Training
 
-    beside: dict[str, float] = {}
+    apart: dict[str, float] = {}
     watched: list[tuple[str, Any, str]] = [
         ("sensitivity", sensitivity, "_of_batch"),
         ("statistics", statistics._Sums, "see_hidden"),
@@ -86,7 +86,7 @@ def derive(model: str, folder: Path, data: Path, rate: float, options: dict[str,
     ]
     with ExitStack() as stack:
         for stage, owner, name in watched if device == "cpu" else ():  # a GPU works on when a call is over
-            stack.enter_context(timed(owner, name, stage, beside))
+            stack.enter_context(timed(owner, name, stage, apart))
         derivation = derive_model(
             model, checkpoint=folder / "base.safetensors", model_args={"num_classes": 24}, data=data, rate=rate,
             classes=["plain_disc", "plain_ring", "plain_star"], out=folder / f"m{rate}", method="forge",
@@ -94,10 +94,10 @@ def derive(model: str, folder: Path, data: Path, rate: float, options: dict[str,
             training=Training(steps=0, device=device, batch_size=32, workers=workers(device)),
         )  # fmt: skip
     seconds = derivation.record.seconds
-    beside |= {stage: seconds[stage] for stage in NO_PASSES}
+    apart |= {stage: seconds[stage] for stage in NO_PASSES}
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-    told = {"seconds": seconds, "beside_passes_s": beside, "peak_bytes": peak_bytes}
-    return told if device == "cpu" else {**told, "gpu_peak_bytes": torch.cuda.max_memory_allocated()}
+    record = {"seconds": seconds, "beside_passes_s": apart, "peak_bytes": peak_bytes}
+    return record if device == "cpu" else {**record, "gpu_peak_bytes": torch.cuda.max_memory_allocated()}
 
 
 def workers(device: str) -> int:
@@ -111,15 +111,15 @@ def multiplied_gflops() -> dict[str, float]:
 
     from edgevit.train.products import exact_products
 
-    tokens, weight, seen = torch.randn(16 * 197, 768), torch.randn(768, 3072), {}
+    tokens, weight, gflops = torch.randn(16 * 197, 768), torch.randn(768, 3072), {}
     for name, wide in (("MKL", False), ("oneDNN", True)):
         with exact_products(tokens.device, wide=wide):
             tokens @ weight
             started = time.process_time()
             for _ in range(10):
                 tokens @ weight
-            seen[name] = 10 * 2 * tokens.numel() * weight.shape[1] / (time.process_time() - started) / 1e9
-    return seen
+            gflops[name] = 10 * 2 * tokens.numel() * weight.shape[1] / (time.process_time() - started) / 1e9
+    return gflops
 
 
 def run(title: str, arguments: list[str], cache: Path, device: str) -> dict[str, Any]:
@@ -175,12 +175,12 @@ def main() -> None:
     parser.add_argument("--budgets", type=int, default=2, help=f"how many of the rates {RATES}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # folder, data, rate: what a process of ours does
-    given = parser.parse_args()
-    asked = {"calibration_images": given.images, "sensitivity_images": given.gradients}
-    options = {name: count for name, count in asked.items() if count is not None}
-    if given.one:
-        folder, data, rate = given.one
-        print(json.dumps(derive(given.model, Path(folder), Path(data), float(rate), options, given.device)))
+    options = parser.parse_args()
+    counts = {"calibration_images": options.images, "sensitivity_images": options.gradients}
+    forge_options = {name: count for name, count in counts.items() if count is not None}
+    if options.one:
+        folder, data, rate = options.one
+        print(json.dumps(derive(options.model, Path(folder), Path(data), float(rate), forge_options, options.device)))
         return
     import timm
     import torch
@@ -194,29 +194,29 @@ def main() -> None:
     load_average = os.getloadavg()[0]
     data = images.ensure(CACHE)
     with tempfile.TemporaryDirectory() as temporary:
-        network = timm.create_model(given.model, num_classes=24).eval()
+        network = timm.create_model(options.model, num_classes=24).eval()
         save_file(network.state_dict(), Path(temporary) / "base.safetensors")
-        few = torch.randn(16, 3, 224, 224, device=given.device)
-        clock, on_gpu = (time.process_time, False) if given.device == "cpu" else (time.monotonic, True)
-        network.to(given.device)
+        few = torch.randn(16, 3, 224, 224, device=options.device)
+        clock, on_gpu = (time.process_time, False) if options.device == "cpu" else (time.monotonic, True)
+        network.to(options.device)
         with torch.inference_mode():
             network(few)
             started = clock()
             network(few).sum().item()  # which waits for a GPU
-        forward_s = (clock() - started) / len(few) * given.images
+        forward_s = (clock() - started) / len(few) * options.images
         record = {
-            "schema": 1, "clock": "wall" if on_gpu else "processor", "model": given.model, "pixels": 224,
-            **asdict(Config(**options)),
+            "schema": 1, "clock": "wall" if on_gpu else "processor", "model": options.model, "pixels": 224,
+            **asdict(Config(**forge_options)),
             "threads": torch.get_num_threads(), "load_average": load_average, "forward_s": forward_s,
-            "gpu": torch.cuda.get_device_name() if on_gpu else None, "workers": workers(given.device),
+            "gpu": torch.cuda.get_device_name() if on_gpu else None, "workers": workers(options.device),
         }  # fmt: skip
         runs: list[dict[str, Any]] = []
-        for i, rate in enumerate(RATES[: given.budgets]):
+        for i, rate in enumerate(RATES[: options.budgets]):
             title = f"{('first budget', 'second')[i] if i < 2 else 'then'}, rate {rate:g}"
-            one = [*sys.argv[1:], "--one", temporary, str(data), str(rate)]
-            runs.append(run(title, one, Path(temporary), given.device))
-            write_whole(given.out, json.dumps({**record, "runs": runs}, indent=1) + "\n")  # they take hours
-    print(given.out.read_text())
+            arguments = [*sys.argv[1:], "--one", temporary, str(data), str(rate)]
+            runs.append(run(title, arguments, Path(temporary), options.device))
+            write_whole(options.out, json.dumps({**record, "runs": runs}, indent=1) + "\n")  # they take hours
+    print(options.out.read_text())
 
 
 if __name__ == "__main__":

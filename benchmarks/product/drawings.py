@@ -64,15 +64,15 @@ def read(folder: Path) -> Drawn:
     """
     model, files = edgevit.load(folder), ModelFolder(folder)
     lines = [{"stage": line.stage, "step": line.step, **line.more} for line in files.history()]
-    made = files.derivation()
-    task = AccuracyTask(tuple(model.spec.class_names), made.data if made is not None else None)
+    derivation = files.derivation()
+    task = AccuracyTask(tuple(model.spec.class_names), derivation.data if derivation is not None else None)
     return Drawn(folder.name, tuple(model.spec.blocks), lines, model.network, task)
 
 
 def curve(history: Sequence[dict[str, Any]], figure: str) -> list[Point]:
     """A figure of the method's own training by step; nothing where it was looked at once only."""
-    own = [line for line in history if line["stage"] != BASELINE and line.get(figure) is not None]
-    return [(float(line["step"]), float(line[figure])) for line in own] if len(own) > 1 else []
+    lines = [line for line in history if line["stage"] != BASELINE and line.get(figure) is not None]
+    return [(float(line["step"]), float(line[figure])) for line in lines] if len(lines) > 1 else []
 
 
 def accuracy(models: Sequence[Drawn]) -> Lines:
@@ -86,8 +86,8 @@ def losses(models: Sequence[Drawn]) -> dict[str, Lines]:
     """Every part of the loss by its name, and the multipliers of Vulcan's penalty."""
     shown = ("loss", "lambda_")
     names = sorted({name for m in models for line in m.history for name in line if name.startswith(shown)})
-    found = {name: {m.name: points for m in models if (points := curve(m.history, name))} for name in names}
-    return {name: lines for name, lines in found.items() if lines}
+    by_name = {name: {m.name: points for m in models if (points := curve(m.history, name))} for name in names}
+    return {name: lines for name, lines in by_name.items() if lines}
 
 
 SIZES: dict[str, Callable[[BlockDims], int]] = {
@@ -107,11 +107,11 @@ def ranks(models: Sequence[Drawn]) -> list[Lines]:
     both: list[Lines] = [{}, {}]
     for model in models:
         read = enumerate(family_of(model.network).read(model.network), 1)
-        there = [(float(i), block.attention) for i, block in read if block.attention is not None]
-        values = head_singular_values([attention for _, attention in there])
+        attentions = [(float(i), block.attention) for i, block in read if block.attention is not None]
+        values = head_singular_values([attention for _, attention in attentions])
         for kind, lines in enumerate(both):
-            found = [float(effective_rank(of[kind]).sum()) for of in values]
-            lines[model.name] = [(i, rank) for (i, _), rank in zip(there, found, strict=True)]
+            ranks_of_block = [float(effective_rank(of[kind]).sum()) for of in values]
+            lines[model.name] = [(i, rank) for (i, _), rank in zip(attentions, ranks_of_block, strict=True)]
     return both
 
 
@@ -138,17 +138,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path, help="model folders")
     parser.add_argument("--out", type=Path, default=Path("drawings"))
-    given = parser.parse_args()
+    options = parser.parse_args()
     with refusals():
-        if len(given.models) > MOST:
-            raise OptionError(f"a drawing tells {MOST} models apart, and {len(given.models)} are given; give fewer")
-        models = [read(folder) for folder in given.models]
-        if told := tasks_apart(models):
-            print(f"no accuracies or losses: the tasks differ in {', '.join(told)}", file=sys.stderr)
-        given.out.mkdir(parents=True, exist_ok=True)
+        if len(options.models) > MOST:
+            raise OptionError(f"a drawing tells {MOST} models apart, and {len(options.models)} are given; give fewer")
+        models = [read(folder) for folder in options.models]
+        if differences := tasks_apart(models):
+            print(f"no accuracies or losses: the tasks differ in {', '.join(differences)}", file=sys.stderr)
+        options.out.mkdir(parents=True, exist_ok=True)
         for name, text in drawings(models):
-            (given.out / f"{name}.svg").write_text(text)
-            print(given.out / f"{name}.svg", file=sys.stderr)
+            (options.out / f"{name}.svg").write_text(text)
+            print(options.out / f"{name}.svg", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -93,14 +93,14 @@ class EmulatedBoard:
 
         Where that is wide, of more rounds, up to `most`.
         """
-        seen: list[float] = []
+        times: list[float] = []
         while True:
-            seen += [self.ms(blocks) * max(random.gauss(1, self.noise), 0.5) for _ in range(ROUNDS)]
-            spread = CONFIDENT * 1.25 * self.noise / math.sqrt(len(seen))  # of a median
-            if spread <= SURE or len(seen) >= most:
+            times += [self.ms(blocks) * max(random.gauss(1, self.noise), 0.5) for _ in range(ROUNDS)]
+            spread = CONFIDENT * 1.25 * self.noise / math.sqrt(len(times))  # of a median
+            if spread <= SURE or len(times) >= most:
                 break
-        value = median(seen)
-        return MeasuredFigure(value, value * (1 - spread), value * (1 + spread), len(seen))
+        value = median(times)
+        return MeasuredFigure(value, value * (1 - spread), value * (1 + spread), len(times))
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Losses:
     steepness: float
     block: float
 
-    def of(self, scale: float, kept: float) -> float:
-        return scale * (math.exp(-self.steepness * kept) - math.exp(-self.steepness))
+    def of(self, scale: float, share: float) -> float:
+        return scale * (math.exp(-self.steepness * share) - math.exp(-self.steepness))
 
 
 @dataclass
@@ -144,7 +144,7 @@ class EmulatedBench:
         least = self.board.narrowed(self._embeds()[-1])
         return least.ms([BlockDims(min(2, self.base[0].heads), 16, 16, self.ffn_step)])
 
-    def holds_some(self, least_ms: float, most_ms: float) -> bool:
+    def is_reachable(self, least_ms: float, most_ms: float) -> bool:
         """Whether a plan may take between these, the ends included; False: it is certain that none does.
 
         What a plan takes rises with its sizes. So plans of as many blocks, of one width of the embedding, lie between
@@ -187,18 +187,18 @@ class EmulatedBench:
     def best(self, table: CostTable, limit: float, at_least: Shape | None = None) -> tuple[Shape, float]:
         """The best plan within a limit by a table, and what it loses."""
         prices = table.in_quantity("ms")
-        found, refused = [], None
+        plans, refused = [], None
         for embed in self._embeds(at_least):
             try:
                 shape, lost = self._allocated(prices.at(embed or self.board.embed), embed, limit, at_least)
             except BudgetError as error:
                 refused = error
                 continue
-            found.append((shape, lost))
-        if not found:
+            plans.append((shape, lost))
+        if not plans:
             assert refused is not None
             raise refused
-        return min(found, key=lambda one: one[1])
+        return min(plans, key=lambda plan: plan[1])
 
     def _embeds(self, at_least: Shape | None = None) -> list[int | None]:
         """Widths of the embedding that may be chosen, the widest first; None: the base's own."""
@@ -212,20 +212,20 @@ class EmulatedBench:
         self, prices: Prices, embed: int | None, limit: float, at_least: Shape | None
     ) -> tuple[Shape, float]:
         """The best plan at one width of the embedding, and what it loses."""
-        kept = range(len(self.base)) if at_least is None else at_least.kept
-        menus = [self._menu(prices, i) for i in kept]
+        indices = range(len(self.base)) if at_least is None else at_least.kept
+        menus = [self._menu(prices, i) for i in indices]
         if at_least is not None:
             menus = [_no_smaller(menu, dims) for menu, dims in zip(menus, at_least.blocks, strict=True)]
         certain = [menu for menu in menus if menu.dropped is None]
         least = prices.fixed + sum(min(c.cost for c in site) for m in certain for site in (m.attention, m.ffn))
         if limit < least:
             raise BudgetError("less than any plan costs", least=least)
-        found = allocate(menus, limit - prices.fixed, bins=self.bins)
-        stay = [(i, pair) for i, pair in zip(kept, found, strict=True) if pair is not None]
-        taken = [(i, a, f) for i, (a, f) in stay if a is not None and f is not None]
-        blocks = tuple(BlockDims(a.value[0], a.value[1], a.value[1], f.value) for _, a, f in taken)
-        shape = Shape(blocks, tuple(i for i, _, _ in taken), embed)
-        lost = sum(a.loss + f.loss for _, a, f in taken)
+        chosen = allocate(menus, limit - prices.fixed, bins=self.bins)
+        stay = [(i, pair) for i, pair in zip(indices, chosen, strict=True) if pair is not None]
+        sizes = [(i, a, f) for i, (a, f) in stay if a is not None and f is not None]
+        blocks = tuple(BlockDims(a.value[0], a.value[1], a.value[1], f.value) for _, a, f in sizes)
+        shape = Shape(blocks, tuple(i for i, _, _ in sizes), embed)
+        lost = sum(a.loss + f.loss for _, a, f in sizes)
         lost += sum(self.losses[i].block for i in range(len(self.base)) if i not in shape.kept)
         if self.embedding is not None and embed is not None:
             lost += self.embedding.of(self.embedding.ffn, embed / self.board.embed)
@@ -307,14 +307,14 @@ class EmulatedBench:
 
     def _measure_rung(self, embed: int) -> None:
         heads, widths, neurons = (sorted(sizes) for sizes in (self.heads, self.widths, self.neurons))
-        deep, there = len(self.base), self.board.narrowed(embed)
+        deep, board = len(self.base), self.board.narrowed(embed)
         stacks = [
             Stack(1, 0, 0, neurons[0]), Stack(deep, 0, 0, neurons[0]), Stack(deep, 0, 0, neurons[-1]),
             Stack(deep, heads[0], widths[0], 0), Stack(deep, heads[-1], widths[-1], 0),
             Stack(deep, heads[len(heads) // 2], widths[len(widths) // 2], neurons[len(neurons) // 2]),
         ]  # fmt: skip
-        seen = {s: there.measure([s.dims] * s.count, self.random).value for s in stacks}
-        self.rungs[embed] = {s: StackFigure(ms, max(self.board.noise, 0.002)) for s, ms in seen.items()}
+        figures = {s: board.measure([s.dims] * s.count, self.random).value for s in stacks}
+        self.rungs[embed] = {s: StackFigure(ms, max(self.board.noise, 0.002)) for s, ms in figures.items()}
 
     def _per_block(self, dims: BlockDims) -> float:
         """What one more block takes; measured once."""
@@ -338,7 +338,7 @@ def rising(costs: dict[Sizes, float]) -> dict[Sizes, float]:
     """Raise what takes less than something smaller, as a table must not fall."""
     positive = max(min(costs.values()), 1e-6)
     return {
-        size: max(positive, *(cost for other, cost in costs.items() if all(map(le, other, size))))
+        size: max(positive, *(cost for smaller, cost in costs.items() if all(map(le, smaller, size))))
         for size in sorted(costs)
     }
 

@@ -50,8 +50,8 @@ class PowerTree:
                 (root / path).parent.mkdir(parents=True, exist_ok=True)
                 (root / path).write_text(value + "\n")
         self.root, self.now_ns, self.shown_mw = root, 0, 5000.0
-        known = {(rail.address, rail.label): rail for rail in ina3221.sensor_channels(str(root))}
-        rails = [known[one] for one in self.total]
+        channels = {(rail.address, rail.label): rail for rail in ina3221.sensor_channels(str(root))}
+        rails = [channels[name] for name in self.total]
         self.currents = [Path(rail.folder, f"curr{rail.channel}_input") for rail in rails]
         for rail in rails:
             Path(rail.folder, f"in{rail.channel}_input").write_text(f"{MILLIVOLTS}\n")
@@ -71,9 +71,9 @@ class PowerTree:
                     self.shown_mw += (milliwatts - self.shown_mw) * (1 - math.exp(-READ_S / self.constant_s))
                     self._show()
                     meter.read()
-        found = Power.from_dict(meter.figures()["power"]).energy_mj()
-        assert found is not None
-        return found
+        energy = Power.from_dict(meter.figures()["power"]).energy_mj()
+        assert energy is not None
+        return energy
 
     def _show(self) -> None:
         for i, current in enumerate(self.currents, 1):  # unequal shares of the whole
@@ -109,7 +109,7 @@ class EnergyBoard(EmulatedBoard):
         ratios: list[float] = []
         while True:
             for _ in range(ROUNDS):
-                of_base, of_model = (self._seen(model, random) for model in (self.base, blocks))
+                of_base, of_model = (self._window_mj(model, random) for model in (self.base, blocks))
                 ratios.append(of_model / of_base)
             value, deviation = statistics.median(ratios), statistics.stdev(ratios)
             spread = CONFIDENT * 1.25 * deviation / math.sqrt(len(ratios))
@@ -118,12 +118,12 @@ class EnergyBoard(EmulatedBoard):
         whole = self.ms(self.base)
         return MeasuredFigure(value * whole, (value - spread) * whole, (value + spread) * whole, len(ratios))
 
-    def _seen(self, blocks: Sequence[BlockDims], random: Random) -> float:
+    def _window_mj(self, blocks: Sequence[BlockDims], random: Random) -> float:
         """Energy of one image in one window, whose power is somewhat other each time."""
         assert self.tree is not None
-        taken = self.time_ms(blocks)
-        milliwatts = self.ms(blocks) / taken * 1000 * max(random.gauss(1, self.noise), 0.5)
-        return self.tree.energy_mj(milliwatts) / (WINDOW_S * 1000 / taken)
+        time_ms = self.time_ms(blocks)
+        milliwatts = self.ms(blocks) / time_ms * 1000 * max(random.gauss(1, self.noise), 0.5)
+        return self.tree.energy_mj(milliwatts) / (WINDOW_S * 1000 / time_ms)
 
 
 def tree_of(seed: int) -> str:
@@ -137,9 +137,11 @@ def draw_energy(seed: int, folder: Path) -> EmulatedBench:
     random = Random(seed + 10**6)
     with suppress(FileNotFoundError):
         shutil.rmtree(folder)
-    known = {one.name: getattr(bench.board, one.name) for one in fields(EmulatedBoard)}
+    fields_of_board = {
+        board_field.name: getattr(bench.board, board_field.name) for board_field in fields(EmulatedBoard)
+    }
     board = EnergyBoard(
-        **known,
+        **fields_of_board,
         on_w=random.uniform(2, 6),
         computing_w=random.uniform(4, 20),
         moving_w=random.uniform(1, 10),

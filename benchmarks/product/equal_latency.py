@@ -111,11 +111,11 @@ def pair(place: Place, base_of: str, task: int, seed: int, share: float, folder:
 
     rate, _ = nearest_rate(aim, min(max(by_ms.model.spec.rate, LOW), HIGH), measure)
     both = {"ms": by_ms, "rate": by_rate[rate]}
-    beside = in_turns([folder / "ms", by_rate[rate].folder], 10)
+    comparison = in_turns([folder / "ms", by_rate[rate].folder], 10)
     return {
         "task": task, "seed": seed, "share": share, "rate": rate, "tried": len(by_rate), "outcome": met.outcome,
-        "rounds": len(met.rounds), "latency": aim, "apart": [beside.ratio, beside.low, beside.high],
-        "figure": beside.figure,
+        "rounds": len(met.rounds), "latency": aim, "apart": [comparison.ratio, comparison.low, comparison.high],
+        "figure": comparison.figure,
         "accuracy": {kind: top1(of) for kind, of in both.items()},
         "base_restricted": of_base.top1,
         "macs_share": {kind: 1 - of.model.spec.rate for kind, of in both.items()},
@@ -145,14 +145,14 @@ def section() -> str:
     lines = []
     for base, share, task in sorted({(row["base_of"], -row["share"], row["task"]) for row in rows}):
         group = picked(rows, base_of=base, task=task, share=-share)
-        same = [row for row in group if is_equal(row)]
+        equal_rows = [row for row in group if is_equal(row)]
         lines.append(
             [
                 f"{base}, {task} classes, {-share:g} of the base's latency",
                 percent([row["base_restricted"] for row in group]),
                 percent([row["accuracy"]["ms"] for row in group]),
                 percent([row["accuracy"]["rate"] for row in group]),
-                f"{points([gained(row) for row in same])} of {len(same)}" if same else "",
+                f"{points([gained(row) for row in equal_rows])} of {len(equal_rows)}" if equal_rows else "",
             ]
         )
     apart = ", ".join(f"{row['apart'][0] - 1:+.1%}" for row in rows if not is_equal(row))
@@ -180,7 +180,7 @@ def main() -> None:
     torch.set_num_threads(1)
     from edgevit.cli.console import Console
 
-    place = sources.own(options.base, Console().progress).place()
+    place = sources.project_source(options.base, Console().progress).place()
     rows = json.loads(options.out.read_text())["rows"] if options.out.is_file() else []
     complete = {(row["share"], row["seed"], row["task"], row["base_sha256"]) for row in rows}
     for share in options.shares:

@@ -73,15 +73,15 @@ class Command:
         if code is None:
             case.hangs += 1
         until = time.monotonic() + (0 if code is None else LINGER_S)
-        while (left := session(pid)) and time.monotonic() < until:
+        while (processes := session(pid)) and time.monotonic() < until:
             time.sleep(0.05)
-        case.processes_left += len(left) if code is not None else 0
-        for process in left:
+        case.processes_left += len(processes) if code is not None else 0
+        for process in processes:
             os.kill(process, signal.SIGKILL)
-        said = self.log.read_text(errors="replace")
-        case.tracebacks += "Traceback" in said
+        output = self.log.read_text(errors="replace")
+        case.tracebacks += "Traceback" in output
         if code:
-            case.lines[(said.strip().splitlines() or [""])[-1].replace(str(folder), "DIR")] += 1
+            case.lines[(output.strip().splitlines() or [""])[-1].replace(str(folder), "DIR")] += 1
         return -signal.SIGKILL if code is None else code
 
 
@@ -99,15 +99,15 @@ def _command(arguments: list[str], log: Path) -> None:
 
 def session(pid: int) -> list[int]:
     """The processes of a session that have not ended."""
-    found = []
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             state, _, _, its = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(its) == pid and state not in "ZX":
-            found.append(int(folder.name))
-    return found
+            processes.append(int(folder.name))
+    return processes
 
 
 @dataclass(frozen=True)
@@ -120,22 +120,22 @@ class Setting:
     plan_seconds: float = 0.0
 
     def derive(self, out: Path) -> list[object]:
-        given: list[object] = ["derive", "vit_tiny_patch16_224", "--checkpoint", self.base, "--data", "digits"]
-        given += [part for name, value in ARGS.items() for part in ("--model-arg", f"{name}={value}")]
-        given += ["--mean", "0.5", "--std", "0.5", "--crop-pct", "1.0", "--classes", "3,7,9", "--rate", "0.5"]
-        given += [part for name, value in TRAINING.items() for part in (f"--{name.replace('_', '-')}", value)]
-        return [*given, "--accept-weak-base", "--no-cache", "--out", out]
+        arguments: list[object] = ["derive", "vit_tiny_patch16_224", "--checkpoint", self.base, "--data", "digits"]
+        arguments += [part for name, value in ARGS.items() for part in ("--model-arg", f"{name}={value}")]
+        arguments += ["--mean", "0.5", "--std", "0.5", "--crop-pct", "1.0", "--classes", "3,7,9", "--rate", "0.5"]
+        arguments += [part for name, value in TRAINING.items() for part in (f"--{name.replace('_', '-')}", value)]
+        return [*arguments, "--accept-weak-base", "--no-cache", "--out", out]
 
     def plan(self, folder: Path) -> Path:
         file = folder / "jobs.yaml"
-        told = {
+        plan = {
             "base": "vit_tiny_patch16_224", "checkpoint": str(self.base), "data": "digits", "model_args": ARGS,
             "preprocessing": PREPROCESSING, "accept_weak_base": True, "training": TRAINING,
             "out": str(folder / "fleet"),
             "tasks": [{"name": "task", "classes": "3,7,9"}], "budgets": [{"name": "half", "rate": 0.5}],
             "methods": [{"name": "forge"}],
         }  # fmt: skip
-        file.write_text(json.dumps(told))  # which is YAML, too
+        file.write_text(json.dumps(plan))  # which is YAML, too
         return file
 
 
@@ -150,7 +150,7 @@ def judge(case: Case, setting: Setting, model: Path, allowed: set[str]) -> None:
     case.files_left += len(held - allowed - {model.name})
 
 
-def beside(case: Case, setting: Setting, folder: Path, moment: float, *, resume: bool) -> None:
+def two_derivations(case: Case, setting: Setting, folder: Path, moment: float, *, resume: bool) -> None:
     """A second derivation of one output, as it is or with --resume, beside the first."""
     out = folder / "runs" / "out"
     first = Command(setting.derive(out), folder / "first.log")
@@ -212,8 +212,8 @@ def terminated_plan(case: Case, setting: Setting, folder: Path, moment: float) -
 
 
 CASES: dict[str, Callable[[Case, Setting, Path, float], None]] = {
-    "two derivations of one output": lambda *of: beside(*of, resume=False),
-    "a --resume beside a running derivation": lambda *of: beside(*of, resume=True),
+    "two derivations of one output": lambda *of: two_derivations(*of, resume=False),
+    "a --resume beside a running derivation": lambda *of: two_derivations(*of, resume=True),
     "SIGTERM to a derivation": terminated,
     "two derive-many on one plan": two_plans,
     "SIGTERM to a derive-many": terminated_plan,
@@ -244,9 +244,9 @@ def undisturbed(setting: Setting, folder: Path) -> Setting:
         if Command(arguments, folder / "log").end(Case(), folder):
             raise SystemExit(f"{arguments[0]} failed:\n{(folder / 'log').read_text()}")
         seconds.append(time.monotonic() - start)
-    found = weights(folder / "out")
+    sha256 = weights(folder / "out")
     shutil.rmtree(folder)
-    return Setting(setting.base, seconds[0], found, seconds[1])
+    return Setting(setting.base, seconds[0], sha256, seconds[1])
 
 
 def section() -> str:
@@ -280,10 +280,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", help="cases whose name holds this text")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1"}
-    cases = {name: Case() for name in CASES if (given.only or "") in name}
-    record: dict[str, Any] = json.loads(given.out.read_text()) if given.out.is_file() else {"schema": 1, "cases": {}}
+    cases = {name: Case() for name in CASES if (options.only or "") in name}
+    record: dict[str, Any] = (
+        json.loads(options.out.read_text()) if options.out.is_file() else {"schema": 1, "cases": {}}
+    )
     record["environment"] = {
         "machine": platform.machine(),
         "cores": os.cpu_count(),
@@ -296,17 +298,17 @@ def main() -> None:
             draw, load_average = random.Random(title), os.getloadavg()[0]
             # A busy machine changes its speed: moments are drawn within the time that the work takes now.
             setting = undisturbed(setting, Path(name, "undisturbed"))
-            for number in range(given.rounds):
+            for number in range(options.rounds):
                 folder = Path(name, "round")
                 folder.mkdir()
                 CASES[title](case, setting, folder, draw.random())
                 case.rounds = number + 1
-                for gone in (folder, Path(name, "cache")):
-                    shutil.rmtree(gone, ignore_errors=True)
+                for leftover in (folder, Path(name, "cache")):
+                    shutil.rmtree(leftover, ignore_errors=True)
             print(f"{title}: {json.dumps(vars(case))}", file=sys.stderr, flush=True)
             seconds = {"derive_s": setting.seconds, "derive_many_s": setting.plan_seconds}
             record["cases"][title] = {**vars(case), "load_average": load_average, **seconds}
-            given.out.write_text(json.dumps(record, indent=1) + "\n")
+            options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ def write_models(root: Path, models: int, repeats: int, steps: int = 300, sample
     noise = random.Random(1)
     for i in range(models):
         share = (i + 1) / (models + 1)
-        made = derived(accuracy(0.5 + share / 2, 100 * share, 100))
-        write_folder(root / f"m{i}", derivation=made, macs=round(2e6 * share), params=round(2e4 * share))
+        record = derived(accuracy(0.5 + share / 2, 100 * share, 100))
+        write_folder(root / f"m{i}", derivation=record, macs=round(2e6 * share), params=round(2e4 * share))
         (root / f"m{i}" / HISTORY).write_text(history(steps))
     with (root / "runs.jsonl").open("w") as opened:
         for i in range(models):
@@ -130,8 +130,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--share", type=float, default=1.0, help="of the full size")
     parser.add_argument("--folder", type=Path, help="where the files lie meanwhile")
-    asked = parser.parse_args()
-    lines, models, long = (max(10, round(asked.share * full)) for full in (LINES, MODELS, LONG))
+    options = parser.parse_args()
+    lines, models, long = (max(10, round(options.share * full)) for full in (LINES, MODELS, LONG))
     names = [f"m{i}" for i in range(10)]
     cases: dict[str, Callable[[Path], dict[str, Any]]] = {
         f"compare, 2 x {lines} runs of 10 models, measured alone": lambda folder: compared(
@@ -146,13 +146,13 @@ def main() -> None:
         ),
         f"report, {models} models x {REPEATS} runs": lambda folder: reported(folder, models, REPEATS),
     }
-    told: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    record: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     for name, case in cases.items():
-        with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-            told[name] = case(Path(folder))
-        print(f"{name}: {told[name]}", flush=True)
-        if asked.share == 1:
-            RESULTS.write_text(json.dumps(told, indent=1) + "\n")
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            record[name] = case(Path(folder))
+        print(f"{name}: {record[name]}", flush=True)
+        if options.share == 1:
+            RESULTS.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

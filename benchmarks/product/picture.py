@@ -21,11 +21,11 @@ def take(page: Path, picture: Path) -> None:
     """
     from playwright.sync_api import sync_playwright
 
-    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if found is None:
+    chromium = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if chromium is None:
         sys.exit("no Chromium here; try: make browser")
     with sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         opened = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
         opened.goto(page.resolve().as_uri())
         opened.screenshot(path=picture, full_page=True)
@@ -36,14 +36,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--demo", type=Path, default=Path("demo"), help="what `make demo` has made")
     parser.add_argument("--out", type=Path, default=PICTURE)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     from edgevit.reporting.run import report
 
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
-        report([asked.demo], output=page)
-        take(page, asked.out)
-    print(f"wrote {asked.out}")
+        report([options.demo], output=page)
+        take(page, options.out)
+    print(f"wrote {options.out}")
 
 
 if __name__ == "__main__":

@@ -116,16 +116,16 @@ def cases(
         if "skd" in methods:
             edgevit.supernet(name, out=net, rate=0.6, options=few, training=training(4), **opened, **common)
         for method, shape, head in product(methods, shapes, heads):
-            case, of, how = f"{base}; {method}; {shape}; {head}", method.partition(",")[0], METHODS[method]
-            given: dict[str, Any] = {"classes": "3,7,9", "head": head, "shape": shape, **common}
-            given["cache"] = scratch / "cache"  # what the base answers is asked once
-            given |= {"rate": RATES.get(of, 0.5), "training": training(how["steps"])}
-            given |= {"options": how["options"], "out": scratch / case.replace("; ", "-")}
-            given |= {"supernet": net} if of == "skd" else {"base": name, **opened}
-            yield case, told(edgevit.derive(method=of, **given).model)
+            case, of, settings = f"{base}; {method}; {shape}; {head}", method.partition(",")[0], METHODS[method]
+            request: dict[str, Any] = {"classes": "3,7,9", "head": head, "shape": shape, **common}
+            request["cache"] = scratch / "cache"  # what the base answers is asked once
+            request |= {"rate": RATES.get(of, 0.5), "training": training(settings["steps"])}
+            request |= {"options": settings["options"], "out": scratch / case.replace("; ", "-")}
+            request |= {"supernet": net} if of == "skd" else {"base": name, **opened}
+            yield case, summary(edgevit.derive(method=of, **request).model)
 
 
-def told(model: Any) -> dict[str, Any]:
+def summary(model: Any) -> dict[str, Any]:
     spec, shape = model.spec, (1, *model.preprocessing["input_size"])
     image = (torch.arange(math.prod(shape)) % 97 / 48 - 1).reshape(shape)
     with torch.inference_mode():
@@ -141,10 +141,10 @@ def told(model: Any) -> dict[str, Any]:
     }
 
 
-def written(made_with: Mapping[str, str], cases: Mapping[str, Any]) -> str:
+def written(environment: Mapping[str, str], cases: Mapping[str, Any]) -> str:
     """The record, a line for each case."""
-    lines = ",\n".join(f"  {json.dumps(case)}: {json.dumps(seen)}" for case, seen in cases.items())
-    return f'{{"made_with": {json.dumps(made_with)},\n "cases": {{\n{lines}\n}}}}\n'
+    lines = ",\n".join(f"  {json.dumps(case)}: {json.dumps(result)}" for case, result in cases.items())
+    return f'{{"made_with": {json.dumps(environment)},\n "cases": {{\n{lines}\n}}}}\n'
 
 
 def main() -> None:
@@ -153,34 +153,38 @@ def main() -> None:
     parser.add_argument("--base", choices=BASES, help="derive from this base alone; with --check or --record")
     parser.add_argument("--method", choices=METHODS, action="append", help="by this method alone; repeatable")
     parser.add_argument("--record", type=Path, default=RECORD)
-    asked = parser.parse_args()
-    if (asked.base or asked.method) and not asked.check and asked.record == RECORD:
+    options = parser.parse_args()
+    if (options.base or options.method) and not options.check and options.record == RECORD:
         parser.error("--base and --method are for --check, or for a record elsewhere: this one holds all cases")
     torch.set_num_threads(1)
-    here = {
+    machine = {
         "torch": torch.__version__, "timm": timm.__version__, "processor": processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
     }  # fmt: skip
-    kept = json.loads(asked.record.read_text()) if asked.check else {}
-    if asked.check and kept["made_with"] != here:
-        sys.exit(f"the record was made with {kept['made_with']}, and this is {here}: write it anew with the older code")
-    found, differing = {}, 0
+    record = json.loads(options.record.read_text()) if options.check else {}
+    if options.check and record["made_with"] != machine:
+        sys.exit(
+            f"the record was made with {record['made_with']}, and this is {machine}: write it anew with the older code"
+        )
+    results, differing = {}, 0
     with tempfile.TemporaryDirectory() as scratch:
-        for case, seen in cases(Path(scratch), [asked.base] if asked.base else list(BASES), asked.method or [*METHODS]):
-            found[case] = seen
-            if asked.check and (names := differences(seen, kept["cases"].get(case))):
+        for case, result in cases(
+            Path(scratch), [options.base] if options.base else list(BASES), options.method or [*METHODS]
+        ):
+            results[case] = result
+            if options.check and (names := differences(result, record["cases"].get(case))):
                 differing += 1
                 print(f"{case}: {names}", flush=True)
-    if asked.check:
-        print(f"{len(found)} cases, {differing} differ")
+    if options.check:
+        print(f"{len(results)} cases, {differing} differ")
         sys.exit(1 if differing else 0)
-    asked.record.write_text(written(here, found))
+    options.record.write_text(written(machine, results))
 
 
-def differences(seen: Mapping[str, Any], kept: Mapping[str, Any] | None) -> list[str]:
-    if kept is None:
+def differences(result: Mapping[str, Any], recorded: Mapping[str, Any] | None) -> list[str]:
+    if recorded is None:
         return ["not in the record"]
-    return [name for name in kept if seen[name] != kept[name]]
+    return [name for name in recorded if result[name] != recorded[name]]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.bases import CACHE, FASHION_ARGS, KEPT
+from benchmarks.bases import BASES, CACHE, FASHION_ARGS
 from benchmarks.derivations import BATCH, LR, SEEDS, Case, Options, Place, complete
 from benchmarks.markdown import (
     RECORDS,
@@ -71,7 +71,7 @@ def open_headless(cache: Path = CACHE) -> Place:
     from edgevit.network.checkpoint import tensors_sha256
     from edgevit.network.weights import read_weights
 
-    base = KEPT / "fashion"
+    base = BASES / "fashion"
     weights = read_weights(base / "base.safetensors")
     weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
     cache.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ from edgevit.board.request import Conditions
 
 RESULTS = RECORDS / "turns.json"
 LAYERS, SIZE = 8, 256
-HOW = Conditions(threads=1, samples=20, duration_s=0.1, warmup_seconds=0.05)
+CONDITIONS = Conditions(threads=1, samples=20, duration_s=0.1, warmup_seconds=0.05)
 WITHIN = 0.05
 BURST_S, PAUSE_S = (0.02, 0.3), (0.02, 0.3)
 PER_CORE = 2  # processes that compute in bursts: with one, each model by itself was as right as models in turns
@@ -76,27 +76,27 @@ def bursts(seed: int, count: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for other in others:
-            other.kill()
-            other.wait()
+        for process in others:
+            process.kill()
+            process.wait()
 
 
 def turns(models: Sequence[Path], rounds: int, *, alternate: bool = False) -> list[float]:
     """The ratios to the first, as a bench in turns tells them."""
-    runs = bench_in_turns(models, HOW, rounds=rounds, alternate=alternate).runs
-    return [found.ratio for found in decisive(compare_within(runs))]
+    runs = bench_in_turns(models, CONDITIONS, rounds=rounds, alternate=alternate).runs
+    return [comparison.ratio for comparison in decisive(compare_within(runs))]
 
 
 def alone(models: Sequence[Path], rounds: int, *, quiet_first: bool, seed: int, cores: int) -> list[float]:
     """The same of models that were each benched by themselves, each for as long as it was in turns."""
-    assert HOW.duration_s is not None
-    how = replace(HOW, duration_s=rounds * HOW.duration_s)
-    found = []
+    assert CONDITIONS.duration_s is not None
+    conditions = replace(CONDITIONS, duration_s=rounds * CONDITIONS.duration_s)
+    latencies = []
     for number, model in enumerate(models):
         with bursts(seed + number, 0 if quiet_first and number == 0 else cores):
-            (run,) = bench(model, how).runs
-        found.append(run.p50_ns())
-    return [ns / found[0] for ns in found[1:]]
+            (run,) = bench(model, conditions).runs
+        latencies.append(run.p50_ns())
+    return [ns / latencies[0] for ns in latencies[1:]]
 
 
 def trial(models: Sequence[Path], rounds: int, seed: int, cores: int) -> dict[str, list[float]]:
@@ -147,26 +147,26 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args()
-    if asked.burn is not None:
-        burn(asked.burn)
+    options = parser.parse_args()
+    if options.burn is not None:
+        burn(options.burn)
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
-        one = write_layers(Path(folder) / "one.onnx", LAYERS)
+        model = write_layers(Path(folder) / "one.onnx", LAYERS)
         models = [
-            one,
-            Path(shutil.copy(one, Path(folder) / "same.onnx")),
+            model,
+            Path(shutil.copy(model, Path(folder) / "same.onnx")),
             write_layers(Path(folder) / "twice.onnx", 2 * LAYERS),
         ]
         load = os.getloadavg()[0]
-        quiet = turns(models, asked.rounds)
+        quiet = turns(models, options.rounds)
         trials = []
-        for seed in range(asked.trials):
-            trials.append(trial(models, asked.rounds, seed, PER_CORE * cores))
+        for seed in range(options.trials):
+            trials.append(trial(models, options.rounds, seed, PER_CORE * cores))
             print(seed, {name: [round(r, 3) for r in ratios] for name, ratios in trials[-1].items()}, file=sys.stderr)
     environment = {"machine": platform.processor() or platform.machine(), "cores": cores, "load_average": load}
-    told = {"environment": environment, "rounds": asked.rounds, "quiet": quiet, "trials": trials}
-    asked.out.write_text(json.dumps(told, indent=1) + "\n")
+    record = {"environment": environment, "rounds": options.rounds, "quiet": quiet, "trials": trials}
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

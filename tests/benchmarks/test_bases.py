@@ -63,7 +63,7 @@ def test_a_base_is_trained_once_and_loads_in_timm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["rendered", "fine", "fashion"])
 def test_a_kept_base_is_the_one_of_its_records(name: str) -> None:
-    folder = bases.KEPT / name
+    folder = bases.BASES / name
     card = json.loads((folder / "base.json").read_text())
     args = {"rendered": bases.RENDERED_ARGS, "fine": bases.FINE_ARGS, "fashion": bases.FASHION_ARGS}
     assert card["model_args"] == args[name]

@@ -6,23 +6,23 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.papers import agnostic
-from benchmarks.papers.agnostic import KNOWING, SCRATCH, SCRATCH_LONG, Wanted, wanted
+from benchmarks.papers.agnostic import KNOWING, SCRATCH, SCRATCH_LONG, ModelCase, model_cases
 
 TASKS = [["a", "b"], ["a", "b", "c"]]
 
 
 def test_each_specific_model_has_one_for_all_classes_beside_it() -> None:
-    rows = list(wanted(TASKS, [42], 60, 0.73, ["vulcan"]))
+    rows = list(model_cases(TASKS, [42], 60, 0.73, ["vulcan"]))
     specific = [(w.rate, w.classes) for w in rows if w.kind == "specific"]
     assert {(w.rate, w.classes) for w in rows if w.kind == "agnostic"} == {p for p in specific if p[0] != 0.73}
     assert {w.steps for w in rows if w.kind == SCRATCH_LONG} == {300} and sum(w.kind == KNOWING for w in rows) == 2
-    assert {w.kind for w in wanted(TASKS, [42], 60, None, ["vulcan"])} == {"specific", "agnostic"}
+    assert {w.kind for w in model_cases(TASKS, [42], 60, None, ["vulcan"])} == {"specific", "agnostic"}
     assert len({str(w.key("base")) for w in rows}) == len(rows)
 
 
 def test_tables_set_the_specific_beside_the_others() -> None:
     def row(kind: str, top1: float, **more: Any) -> dict[str, Any]:
-        one = Wanted(kind, "" if kind in (SCRATCH, KNOWING) else "vulcan", 0.6, ("a", "b"), 42, 60)
+        one = ModelCase(kind, "" if kind in (SCRATCH, KNOWING) else "vulcan", 0.6, ("a", "b"), 42, 60)
         of = {"source": "demo", "all_classes": 6, "task": 2, "images": 300, "macs": 2e6, "base_sha256": "b"}
         return {**asdict(one), **of, "top1": top1, **more}
 

@@ -66,7 +66,7 @@ def test_importance_is_handed_back_through_the_size_of_weights(small_vit: Callab
 
 def test_the_section_has_a_line_for_every_criterion() -> None:
     known = {"source": "demo", "all_classes": 6, "base_sha256": "b", "task": 3, "classes": ["a"], "images": 10}
-    rows = [{**known, **one, "top1": 0.5 + one["share"] / 4} for one in attention.wanted(3)]
+    rows = [{**known, **one, "top1": 0.5 + one["share"] / 4} for one in attention.row_keys(3)]
     text = attention.criteria_section({"rows": rows})
     assert all(
         f"| 3 classes, {kind} | 51.6 | 53.1 | 56.2 | 62.5 | 68.8 | 75.0 |" in text for kind in attention.CRITERIA[1:]

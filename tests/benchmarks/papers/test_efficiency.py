@@ -20,7 +20,7 @@ from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
 import edgevit
 import edgevit.exporting.onnx as onnx_export
 from benchmarks.papers import efficiency
-from benchmarks.papers.efficiency import METHODS, PUBLISHED, RATES, Start, section, wanted
+from benchmarks.papers.efficiency import METHODS, PUBLISHED, RATES, Start, model_rows, section
 from edgevit.data.task import open_task
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import check_policy_reaches, make_policy
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("examined_once")
 
 
 def test_every_row_of_the_papers_is_wanted_and_has_its_published_figure() -> None:
-    rows = list(wanted("methods", RATES, list(METHODS)))
+    rows = list(model_rows("methods", RATES, list(METHODS)))
     assert len(rows) == len(METHODS) * len(RATES)
     of = PUBLISHED["methods"]
     for share in of.values():
@@ -43,7 +43,7 @@ def test_every_row_of_the_papers_is_wanted_and_has_its_published_figure() -> Non
     assert of["Table 10, latency"]["vulcan", 0.8] == pytest.approx(1 / 3.02, rel=0.01), "the speed-up that it prints"
     assert of["Table 10, memory"]["vulcan", 0.8] == pytest.approx(1 - 0.7647, abs=1e-4), "and the memory less"
     for share in PUBLISHED["ratios"].values():
-        assert {(row.name, *row.of) for row in wanted("ratios", (), ())} == set(share)
+        assert {(row.name, *row.of) for row in model_rows("ratios", (), ())} == set(share)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -94,7 +94,7 @@ def test_every_ratio_of_the_paper_is_there() -> None:
 
 def test_a_row_is_told_from_others_by_what_it_was_asked() -> None:
     for part, count in (("ratios", len(heart.RATIOS) * len(heart.VARIANTS)), ("composed", 3)):
-        keys = [key for key, _ in heart.wanted(part, (42, 43))]
+        keys = [key for key, _ in heart.row_makers(part, (42, 43))]
         assert len({tuple(key.items()) for key in keys}) == len(keys) == 2 * count
 
 

@@ -32,9 +32,9 @@ def test_a_neuron_answers_to_target_classes_if_all_of_its_images_are_of_these() 
     images = torch.tensor([[0, 0, 4], [1, 2, 5]])
     found = neurons.Highest(torch.zeros(2, 3), images)
     labels = [0, 0, 1, 1, 2, 2]
-    (told,) = neurons.told([found], labels, [0, 2])
+    (told,) = neurons.block_counts([found], labels, [0, 2])
     assert told == {"neurons": 3, "only": 2, "mostly": 2, "mean_share": pytest.approx(5 / 6)}
-    assert neurons.told([None], labels, [0]) == [None]
+    assert neurons.block_counts([None], labels, [0]) == [None]
 
 
 def test_a_network_is_looked_at_block_by_block_and_shown(small_vit: Callable[..., Any], tmp_path: Path) -> None:
@@ -59,12 +59,12 @@ def test_a_network_is_looked_at_block_by_block_and_shown(small_vit: Callable[...
 def test_a_sheet_is_made_of_what_has_a_row_which_stays_the_only_one() -> None:
     given = argparse.Namespace(seeds=1, methods=["forge", "vulcan"], rate=0.6, steps=60, sheet=None)
     classes = [["a", "b"]]
-    (first, known), (second, _) = neurons.wanted([], classes, "sha", given)
+    (first, known), (second, _) = neurons.row_keys([], classes, "sha", given)
     assert first["method"] == "forge" and not known
-    assert list(neurons.wanted([first], classes, "sha", given)) == [(second, False)]
+    assert list(neurons.row_keys([first], classes, "sha", given)) == [(second, False)]
     given.sheet = Path("sheets")
-    assert list(neurons.wanted([first], classes, "sha", given)) == [(first, True), (second, False)]
-    assert [known for _, known in neurons.wanted([first], classes, "other base", given)] == [False, False]
+    assert list(neurons.row_keys([first], classes, "sha", given)) == [(first, True), (second, False)]
+    assert [known for _, known in neurons.row_keys([first], classes, "other base", given)] == [False, False]
 
 
 def test_the_section_adds_up_the_blocks_that_are_there() -> None:
