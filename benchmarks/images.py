@@ -1,13 +1,11 @@
-"""Render the project's own image-folder data set: 24 classes, six shapes in four textures, made to be hard.
+"""Render image-folder data sets: 24 classes, six shapes in four textures, made to be hard; or 48 finer classes.
 
-`FINE_CLASSES` are 48, with less between them: two more polygons, two more textures.
+    python -m benchmarks.images OUT
 
-Every image has one large object and what keeps it from being easy: colours that tell nothing, small objects of any
-class around it, bars across it, uneven light, noise. The shape needs the whole image, the texture only a few patches;
-so classes are confused with those of the same shape and with those of the same texture. Each image has a random
-generator of its own, seeded with (seed, part, class, index), and stays the same whatever is rendered beside it.
-
-    python benchmarks/dataset.py OUT
+Every image has one large object and distractors: random colours, small objects of any class, bars across the object,
+uneven light, noise. The shape needs the whole image, the texture only a few patches, so classes are confused with those
+of the same shape and those of the same texture. `FINE_CLASSES` adds two polygons and two textures. Each image has its
+own random generator, seeded with (seed, part, class, index), so it does not depend on the other images.
 """
 
 from __future__ import annotations
@@ -262,5 +260,5 @@ def ensure(
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python benchmarks/dataset.py OUT")
+        sys.exit("usage: python -m benchmarks.images OUT")
     print(render(sys.argv[1]))

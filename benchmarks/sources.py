@@ -7,7 +7,7 @@
     --data IMAGES --base vit_small_patch16_224 --checkpoint FILE [--base-classes FILE]
 
 Sub-tasks are drawn by their number of classes (`derivations.task_classes`), or named by --classes. Rows of a user's
-images go into records/NAME_FOLDER.json; the script prints their tables, and RESULTS.md does not have them.
+images go into records/NAME_FOLDER.json; the script prints their tables, and the committed pages do not have them.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""The ablations of the papers: what Vulcan and NuWa lose without each of their steps, what rho, learning rate and batch
-size decide, and what low-rank updates save and cost.
+"""The ablations of the papers: each step of Vulcan and NuWa taken away; rho, learning rate, batch size; LoRA.
 
-    python -m benchmarks.papers.ablations  # on photographs, what is not in records/ablations.json yet
+    python -m benchmarks.papers.ablations                   # on photographs, in records/ablations.json
     python -m benchmarks.papers.ablations --only vulcan --seeds 1
-    python -m benchmarks.papers.ablations --base fine          # on 48 finer classes, in records/ablations_fine.json
+    python -m benchmarks.papers.ablations --base fine       # on 48 finer classes, in records/ablations_fine.json
     python -m benchmarks.papers.ablations --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs
 
-Vulcan's Table 3 (without the collapse of neurons, without the rank of attention, with random anchors), its Figure 9
-(rho, with either rule for the multipliers), its Figure 22 (learning rate; batch size at equal steps, with the peak
-memory of the training) and its Table 17 (LoRA, at ranks that are a share of the base's width as the paper's 256 is of
-768; every learning rate is a row, and tables have the one that is best on the validation part), and NuWa's (without
-purification, with random neurons, without least squares), at the papers' rate and at a higher one. Each is as its paper
-has it, but for the length: 200 steps, where Vulcan's rule asks for some thousands (published.py).
-Accuracy is on `val/`, which no derivation sees.
+Vulcan's Table 3 (without the collapse of neurons, without the rank of attention, with random anchors), Figure 9 (rho,
+with either rule for the multipliers), Figure 22 (learning rate; batch size at equal steps, with the peak memory) and
+Table 17 (LoRA: ranks are the same share of the base's width as the paper's 256 is of 768; tables show the learning rate
+that is best on the validation part). NuWa without purification, with random neurons, without least squares, at the
+paper's rate and a higher one. Each is as published except for the length: 200 steps, where Vulcan's rule gives some
+thousands (published.py). Accuracy is on `val/`, which no derivation sees.
 """
 
 from __future__ import annotations
@@ -196,7 +194,7 @@ def _lora_tables(rows: list[Row]) -> str:
 
 
 def section(data: dict[str, Any] | None) -> str:
-    """The part of RESULTS.md."""
+    """Format the section of README.md."""
     if data is None or not data["rows"]:
         return ""
     rows = of_newest_base(data["rows"].values())

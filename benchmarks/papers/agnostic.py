@@ -1,18 +1,17 @@
-"""Derived for its classes, against one model for all of them, and against a small model of as many MACs.
+"""A model derived for its classes, against one model for all classes, and against a small model of as many MACs.
 
-    python -m benchmarks.papers.agnostic                              # all that is not in records/agnostic.json yet
+    python -m benchmarks.papers.agnostic                      # every row that records/agnostic.json does not have
     python -m benchmarks.papers.agnostic --base demo --seeds 1 --steps 60
-    python -m benchmarks.papers.agnostic --data IMAGES --base vit_base_patch16_224 --checkpoint B.safetensors \\
+    python -m benchmarks.papers.agnostic --data IMAGES --base vit_base_patch16_224 --checkpoint B.safetensors \
         --small vit_small_patch16_224 --small-checkpoint S.safetensors --tasks 25
 
-Vulcan's Figure 6: a model that was pruned for all classes is judged on sub-tasks, beside models that were derived for
-these, by the same method at the same rate. The paper's is judged with its full head; the figure that is beside it here
-has the argmax over the sub-task alone, which costs nothing and is the fairer rival.
+Vulcan's Figure 6: a model pruned for all classes is judged on sub-tasks, beside models that the same method derived for
+these at the same rate. The paper judges it with its full head; the table also has the argmax over the sub-task alone,
+which costs nothing and is the fairer rival.
 
 Vulcan's Table 4: a small architecture, here the base at half its width, is trained on the sub-task from random weights,
-and from weights that know all classes; beside it, what is derived from the base at the small one's MACs. Every model
-sees the same images in as many steps; the small one from random weights is trained five times as long, too. The base's
-recipe made the weights that know all classes.
+and from weights that know all classes; beside it is a model derived from the base at the same MACs. Every model sees
+the same images in the same number of steps; the small one from random weights also trains five times as long.
 
 Accuracy is on the test part, which no derivation and no training sees.
 """
@@ -174,7 +173,7 @@ SHOWN = {"vulcan": "Vulcan", "forge": "forge"}
 
 
 def section(data: dict[str, Any] | None) -> str:
-    """The part of RESULTS.md."""
+    """Format the section of README.md."""
     if data is None or not data["rows"]:
         return ""
     parts = ["## For the sub-task, or for all classes\n"]

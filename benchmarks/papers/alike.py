@@ -1,4 +1,4 @@
-"""Rows of an ablation that say nothing, as what was taken away was not at work: computed from the rows themselves."""
+"""Name the rows of an ablation that are equal to the first row because what they take away was not at work."""
 
 from __future__ import annotations
 

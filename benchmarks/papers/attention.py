@@ -425,7 +425,7 @@ def criteria_rows(source: Source, classes: Sequence[str], done: Sequence[Row], d
 
 
 def criteria_section(data: dict[str, Any] | None) -> str:
-    """The part of RESULTS.md about criteria."""
+    """Format the section of README.md about criteria."""
     if data is None or not data["rows"]:
         return ""
     parts = ["## Attention: which dimensions stay, and heads against dimensions\n"]

@@ -1,4 +1,4 @@
-"""What the papers claim, judged at this scale: the section of RESULTS.md from the records at published length.
+"""What the papers claim, judged at this scale: a section of README.md from the records at published length.
 
 Each claim is set against the baseline of its paper, and against ours, which is harder to beat: the base restricted to
 the classes of the sub-task.
@@ -183,7 +183,7 @@ def verdicts(of_bases: Mapping[str, Sequence[Row]]) -> str:
 
 
 def section(records: Iterable[dict[str, Any] | None]) -> str:
-    """The part of RESULTS.md, of the records at published length; empty without any."""
+    """Format the section of README.md, of the records at published length; empty without any."""
     rows = [row for data in records if data is not None for row in of_newest_base(data["rows"].values())]
     full = picked(rows, table=published.FULL)
     names = [name for name in (*RECORDS, *dict.fromkeys(row["data"] for row in full)) if picked(full, data=name)]

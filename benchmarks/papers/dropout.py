@@ -1,19 +1,15 @@
-"""PIAD against its rivals: slices of super-networks whose training steps drop different things.
+"""PIAD against its rivals: slices of super-networks whose training drops different things.
 
-    python -m benchmarks.papers.dropout                     # everything that is not in records/dropout.json yet
+    python -m benchmarks.papers.dropout                     # every case that records/dropout.json does not have
     python -m benchmarks.papers.dropout --only strategies --seeds 1
-    python -m benchmarks.papers.dropout --base fine         # on 48 finer classes, in records/dropout_fine.json
     python -m benchmarks.papers.dropout --base fashion      # on photographs, in records/dropout_fashion.json
-    python -m benchmarks.papers.dropout --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs.txt
+    python -m benchmarks.papers.dropout --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs
 
 The form of Table 7 of the SKD paper: a network is trained with no dropout, channel dropout, weighted channel dropout,
-LayerDrop or PIAD, and slices of 4, 6, 8 and 10 twelfths of its MACs are judged as they are, without any training. What
-each of them drops is in edgevit/derivation/methods/skd/dropout.py. The paper gives no rates; the part `rates` has each
-rival at another one. A network that is only brought into WPAC's order, and not trained, stands beside them.
-
-Super-networks, sub-tasks, steps and images are those of accuracy.py. All slices are cut by the list of units that
-PIAD's measure of importance gives while the network trains, so that only the training differs. Nothing is chosen by
-accuracy, which is of `val/`: no derivation ever sees it.
+LayerDrop or PIAD; slices of 4, 6, 8 and 10 twelfths of its MACs are judged without training. `methods/skd/dropout.py`
+says what each drops. The paper gives no rates; the part `rates` has each rival at a second one. `WPAC only` is the base
+in WPAC's order, untrained. All slices are cut by the importance that PIAD's measure gives while the network trains, so
+that only the training differs. Accuracy is on `val/`, which no derivation sees.
 """
 
 from __future__ import annotations
@@ -74,7 +70,7 @@ def _apart(rows: list[Row], piad_rows: list[Row]) -> list[float]:
 
 
 def section(data: dict[str, Any] | None) -> str:
-    """The part of RESULTS.md."""
+    """Format the section of README.md."""
     if data is None or not data["rows"]:
         return ""
     rows = of_newest_base(data["rows"].values())

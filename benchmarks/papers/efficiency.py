@@ -22,7 +22,7 @@ Of Vulcan's other tables of latency:
   Runtime for it. No part builds an INT8 engine of TensorRT.
 - Table 7 is the part `heads`: the base, whose heads are one product; the same heads one by one; and one by one with
   widths that are drawn for each block (`--seed`), at equal MACs and parameters. No plan of edgevit says the last two:
-  they are written by benchmarks/uneven.py, and exported as any ONNX file that edgevit did not make.
+  they are written by uneven.py, and exported as ONNX files that edgevit did not make.
 - Table 18 is the part `depth`: the base, Vulcan at 0.8, and that model without three of its blocks. As in the paper
   they go one after the other, each the block without which the accuracy on training images is highest; no method of
   edgevit does so. With random weights and images of noise the choice is arbitrary, and blocks of one model are not of
@@ -477,7 +477,7 @@ INTRODUCTION = {"depth": DEPTH, "compressed": COMPRESSED, "heads": HEADS}
 
 
 def section(data: dict[str, Any] | None) -> str:
-    """The part of RESULTS.md."""
+    """Format the section of README.md."""
     if data is None:
         return ""
     parts = []

@@ -1,22 +1,19 @@
 """HEART's ratios of tokens and heads before and after training, beside random ones and attention's; the cost of scores.
 
-    python -m benchmarks.papers.heart  # writes records/heart.json row by row; what is there is not done again
-    python -m benchmarks.papers.heart --cost            # the cost of the scores of DeiT-Small alone
-    # HEART behind forge, beside either alone, at equal MACs; likewise:
-    python -m benchmarks.papers.heart --part composed
-    python -m benchmarks.papers.heart --base fine  # 24 of 48 finer classes in 65 tokens, in records/heart_fine.json
-    python -m benchmarks.papers.heart --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs.txt
+    python -m benchmarks.papers.heart                   # every row that records/heart.json does not have
+    python -m benchmarks.papers.heart --cost            # the cost of the scores of DeiT-Small
+    python -m benchmarks.papers.heart --part composed   # beside forge, at equal MACs
+    python -m benchmarks.papers.heart --base fine       # 24 of 48 finer classes, in records/heart_fine.json
+    python -m benchmarks.papers.heart --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs
 
-The base is the demo's (its six classes, 25 patches, three heads, so that ratios are coarse), or one that the repository
-keeps, with the middle one of its sub-tasks; or a user's, with one sub-task: half of the classes, unless it is chosen.
-Every row is a derivation with
-`selection=percentile`; rows differ in what scores come from. "attention" shares tokens out by what the attention of
-blocks looks at, and heads by the size of their weights; "random" draws both, and at inference which tokens go on. Rows
-at 50/50 tell how far each block's tokens are from the base's, too (layerwise.py).
+The base is the demo's (six classes, 25 patches, three heads, so ratios are coarse), another of the project's with the
+middle one of its sub-tasks, or a user's with half of its classes unless --classes names them. Every row is a derivation
+with `selection=percentile`; rows differ in the source of the scores. "attention" scores tokens by what the blocks'
+attention looks at, and heads by the size of their weights. "random" draws both, and draws the tokens again at
+inference. Rows at 50/50 also measure the distance from the base by block (layerwise.py).
 
-The part `composed` asks what tokens and heads are worth beside widths, at a rate that all of its rows reach: forge with
-all tokens, forge with tokens among its choices, HEART, and HEART behind a forge that has cut half of what is to go,
-each of which trains for half of the steps.
+The part `composed` compares tokens and heads with widths at equal MACs: forge with all tokens, forge with tokens among
+its choices, and HEART.
 """
 
 from __future__ import annotations

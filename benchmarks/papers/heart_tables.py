@@ -1,4 +1,4 @@
-"""The sections of RESULTS.md about tokens and heads: from records/heart.json and heart_fine.json."""
+"""The sections of README.md about tokens and heads, from records/heart*.json."""
 
 from __future__ import annotations
 

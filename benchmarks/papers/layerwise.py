@@ -1,9 +1,8 @@
 """How far a model is from its base, block by block: Figures 4 and 5 of the HEART-ViT paper.
 
-Linear CKA of the mean token over images, the cosine of the class token with the base's, and the residual ratio, by how
-much a block changes the class token: the size of the change over the size of what the block is options. The paper does
-not say over which tokens its CKA is, and of a model that lets some go the mean is what there is of both. Where there is
-no class token, all three are of the mean token.
+Linear CKA of the mean token over images, the cosine of the class token with the base's, and the residual ratio: the
+size of a block's change of the class token over the size of its input. The paper does not say over which tokens its CKA
+is taken; here it is the mean over the tokens that remain. Without a class token all three are of the mean token.
 """
 
 from __future__ import annotations

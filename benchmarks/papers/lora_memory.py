@@ -1,11 +1,11 @@
-"""The most memory that training a DeiT-Base for Vulcan takes, whole weights against low-rank updates (its Table 17).
+"""Peak memory of training a DeiT-Base by Vulcan, whole weights against low-rank updates (Vulcan's Table 17).
 
-    python -m benchmarks.papers.lora_memory             # what is not in records/lora_memory.json yet, two minutes a row
+    python -m benchmarks.papers.lora_memory    # every row that records/lora_memory.json lacks, two minutes each
 
-Weights are random and images are noise: what a step holds does not hang on either, and accuracy is not asked for. The
-rate, the rank and the 4 images of a micro-batch are the paper's. A step has 2 of its 64 micro-batches: the second has
-the gradients of the first beside it, as each that follows has. Each training has a process of its own, whose C library
-hands back at once what is freed (MALLOC_MMAP_THRESHOLD_): else the peak depends on what it happens to keep.
+Weights are random and images are noise, because memory depends on neither. The rate, the rank and the micro-batch of 4
+images are the paper's. A step has 2 of the paper's 64 micro-batches: from the second on, gradients of those before are
+held. Each training runs in a process of its own whose C library returns freed memory at once
+(MALLOC_MMAP_THRESHOLD_), so that the peak does not depend on what the library keeps.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def measure(rank: int) -> dict[str, Any]:
 
 
 def section(data: dict[str, Any] | None) -> str:
-    """The part of RESULTS.md, below the ablations."""
+    """Format the section of README.md, below the ablations."""
     rows = [] if data is None else sorted(data["rows"], key=lambda row: row["rank"])
     if not rows:
         return ""

@@ -1,14 +1,14 @@
 """Which images move each neuron most, before and after derivation, and how many neurons answer to the target classes.
 
-    python -m benchmarks.papers.neurons                                   # all that is not in records/neurons.json yet
+    python -m benchmarks.papers.neurons                     # every row that records/neurons.json does not have
     python -m benchmarks.papers.neurons --base demo --seeds 1 --steps 60 --sheet sheets
-    python -m benchmarks.papers.neurons --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs.txt
+    python -m benchmarks.papers.neurons --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs
 
-Figures 3, 11 and 13 to 18 of Vulcan: a neuron's activations, after the non-linearity, are summed over the patch tokens
-of an image, and the 25 images of the highest sums are what it answers to. Images are the test part of all classes of
-the folder. Figure 11 counts neurons that recognise dogs, by eye; here a neuron answers to the target classes if all of
-its 25 images are of these. `--sheet` writes a page that shows such images, of a few neurons of each block; for it, what
-has a row already is derived once more, and gets no second one.
+Vulcan's Figures 3, 11 and 13 to 18: a neuron's activations after the non-linearity are summed over the patch tokens of
+an image; the 25 images with the highest sums are what it answers to. Images are the test part of all classes. The
+paper's Figure 11 counts by eye the neurons that recognise dogs; here a neuron answers to the target classes if all of
+its 25 images are of these. `--sheet` writes pages of such images for a few neurons of each block; models that have a
+row are derived again for it.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _picture(images: Split, position: int, pictures: dict[int, str], targets: Se
 
 
 def section(data: dict[str, Any] | None) -> str:
-    """The part of RESULTS.md."""
+    """Format the section of README.md."""
     if data is None or not data["rows"]:
         return ""
     parts = ["## What neurons answer to\n"]

@@ -1,23 +1,23 @@
 """Every method trained for as long as Vulcan's own rule says: accuracy against images seen.
 
-    python -m benchmarks.papers.published --base demo  # everything that is not in records/published.json yet
+    python -m benchmarks.papers.published --base demo       # every case that records/published.json does not have
     python -m benchmarks.papers.published --base demo --rates 0.9 --seeds 1 --method forge vulcan
-    python -m benchmarks.papers.published                             # of the 24 rendered classes
-    python -m benchmarks.papers.published --base fashion  # on photographs, in records/published_fashion.json
-    python -m benchmarks.papers.published --base fine  # on 48 finer classes, in records/published_fine.json
+    python -m benchmarks.papers.published                   # 24 rendered classes
+    python -m benchmarks.papers.published --base fashion    # photographs, in records/published_fashion.json
+    python -m benchmarks.papers.published --base fine       # 48 finer classes, in records/published_fine.json
     python -m benchmarks.papers.published --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs
 
 Vulcan's rule gives as many passes over a task's images as its paper trained for (`vulcan.steps_rule=data`); every
-method that trains gets that length. Vulcan and NuWa are there with the choices of their papers, too, and the
-super-network is trained for that length once, for all of its sizes. The first sub-task has three seeds, the others one;
-at the rate that tells most, runs of a sixteenth and a quarter of the length show what it is worth. The learning rate is
-chosen for each method on the validation part, in runs of a quarter of the length: by the loss there, or by top-1 for
-the methods that tell no loss; where the outermost of those that were tried is the best, the next one is tried, too.
-HEART lets tokens and heads go and nothing else, so that it has no row at the highest rate and a learning rate of the
-next one; where even that is out of its reach, as of the demo's base, it has the middle one.
-"Better base": a copy of the base is trained on the labels for as long, too, and cut in
-place of the base where its loss on the validation part is less (`--derive-from better`). Accuracy is reported on
-`val/`, which no derivation ever sees.
+method that trains gets that length. Vulcan and NuWa also run with the choices of their papers. A super-network is
+trained once for all of its sizes. The first sub-task has three seeds, the others one. At the highest rate, runs of a
+sixteenth and a quarter of the length are added.
+
+The learning rate of each method is chosen on the validation part in runs of a quarter of the length: by the loss, or by
+top-1 where a method reports no loss. If the outermost rate is the best, the next one is tried, too. HEART drops only
+tokens and heads: it has no row at the highest rate, and its learning rate is chosen at the next one.
+
+"Better base": a copy of the base is trained on the labels for as long, and cut in place of the base if its loss on the
+validation part is lower (`--derive-from better`). Accuracy is on `val/`, which no derivation sees.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ BETTER_TEXT = (
 
 
 def section(data: dict[str, Any] | None) -> str:
-    """The part of RESULTS.md."""
+    """Format the section of README.md."""
     if data is None:
         return ""
     parts: list[str] = []

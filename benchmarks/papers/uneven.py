@@ -1,6 +1,6 @@
-"""Heads that are computed one by one, and may so be of different widths within a block, as in Vulcan's Table 7.
+"""Attention with heads of different widths within a block, computed one by one, as in Vulcan's Table 7.
 
-No plan of edgevit says so: a block has one QK and one VO width, and its attention is one product over all heads.
+No plan of edgevit describes it: a block has one QK and one VO width, and its attention is one product over all heads.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The drawings in papers/drawings/, of Vulcan's own models on the demo's base: what drawings.py makes of them.
+"""Draw Vulcan's own models on the demo's base into papers/drawings/, by product/drawings.py.
 
     python -m benchmarks.papers.vulcan_drawings               # minutes on one core
-    python -m benchmarks.papers.vulcan_drawings --steps 20    # for a trial: --out elsewhere
+    python -m benchmarks.papers.vulcan_drawings --steps 20 --out /tmp/drawings    # a trial
 
-Derives two models of four of the demo's six classes by Vulcan as its paper has it, trained for few steps, and draws
-them beside the base; the folders are gone afterwards.
+Derives two models of four of the demo's six classes by Vulcan as published, with short training, and draws them beside
+the base. The model folders are temporary.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ attention and losses, of any folders.
 
 
 def section() -> str:
-    """The part of RESULTS.md."""
+    """Format the section of README.md."""
     pictures = [
         f"{caption}:\n\n![{caption}](drawings/{name}.svg)\n" for name, caption in SHOWN.items() if _file(name).is_file()
     ]

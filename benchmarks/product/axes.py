@@ -1,19 +1,17 @@
-"""What a share of the MACs is worth in milliseconds, by what it was taken from: latency beside MACs, axis by axis.
+"""Latency by the axis that MACs were taken from: widths, blocks, embedding with blocks, or tokens.
 
-    python -m benchmarks.product.axes                                     # all that is not in records/axes.json yet
+    python -m benchmarks.product.axes                           # every row that records/axes.json does not have
     python -m benchmarks.product.axes --models deit_tiny --rates 0.8 --axes depth tokens --rounds 4
     python -m benchmarks.product.axes --provider cuda --precision fp16    # ONNX Runtime on a GPU
-    python -m benchmarks.product.axes --graphs                            # torch in CUDA graphs on a GPU, in fp16
+    python -m benchmarks.product.axes --graphs                  # torch in CUDA graphs on a GPU, fp16
 
-0.8 and 0.9 of the MACs of DeiT-Tiny and DeiT-Small are gone, each time from one axis alone: the widths of heads and
-FFNs, whole blocks, the embedding together with blocks, the tokens. Beside them stands what forge takes when it may take
-from all of them, by a budget of MACs, and by as large a share of the milliseconds. Weights are random and nothing is
-trained: time depends on shapes. So forge's mix is decided by random weights, and is not what it would be for trained
-ones. Each model alternates with its base in ONNX Runtime (decision 022). Rows are written as they
-come.
+0.8 and 0.9 of the MACs of DeiT-Tiny and DeiT-Small are removed from one axis at a time. Forge removes as much from all
+axes, once for a budget of MACs and once for the same share of the milliseconds. Weights are random and nothing is
+trained, because time depends on shapes only; forge's choice of axes is therefore not that for trained weights. Each
+model alternates with its base.
 
-On a GPU, ONNX Runtime starts every kernel by itself, which takes longer than a small one computes. A CUDA graph starts
-all of them at once, as engines do: there forge's budget in milliseconds is spent by ONNX Runtime's table.
+On a GPU, ONNX Runtime starts every kernel by itself, which takes longer than a small kernel computes. A CUDA graph
+starts all kernels at once, as engines do; forge's budget in milliseconds then uses ONNX Runtime's table.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""How budgets are met: on emulated boards, and on this machine.
+"""Are budgets in milliseconds met? On emulated boards, and on this machine.
 
-    python -m benchmarks.product.budgets emulated --draws 200         # records/budgets.json, its part "emulated"
-    python -m benchmarks.product.budgets emulated_narrower  # the same of boards whose embedding may be narrowed
-    # of boards that no rule was made by looking at:
-    python -m benchmarks.product.budgets emulated --held-out --draws 1000
-    python -m benchmarks.product.budgets energy --draws 200  # its part "energy": millijoules, through captured sensors
+    python -m benchmarks.product.budgets emulated --draws 200    # records/budgets.json, its part "emulated"
+    python -m benchmarks.product.budgets emulated_narrower       # boards whose embedding may be narrowed
+    python -m benchmarks.product.budgets emulated --held-out --draws 1000    # boards that the search was not tuned on
+    python -m benchmarks.product.budgets energy --draws 200      # its part "energy": millijoules, by captured sensors
     python -m benchmarks.product.budgets here --model deit_tiny  # its part "here": one row for each of three budgets
     python -m benchmarks.product.budgets here --model demo --repeats 2
-    python -m benchmarks.product.budgets here --threads 2             # or --provider cuda
+    python -m benchmarks.product.budgets here --threads 2        # or --provider cuda
 
-Rows of this machine are written as they come, and what is there is not done again.
+Rows of this machine are written one by one, and are not repeated.
 """
 
 from __future__ import annotations

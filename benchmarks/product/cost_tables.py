@@ -1,16 +1,15 @@
-"""How well a cost table predicts what whole models take: random plans, predicted, then measured in turns with the base.
+"""How well does a cost table predict latency? Random plans are predicted, then measured in turns with the base.
 
-    python -m benchmarks.product.cost_tables  # DeiT-Tiny shapes, here, on one thread
-    python -m benchmarks.product.cost_tables --model deit_small_patch16_224 --plans 30 --beside sums.yaml
+    python -m benchmarks.product.cost_tables                 # DeiT-Tiny shapes, on one thread of this machine
+    python -m benchmarks.product.cost_tables --model deit_small_patch16_224 --plans 30 --beside table.yaml
 
-Plans keep the base's stem and head around blocks of any sizes that shape `fused` allows, some of them without their
-attention, their FFN, or both. The table is measured first, as `edgevit cost` does, as far as it is not known; no plan
-is among what it is made of. Both prediction and measurement are shares of the base: errors are of their quotient.
-Each plan is also predicted by the table as the rounds of a search correct it, by the five other plans whose predictions
-are nearest to its own: as many as a search measures.
-`--beside` has another table of the same base predict them, too. With `--narrower` each plan has its own embedding, of
-the widths that forge may choose, of which the table has three measured; with `--tokens` tokens leave behind two blocks
-of each plan, down to numbers that fill tiles. Random weights: time depends on shapes.
+Plans keep the base's stem and head around blocks of random sizes of shape `fused`; some blocks are dropped, some lack
+their attention or their FFN. The table is measured first, as `edgevit cost` does; no plan is part of it. Errors are of
+the share of the base's time. Each plan is also predicted by the table as a search corrects it, from the five other
+plans whose predictions are nearest: as many as a search measures.
+
+`--beside` adds another table of the same base. With `--narrower` each plan has a random embedding width, of which the
+table measured three. With `--tokens` tokens leave after two blocks. Weights are random, because time depends on shapes.
 """
 
 from __future__ import annotations

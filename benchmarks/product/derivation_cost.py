@@ -1,18 +1,14 @@
-"""What forge's closed form costs on DeiT-Base: processor time per stage of a first and a second budget, peak memory.
+"""How long does a derivation take? Forge's closed form of DeiT-Base, by stage, for a first and for later budgets.
 
-    python -m benchmarks.product.derivation_cost                    # writes records/derivation_cost.json
-    python -m benchmarks.product.derivation_cost --images 64 --model deit_tiny_patch16_224 --out /tmp/forge.json
-    python -m benchmarks.product.derivation_cost --budgets 10       # and how many times the first all ten take
-    python -m benchmarks.product.derivation_cost --device cuda --out records/derivation_cost_cuda.json
+    python -m benchmarks.product.derivation_cost                # writes records/derivation_cost.json
+    python -m benchmarks.product.derivation_cost --images 64 --model deit_tiny_patch16_224 --out /tmp/cost.json
+    python -m benchmarks.product.derivation_cost --budgets 10   # ten budgets, one command each
+    python -m benchmarks.product.derivation_cost --device cuda --out benchmarks/records/derivation_cost_cuda.json
 
-Random weights cost what trained ones do; images are the rendered data set's, scaled up. Each budget runs in a process
-of its own with one cache, as two commands of a user would. Of the stages that
-run images through networks, what is not a pass of a network is timed beside it: sums over tokens and least squares.
-All seconds are of the processor, whatever share of it other programs leave: the clocks that edgevit reads give them.
-But what shares a physical core takes half of its arithmetic unseen; so how fast either library multiplies is measured
-before each run (docs/decisions/012-cheaper-passes.md).
-On a GPU seconds are by the clock, and the images are decoded by as many workers as there are cores, up to eight.
-Options are forge's own; what is not given is its default.
+Weights are random; images are rendered and scaled up. Each budget runs in a process of its own, and all share one
+cache. On the CPU all seconds are of the processor, because other programs may share it: the clocks that edgevit reads
+are replaced. A program that shares a physical core still slows products, so the speed of a product is measured before
+each run. On a GPU seconds are by the clock, and up to eight processes decode images.
 """
 
 from __future__ import annotations

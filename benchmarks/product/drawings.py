@@ -1,21 +1,18 @@
-"""Drawings of derived models, from their folders: training curves, architectures, effective ranks; as SVG.
+"""Draw derived models from their folders: training curves, sizes of blocks, effective ranks; as SVG.
 
     python -m benchmarks.product.drawings runs/vulcan_0.6 runs/vulcan_0.8 --out drawings
-    # once `make demo` has run:
-    python -m benchmarks.product.drawings demo/sweep/r0.5 demo/sweep/r0.8 demo/sweep/*-distilled
+    python -m benchmarks.product.drawings demo/sweep/r0.5 demo/sweep/*-distilled    # after `make demo`
 
-Of the folders that are given, into the folder of `--out`:
+Files in the folder of `--out`:
 
-    accuracy.svg                    Figure 8 of Vulcan: accuracy on the validation part by step, of the network that is
-                                    trained and, where the method looked at that, of what would be left of it
-    loss_task.svg, lambda_1.svg, ...  each part of the loss by step, and Vulcan's multipliers of its penalty, as
-                                    history.jsonl has them: their sum, the whole loss, is not among what is logged
-    neurons.svg, qk.svg, vo.svg     Figures 19 and 21: the size of every block, all heads together
-    ranks.svg                       Figure 5: effective ranks of QK and VO by block, the sum over heads (Eq. 6)
+    accuracy.svg                Vulcan's Figure 8: validation accuracy by step, of the trained network and, where the
+                                method measured it, of what would remain of it
+    loss_task.svg, lambda_1.svg, ...    each part of the loss by step, and Vulcan's multipliers, as in history.jsonl
+    neurons.svg, qk.svg, vo.svg Vulcan's Figures 19 and 21: sizes of every block, all heads together
+    ranks.svg                   Vulcan's Figure 5: effective ranks of QK and VO by block, the sum over heads (Eq. 6)
 
-Nothing is measured, and no data set is needed. A drawing that no folder has anything for is not made. Where folders are
-of different tasks (other classes, images, or another seed, which splits the images), accuracies and losses have no axis
-in common: then these are not drawn, and it is said why.
+Nothing is measured, and no data set is needed. A drawing without data is not written. Models of different tasks have no
+common accuracy or loss axis: these drawings are left out, and the reason is printed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A board that is computed: what a ViT takes there, by the laws that make real boards differ from a sum of tables.
+"""A computed board: the time of a ViT by the effects that make real boards differ from a sum of tables.
 
-Widths are padded to tiles, that of the embedding, too; a kernel takes what it computes or what it moves, whichever is
-longer, and is launched; what fits into the cache is moved faster, which depends on the whole model; launches hide
-behind what the kernel before them computes; and no two measurements agree. Nothing of it is any real board's.
+Widths, the embedding's among them, are padded to tiles. A kernel takes what it computes or what it moves, whichever is
+longer, and has a launch time that hides behind the kernel before it. What fits into the cache moves faster, which
+depends on the whole model. Measurements are noisy. No real board has these laws.
 """
 
 from __future__ import annotations

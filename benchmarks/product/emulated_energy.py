@@ -1,9 +1,8 @@
-"""An emulated board's energy, read as on a real one: a captured power tree, its sensors' lag, and the agent's meter.
+"""The energy of an emulated board, read as on a real one: a captured power tree, its sensors' lag, the agent's meter.
 
 A board draws power for being on, for what it computes and for what it moves, so energy is no multiple of time. In turns
-with the base, the power of the one is still in the sensor's running mean when the other runs: `agent.records.Power`
-reckons that off. The trees are those of an Orin NX, a Nano and an AGX, whose module has several rails; the clock is
-computed, so that nobody waits.
+with the base, the sensor's running mean still holds the power of the model before: `agent.records.Power` subtracts it.
+The trees are of an Orin NX, a Nano and an AGX, whose module has several rails. The clock is computed, so nothing waits.
 """
 
 from __future__ import annotations

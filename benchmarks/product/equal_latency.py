@@ -1,16 +1,12 @@
-"""What a budget in milliseconds is worth: `--ms` against `--rate` chosen to end at the same measured latency.
+"""What is a budget in milliseconds worth? `--ms` against the `--rate` that gives the same measured latency.
 
-    python -m benchmarks.product.equal_latency              # everything that is not in records/equal_latency.json yet
+    python -m benchmarks.product.equal_latency --base fashion    # every row that records/equal_latency.json lacks
     python -m benchmarks.product.equal_latency --seeds 1 --shares 0.5
-    # of whose six classes the sub-tasks are: this base takes minutes:
-    python -m benchmarks.product.equal_latency --base demo
-    # 48 finer classes; or fashion: bases that the repository keeps:
-    python -m benchmarks.product.equal_latency --base fine
+    python -m benchmarks.product.equal_latency --base demo       # a base that trains in minutes
 
-Forge's closed form, sub-tasks drawn as accuracy.py does, its seeds, one thread. First a budget in
-milliseconds is met, a share of what the base takes. Then at most six rates are tried, each derived, exported and
-measured in turns with the base, until one takes the same within 1.5 %; the nearest of them is kept. Last, both are
-measured in turns with one another. Accuracy is on `val/`, which no derivation sees; nothing is chosen by it.
+Forge's closed form, one thread. First a budget in milliseconds is met, a share of what the base takes. Then at most six
+rates are derived, exported and measured in turns with the base, until one takes the same within 1.5 %; the nearest is
+kept. Last, both models are measured in turns with one another. Accuracy is on `val/`, which no derivation sees.
 """
 
 from __future__ import annotations

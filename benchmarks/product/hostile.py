@@ -1,13 +1,12 @@
-"""What edgevit leaves when it is not alone or not left alone: real processes, a small ViT on digits.
+"""What if two commands meet, or one is killed? Real processes, a small ViT on digits.
 
-    python -m benchmarks.product.hostile                # 20 of each
+    python -m benchmarks.product.hostile                # 20 rounds of each case
     python -m benchmarks.product.hostile --rounds 3     # a trial
 
-Two derivations of one output, a --resume beside a running one, two derive-many on one plan, and SIGTERM at random
-moments, to a derivation and to a derive-many. Counted are exit codes, tracebacks, processes and files that are left,
-and whether the weights in the end are those of a derivation that nothing disturbed. Commands are forked from a process
-that has imported torch, so that the random moments fall into their work and not into the import; workers of derive-many
-are started as ever. Cases are added to records/hostile.json as they are done.
+Cases: two derivations of one output; --resume beside a running derivation; two derive-many on one plan; SIGTERM at
+random moments to a derivation and to a derive-many. Each round counts exit codes, tracebacks, stray processes and
+files, and checks that the final weights are those of an undisturbed derivation. Commands are forked from a process that
+has imported torch, so that random moments hit their work and not the import.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How long `compare` and `report` take, and how much memory, with far more runs than a person makes.
+"""How long do `compare` and `report` take, and how much memory, with far more runs than a person makes?
 
-    python -m benchmarks.product.load  # 2 x 100,000 runs; 500 models x 100 runs; two runs of 1,000,000 samples
+    python -m benchmarks.product.load                # up to 2 x 100,000 runs, and runs of 1,000,000 samples
     python -m benchmarks.product.load --share 0.02   # a trial
 
-Each command runs in a process of its own. Wall time, processor time, peak memory and the sizes of what it reads and
-writes are added to records/load.json. The files lie below --folder; they are made up, as those of the tests are.
+Each command runs in a process of its own. Wall time, processor time, peak memory and the sizes of its files go into
+records/load.json. The files are made up, as those of the tests are, and lie in a temporary folder below --folder.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def part_of(row: Row) -> str:
 
 
 def methods_table(rows: Sequence[Row], rate: float | None = None) -> str:
-    """Top-1 of every method, by sub-task and rate; of one rate only where it is options."""
+    """Top-1 of every method, by sub-task and rate; or of one rate only."""
     lines, rates = [], sorted({row["rate"] for row in rows}) if rate is None else [rate]
     tasks = sorted({row["task"] for row in rows})
     for name in METHODS:

@@ -1,18 +1,17 @@
-"""What every method makes of small bases, to the last bit: a record to hold a change of the code against.
+"""Does a change of the code change any result? Every method on small bases, to the last bit, against a record.
 
     python -m benchmarks.product.same_results            # write records/same_results.json
-    python -m benchmarks.product.same_results --check  # derive again, name every case that differs, exit 1 if any does
-    # those of one base and method:
-    python -m benchmarks.product.same_results --check --base "class token" --method forge
+    python -m benchmarks.product.same_results --check    # derive again, name each case that differs, exit 1 if any does
+    python -m benchmarks.product.same_results --check --base "class token" --method forge    # one base and method
 
 Every method, shape policy and head on six small bases with random weights (class token, distillation token, registers,
-LayerScale, no biases, residual after the norm): the hash of the derived weights, the widths of every block, tokens that
-leave, the embedding, MACs and parameters, and the model's answers to one image. Bits are the same on one processor with
-one version of torch, which the record names; on another, write it with the older code first, to a file of its own.
+LayerScale, no biases, residual after the norm). A case holds the hash of the derived weights, the widths of every
+block, tokens, embedding, MACs, parameters, and the answers to one image. Bits repeat on one processor with one version
+of torch, which the record names; on another machine write a record with the older code first, to a file of its own.
 
-Methods in `ANYWHERE` have the recorded widths and costs on any processor, and the recorded answers but for rounding:
-tests/benchmarks/test_same_results.py derives by these. Between an Intel Xeon and an AMD EPYC NuWa's widths differed in
-28 of 48 cases, forge's in 44 and SKD's in 8, and those of no other method.
+Methods in `ANYWHERE` have the recorded widths and costs on any processor, and the recorded answers up to rounding; the
+test derives by these. Between an Intel Xeon and an AMD EPYC widths differed in 28 of 48 cases of NuWa, 44 of forge and
+8 of SKD, and in none of any other method.
 """
 
 from __future__ import annotations

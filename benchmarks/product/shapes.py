@@ -1,16 +1,17 @@
-"""Do fewer MACs mean fewer milliseconds? DeiT at equal MACs in three shapes, against the dense model.
+"""Do fusable shapes cost or save time? DeiT at equal MACs in three shapes, against the dense model.
 
-    python -m benchmarks.product.shapes                                   # everything: about 40 minutes on 2 cores
+    python -m benchmarks.product.shapes              # about 40 minutes on 2 cores
     python -m benchmarks.product.shapes --models tiny --rates 0.6 --batch 1 --quick
-    python -m benchmarks.product.shapes --runners eager cudagraph --batch 1 8 64 --output records/shapes_cuda.json
+    python -m benchmarks.product.shapes --runners eager cudagraph --batch 1 8 64 \
+        --output benchmarks/records/shapes_cuda.json
 
-`paper` has QK and VO widths of their own, as Vulcan's allocation gives them; `padded` is the same model with heads
-zero-padded until NVIDIA's compiler fuses them, so it has more MACs; `fused` has equal widths and the MACs of `paper`.
-Weights are random: they change no latency. All four forms of one comparison run in turn, once per round, so that a
-busy machine slows all of them; a ratio is the median over the rounds.
+`paper` has QK and VO widths of their own, as Vulcan's allocation gives them. `padded` is the same model with heads
+zero-padded until NVIDIA's compiler fuses them, so it has more MACs. `fused` has equal widths and the MACs of `paper`.
+Weights are random, because time depends on shapes. The four forms run in turns, once per round, so that a busy machine
+slows all of them; a ratio is the median over the rounds.
 
-ONNX Runtime measures this machine. Where there is a CUDA GPU, torch measures that, too: scaled dot product attention,
-eager, compiled, and in a CUDA graph, in fp32 and fp16. TensorRT-RTX, where installed, counts fused attention blocks.
+ONNX Runtime measures the processor. On a CUDA GPU torch is measured, too: scaled dot product attention, eager, compiled
+and in a CUDA graph, in fp32 and fp16. TensorRT-RTX, where installed, counts fused attention blocks.
 """
 
 from __future__ import annotations

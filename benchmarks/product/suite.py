@@ -1,6 +1,6 @@
-"""What `edgevit characterize` does on a machine that is no board: the suite, cut from DeiT-Tiny, through ONNX Runtime.
+"""What does the board suite answer? `edgevit characterize` on a machine that is no board, through ONNX Runtime.
 
-    python -m benchmarks.product.suite            # the whole of it: half an hour
+    python -m benchmarks.product.suite            # half an hour
     python -m benchmarks.product.suite --quick    # some minutes
 
 The record is the file that the command writes, with every raw run.

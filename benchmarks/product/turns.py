@@ -1,12 +1,11 @@
-"""Do ratios of models hold on a machine that other programs keep busy in bursts?
+"""Do ratios hold on a busy machine? Models in turns, alternating, or one by one, while other programs compute.
 
     python -m benchmarks.product.turns            # several minutes
 
-Three ONNX models, on one thread: one, the same again, and one of twice its layers. Twice as many processes as there are
-cores compute in bursts of random length. The models are benched in turns, alternating in one process or each in its
-own, and each by itself, with the bursts going on for all of them, or for all but the first, as it may well be. A ratio
-is right that is within 5 % of what turns without the bursts gave: of the same model, 1. Of models in turns it is the
-figure that the bench judges by, of others the p50.
+Three ONNX models on one thread: one, the same again, and one of twice its layers. Twice as many processes as cores
+compute in bursts of random length. The models are measured in turns, alternating in one process, and each by itself,
+with the bursts during all of them or during all but the first. A ratio is right if it is within 5 % of what turns
+without bursts gave; for the same model the right ratio is 1.
 """
 
 from __future__ import annotations
