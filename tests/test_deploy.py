@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -289,7 +288,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., 
     from edgevit.data.task import open_task
     from edgevit.engines.run import export
     from edgevit.exporting.graph import write_onnx
-    from edgevit.network.checkpoint import derived_spec, describe, save
+    from edgevit.network.checkpoint import Model, derived_spec, describe, save
     from edgevit.network.families import vit
 
     network = small_vit()
@@ -300,7 +299,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., 
     vit.keep_classes(network, task.base_columns)
     labels = task.classes
     folder = tmp_path_factory.mktemp("deploy") / "m"
-    save(replace(base, spec=derived_spec(base.spec, network, "subset", labels)), folder)
+    save(Model(network, derived_spec(base.spec, network, "subset", labels)), folder)
     export(folder, accuracy=False)
     # What TensorRT 8.5 can read, on which JetPack 5 builds its engines.
     write_onnx(network, folder / "opset16.onnx", input_size=(3, 32, 32), batch="dynamic", opset=16, metadata={})

@@ -183,7 +183,7 @@ def _make_supernet(root: Path) -> None:
     from model_folders import supernet_of
     from small_models import ARGS, random_base
 
-    from edgevit.network.checkpoint import describe, save
+    from edgevit.network.checkpoint import Model, describe, save
     from edgevit.records.model import TargetClass
 
     base = describe(random_base(), "vit_tiny_patch16_224", ARGS)
@@ -191,7 +191,7 @@ def _make_supernet(root: Path) -> None:
     assert record is not None and record.data is not None
     supernet = supernet_of(base.spec.blocks, record.data, (8, 64, 128, 256))
     labels = tuple(TargetClass(str(i), i) for i in range(10))
-    save(replace(base, spec=replace(base.spec, classes=labels)), root / "net", supernet=supernet)
+    save(Model(base.network, replace(base.spec, classes=labels)), root / "net", supernet=supernet)
 
 
 def _make_imported(root: Path) -> None:

@@ -1,1 +1,1 @@
-"""Where models are measured: start the agent there, ask it, collect its runs."""
+"""Run the agent on a board or on this machine, and collect its measurements."""

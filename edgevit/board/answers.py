@@ -1,7 +1,7 @@
-"""What the agent answers to each call, read once where it arrives: nothing else asks whether a field is there.
+"""The type of the answer to each call of the agent. Answers are checked here, once, when they arrive.
 
-A board may run another program than the agent, or a damaged one. An answer of another type is an `AgentError` of one
-line that names the board, the call and the field; fields that are not named here are passed on.
+A board may run a damaged agent. An answer of the wrong type raises an `AgentError` that names the board, the call and
+the field. Fields that are not declared here are passed on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """Of a job: exactly one of the two."""
+    """The outcome of a job: exactly one of the two fields is set."""
 
     result: Any = None
     error: Failure | None = None
@@ -175,10 +175,10 @@ ANSWERS: dict[str, Any] = {
 
 
 def read_answer(host: str, method: str, answer: Any, kind: Any = None) -> Any:
-    """Return an answer as it is, when it is what `method` answers.
+    """Check that an answer has the type that `method` returns, and return it unchanged.
 
     Raises:
-        AgentError: it is not.
+        AgentError: it has another type.
     """
     expected, fields = kind or ANSWERS[method], answer
     if isinstance(answer, dict):
@@ -191,7 +191,7 @@ def read_answer(host: str, method: str, answer: Any, kind: Any = None) -> Any:
 
 @contextmanager
 def answer_records(host: str, method: str) -> Iterator[None]:
-    """While records are made of an answer: what is wrong with one of them is wrong with the answer.
+    """Convert errors of records that are built from an answer to errors of the answer.
 
     Raises: AgentError.
     """

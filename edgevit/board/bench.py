@@ -1,9 +1,9 @@
 """Measure models on this machine or on a board: one fresh process, and one `Run`, per model, shape and round.
 
-Several models are measured in turns: in each round every one of them once, in random order. A machine that grows warm,
-or has other work to do, is then slow for all of them alike, and the ratios within a round show the models alone. Or a
-round is one process in which they alternate: their turns are milliseconds, and what lasts for a second is cancelled,
-too. Still each round is a process of its own, as ratios differ by half a percent with where memory lies.
+Several models are measured in turns: each round measures every model once, in random order. A machine that grows warm
+or is busy slows all models of a round alike, so that ratios within a round depend on the models alone. With
+`alternate`, the models of a round share one process and take turns of milliseconds, which also cancels disturbances of
+a second. Each round has its own process, because ratios vary by half a percent with the placement of memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CROSS_CHECK_S = 3.0  # trtexec's own default
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a bench takes place, known before anything is measured."""
+    """The machine of a bench, as examined before anything is measured."""
 
     host: str
     facts: BoardFacts
@@ -51,7 +51,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Bench:
-    """What a bench gave."""
+    """The result of a bench."""
 
     runs: tuple[Run, ...]
     setting: Setting
@@ -62,7 +62,7 @@ class Bench:
     profiles: tuple[LayerProfile, ...] = ()  # where the time goes, where that was asked for
 
     def least_s(self, run: Run) -> float | None:
-        """The time of one inference that this board cannot go below in this power mode."""
+        """The lower bound on the time of one inference on this board in this power mode."""
         work = self.work.get(run.label)
         if work is None or self.ceiling is None:
             return None
@@ -71,7 +71,7 @@ class Bench:
         return roofline(self.ceiling, run.batch * work.macs, moved, precision).least_s
 
     def remarks(self) -> list[str]:
-        """What a reader of the figures must know of the board's state."""
+        """Remarks on the state of the board that concern the figures."""
         before, now = self.setting.facts.power_mode, self.changed.get("power_mode")
         remarks = []
         if now is not None:
@@ -105,8 +105,8 @@ def bench(
         options: the fields of `BenchRequest`.
 
     Raises:
-        OptionError: also of an option that there is not. What else is raised, and what gets `before`, `on_run` and
-            `on_profile`: see `edgevit.board.bench.run`.
+        OptionError: an option does not exist. See `edgevit.board.bench.run` for other errors and for the callbacks
+            `before`, `on_run` and `on_profile`.
     """
     keywords = options if conditions is None else {"conditions": conditions, **options}
     several = (models,) if isinstance(models, (str, Path)) else models
@@ -140,14 +140,14 @@ def run(
 ) -> Bench:
     """Measure models, on this machine or on a board, over SSH.
 
-    In each round, every model is measured once at each batch size and number of streams, each time in a process of its
-    own, or all in one where they alternate; each run says its round and turn. What the ratios to the first model are,
-    and how sure that is, `edgevit.board.comparison.compare_within` says of the runs.
+    Each round measures every model once at each batch size and number of streams, each time in its own process, or all
+    models in one process if they alternate. A run records its round and turn.
+    `edgevit.board.comparison.compare_within` computes ratios to the first model, with intervals.
 
-    Without labels each model has the name of its folder or file, or its path where two names are alike. `before` gets
-    the setting and the runner's name before anything is measured, and may refuse by raising; `on_run` gets each run,
-    and `on_profile` where its time goes. A board forgets what it measured when they have returned: if they raise, the
-    same request gets it once more.
+    A model without a label is named by its folder or file, or by its path where two names are equal. `before` receives
+    the setting and the runner's name before anything is measured, and may raise to stop. `on_run` receives each run,
+    and `on_profile` each profile of layers. The board keeps its results until these have returned: if they raise, the
+    same request collects the results again.
 
     Raises:
         UnknownNameError, OptionError: the request makes no sense; nothing was started.
@@ -189,7 +189,7 @@ def run(
 
 
 def _file(path: Path, conditions: Conditions, runner: str) -> Measurable | None:
-    """What is measured of a model; None: its engine, and the board says which."""
+    """Find the file of a model to measure; None for an engine, which is chosen once the board is known."""
     return (
         None if runner == "tensorrt" and path.is_dir() else find_file(path, conditions.precision, conditions.provider)
     )
@@ -204,7 +204,7 @@ def _built(path: Path, file: Measurable | None, setting: Setting, conditions: Co
 def requests_of(
     conditions: Conditions, model: str, file: Measurable, runner: str, setting: Setting, pictures: Sequence[str] = ()
 ) -> list[MeasurementRequest]:
-    """One for each batch size and number of streams."""
+    """Return one request for each batch size and number of streams."""
     request = MeasurementRequest(
         model=model,
         model_sha256=file.sha256,
@@ -233,10 +233,10 @@ def requests_of(
 def in_turns(
     shapes: Sequence[Sequence[MeasurementRequest]], rounds: int, seed: int, *, alternate: bool = False
 ) -> list[list[MeasurementRequest]]:
-    """Order the measurements of several models, each at the same shapes: those of one shape follow one another.
+    """Order the measurements of several models at equal shapes; those of one shape follow one another.
 
-    Return those of each process: of one model, or of all that `alternate` in it. The first round keeps the order of the
-    models, so that runs in a file say which of them the first was.
+    Return the requests of each process: one model, or all models if they `alternate`. The first round keeps the order
+    of the models, so that the first run in a file is that of the first model.
     """
     random = Random(seed)
     turns: list[list[MeasurementRequest]] = []
@@ -249,18 +249,18 @@ def in_turns(
 
 
 def _names(paths: Sequence[Path], files: Sequence[Measurable]) -> list[str]:
-    """A name for each model, unlike all others: that of its folder or file, else its path, else with a number."""
+    """Give each model a unique name: that of its folder or file, else its path, else with a number."""
     names = [file.label for file in files]
     names = [str(path) if names.count(name) > 1 else name for path, name in zip(paths, names, strict=True)]
     return [f"{name} ({names[:i].count(name) + 1})" if name in names[:i] else name for i, name in enumerate(names)]
 
 
 def look(board: Board, profile: Profile | None, conditions: Conditions, progress: Progress) -> Setting:
-    """Find out what the board is, and whether it has what was asked for.
+    """Examine the board, and check that it fits the profile and has the requested meters.
 
     Raises:
-        ProfileError: it is not the profile's.
-        UnfitBoardError: it lacks something.
+        ProfileError: the board is not the one that the profile describes.
+        UnfitBoardError: the board lacks something.
     """
     with progress.stage(f"look at {board.host}"):
         facts = examine(board, progress)
@@ -308,7 +308,7 @@ def _bench(
 
 @dataclass(frozen=True)
 class Turns:
-    """What came of measurements that were made one after the other."""
+    """The result of measurements that were made one after the other."""
 
     runs: tuple[Run, ...]
     changed: dict[str, Any]  # the power mode and whether the clocks were locked, as they were for the runs
@@ -328,14 +328,14 @@ def take_turns(
     profiled: Sequence[MeasurementRequest] = (),
     as_stated: bool = False,
 ) -> Turns:
-    """Make measurements in this order as one job, which is called `name`, then take the profiles.
+    """Measure in this order as one job called `name`, then profile layers.
 
-    `turns` are those of each process: of one model, or of several that alternate. The board forgets them when `keep`
-    has returned, which writes down what is to be kept of them. `as_stated`: what is kept is stated to be of the power
-    mode and clocks of `setting`, which was read before it was this job's turn.
+    `turns` has the requests of each process: one model, or several that alternate. The board keeps the results until
+    `keep` has returned. With `as_stated`, runs are kept only if their power mode and clocks are those of `setting`,
+    which was read before this job's turn.
 
     Raises:
-        UnfitBoardError: it is not, and was not kept: another job's were read.
+        UnfitBoardError: they are not, because another job had changed them when `setting` was read.
         BoardError: the board was lost, the job failed there, or the runs are not those that were asked for.
     """
     args = {
@@ -374,11 +374,11 @@ def _turns_of(
     host: str,
     facts: BoardFacts,
 ) -> Turns:
-    """Read the result of a bench, and compare it with what was asked for.
+    """Read the result of a bench, and check it against the requests.
 
     Raises:
-        AgentError: there are other runs, or fewer, or more.
-        RecordError, RunsError: there is one that is none.
+        AgentError: runs are missing, or are not those of the requests.
+        RecordError, RunsError: a run cannot be read.
     """
     runs = [Run.from_dict(run) for run in result["runs"]]
     failed, profiles = result["failed"], result["profiles"]
@@ -424,9 +424,9 @@ def _identity(request: MeasurementRequest) -> dict[str, Any]:
 
 
 def dated(created: str, ahead_s: float, now: datetime | None = None) -> str:
-    """Return when a run was made by this machine's clock; `ahead_s`: how far the board's is ahead of it.
+    """Convert the time of a run from the board's clock, which is `ahead_s` ahead, to that of this machine.
 
-    What cannot be, as the board's clock was set meanwhile, is the time at which the run arrived here.
+    A time in the future means that the board's clock was set meanwhile; it becomes the time of arrival.
     """
     now = now or datetime.now(timezone.utc)
     try:
@@ -439,7 +439,7 @@ def dated(created: str, ahead_s: float, now: datetime | None = None) -> str:
 
 
 def _other_state(runs: Sequence[Run], conditions: Conditions, setting: Setting) -> str | None:
-    """In what runs were made otherwise than was asked for and found; what cannot be read is not compared."""
+    """Describe how power mode or clocks of the runs differ from the setting; None: they do not, or cannot be read."""
     mode, locked = setting.facts.power_mode, conditions.lock_clocks or setting.facts.clocks_locked
     stated = {
         "power_mode": conditions.power_mode or (mode.name if mode else None),
@@ -454,7 +454,7 @@ def _other_state(runs: Sequence[Run], conditions: Conditions, setting: Setting) 
 
 
 def _check_power(setting: Setting, conditions: Conditions) -> None:
-    """A meter that was asked for by name must be there; one that was not may be missing."""
+    """Check that a power meter requested by name is available."""
     if conditions.power_meter is None:
         return
     meters = setting.facts.meters
@@ -467,7 +467,7 @@ def _check_power(setting: Setting, conditions: Conditions) -> None:
 
 
 def _ceiling(setting: Setting, changed: Mapping[str, Any]) -> Ceiling | None:
-    """By the power mode that the runs were made in."""
+    """The ceiling of the power mode in which the runs were made."""
     if setting.profile is None:
         return None
     return board_ceiling(setting.profile, setting.facts, setting.facts.listed_mode(changed.get("power_mode")))
@@ -476,9 +476,9 @@ def _ceiling(setting: Setting, changed: Mapping[str, Any]) -> Ceiling | None:
 def _cross_check(
     board: Board, requests: Iterable[MeasurementRequest], conditions: Conditions, progress: Progress
 ) -> tuple[dict[str, Any], ...]:
-    """Let trtexec measure the same engine in its own way, on the board set as it was for the runs.
+    """Measure the same engine with trtexec, under the same power mode and clocks.
 
-    Where it fails, there is a warning and no figure: the runs that it was to check were made.
+    A failure is a warning, as the runs themselves are complete.
     """
     checks = []
     for request in requests if conditions.cross_check else ():

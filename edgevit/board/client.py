@@ -1,6 +1,6 @@
-"""Talk to an agent: one program and one protocol, wherever it runs.
+"""The client of an agent, which runs on a board or on this machine.
 
-How to reach a machine is an argv prefix that runs one shell command line there; `LOCAL` is this machine.
+A machine is reached by an argv prefix that runs one shell command line there; `LOCAL` is this machine.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ def pack_agent() -> tuple[str, bytes]:
 def in_sh(script: str) -> str:
     """Return a command line that runs `script` with sh, whatever the login shell is, and in English.
 
-    ssh hands this machine's language on, a board may know it, and what programs say there is looked through. What a
-    login shell says first, as of a .bashrc that fails, is told apart: see `stderr_of`.
+    ssh passes on the language of this machine, and the messages of programs are parsed in English. `stderr_of`
+    separates what a login shell prints first, such as the error of a .bashrc.
     """
     marked = f'echo "{MARK}" >&2; {script}'
     return f"exec env LC_ALL=C sh -c {shlex.quote(marked)}"
 
 
 def stderr_of(stderr: bytes) -> str:
-    """Return what a command line of `in_sh` said, or what was said in place of it where it never began."""
+    """Return the stderr of a command line of `in_sh`, or that of the login shell if the command never started."""
     before, began, after = stderr.decode(errors="replace").partition(MARK)
     return printable((after if began else before).strip(), keep="\n\t")
 
@@ -105,9 +105,9 @@ def is_full(text: str) -> bool:
 
 
 class Agent:
-    """An agent, running while the `with` block does.
+    """An agent that runs for the duration of the `with` block.
 
-    `silence_seconds` is how long it may say nothing before it is given up; None: for ever.
+    `silence_seconds` is how long to wait for a line before giving up; None: for ever.
 
     Raises:
         UnreachableError: on entry; the agent could not be copied there or did not start.
@@ -175,7 +175,7 @@ class Agent:
 
         Raises:
             AgentError: the method failed, its answer is of another type, or the agent died.
-            ConnectionLostError: the way to the agent broke, or it was silent for too long.
+            ConnectionLostError: the connection broke, or the agent was silent for too long.
         """
         self.idle = False
         try:
@@ -198,7 +198,7 @@ class Agent:
         return read_answer(self.host, method, reply["result"])
 
     def _start(self, content: bytes, deadline: float) -> dict[str, Any]:
-        """Read past what a login shell prints until the agent says hello; send the agent if it is asked for."""
+        """Skip what a login shell prints until the agent says hello; send the agent if the board lacks it."""
         stored, noise = False, b""
         try:
             while line := self._read_line(deadline):
@@ -270,7 +270,7 @@ class Agent:
         )
 
     def _end(self) -> tuple[int, str, str]:
-        """Return the exit code, in words too, and the stderr of an agent that has closed its output."""
+        """Return the exit code, its description and the stderr of an agent that has closed its output."""
         try:
             code = self._process.wait(STOP_S)
             ending = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
@@ -311,7 +311,7 @@ class Agent:
         return stderr_of(self._stderr.read())
 
     def _stop(self, *, gently: bool = False) -> None:
-        """End the agent: at the end of its input, or at once. It never outlives us."""
+        """End the agent, by the end of its input or by a signal."""
         assert self._process.stdin and self._process.stdout
         if not gently:
             self._process.terminate()
@@ -335,7 +335,7 @@ def _wait_for(file: int, event: int, deadline: float | None) -> None:
 
 
 def _from_json(line: bytes) -> Any:
-    """Return what a line of the agent holds, without control characters in any text; None where it is no JSON."""
+    """Parse a line of the agent and replace control characters; None: the line is not JSON."""
     try:
         answer = json.loads(line)
         # Without an escape there is no control character: most of what is long is figures.

@@ -1,4 +1,4 @@
-"""What a person reads of runs: a row each, and how two groups of them compare."""
+"""Statistics of runs: a row of figures for each, and comparisons between models."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ class Row:
 
     @property
     def memory_mib(self) -> float | None:
-        """What the model takes: on a CPU its process, elsewhere the machine's free memory, which a Jetson's GPU shares.
+        """Memory of the model: on a CPU that of its process, else the fall of free memory, which a Jetson's GPU shares.
 
-        How far that falls is of all programs there: on a CPU they move it by more than two models differ.
+        Other programs change free memory, too, on a CPU by more than two models differ.
         """
         return self.memory_peak_mib if self.provider == "CPUExecutionProvider" else self.memory_drop_mib
 
@@ -118,14 +118,14 @@ class Comparison:
 
 
 class RunReader:
-    """Reads many lines of runs; what runs have in common, such as their environment, is in memory once."""
+    """Parse many lines of runs; equal parts, such as the environment, are stored once."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._values: dict[int, Any] = {}  # by their hash
 
     def content(self, line: bytes, source: str) -> dict[str, Any]:
-        """The plain values of a line, of a run or of something else; those of a run are checked by `run`.
+        """Parse a line to plain values, of a run or of another record; `run` checks those of a run.
 
         Raises: the error of the reader.
         """
@@ -180,7 +180,7 @@ def load_runs(path: str | Path) -> list[Run]:
 
 
 def make_row(run: Run, least_s: float | None = None) -> Row:
-    """`least_s` is the time of one inference that the board cannot go below, where that is known."""
+    """Compute the figures of a run. `least_s` is the lower bound on the time of one inference, if known."""
     share = None if least_s is None or run.use() != CLOSED_LOOP else least_s / _inference_s(run)
     power = run.power
     return Row(
@@ -225,10 +225,10 @@ def make_row(run: Run, least_s: float | None = None) -> Row:
 
 
 def compare_runs(before: Iterable[Run], after: Iterable[Run], *, force: bool = False) -> list[Comparison]:
-    """Set each model of `after` against itself in `before`, at every batch size and number of streams of both.
+    """Compare each model of `after` with the same model in `before`, at equal batch sizes and numbers of streams.
 
-    A model is itself by label and precision; one that `before` lacks is set against each model there. Void runs, and
-    those of a busy machine but for the means of models in turns, are shown and not judged, unless `force`.
+    Models are the same if label and precision are equal; a model that `before` lacks is compared with each model there.
+    Void runs and runs of a busy machine are shown and not judged, unless `force`; means of models in turns are judged.
 
     Raises:
         RunsError: they have no batch size in common, or were made in different environments and not `force`.
@@ -240,9 +240,9 @@ def compare_runs(before: Iterable[Run], after: Iterable[Run], *, force: bool = F
 
 
 def compare_within(runs: Iterable[Run], *, force: bool = False) -> list[Comparison]:
-    """Set each model against the first one, at every batch size and number of streams of both; see `compare_runs`.
+    """Compare each model with the first, at equal batch sizes and numbers of streams; see `compare_runs`.
 
-    Of models that were measured in turns, the ratios are those of the rounds, and `decisive` picks what to tell.
+    For models in turns, ratios are taken within rounds, and `decisive` picks the figure to report.
 
     Raises:
         RunsError: there is one model only, or no two have a batch size in common, or they were made in different
@@ -259,9 +259,9 @@ def compare_within(runs: Iterable[Run], *, force: bool = False) -> list[Comparis
 
 
 def decisive(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Of models in turns, the one figure by which each is judged.
+    """Pick the figure by which models in turns are judged.
 
-    It is the p50; where other programs were busy, the processor time of an inference, or the mean where there is none.
+    It is the p50; if other programs were busy, the processor time of an inference, or the mean if that is unknown.
     """
     busy = any(c.outcome == BUSY for c in comparisons)
     figures = {c.figure for c in comparisons}
@@ -270,7 +270,7 @@ def decisive(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def group(runs: Iterable[Run]) -> list[list[Run]]:
-    """Put repeats together: runs of the same model, run in the same way."""
+    """Group repeats: runs of the same model under the same conditions."""
     groups: dict[tuple[object, ...], list[Run]] = defaultdict(list)
     for run in runs:
         groups[_model(run), run.runner, run.provider, run.batch, run.streams, run.use()].append(run)
@@ -278,7 +278,7 @@ def group(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def three_digits(value: float | None) -> str:
-    """Write three significant digits, without an exponent and without claiming more; a dash is not measured."""
+    """Write three significant digits without an exponent; a dash for a value that was not measured."""
     if value is None:
         return "-"
     if value == 0 or not math.isfinite(value):
@@ -289,7 +289,7 @@ def three_digits(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class _Group(Side):
-    """Repeats: runs of one model, run in one way."""
+    """Repeats of one model under the same conditions."""
 
     @cached_property
     def name(self) -> str:
@@ -314,9 +314,9 @@ class _Group(Side):
 
     @cached_property
     def environments_of_sessions(self) -> list[Run]:
-        """The same of the first run of each session, and of all that were measured by themselves.
+        """The environments of the first run of each session, and of all runs outside a session.
 
-        Of one session, environments differ by the models alone.
+        Within a session environments differ by the models alone.
         """
         first = {run.session or number: run for number, run in reversed([*enumerate(self.runs)])}
         return _first_of_each_environment([*first.values()][::-1])
@@ -343,7 +343,7 @@ def _groups(runs: Iterable[Run]) -> list[_Group]:
 
 
 class _Partners:
-    """The groups that others are set against, by what has to be the same."""
+    """The groups to compare with, indexed by what has to be equal."""
 
     def __init__(self, groups: Iterable[_Group]) -> None:
         self._groups: dict[tuple[object, ...], list[_Group]] = defaultdict(list)
@@ -353,11 +353,11 @@ class _Partners:
                 self._groups[alike.shape, use, alike.name].append(alike)
 
     def of_use(self, group: _Group) -> list[_Group]:
-        """Those of its batch size, streams and use. Where none has its use, all: comparing them says what differs."""
+        """Groups of equal batch size, streams and use; if none has this use, all: the comparison then names it."""
         return self._groups.get((group.shape, self._use(group)), [])
 
     def of_name(self, group: _Group) -> list[_Group]:
-        """The same of its model; where there is none, of every model."""
+        """Groups as in `of_use` of the same model; if there is none, of every model."""
         return self._groups.get((group.shape, self._use(group), group.name)) or self.of_use(group)
 
     def _use(self, group: _Group) -> str | None:
@@ -376,9 +376,9 @@ def _first_of_each_environment(runs: Iterable[Run]) -> list[Run]:
 
 
 def _of_one_environment(before: _Group, after: _Group) -> list[list[Run]]:
-    """Of each group the runs that must have met the same machine in the same state.
+    """Check that the runs of all groups were made on one machine in one state.
 
-    Where models share a session, each is set against itself in the others.
+    Models that share a session are checked against themselves in other sessions.
     """
     if not before.sessions & after.sessions:
         return [[*before.environments, *after.environments]]
@@ -396,7 +396,7 @@ def _refuse_different_environments(runs: Sequence[Run]) -> None:
 
 
 def _refuse_different_use(pairs: Sequence[tuple[_Group, _Group]]) -> None:
-    """Refuse runs of models that were used differently, by force, too: the ratio would say nothing of the models."""
+    """Refuse runs of models that were used differently, even with `force`: their ratio says nothing of the models."""
     for a, b in pairs:
         if a.use != b.use:
             raise RunsError(
@@ -454,7 +454,7 @@ def _compare(before: _Group, after: _Group, *, force: bool) -> list[Comparison]:
 
 
 def gather_warnings(runs: Sequence[Run], who: str | None = None) -> list[str]:
-    """The warnings of one model's runs, each kind once, with its name, or `who`, and how many of the runs have it."""
+    """Collect the warnings of a model's runs, each kind once, with its name or `who` and the number of runs."""
     kinds: dict[str, list[str]] = defaultdict(list)
     for run in runs:
         for kind, text in run.doubts().items():
@@ -474,10 +474,10 @@ def _widen(ratio: Ratio, factor: float) -> Ratio:
 
 
 def _withheld(before: _Group, after: _Group, ratio: Ratio) -> Outcome | None:
-    """Why a ratio is not judged.
+    """Return why a ratio is not judged; None: it is.
 
-    Other programs that are busy throughout a round meet all of its models, and each gets the same share of the time: so
-    means hold. Medians do not: a short inference mostly ends before it is interrupted, and a long one does not.
+    Programs that are busy throughout a round slow all of its models by the same share of time, so means are valid.
+    Medians are not: a short inference mostly ends before it is interrupted, a long one does not.
     """
     if before.void or after.void:
         return "void"
@@ -494,7 +494,7 @@ def _outcome(ratio: Ratio) -> Outcome:
 
 
 def _inference_s(run: Run) -> float:
-    """Seconds of the board per inference; where several run at once, wall time over their number."""
+    """Seconds of the board per inference: with several streams, wall time over the number of inferences."""
     if run.streams > 1:
         return run.wall_ns / len(run.latencies_ns) / 1e9
     return (run.gpu_percentile_ns(50) or run.p50_ns()) / 1e9

@@ -1,4 +1,4 @@
-"""A board: short questions, files there and back, and jobs that outlive the connection. This machine is one, too."""
+"""The connection to a board, or to this machine: calls, files, and jobs that outlive the connection."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def open_board(
     A connection that breaks later is tried again for `retry_seconds`.
 
     Raises:
-        OptionError: no host can have that name.
-        UnreachableError: there is no way there, or no Python that can run the agent.
+        OptionError: the name is not that of a host.
+        UnreachableError: the host cannot be reached, or has no Python that can run the agent.
         UnfitBoardError: there is no space for the agent.
     """
     if host is not None and (not host.isprintable() or not host or host[0] == "-" or " " in host):
@@ -78,7 +78,7 @@ def open_board(
 
 
 class Board:
-    """A machine with an agent that is kept running while the block does; see `open_board`."""
+    """A machine with an agent that runs for the duration of the block; see `open_board`."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Board:
         self._running.__exit__(*error)
 
     def call(self, method: str, /, on_progress: Callable[[dict[str, Any]], None] | None = None, **args: Any) -> Any:
-        """Ask the agent a short question, and again if the connection breaks.
+        """Call a method of the agent, and again if the connection breaks.
 
         Raises:
             AgentError: the method failed, or the agent died.
@@ -116,7 +116,7 @@ class Board:
         return self._persist(lambda: self._connected().call(method, on_progress, **args))
 
     def examine(self, progress: Progress) -> Any:
-        """Ask for all facts, when no job of anybody else runs there.
+        """Read all facts of the board, once no other job runs there.
 
         Raises:
             AgentError: the method failed, or the agent died.
@@ -127,7 +127,7 @@ class Board:
 
     @contextmanager
     def _alone(self, method: str, progress: Progress) -> Iterator[None]:
-        """Hold the board as a job does: what is copied takes of its memory and processor, which others measure."""
+        """Lock the board like a job: a copy takes memory and processor time that a measurement would notice."""
         agent = self._connected()
         with _Show(method, self.host, progress, self._announced) as show:
             agent.call("take", show.waits, owner=_owner(), method=method)
@@ -142,16 +142,16 @@ class Board:
             agent.call("release")
 
     def put(self, path: Path, sha256: str, progress: Progress) -> str:
-        """Have a file there, named by its hash, and return its path there; it is sent unless it is there whole.
+        """Send a file unless the board has it, named by its hash, and return its path there.
 
         Raises: UnfitBoardError (no space), ConnectionLostError, AgentError.
         """
         return self._persist(lambda: self._put(path, sha256, progress))
 
     def fetch(self, remote: str, path: Path, sha256: str, progress: Progress) -> None:
-        """Get a file from there; `path` is written when it has arrived whole, and replaced if it exists.
+        """Fetch a file; `path` is written, or replaced, once the file has arrived whole.
 
-        Raises: AgentError (not there, or altered), ConnectionLostError, OutputError.
+        Raises: AgentError (missing, or altered), ConnectionLostError, OutputError.
         """
         self._persist(lambda: self._fetch(remote, path, sha256, progress))
 
@@ -165,13 +165,12 @@ class Board:
         read: Callable[[Any], Any] = lambda result: result,
         keep: Callable[[Any], Any] = lambda result: result,
     ) -> Any:
-        """Have a method run as a job and return what `keep` makes of what `read` makes of its result.
+        """Run a method as a job and return `keep(read(result))`.
 
-        A job of the same method and arguments that is running or has finished is picked up instead. It outlives the
-        connection, this process and Ctrl-C; its result is forgotten there when `keep` has returned. So `keep` writes
-        down what cannot be had again, as measurements: if that fails, or this process is killed meanwhile, the next
-        call collects the result once more. A result for which `read` raises AgentError is of no use and is forgotten.
-        `name` is what is shown beside the job's progress.
+        A job of the same method and arguments that runs or has finished is collected instead. A job outlives the
+        connection, this process and Ctrl-C. The board keeps its result until `keep` has returned: if `keep` fails, or
+        this process is killed, the next call collects the result again. A result for which `read` raises AgentError is
+        deleted. `name` is shown with the job's progress.
 
         Raises:
             AgentError: the job failed or died, or its result is wrong; the next call starts it anew.
@@ -230,7 +229,7 @@ class Board:
             raise ConnectionLostError(str(error)) from error  # the agent died, which is not the job
 
     def cancel(self, *, everybodys: bool = False) -> dict[str, Any]:
-        """End the jobs that were started from here, by this user, or all; say which, and which of others run on.
+        """Cancel the jobs that this user started from here, or all; return the cancelled and the remaining ones.
 
         Raises: AgentError, ConnectionLostError.
         """
@@ -247,14 +246,14 @@ class Board:
         return Interrupted(f"{method} was cancelled")
 
     def _connected(self) -> Agent:
-        """Return the agent, started anew if it died or was left in the middle of an answer."""
+        """Return the agent; start it again if it died or was interrupted within an answer."""
         if not self._agent.idle:
             self._running.pop_all().__exit__(ConnectionLostError, None, None)  # not asked to end: it may hang
             self._running.enter_context(self._agent)
         return self._agent
 
     def _persist(self, act: Callable[[], T], job: str | None = None) -> T:
-        """Do it; when the connection breaks, do it again once there is one."""
+        """Run `action`; repeat it each time that a lost connection is back."""
         self._lost_at, pause = None, PAUSES_S[0]
         while True:
             try:
@@ -388,7 +387,7 @@ class _Show:
         self._open.__exit__(*error)
 
     def start(self, method: str, answer: dict[str, Any]) -> None:
-        """Say what `jobs.start` found."""
+        """Report the state of a job, as `jobs.start` returned it."""
         self.started = True
         self.owner = answer["owner"]
         match answer:
@@ -407,7 +406,7 @@ class _Show:
                 self._update(stage, progress)
 
     def waits(self, progress: dict[str, Any]) -> None:
-        """Say what is waited for, and nothing else."""
+        """Report progress only while waiting."""
         match progress:
             case {"stage": "wait", "holder": holder}:
                 self._once.note(f"waiting for {self._host}: {_describe(holder)}")

@@ -1,4 +1,4 @@
-"""What is wrong with a board, or could be better, and the command that mends it: half of all trouble is set-up.
+"""Checks of a board's set-up; each problem comes with the command that fixes it.
 
 A check is a function of the facts and the profile; None where it does not apply. To add one, write
 it and name it in `CHECKS`, and in `JETSON_ONLY` if other machines have nothing like it. A problem stops something that
@@ -33,7 +33,7 @@ HOT_C = 85.0  # Orin slows down in the nineties
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at."""
+    """The result of one check."""
 
     name: str
     state: Literal["ok", "warning", "problem"]
@@ -43,9 +43,9 @@ class Check:
 
 
 def diagnose(facts: BoardFacts, profile: Profile | None) -> tuple[Check, ...]:
-    """Judge a machine; `profile` is that of its module, None if that is not known.
+    """Check a machine; `profile` is that of its module, None if unknown.
 
-    This machine need be no Jetson; one that was named as a board must be.
+    This machine may be any computer; a machine named by --board must be a Jetson.
     """
     apply = [check for check in CHECKS if facts.is_jetson or check not in JETSON_ONLY]
     checks = [result for check in apply if (result := check(facts, profile)) is not None]
@@ -56,7 +56,7 @@ def diagnose(facts: BoardFacts, profile: Profile | None) -> tuple[Check, ...]:
 
 
 def _no_jetson(facts: BoardFacts, host: str) -> Iterator[Check]:
-    """Yield what is otherwise on a machine that was named as a board and is no Jetson."""
+    """Yield the checks for a machine that was named as a board and is not a Jetson."""
     yield Check(
         "module",
         "problem",
@@ -202,7 +202,7 @@ def _cuda(facts: BoardFacts, profile: Profile | None) -> Check:
 
 
 def _without_advice(error: str | None) -> str:
-    """An error without its advice, which is for others."""
+    """An error without its advice, which other commands give."""
     return (error or "cannot be read").partition(";")[0]
 
 
@@ -224,7 +224,7 @@ def _power_mode(facts: BoardFacts, profile: Profile | None) -> Check:
 
 
 def _fastest(facts: BoardFacts, profile: Profile | None) -> ListedMode | None:
-    """The mode with the highest peak; the current one if no other is higher. What the board's table caps decides."""
+    """The power mode with the highest peak by the board's own table; the current mode if none is faster."""
     if profile is None:
         return None
 
@@ -236,7 +236,7 @@ def _fastest(facts: BoardFacts, profile: Profile | None) -> ListedMode | None:
 
 
 def _label_misleads(current: ListedMode, modes: Sequence[ListedMode]) -> str:
-    """Say that a mode of fewer watts has a faster GPU clock, as 15W has beside 25W on Orin NX."""
+    """Say that a mode of fewer watts has a faster GPU clock, as 15W against 25W on Orin NX."""
     watts, hz = _watts(current), current.gpu_max_hz
     faster = [mode for mode in modes if hz and 0 < _watts(mode) < watts and (mode.gpu_max_hz or 0) > hz]
     if not faster or hz is None:

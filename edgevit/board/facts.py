@@ -1,6 +1,6 @@
-"""What the agent finds of a machine, as a record that is read once, where it answers.
+"""The facts of a machine that the agent reads, as a typed record.
 
-Names are the agent's own keys, which `agent/examine.py` explains. What it could not read is None, or empty.
+Fields are the keys of the agent's answer, which `agent/examine.py` explains. What cannot be read is None or empty.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLOCK_OFF_S = 60.0  # between two machines' clocks, above which one of them is n
 
 @dataclass(frozen=True)
 class Module:
-    """The computer on a carrier board: of a Jetson its part number, of another machine its model at most."""
+    """The computer module: the part number of a Jetson, the model of another machine."""
 
     part: str | None = None
     compatible: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Module:
 
 @dataclass(frozen=True)
 class PowerMode:
-    """The mode that the board is in."""
+    """The current power mode."""
 
     id: int | None
     name: str
@@ -37,7 +37,7 @@ class PowerMode:
 
 @dataclass(frozen=True)
 class ListedMode:
-    """A mode of the board's own table; a limit of None is none."""
+    """A mode of the board's own table; None means no limit."""
 
     id: int
     name: str
@@ -77,7 +77,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class TensorRT:
-    """Without a version there is none, and `error` says why."""
+    """The TensorRT of the board; without a version, `error` gives the reason."""
 
     version: str | None = None
     error: str | None = None
@@ -88,7 +88,7 @@ class TensorRT:
 
 @dataclass(frozen=True)
 class CudaFacts:
-    """Without a binding there is none, and `error` says why."""
+    """The CUDA of the board; without a binding, `error` gives the reason."""
 
     binding: str | None = None
     error: str | None = None
@@ -106,7 +106,7 @@ class OnnxRuntime:
 
 @dataclass(frozen=True)
 class Recovered:
-    """What a process left changed that was cut off, and whether all of it could be put back."""
+    """Settings that an interrupted process had changed, and whether all were restored."""
 
     clean: bool = True
     messages: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class Recovered:
 
 @dataclass(frozen=True)
 class BoardFacts:
-    """All that is known of a machine."""
+    """All facts of a machine."""
 
     host: str | None = None  # as it was named; None: this machine
     module: Module = field(default_factory=Module)
@@ -154,29 +154,29 @@ class BoardFacts:
     onnxruntime_packages: dict[str, str] = field(default_factory=dict)
 
     def listed_mode(self, name: str | None = None) -> ListedMode | None:
-        """The mode of this name in the board's own table; where there is no such mode, the one that it is in."""
+        """The mode of this name in the board's own table, or else the current one."""
         now = self.power_mode.id if self.power_mode else None
         named = [mode for mode in self.power_modes if mode.name == name]
         return next(iter(named or [mode for mode in self.power_modes if mode.id == now]), None)
 
     @property
     def is_jetson(self) -> bool:
-        """A container may show no more of it than the kernel."""
+        """Whether this is a Jetson; in a container the kernel may be the only evidence."""
         module = self.module
         tegra = any("tegra" in name for name in (*module.compatible, self.kernel or ""))
         return bool(module.part or self.l4t or tegra)
 
     @property
     def has_power(self) -> bool:
-        """Say whether any power meter can be read there."""
+        """Whether any power meter can be read."""
         return any(reason is None for reason in self.meters.values())
 
 
 def read_facts(answer: Any, host: str) -> BoardFacts:
-    """Read what an agent answered.
+    """Parse the answer of an agent.
 
     Raises:
-        AgentError: something of it is of another type.
+        AgentError: a field has the wrong type.
     """
     if isinstance(answer, dict):
         answer = {**answer, "host": None if host == THIS_MACHINE else host}
@@ -184,10 +184,10 @@ def read_facts(answer: Any, host: str) -> BoardFacts:
 
 
 def examine(board: Board, progress: Progress | None = None) -> BoardFacts:
-    """Let the board's agent tell all that can be known without changing anything; jobs of others are waited for.
+    """Read all facts of a board without changing anything, after the jobs of others.
 
     Raises:
-        BoardError: it did not answer.
+        BoardError: the board did not answer.
     """
     facts = read_facts(board.examine(progress or Silent()), board.host)
     return facts if facts.clock_s is None else replace(facts, clock_ahead_s=facts.clock_s - time.time())

@@ -1,4 +1,4 @@
-"""What must be the same of two boards for an engine of one to run on the other."""
+"""The properties of a board that must be equal for an engine of one board to run on another."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from edgevit.board.profiles import match
 def fingerprint(facts: BoardFacts) -> str:
     """Name module, L4T, TensorRT and streaming multiprocessors: `orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm`.
 
-    Multiprocessors, because a power mode may gate some of them, and an engine is tuned for those it saw. What cannot be
-    read is left out: a workstation has no L4T.
+    Multiprocessors are part of it, because a power mode may switch some off, and an engine is tuned for their number.
+    What cannot be read is omitted: a workstation has no L4T.
     """
     l4t, tensorrt, sms = facts.l4t, facts.tensorrt.version, facts.cuda.sms
     parts = [_module_name(facts), l4t and f"l4t{l4t}", tensorrt and f"trt{tensorrt}", sms and f"{sms}sm"]
@@ -20,7 +20,7 @@ def fingerprint(facts: BoardFacts) -> str:
 
 
 def _module_name(facts: BoardFacts) -> str:
-    """The profile of the module that was found; elsewhere the GPU's own name, as text that a folder may have."""
+    """The name of the module's profile, or else the GPU's name, as a valid name of a folder."""
     if profile := match(facts):
         return profile.name
     name = facts.module.model or facts.cuda.device or "unknown"

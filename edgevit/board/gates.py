@@ -1,8 +1,8 @@
-"""Gates: what a measurement has to keep to, such as `p99<8ms`, and the exit code that says whether it did.
+"""Gates: limits on measurements, such as `p99<8ms`, and the exit code of a bench.
 
-A gate holds at every batch size and number of streams that was measured, or with `@` at one batch size: `p99@8<20ms`.
-Of several repeats the worst counts. A gate is a promise about the board, and a process that broke it, broke it there;
-pooled with the others it would disappear among their samples. So more repeats make a gate stricter, never looser.
+A gate applies at every batch size and number of streams that was measured, or with `@` at one batch size: `p99@8<20ms`.
+Of several repeats the worst counts: pooled with the others, a repeat that broke the gate would disappear among their
+samples. So more repeats make a gate stricter.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ GATE = re.compile(
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure that a gate can be about."""
+    """A figure that a gate can limit."""
 
     quantity: str  # of UNITS
     needs: str  # of ADVICE
@@ -121,7 +121,7 @@ class Gate:
 
     @property
     def limit(self) -> float:
-        """In the quantity's smallest unit, as exact as it was written: 4.35 ms are 4350000 ns."""
+        """The limit in the smallest unit of the quantity, exactly as written: 4.35 ms are 4350000 ns."""
         return float(Fraction(repr(self.value)) * self.units)
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ State = Literal["pass", "fail", "void", "not measured"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one gate for one model at one batch size and number of streams."""
+    """The result of one gate for one model at one batch size and number of streams."""
 
     gate: Gate
     label: str
@@ -152,7 +152,7 @@ def parse_gate(text: str, source: str | None = None) -> Gate:
     """Read METRIC<VALUE or METRIC@BATCH<VALUE; the comparison may be <, <=, > or >=, and the value has a unit.
 
     Raises:
-        GateError: it is none, or would never mean anything.
+        GateError: the text is not a gate, or its limit has no meaning.
     """
     title = f"gate {text!r}" + (f" of {source}" if source else "")
     match = GATE.fullmatch(text)
@@ -178,9 +178,9 @@ def parse_gate(text: str, source: str | None = None) -> Gate:
 def measurable(
     facts: BoardFacts, runner: str, *, streams: int = 1, total_rails: bool = True, idle: bool = True
 ) -> set[str]:
-    """Return the metrics that a board with these facts can give with that runner.
+    """Return the metrics that a board with these facts can measure with that runner.
 
-    `total_rails`: whether it is known which rails make up the module; `idle`: whether its idle power will be read.
+    `total_rails`: whether the rails of the module are known; `idle`: whether its idle power will be read.
     """
     power = total_rails and facts.has_power
     sources = {
@@ -197,10 +197,10 @@ def measurable(
 
 
 def check_measurable(gates: Iterable[Gate], available: Collection[str], batches: Collection[int] = ()) -> None:
-    """Refuse, before anything is measured, gates that nothing of it could answer.
+    """Refuse gates that the coming measurement cannot judge.
 
     Raises:
-        GateError: a metric is not `available`, or a gate is about none of `batches`.
+        GateError: a metric is not `available`, or no batch size of a gate is in `batches`.
     """
     for gate in gates:
         if gate.metric not in available:
@@ -214,10 +214,10 @@ def check_measurable(gates: Iterable[Gate], available: Collection[str], batches:
 
 
 def check_paced(gates: Iterable[Gate]) -> None:
-    """Refuse gates that mean nothing where a camera says when an inference begins.
+    """Refuse gates that have no meaning where a period decides when an inference begins.
 
     Raises:
-        GateError: one is about images per second, of which there are as many as the period allows.
+        GateError: a gate limits images per second, which the period decides.
     """
     for gate in gates:
         if gate.metric == "throughput":
@@ -225,10 +225,10 @@ def check_paced(gates: Iterable[Gate]) -> None:
 
 
 def verdicts_of(gates: Iterable[Gate], runs: Iterable[Run]) -> tuple[Verdict, ...]:
-    """Hold each model, at each batch size and number of streams, against each gate that is about it.
+    """Judge each model at each batch size and number of streams by each gate that applies.
 
     Raises:
-        GateError: a gate is about none of the runs, so that it would pass in silence.
+        GateError: a gate applies to none of the runs, and would pass silently.
     """
     groups = group(runs)
     uses = list(dict.fromkeys(alike[0].use() for alike in groups))
@@ -244,7 +244,7 @@ def verdicts_of(gates: Iterable[Gate], runs: Iterable[Run]) -> tuple[Verdict, ..
 
 
 def exit_code(verdicts: Iterable[Verdict], runs: Iterable[Run]) -> int:
-    """4: a run is void, and says nothing. 3: a gate failed. 1: one could not be judged. 0: all is well."""
+    """Return 4 if a run is void, 3 if a gate failed, 1 if a gate could not be judged, else 0."""
     states = {verdict.state for verdict in verdicts}
     if any(run.void() for run in runs):
         return VOID

@@ -1,4 +1,4 @@
-"""The pictures of an end-to-end bench, and how a model wants them preprocessed."""
+"""The pictures of an end-to-end bench, and their preprocessing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ READER = Reader(DataError, hint="export the model again")
 
 
 def find_images(pictures: Path, most: int = MOST_IMAGES) -> list[Path]:
-    """The pictures of a folder and of those in it, spread evenly over all, or the one of a path.
+    """Return at most `most` pictures of a folder, spread evenly over all below it, or the picture of a path.
 
     Raises:
-        DataError: there is none.
+        DataError: there is no picture.
     """
     if not pictures.exists():
         raise DataError(f"there is no {pictures}; --images takes a picture or a folder of them")
@@ -47,10 +47,10 @@ def _spread(paths: Sequence[Path], most: int) -> list[Path]:
 
 
 def preprocessing_of(file: Path) -> dict[str, Any]:
-    """How the model of a file wants its pictures: as export.json of an engine says, or the file's own metadata.
+    """Return the preprocessing of a model: that in export.json of an engine, or in the metadata of the file.
 
     Raises:
-        OptionError: neither says it.
+        OptionError: neither has it.
     """
     if suffix_of(file) == ".engine" and model_of(file).export.record_file.is_file():
         return dict(model_of(file).export_record().preprocessing)

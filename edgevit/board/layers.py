@@ -1,4 +1,4 @@
-"""Where the time of an inference went: a record of its own, as what a profiler slowed is no latency of the model.
+"""The time of each layer of an inference: a record apart from runs, because a profiler slows the model.
 
 A file of them has one on each line, as `edgevit bench --layers --output FILE` appends them.
 """
@@ -58,7 +58,7 @@ LAYERS_KIND = RecordKind("layers", LayerProfile, READER, sealed=False)
 
 
 def profile_of(request: MeasurementRequest, answer: dict[str, Any], runs: Sequence[Run]) -> LayerProfile:
-    """What an agent tells of the layers of one model, beside the plain runs of the same bench."""
+    """Build the profile of one model from the agent's answer and the plain runs of the same bench."""
     plain = [run for run in runs if (run.label, run.batch) == (request.label, request.batch)]
     by_gpu = answer["clock"] == "gpu"
     content = {
@@ -78,10 +78,10 @@ def line_of(profile: LayerProfile) -> str:
 
 
 def load_profiles(path: Path) -> list[LayerProfile]:
-    """Read a file of them.
+    """Read a file of profiles.
 
     Raises:
-        RunsError: it is missing, or a line of it is none.
+        RunsError: the file is missing, or a line is not a profile.
     """
     profiles = []
     for source, line in READER.lines(path):

@@ -1,4 +1,4 @@
-"""Which file of a model is measured: an exported ONNX file, or the engine that was built for this very board."""
+"""Choose the file of a model to measure: the exported ONNX file, or the engine that was built for this board."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgevit.records.writing import file_sha256
 
 @dataclass(frozen=True)
 class Work:
-    """What one image costs, for the roofline."""
+    """The cost of one image, for the roofline."""
 
     macs: int
     params: int
@@ -29,7 +29,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Measurable:
-    """A file that a runner takes."""
+    """A file that a runner can measure."""
 
     path: Path
     sha256: str
@@ -39,7 +39,7 @@ class Measurable:
 
 
 def find_file(model: Path, precision: str | None, provider: str | None) -> Measurable:
-    """Take the file that was given, or the exported one of a model folder.
+    """Return the given file, or the exported file of a model folder.
 
     Raises:
         CheckpointError, ExportError: the model is missing, not exported, or not the file that was exported; or the
@@ -69,10 +69,10 @@ def find_file(model: Path, precision: str | None, provider: str | None) -> Measu
 
 
 def find_engine_file(folder: Path, facts: BoardFacts, batches: Sequence[int], precision: str | None) -> Measurable:
-    """Take the engine of a model folder that was built for the board with these facts.
+    """Return the engine of a model folder that was built for the board with these facts.
 
     Raises:
-        EngineError: there is none, or only one for another board or other batches.
+        EngineError: the folder has no engine, or only one for another board or other batches.
     """
     engine = find_engine(folder, facts, batches, precision)
     return Measurable(
@@ -81,12 +81,12 @@ def find_engine_file(folder: Path, facts: BoardFacts, batches: Sequence[int], pr
 
 
 def of_this_board(file: Measurable, facts: BoardFacts) -> Measurable:
-    """Check an engine that was given by its path against the record beside it, and add what that says.
+    """Check an engine given by path against its record, and add the content of the record.
 
-    A file without a record is taken as it is.
+    A file without a record is accepted unchanged.
 
     Raises:
-        EngineError: it was built for another board than that with these facts, or altered since.
+        EngineError: it was built for another board, or altered since.
     """
     if suffix_of(file.path) != ".engine" or not file.path.with_suffix(".json").is_file():
         return file
@@ -95,10 +95,10 @@ def of_this_board(file: Measurable, facts: BoardFacts) -> Measurable:
 
 
 def check_sendable(file: Measurable, host: str) -> None:
-    """See that a file is whole by itself, before it is sent alone.
+    """Check that a file is complete before it is sent alone.
 
     Raises:
-        CheckpointError: it is an ONNX file whose weights are in other files.
+        CheckpointError: an ONNX file has its weights in other files.
     """
     import onnx
     from google.protobuf.message import DecodeError
@@ -148,7 +148,7 @@ def _export_record_of(path: Path) -> ExportRecord | None:
 
 
 def _checked_sha256(path: Path, record: ExportRecord | None) -> str:
-    """Hash the file, which must be the one that the record lists; None: no record lists it."""
+    """Hash the file, and check it against the record if there is one."""
     try:
         if record is None:
             return file_sha256(path)

@@ -1,7 +1,7 @@
-"""What is known of each board: one YAML file per module, checked when it is read. A person may write their own.
+"""Board profiles: one YAML file per module, checked when it is read. Users may write their own.
 
-A new board is a new file in `profiles/`; nothing else names it. What a board can tell itself, such as the clocks of its
-power modes, is taken from the board where it can be asked: these files say what to expect.
+A new board is a new file in `profiles/`. What a board reports itself, such as the clocks of its power modes, takes
+precedence over the profile.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Mode(BaseModel, extra="forbid", frozen=True):
 
     @property
     def gpu_hz(self) -> float:
-        """The highest cap that any JetPack gives the mode."""
+        """The highest GPU clock that any JetPack gives the mode."""
         return max(self.gpu_mhz, self.gpu_mhz_jetpack5 or 0) * 1e6
 
 
 class BoardVariant(BaseModel, extra="forbid", frozen=True):
-    """A module as it left the factory, or with the clocks that NVIDIA calls Super."""
+    """A module with standard clocks, or with those that NVIDIA calls Super."""
 
     gpu_max_mhz: float = Field(gt=0)
     emc_max_mhz: float = Field(gt=0)
@@ -85,7 +85,7 @@ class Release(BaseModel, extra="forbid", frozen=True):
 
 
 class Profile(BaseModel, extra="forbid", frozen=True):
-    """A module: how it is recognised, what it can do, where its power is read, and what is asked of a model on it."""
+    """A module: how it is recognised, its peaks, its power rails, and the budgets of a model on it."""
 
     name: str
     module: str
@@ -136,10 +136,10 @@ class Profile(BaseModel, extra="forbid", frozen=True):
         return list(dict.fromkeys(mode.name for variant in self.variants.values() for mode in variant.modes))
 
     def mode(self, name: str, *, super_clocks: bool = False) -> Mode:
-        """Find a power mode; one that both variants have is the standard one, unless `super_clocks`.
+        """Find a power mode; if both variants have it, the standard one, unless `super_clocks`.
 
         Raises:
-            UnknownNameError: neither has it.
+            UnknownNameError: neither variant has it.
         """
         first = self.variant(super_clocks=super_clocks)
         for variant in (first, *self.variants.values()):
@@ -153,7 +153,7 @@ class Profile(BaseModel, extra="forbid", frozen=True):
         return [(rail.address, rail.label) for rail in self.rails if rail.total]
 
     def fits(self, facts: BoardFacts) -> bool:
-        """Whether the module found may be this one; of a part number that says little, only its family counts."""
+        """Whether the module may be this one; of an incomplete part number only the family counts."""
         part = _part(facts)
         if part is None or not self._has_memory_of(facts):
             return False
@@ -164,10 +164,10 @@ class Profile(BaseModel, extra="forbid", frozen=True):
         return gib is None or low <= gib < high
 
     def check(self, facts: BoardFacts) -> None:
-        """Make sure that the profile is of the module found; a Jetson that does not tell which it is may be any.
+        """Check that the profile fits the module; a Jetson without a part number may be any.
 
         Raises:
-            ProfileError: it is of another.
+            ProfileError: the profile is of another module.
         """
         untold = facts.is_jetson and _part(facts) is None and self._has_memory_of(facts)
         if not untold and not self.fits(facts):
@@ -200,10 +200,10 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """Read a profile that comes with edgevit by its name, or one's own by its path.
+    """Read a profile of edgevit by name, or of the user by path.
 
     Raises:
-        UnknownNameError: no profile of that name.
+        UnknownNameError: there is no profile of that name.
         ProfileError: the file cannot be read, or is not a profile.
     """
     text = str(name_or_path)
@@ -220,10 +220,10 @@ def _shipped(name: str) -> Profile:
 
 
 def match(facts: BoardFacts) -> Profile | None:
-    """Find the profile of the module found; None if it is not known, or could be more than one.
+    """Find the profile of a module; None if there is none, or more than one fits.
 
-    The names of its power modes tell modules of one family and memory size apart, where the part number does not. The
-    fewest that are unknown count, and not none: a person may add modes to nvpmodel's table, and so may a new JetPack.
+    Where the part number does not decide, the names of power modes do: the profile that lacks the fewest of them fits,
+    as users and new JetPacks add modes.
     """
     fitting = [profile for profile in map(load_profile, profile_names()) if profile.fits(facts)]
     modes = {mode.name for mode in facts.power_modes}

@@ -1,4 +1,4 @@
-"""What is asked of a bench: which models, where, and how they are measured; checked by names and numbers alone."""
+"""The request of a bench: models, board and conditions, checked without opening a file."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ Threads = Annotated[int | None, Option("Number of CPU threads within one operato
 
 @dataclass(frozen=True)
 class Conditions:
-    """How to measure.
+    """The conditions of a measurement.
 
-    The runner is `tensorrt` on a board and for an engine, unless given, and the file of a model folder then the engine
-    that `edgevit export --trt` built there; else it is `onnxruntime` with the exported ONNX file of `precision`: fp16
-    on a GPU and fp32 on the CPU, where fp16 is slower. `options` are the runner's own beside `provider`, `threads` and
-    `streams`. Where the power can be read, the window lasts 10 s and the idle power is read as long, unless given.
+    By default the runner is `tensorrt` on a board and for an engine, with the engine that `edgevit export --trt` built
+    there; else `onnxruntime` with the exported ONNX file of `precision`: fp16 on a GPU and fp32 on the CPU, where fp16
+    is slower. `options` are further options of the runner. If power can be read, the window lasts 10 s, and idle power
+    is read as long.
     """
 
     runner: Annotated[
@@ -150,11 +150,11 @@ class Conditions:
 
     @property
     def used(self) -> bool:
-        """Whether a model is measured as it is used, and not one inference after another."""
+        """Whether the model is measured with a period or end to end, not one inference after another."""
         return self.period_ms is not None or self.end_to_end
 
     def runner_options(self, runner: str, streams: int) -> dict[str, Any]:
-        """The runner's own options; those that it does not know are refused by name, and values of other types."""
+        """Return the options of the runner; refuse unknown names and values of another type."""
         several = None if streams == 1 else streams  # one is what every runner does by itself
         named = {"provider": self.provider, "threads": self.threads, "streams": several}
         options = {**{name: value for name, value in named.items() if value is not None}, **self.options}
@@ -210,7 +210,7 @@ class Conditions:
             raise OptionError(f"--cross-check runs trtexec on an engine, and the runner is {runner!r}")
 
     def _check_use(self) -> None:
-        """Of a model as it is used there is one camera, and one inference at a time."""
+        """Refuse several streams with a period or end to end: there is one camera."""
         named = {"--period-ms": self.period_ms is not None, "--end-to-end": self.end_to_end}
         used = [name for name, present in named.items() if present]
         if used and max(self.streams) > 1:
@@ -237,9 +237,9 @@ class Conditions:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest:
-    """One bench, asked for: of one model, or of several in turns.
+    """A bench of one model, or of several in turns.
 
-    Several are measured once in each round, in an order that is drawn with `seed` for all rounds but the first.
+    Each round measures every model once; `seed` draws the order of all rounds but the first.
     """
 
     models: Annotated[
@@ -285,17 +285,17 @@ class BenchRequest:
 
     @property
     def runner(self) -> str:
-        """What runs the models.
+        """The runner.
 
         Raises:
-            OptionError: there is no model, or engines are to be measured with what no engine runs.
+            OptionError: there is no model, or the runner cannot run an engine.
         """
         return self.conditions.runner or _usual_runner(
             [Path(model) for model in self.models], on_board=self.board is not None
         )
 
     def check(self) -> None:
-        """Find what makes no sense before anything is started.
+        """Check the request before anything is started.
 
         Raises: UnknownNameError, OptionError.
         """
@@ -305,7 +305,7 @@ class BenchRequest:
             raise OptionError(f"{len(self.models)} models have the labels {', '.join(self.labels)}; give each its own")
 
     def _check_alternate(self) -> None:
-        """One inference of one model at a time, and nothing that is of the whole process."""
+        """Refuse options that do not go with several models in one process."""
         refused = {
             "one model": len(self.models) == 1,
             f"--streams {max(self.conditions.streams)}": max(self.conditions.streams) > 1,
@@ -329,7 +329,7 @@ def _usual_runner(models: Sequence[Path], *, on_board: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BoardRequest:
-    """What `edgevit board` is asked."""
+    """The request of `edgevit board`."""
 
     host: Annotated[
         str | None, Option("Jetson to examine, as ssh knows it.  [default: this machine]", None, metavar="[USER@HOST]")

@@ -1,4 +1,4 @@
-"""The time below which no measurement of a model on a board can be believed.
+"""The lower bound on the time of an inference on a board: a faster measurement is wrong.
 
 A model needs at least
 
@@ -29,7 +29,7 @@ BYTES_PER_VALUE = {"fp16": 2, "fp32": 4}
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What a board can do at most in one power mode."""
+    """The peaks of a board in one power mode."""
 
     tensor_cores: int  # of the SMs that are on
     gpu_hz: float
@@ -55,7 +55,7 @@ class Roofline:
 
 
 def ceiling(profile: Profile, mode: Mode | str | None = None, *, super_clocks: bool = False) -> Ceiling:
-    """By the profile alone; without a mode, uncapped: what the module can do at its standard or Super clocks.
+    """The ceiling by the profile alone; without a mode, at the highest standard or Super clocks.
 
     Raises:
         UnknownNameError: the profile has no such mode.
@@ -68,9 +68,9 @@ def ceiling(profile: Profile, mode: Mode | str | None = None, *, super_clocks: b
 
 
 def board_ceiling(profile: Profile, facts: BoardFacts, mode: ListedMode | None = None) -> Ceiling:
-    """By the caps of a mode of the board's own table, the one that it is in unless another is given.
+    """The ceiling by the caps of a mode of the board's own table, by default the current one.
 
-    What the table does not say is uncapped.
+    A clock that the table does not cap has its highest value.
     """
     caps = mode or facts.listed_mode() or ListedMode(0, "")
     variant = profile.variant(super_clocks=facts.module.super)
@@ -87,7 +87,7 @@ def _sms_on(profile: Profile, tpc_mask: int | None) -> int:
 
 
 def _capped(cap: float | None, highest: float) -> float:
-    """nvpmodel writes -1 or 0 for no cap."""
+    """Apply a cap; nvpmodel writes -1 or 0 for none."""
     return min(cap, highest) if cap and cap > 0 else highest
 
 
@@ -97,7 +97,7 @@ def _ceiling(profile: Profile, sms: int, gpu_hz: float, emc_mhz: float) -> Ceili
 
 
 def least_bytes(params: int, values_per_image: int, *, batch: int, precision: str) -> int:
-    """What one inference reads and writes at least: every weight, and for each image its pixels and its logits."""
+    """Bytes that one inference moves at least: every weight, and the pixels and logits of each image."""
     if precision not in BYTES_PER_VALUE:
         raise UnknownNameError("precision", precision, BYTES_PER_VALUE)
     return (params + batch * values_per_image) * BYTES_PER_VALUE[precision]
@@ -107,7 +107,7 @@ def roofline(limits: Ceiling, macs: int, moved_bytes: int, precision: str = "fp1
     """Bound one inference; `macs` and `moved_bytes` are those of all its images.
 
     Raises:
-        UnknownNameError: a precision whose peak is not known.
+        UnknownNameError: the peak of the precision is not known.
     """
     beyond = max(0.0, moved_bytes - limits.cache_bytes)
     return Roofline(2 * macs / limits.flop_per_s(precision), beyond / limits.bytes_per_s)

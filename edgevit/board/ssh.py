@@ -1,7 +1,6 @@
-"""The way to a board: OpenSSH itself, with the person's own configuration, keys, agents, jump hosts and known hosts.
+"""The SSH connection to a board: the OpenSSH client with the user's own configuration, keys and known hosts.
 
-The first command that is run there opens the connection, the others share it; when it breaks, the next one opens
-another.
+The first command opens the connection and the others share it; after a break the next command opens another.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class Ssh:
         self._folder.cleanup()
 
     def explain(self, stderr: str, code: int) -> UnreachableError | None:
-        """Say in one line what failed on the way there, and what to try; None if it was not the way that failed."""
+        """Explain a failed connection in one line, with what to try; None if the connection did not fail."""
         # ssh ends with that code also when a signal ended the command; then the connection lives on.
         if code != FAILED or self._ask("check"):
             return None
@@ -127,7 +126,7 @@ class Ssh:
         )
 
     def _forget_command(self, stderr: str) -> str:
-        """The command that removes a host's old key, as ssh itself says it: Debian's in full, others where it is."""
+        """Return the command that removes a host's old key, from the message of ssh."""
         if command := re.search(r"ssh-keygen -f .*", stderr):
             return command[0].strip()
         if place := re.search(r"^Offending .*key in (.+):(\d+)", stderr, re.MULTILINE):
@@ -135,7 +134,7 @@ class Ssh:
         return shlex.join(["ssh-keygen", "-R", self.host.rpartition("@")[2]])
 
     def _ask(self, word: str) -> bool:
-        """Put a word to the ssh process that has the connection, if there is one."""
+        """Send a control command to the ssh process that has the connection, if there is one."""
         with suppress(OSError, subprocess.TimeoutExpired):
             return not subprocess.run(
                 [*self._ssh, "-O", word, "--", self.host],

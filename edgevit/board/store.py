@@ -1,4 +1,4 @@
-"""Which engine of a model folder runs on a board: `export/engines/<fingerprint>/<key>.engine`."""
+"""Choose the engine of a model folder for a board: `export/engines/<fingerprint>/<key>.engine`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _build_command(model: Path, facts: BoardFacts) -> str:
 
 
 def _nearest(records: Sequence[EngineRecord], batches: Sequence[int]) -> EngineRecord:
-    """The engine whose kernels were chosen nearest to the batches asked for; of equals, the newest."""
+    """The engine that was tuned for the nearest batch sizes; of equals, the newest."""
     return min(records, key=lambda record: sum(abs(record.batches[1] - batch) for batch in batches))
 
 
@@ -31,11 +31,10 @@ def _check_unaltered(record: EngineRecord) -> EngineRecord:
 
 
 def recorded_engine(path: Path, facts: BoardFacts) -> EngineRecord:
-    """Return what is known of this engine, if it is one for the board with these facts.
+    """Return the record of an engine, if it was built for the board with these facts.
 
     Raises:
-        EngineError: it was built for another, from other weights than those of the folder that it lies in, or altered
-            since.
+        EngineError: it was built for another board, from other weights than those of its folder, or altered since.
     """
     folder, board = model_of(path), fingerprint(facts)
     record = folder.engine_record(path)

@@ -165,7 +165,7 @@ class ModelSource:
 
     def padded(self) -> tuple[ModelSource, Padding]:
         network = pad_heads(self.network, self.family_name)
-        padded = replace(self, model=replace(self.model, network=network))
+        padded = replace(self, model=Model(network, self.model.spec, self.model.release))
         before, after = self.model.spec.blocks, padded.dims
         return padded, Padding(
             blocks=sum(old != new for old, new in zip(before, after, strict=True)),

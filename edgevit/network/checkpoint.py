@@ -52,17 +52,25 @@ HUB_S = 5  # within which the hub answers
 PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
 
-@dataclass
-class Model:
-    """A network and its description. Calling it calls the network: images [B, C, H, W] to logits [B, outputs]."""
+class Model(nn.Module):
+    """A network and its description, as one module: images [B, C, H, W] to logits [B, outputs].
 
-    network: nn.Module
-    spec: ModelSpec
-    release: ReleaseFacts = field(default_factory=ReleaseFacts)  # the files beside the weights of a base
+    `release` describes the files beside the weights of a base.
+    """
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __init__(self, network: nn.Module, spec: ModelSpec, release: ReleaseFacts | None = None) -> None:
+        super().__init__()
+        self.network, self.spec, self.release = network, spec, release or ReleaseFacts()
+        self.training = network.training
+
+    def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.network(images)
         return logits
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Return the tokens [B, N, d] after the last norm, before pooling and head."""
+        tokens: Tensor = self.network.forward_features(images)  # type: ignore[operator]
+        return tokens
 
     def names(self, logits: Tensor) -> list[str]:
         """What each image is called, by its logits [B, outputs]: a target class, or `other` by the model's own rule.
@@ -246,7 +254,7 @@ class Headless:
                 head.weight.copy_(weight)
                 head.bias.copy_(bias)
         model = describe(self.network, self.timm_name, self.timm_args, self.preprocessing)
-        return replace(model, release=replace(self.release, labels=()))  # which are of no head
+        return Model(model.network, model.spec, replace(self.release, labels=()))  # which are of no head
 
 
 def open_base(
@@ -385,7 +393,7 @@ def _open_weights(
             option = f"--{part.replace('_', '-')} {now}"
             progress.note(f"{release.origin[part]} beside the weights says {part} {earlier}; {option} is used")
     opened = _opened(network, name, arguments, {**stated, **overrides})
-    return replace(opened, release=release)
+    return Model(opened.network, opened.spec, release)
 
 
 def _shown(setting: Any) -> str:

@@ -92,7 +92,7 @@ ODD = [
     (lambda board: board.call("jobs"), [[]], "orin to 'jobs' has a list, expected"),
     (lambda board: board.call("jobs"), [{"jobs": [{**LISTED, "age_s": "old"}]}], "'old' as jobs.0.age_s"),
     (lambda board: board.call("jobs"), [{"jobs": ["\x1b[2J"]}], r"has '\\x1b[2J' as jobs.0"),
-    (lambda board: board.cancel(), [{"cancelled": []}], "orin to 'cancel' lacks left"),
+    (lambda board: board.cancel(), [{"cancelled": []}], "orin to 'cancel' lacks others"),
     (lambda board: board.cancel(), [{"cancelled": [1], "others": []}], "has 1 as cancelled.0"),
     (lambda board: board.put(Path(__file__), "ab", Silent()), [{"present": 1, "free_bytes": 1}], "has 1 as present"),
     (lambda board: board.put(Path(__file__), "ab", Silent()), [{"present": False}], "'offer' lacks free_bytes"),

@@ -150,3 +150,11 @@ def test_answers_that_are_no_numbers_are_not_probabilities(model):
         predictions_of(logits, model.spec)
     logits[1, 2], logits[1, 3] = 0, torch.nan  # 3 is no class of this model
     assert len(predictions_of(logits, model.spec)) == 2
+
+
+def test_a_model_is_a_torch_module(model: Model) -> None:
+    images = torch.rand(2, 3, 32, 32)
+    logits = model.eval()(images)
+    assert not model.network.training and next(model.parameters()).dtype == torch.float32
+    assert model.forward_features(images).shape == (2, 17, 64), "16 patches and the class token"
+    torch.testing.assert_close(model.to(torch.float64)(images.double()).float(), logits, atol=1e-4, rtol=1e-4)

@@ -14,7 +14,7 @@ from edgevit.data.task import open_task
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.embedding import encoder, flat_basis
-from edgevit.network.checkpoint import derived_spec, describe, save
+from edgevit.network.checkpoint import Model, derived_spec, describe, save
 from edgevit.network.families import vit
 from edgevit.records.model import TargetClass
 
@@ -51,7 +51,7 @@ def write_derived(
     if head == "subset":
         vit.keep_classes(slim, task.base_columns)
     labels = task.classes
-    model = replace(base, network=slim, spec=derived_spec(base.spec, slim, head, labels))
+    model = Model(slim, derived_spec(base.spec, slim, head, labels))
     save(model, folder, derivation=derivation_of(task.record()))
     return folder
 
@@ -73,7 +73,7 @@ def write_narrower(folder: Path, width: int, **args: Any) -> Path:
     network = random_base(**args)
     base, slim = describe(network, "vit_tiny_patch16_224", {**ARGS, **args}), with_embedding(network, width)
     labels = tuple(TargetClass(str(i), i) for i in range(10))
-    save(replace(base, network=slim, spec=derived_spec(base.spec, slim, "full", labels)), folder)
+    save(Model(slim, derived_spec(base.spec, slim, "full", labels)), folder)
     return folder
 
 
@@ -83,7 +83,7 @@ def write_fewer_tokens(folder: Path, *counts: int, merged: bool = False, **args:
     base = describe(network, "vit_tiny_patch16_224", {**ARGS, **args})
     slim = with_fewer_tokens(network, *counts, merged=merged)
     labels = tuple(TargetClass(str(i), i) for i in range(10))
-    save(replace(base, network=slim, spec=derived_spec(base.spec, slim, "full", labels)), folder)
+    save(Model(slim, derived_spec(base.spec, slim, "full", labels)), folder)
     return folder
 
 
@@ -95,5 +95,5 @@ def write_halves(folder: Path, **args: Any) -> Path:
     first, *others, last = whole.blocks
     slim = realise(network, Plan((replace(first, attention=None), *others, replace(last, ffn=None))))
     labels = tuple(TargetClass(str(i), i) for i in range(10))
-    save(replace(base, network=slim, spec=derived_spec(base.spec, slim, "full", labels)), folder)
+    save(Model(slim, derived_spec(base.spec, slim, "full", labels)), folder)
     return folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from edgevit.exporting.session import OnnxModel
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import (
     Headless,
+    Model,
     derived_spec,
     describe,
     load,
@@ -185,7 +185,7 @@ def test_a_folder_holds_its_weights_and_makes_the_rest_anew(small_vit: Callable[
     base = describe(network, NAME, args)
     slim = vit.build(network, [narrowed(block, BlockDims(2, 32, 8, 40)) for block in vit.read(network)])
     slim = vit.with_embedding(slim, encoder(flat_basis(64), 40)).eval()  # 40 wide, and one head of timm's would be so
-    save(replace(base, network=slim, spec=derived_spec(base.spec, slim, "full", ())), tmp_path / "m")
+    save(Model(slim, derived_spec(base.spec, slim, "full", ())), tmp_path / "m")
     close(load(tmp_path / "m").network(images(network)), slim(images(network)))
     assert base.spec.preprocessing["input_size"] == [3, 32, 48]
 

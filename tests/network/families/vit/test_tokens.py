@@ -18,7 +18,7 @@ from edgevit.derivation.plan import Plan
 from edgevit.derivation.realise import realise
 from edgevit.errors import PlanError
 from edgevit.network.anatomy import Attention, Block, BlockDims
-from edgevit.network.checkpoint import derived_spec, describe, save
+from edgevit.network.checkpoint import Model, derived_spec, describe, save
 from edgevit.network.cost import Geometry
 from edgevit.network.families import family_of
 from edgevit.network.families.vit.tokens import TokenBlock, class_attention, pass_on
@@ -151,7 +151,7 @@ def test_blocks_of_other_sizes_pass_on_tokens_too(small_vit: Callable[..., Any],
     again = family.build(network, [Block(b.attention, b.ffn) for b in family.read(network)]).eval()
     assert [b.dims for b in family.read(again)] == [b.dims for b in blocks]  # 0: as many as the block does
     labels = tuple(TargetClass(str(i), i) for i in range(10))
-    save(replace(base, network=network, spec=derived_spec(base.spec, network, "full", labels)), tmp_path / "m")
+    save(Model(network, derived_spec(base.spec, network, "full", labels)), tmp_path / "m")
     loaded = edgevit.load(tmp_path / "m")
     assert [(b.tokens, b.merged) for b in loaded.spec.blocks] == [(10, True), (5, False), (0, False)]
     with torch.no_grad():
