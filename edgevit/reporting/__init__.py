@@ -1,10 +1,11 @@
-"""What runs and records say: rows, comparisons, gates, layers, and `edgevit report`, which sets all of it side by side.
+"""`edgevit report` and `edgevit compare`: tables, plots and a recommendation from models and runs.
 
-runs, intervals, gates, layers   what a few runs say, and how sure it is; commands of the board print them
-gather    everything below some folders, and what could not be read
-axes      what may stand on one axis: tasks and places
-choice    every model at every place as a row, and the one to take
-tables    the same as text, Markdown, CSV and JSON; details and views: what the page draws and shows
-page      the page itself; its template, style, scripts and libraries lie in page/
-run       all of it in a row; compare is `edgevit compare`, and request what both are asked
+gather    read everything below some folders, and list what cannot be read
+axes      decide which accuracies and latencies may share an axis: those of one task, base and place
+choice    one row for every model at every place, and the recommended model
+tables    the rows as text, Markdown, CSV and JSON
+details   the data of the plots; views: the texts and rows of the page
+page      the page; its template, style, scripts and libraries are in page/
+layers    the time of layers by block and module
+run       `edgevit report`; compare is `edgevit compare`; request has the requests of both
 """

@@ -1,9 +1,9 @@
-"""What may stand on one axis: accuracies of one task and base, and latencies of one place.
+"""Decide what may share an axis: accuracies of one task and base, and latencies of one place.
 
-A task is the same classes, images, split and seed. A base is the same weights, the same preprocessing and the same
-output of each class: accuracies and latencies of its models are judged against it and no other base. A place is the
-same machine in the same state: `comparable` of agent/records.py says so, and runs of one session are of one place by
-their making; batch size, streams and use are the same, too. What differs in any of it gets a plot of its own.
+A task is a set of classes, images, split and seed. A base is a set of weights with its preprocessing and the output of
+each class; its models are judged against it alone. A place is one machine in one state (`comparable` in
+agent/records.py, or runs of one session) at one batch size, number of streams and use. Each combination has its own
+plot.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLOCKS = {"locked": "clocks locked"}
 
 @dataclass(frozen=True)
 class BaseIdentity:
-    """What is the same of one base, wherever it is read."""
+    """The identity of a base."""
 
     name: str  # timm's
     weights_sha256: str
@@ -42,7 +42,7 @@ class BaseIdentity:
         return cls(document.timm_name, document.base.weights_sha256, settings, outputs)
 
     def is_of(self, theirs: BaseIdentity) -> bool:
-        """Whether a folder of this base is one of `other`, which names fewer classes, or none."""
+        """Whether both are the same base; `theirs` may name fewer classes, or none."""
         names = {name for name, _ in self.outputs} & {name for name, _ in theirs.outputs}
         outputs, of_other = ({pair for pair in base.outputs if pair[0] in names} for base in (self, theirs))
         return (self.weights_sha256, self.preprocessing, outputs) == (
@@ -57,7 +57,7 @@ class BaseIdentity:
         return [self.name, *settings, f"outputs {outputs}{more}", f"weights {self.weights_sha256[:OF_WEIGHTS]}"]
 
     def difference(self, bases: Sequence[BaseIdentity]) -> str:
-        """In words what not all of the bases have: name, settings, outputs; the hash of the weights where it is due."""
+        """Describe how this base differs from others: name, settings, outputs, or the hash of its weights."""
         common = set.intersection(set(self.words), *(set(base.words) for base in bases))
         *words, weights = [word for word in self.words if word not in common or word == self.words[-1]]
         is_enough = words and not any(set(words) <= set(base.words) for base in bases if base != self)
@@ -68,7 +68,7 @@ class BaseIdentity:
 
 @dataclass(frozen=True)
 class AccuracyTask:
-    """Classes and images that accuracies were measured on, and the base that they are judged against."""
+    """The classes and images of accuracies, and the base to compare with."""
 
     classes: tuple[str, ...]
     data: DataRecord | None  # None: no images are known
@@ -138,7 +138,7 @@ def task_of(model: GatheredModel) -> AccuracyTask:
 
 
 def places(runs: Iterable[Run]) -> list[LatencyPlace]:
-    """The runs by what may stand on one axis, those with most models first."""
+    """Group runs by place, those with most models first."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     by_session: dict[tuple[object, ...], tuple[object, ...]] = {}
     for run in runs:
@@ -155,7 +155,7 @@ def places(runs: Iterable[Run]) -> list[LatencyPlace]:
 
 
 def apart(places: Sequence[LatencyPlace]) -> list[str]:
-    """What differs among the places, so that they are kept apart: "power_mode (15W, MAXN)"."""
+    """List the differences between places, such as "power_mode (15W, MAXN)"."""
     differences = []
     names = sorted({name for place in places for name in place.environment})
     for name in names:
@@ -170,7 +170,7 @@ def apart(places: Sequence[LatencyPlace]) -> list[str]:
 
 
 def apart_tasks(tasks: Sequence[AccuracyTask]) -> list[str]:
-    """What differs among the tasks, so that they are kept apart."""
+    """List the differences between tasks."""
     differences = []
     if len({tuple(sorted(task.classes)) for task in tasks}) > 1:
         differences.append("classes")
@@ -184,7 +184,7 @@ def apart_tasks(tasks: Sequence[AccuracyTask]) -> list[str]:
 
 
 def _titles(firsts: Sequence[Run]) -> list[str]:
-    """What places are called by; where two have one name, by all in which they differ."""
+    """Name places; equal names are extended by all differences."""
     titles = [_title(run) for run in firsts]
     for title in {title for title in titles if titles.count(title) > 1}:
         alike = [i for i, text in enumerate(titles) if text == title]
@@ -199,7 +199,7 @@ def _titles(firsts: Sequence[Run]) -> list[str]:
 
 
 def machine_name(environment: Mapping[str, str]) -> str:
-    """What a machine and its state are called."""
+    """Name a machine and its state."""
     words = []
     for group in CALLED:
         name = next((name for name in group if environment.get(name)), None)

@@ -1,14 +1,13 @@
-"""Which model should I take: every model at every place as a row, three baselines above them, and the one to take.
+"""Choose the recommended model: one row for every model at every place, below three baselines.
 
-The one to take is the cheapest that loses no more than chance against the base restricted to the classes, or against
-that after training on them, where models were cut from it and it is the better one: by pairs of answers to the same
-images, or by the interval of its accuracy where no record says which of them are right (edgevit/data/pairs.py). The
-validation images decide where every model was judged on them, so that test images are looked at and not chosen by,
-unless the base was probably trained on them; a file that was judged by itself must hold on the test images, too. Void
-runs, models that nobody judged, and those that a gate fails or could not be held against are out. The cost is the p50
-where it was measured, or its ratio to the base's where other programs were busy or the machine's speed changed, else
-the MACs. Of those that cost the same (equal MACs, or ratios whose difference lies within their intervals) the most
-accurate on the same images is taken.
+The recommended model is the cheapest one whose loss against the reference may be chance. The reference is the base
+restricted to the classes, or the fine-tuned base where models were cut from it and it is more accurate. The loss is
+judged by pairs of answers to the same images, or by intervals where records lack the answers (edgevit/data/pairs.py).
+Models are chosen on validation images, and on test images only if the base was probably trained on the validation
+images; a file that was judged itself must also pass on the test images. Void runs, models without an accuracy, and
+models that fail a gate or were not measured for it are excluded. The cost is the p50, or the ratio to the base if the
+machine was busy or changed its speed, else the MACs. Of models of equal cost (equal MACs, or ratios within their
+intervals) the most accurate is recommended.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ HEADS: dict[Kind, str] = {"full head": "full", "restricted": "subset"}  # of a b
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(EntryRecord):
-    """An entry of the report with the runs and verdicts that it was made of."""
+    """A row of the report, with its runs and verdicts."""
 
     runs: tuple[Run, ...] = field(default=(), repr=False)
     gates: tuple[Gate, ...] = field(default=(), repr=False)  # that it has to pass
@@ -62,7 +61,7 @@ class Entry(EntryRecord):
     )  # of the network in torch
 
     def on(self, part: JudgedPart) -> RightCount | None:
-        """How it was judged on this part; None: it was not."""
+        """The accuracy on a part of the images; None if not judged there."""
         if part == "validation":
             right = self.validation
         else:
@@ -79,7 +78,7 @@ class Entry(EntryRecord):
 
     @property
     def passes_gates(self) -> bool:
-        """Whether each is known to hold: what was not measured does not."""
+        """Whether every gate is measured and passes."""
         passed = {verdict.gate for verdict in self.verdicts if verdict.state == "pass"}
         return passed.issuperset(self.gates) and self.gates_passed == len(self.verdicts)
 
@@ -90,7 +89,7 @@ class Entry(EntryRecord):
 
 @dataclass(frozen=True)
 class Axis:
-    """What a model costs."""
+    """A kind of cost: an axis of the plot."""
 
     name: str  # of a field of Entry
     title: str
@@ -113,7 +112,7 @@ AXES = (
 
 @dataclass(frozen=True)
 class Panel:
-    """Entries that may be compared: those of one task at one place."""
+    """The comparable entries: those of one task at one place."""
 
     task: AccuracyTask | None  # None: of models whose folders were not found
     place: LatencyPlace | None  # None: nothing was measured
@@ -124,7 +123,7 @@ class Panel:
 
     @property
     def is_useful(self) -> bool:
-        """Whether anything of it can be chosen by: an accuracy, or a measurement of a model that is no base."""
+        """Whether the panel allows a choice: it has an accuracy, or a measured model that is not a base."""
         return not self.is_of_bases and any(entry.top1 is not None or entry.runs for entry in self.models)
 
     @property
@@ -137,7 +136,7 @@ class Panel:
 
     @property
     def references(self) -> list[Entry]:
-        """What models may have to be as good as: bases restricted to the classes, and trained ones that were cut."""
+        """Candidates for the reference: restricted bases, and fine-tuned bases that models were cut from."""
         return [e for e in self.entries if e.top1 is not None and (e.kind == "restricted" or e.is_cut)]
 
     @cached_property
@@ -152,9 +151,9 @@ class Panel:
 
     @property
     def axes(self) -> list[Axis]:
-        """The axes on which any model with an accuracy has a figure; first that by which models are chosen.
+        """The axes with figures; the first is that by which models are chosen.
 
-        That is the ratio where something slowed one run and not the next: it slowed all of a round alike.
+        That is the ratio if the machine was disturbed, because a disturbance slows all models of a round alike.
         """
         judged = [e for e in self.models if e.top1 is not None]
         axes = [axis for axis in AXES if any(cost_on_axis(e, axis) is not None for e in judged)]
@@ -165,13 +164,13 @@ class Panel:
 
     @property
     def spread(self) -> float:
-        """How many times the slowest run of a model took what its fastest did, by the p50: that of the median model."""
+        """The ratio of the slowest to the fastest p50 of a model's runs, for the median model."""
         apart = [e.p50_most_ms / e.p50_least_ms for e in self.entries if e.p50_most_ms and e.p50_least_ms]
         return statistics.median(apart) if apart else 1.0
 
     @cached_property
     def recalled(self) -> str | None:
-        """That the base was probably trained on the validation images; None: nothing says so."""
+        """A note that the base was probably trained on the validation images; None if not."""
         base = next((entry for entry in self.baselines if entry.kind == "restricted"), None)
         return None if base is None else recalled_text(base.on("validation"), base.on("test"))
 
@@ -183,11 +182,11 @@ class Panel:
         return "test" if not self.references or None in judged or self.recalled else "validation"
 
     def reaching(self) -> list[Entry]:
-        """The models as accurate as the base, as far as its images can tell, that may be taken."""
+        """The eligible models whose loss against the base may be chance."""
         return [e for e in self.accurate() if is_eligible(e)]
 
     def accurate(self) -> list[Entry]:
-        """The models as accurate as the base, whether or not anything else speaks against them; all, without a base."""
+        """The models whose loss against the base may be chance, eligible or not; all, without a base."""
         judged = [e for e in self.models if e.top1 is not None]
         return [e for e in judged if self._reaches(e)] if self.references else judged
 
@@ -197,7 +196,7 @@ class Panel:
         return loss is not None and loss.may_be_chance and not (alone and on_test and not on_test.may_be_chance)
 
     def loss(self, entry: Entry, part: JudgedPart) -> Loss | None:
-        """What a model loses against the base; None: either was not judged on this part."""
+        """The loss of a model against the base; None if either was not judged on this part."""
         base = None if self.reference is None else self.reference.on(part)
         model = entry.on(part)
         return None if model is None or base is None else loss_of(model, base)
@@ -212,7 +211,7 @@ class Panel:
         return next(iter(self._by_cost()), None)
 
     def recommended(self) -> Entry | None:
-        """The most accurate of the cheapest models: of those whose cost cannot be told from the least."""
+        """The most accurate of the models whose cost equals the least within the intervals."""
         by_cost = self._by_cost()
         level = [entry for entry in by_cost if are_level(entry, by_cost[0], self.axes[0])]
         return max(level, key=self.merit, default=None)  # of equals the first, which is cheaper
@@ -226,17 +225,17 @@ class Panel:
 
 
 def cost_on_axis(entry: Entry, axis: Axis) -> float | None:
-    """What an entry costs, where that may be judged: figures of void runs are no place on an axis."""
+    """The cost of an entry on an axis; None for void runs."""
     value: float | None = getattr(entry, axis.name)
     measured = axis.name not in ("macs", "params", "file_bytes")
     return None if measured and entry.void else value
 
 
 def are_level(first: Entry, second: Entry, axis: Axis) -> bool:
-    """Whether their costs cannot be told apart: their ratios to the base differ by less than the intervals allow.
+    """Whether two costs are equal within their intervals.
 
-    Of two independent estimates the difference has an interval of which half is the root of the sum of their halves'
-    squares, of the halves that face each other.
+    For independent estimates, half of the difference's interval is the root of the sum of squares of the two halves
+    that face each other.
     """
     if first is second or not axis.by_ratio:
         return cost_on_axis(first, axis) == cost_on_axis(second, axis)
@@ -249,22 +248,22 @@ def are_level(first: Entry, second: Entry, axis: Axis) -> bool:
 
 
 def is_eligible(entry: Entry) -> bool:
-    """Whether nothing speaks against it."""
+    """Whether a model may be recommended: judged, not void, and within all gates."""
     return entry.top1 is not None and not entry.void and entry.passes_gates
 
 
 def panels(evidence: Evidence, gates: Sequence[Gate] = ()) -> list[Panel]:
-    """Everything that was found, by what may be set against each other.
+    """Group all models by what is comparable.
 
-    First the task of most measured models, and of its bases the most accurate. A panel that nobody can choose by is
-    made only where there is no other.
+    The task of most measured models comes first, and of its bases the most accurate. Panels without a choice are made
+    only if there are no others.
     """
     every = _every_panel(evidence, gates)
     return [panel for panel in every if panel.is_useful] or every
 
 
 def not_shown(evidence: Evidence, shown: Sequence[Panel]) -> list[Skipped]:
-    """The models that are in no panel, as theirs would have nothing to choose by."""
+    """List the models that are in no panel."""
     tasks = {panel.task.key for panel in shown if panel.task is not None}
     names = {entry.model for panel in shown for entry in panel.entries}
     return [
@@ -301,7 +300,7 @@ def _every_panel(evidence: Evidence, gates: Sequence[Gate]) -> list[Panel]:
 def _in_order(
     tasks: Sequence[tuple[AccuracyTask, list[GatheredModel]]], measured: Set[str]
 ) -> list[tuple[AccuracyTask, list[GatheredModel]]]:
-    """First the images that most measured models were judged on; of bases there, those measured, the best first."""
+    """Order tasks by the number of measured models, then by measured bases and their accuracy."""
     counts = [sum(not measured.isdisjoint(model.files) for model in models) for _, models in tasks]
     of_images: Counter[tuple[object, ...]] = Counter()
     for (task, _), count in zip(tasks, counts, strict=True):
@@ -316,7 +315,7 @@ def _in_order(
 
 
 def _places_of(models: Sequence[GatheredModel], at: Sequence[LatencyPlace]) -> list[LatencyPlace]:
-    """Where the models were measured; where none was, those of their bases."""
+    """The places at which the models were measured, or else their bases."""
     for some in ([model for model in models if not _is_base(model)], models):
         files = {digest for model in some for digest in model.files}
         if measured := [place for place in at if place.runs_of(files)]:
@@ -325,7 +324,7 @@ def _places_of(models: Sequence[GatheredModel], at: Sequence[LatencyPlace]) -> l
 
 
 def _more_accurate_base(panel: Panel, panels: Sequence[Panel]) -> str:
-    """Another base that is right on more of the same images, with its accuracy; empty: there is none."""
+    """Name a more accurate base on the same images, with its accuracy; empty if there is none."""
     key, goal = panel.task and panel.task.images_key, panel.goal
     bases = [p for p in panels if p.base and p.task and p.task.images_key == key and p.goal is not None]
     best = max(bases, key=lambda p: p.goal or 0, default=None)
@@ -335,9 +334,9 @@ def _more_accurate_base(panel: Panel, panels: Sequence[Panel]) -> str:
 
 
 def _tasks(models: Sequence[GatheredModel]) -> list[tuple[AccuracyTask, list[GatheredModel]]]:
-    """The models by task and base, with the folders of that base; bases alone are a task of their own.
+    """Group models by task and base, with the folders of the base; bases without models are a task of their own.
 
-    A model of no base, as an imported file, is judged beside those of every base that has models on the same images.
+    A model without a base, such as an imported file, joins every base that has models on the same images.
     """
     by_task: dict[tuple[object, ...], tuple[AccuracyTask, list[GatheredModel]]] = {}
     bases = [model for model in models if _is_base(model)]
@@ -375,7 +374,7 @@ def _derivations(models: Sequence[GatheredModel]) -> list[DerivationRecord]:
 
 
 def _entries(models: Sequence[GatheredModel], place: LatencyPlace | None) -> Iterator[Entry]:
-    """Those of one task and one base: its baselines, then the models; of bases alone, each as a model."""
+    """The entries of one task and base: baselines, then models; bases alone are entries like models."""
     bases, derived = ([model for model in models if _is_base(model) is is_base] for is_base in (True, False))
     kin = _derivations(derived)
     if not kin:
@@ -402,7 +401,7 @@ def _runs_of(model: GatheredModel, place: LatencyPlace | None) -> list[Run]:
 
 
 def _judged_baseline(kin: Sequence[DerivationRecord], kind: Kind) -> dict[str, Any]:
-    """What derivations say of a baseline of theirs; of bases that were trained by other steps, the most accurate."""
+    """The accuracy of a baseline by the derivations; of several fine-tuned bases, the most accurate."""
     name = {"full head": "base_full_head", "restricted": "base_restricted", "fine-tuned": "base_finetuned"}[kind]
     stated = [
         (derivation, accuracy) for derivation in kin if (accuracy := getattr(derivation.accuracy, name)) is not None
@@ -438,7 +437,7 @@ def _of_baseline(
 def _of_model(
     model: GatheredModel, kind: Kind, title: str, place: LatencyPlace | None, reference: Sequence[Run]
 ) -> Iterator[Entry]:
-    """An entry for each file that was measured there, or one without figures."""
+    """One entry for each measured file of a model, or one without figures."""
     derivation, document = model.derivation, model.document
     entry = Entry(
         kind=kind,
@@ -472,7 +471,7 @@ def _of_model(
 
 
 def _bytes(model: GatheredModel, place: LatencyPlace | None) -> int | None:
-    """Bytes of the file by which a model that was not measured stands beside others: the like of what was measured."""
+    """Bytes of the file of an unmeasured model that corresponds to the measured files of others."""
     if place is not None:
         exported = {} if model.export is None else model.export.files
         alike = [exported[name].bytes for name in place.file_names if name in exported]
@@ -482,7 +481,7 @@ def _bytes(model: GatheredModel, place: LatencyPlace | None) -> int | None:
 
 
 def _accuracy(model: GatheredModel, digest: str | None) -> dict[str, object]:
-    """The accuracy of the very file, where it was judged on the same images; else of the network in torch."""
+    """The accuracy of the file if it was judged on the same images, else of the network in torch."""
     accuracy = model.derivation.accuracy.derived if model.derivation is not None else None
     whole = {} if accuracy is None else {"top1": accuracy.top1, "images": accuracy.images, "judged": "torch"}
     for engine in model.engines:
@@ -509,7 +508,7 @@ def _same_images(part: str, images: int, accuracy: AccuracyRecord | None) -> boo
 
 
 def _without_folder(place: LatencyPlace, digests: set[str]) -> Iterator[Entry]:
-    """Runs of models whose folders were not found, or hold another file by now."""
+    """Entries of runs without a model folder, or whose file has changed."""
     lost: dict[tuple[str, str], list[Run]] = {}
     for run in place.runs:
         if run.model_sha256 not in digests:
@@ -548,10 +547,9 @@ def with_runs(entry: Entry, runs: Sequence[Run], *, several: bool) -> Entry:
 
 
 def _with_ratio(entry: Entry, reference: Sequence[Run]) -> Entry:
-    """The entry with its latency over that of the base, in the session that has most runs of both, if any has.
+    """Add the ratio of the latency to that of the base, in the session that has most runs of both.
 
-    Of several such it is the latest. A ratio that is not judged, as a run is void or a busy machine met one of the two
-    alone, is none.
+    Of equal sessions the latest counts. A void run, or a busy machine without turns, gives no ratio.
     """
     if entry.runs and entry.kind != "model" and entry.runs[0] in reference:
         return replace(entry, ratio=1.0)
@@ -586,7 +584,7 @@ def _compared(before: Sequence[Run], after: Sequence[Run]) -> Comparison | None:
 
 
 def _judged(entry: Entry, place: LatencyPlace | None, gates: Sequence[Gate]) -> Entry:
-    """The entry with what the gates that are about the place say of its runs; where nothing was measured, all are."""
+    """Add the verdicts of the gates that apply at the place; without a place, all gates apply."""
     applicable = tuple(gate for gate in gates if place is None or gate.batch in (None, place.batch))
     verdicts = verdicts_of(applicable, entry.runs) if entry.runs else ()
     states = [verdict.state for verdict in verdicts]

@@ -12,23 +12,23 @@ from edgevit.request import as_request, takes_options
 
 @takes_options(CompareRequest)
 def compare(before: str | Path | CompareRequest | None = None, **options: Any) -> list[Comparison]:
-    """Set the runs of two files side by side, and say what of the difference is more than chance.
+    """Compare the runs of two files, and judge which differences are more than chance.
 
-    Of one file, each model is set against the first one in it.
+    For one file, compare each model with the first.
 
     Args:
         before: a file of runs, as `edgevit bench --output` writes it, or a whole request.
         options: the fields of `CompareRequest`.
 
     Raises:
-        OptionError: of an option that there is not.
-        RunsError: a file cannot be read, or holds nothing that can be compared.
+        OptionError: an option does not exist.
+        RunsError: a file cannot be read, or nothing in it can be compared.
     """
     return run(as_request(CompareRequest, "before", before, options))
 
 
 def run(request: CompareRequest) -> list[Comparison]:
-    """Do what is asked; `compare` says what is raised."""
+    """Carry out a request; see `compare` for errors."""
     runs = load_runs(request.before)
     if request.after is None:
         return compare_within(runs, force=request.force)

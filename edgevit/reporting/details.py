@@ -1,4 +1,4 @@
-"""What the plots behind a model are drawn from, thinned to what a screen can show, as plain values."""
+"""The data of a model's plots, as plain values, thinned to what a screen can show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAIRS = 30
 
 
 def details(model: GatheredModel, evidence: Evidence, at: Sequence[LatencyPlace]) -> dict[str, Any]:
-    """Everything that is drawn of one model; what is not known is empty."""
+    """The data of all plots of one model; unknown parts are empty."""
     points = max(LEAST_POINTS, min(POINTS, ALL_POINTS // max(len(evidence.models), 1)))
     placed = [(place, place.runs_of(model.files)) for place in at]
     measured = [(place, runs) for place, runs in placed if runs]
@@ -49,7 +49,7 @@ def details(model: GatheredModel, evidence: Evidence, at: Sequence[LatencyPlace]
 
 
 def blocks(model: GatheredModel) -> list[dict[str, Any]]:
-    """Every block of the base with what is remaining of it; `now` None: nothing is."""
+    """The sizes of every block of the base and of the model; `now` is None for removed blocks."""
     document, derivation = model.document, model.derivation
     if document is None:
         return []
@@ -62,7 +62,7 @@ def blocks(model: GatheredModel) -> list[dict[str, Any]]:
 
 
 def embed(model: GatheredModel) -> dict[str, int] | None:
-    """Channels of the embedding and of the base's; None: nothing is known to be gone."""
+    """Channels of the embedding and of the base's; None if none were removed."""
     narrowed = model.document.narrowed if model.document is not None else None
     return None if narrowed is None else {"now": narrowed[0], "base": narrowed[1]}
 
@@ -86,7 +86,7 @@ def curves(history: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any
 
 
 def classes(model: GatheredModel) -> list[dict[str, Any]]:
-    """Accuracy by class, the worst first, beside the restricted base's where that is known."""
+    """Accuracy by class, the worst first, with that of the restricted base if known."""
     accuracy = model.derivation.accuracy if model.derivation is not None else None
     derived = accuracy.derived if accuracy is not None else None
     before = (
@@ -101,7 +101,7 @@ def classes(model: GatheredModel) -> list[dict[str, Any]]:
 
 
 def confusion(model: GatheredModel) -> dict[str, Any] | None:
-    """Which classes are taken for which: a matrix of few classes, the most frequent pairs of many."""
+    """Confusions of classes: a matrix if there are few, else the most frequent pairs."""
     derived = model.derivation.accuracy.derived if model.derivation is not None else None
     if derived is None or derived.confused is None or derived.images_per_class is None:
         return None
@@ -115,7 +115,7 @@ def confusion(model: GatheredModel) -> dict[str, Any] | None:
 
 
 def _cells(names: Sequence[str], accuracy: AccuracyRecord) -> list[tuple[int, int, int]]:
-    """Class, what it is called, and how many images, where there are any: most of a large matrix is empty."""
+    """The cells of the matrix that are not empty: class, predicted class, images."""
     cells = []
     for i, name in enumerate(names):
         wrong = (accuracy.confused or {}).get(name, {})
@@ -193,7 +193,7 @@ def drawable(value: Any) -> Any:
 
 
 def five_digits(value: float) -> float:
-    """Five digits, which is more than a screen can show."""
+    """Round to five digits, more than a screen can show."""
     return float(f"{value:.5g}")
 
 

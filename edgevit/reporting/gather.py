@@ -1,6 +1,6 @@
-"""Everything below some folders that can be told of: models, runs, profiled layers, and what could not be read.
+"""Read all models, runs and profiles below some folders.
 
-A file that cannot be read, or a line of it, hides nothing of the rest: it is left out, and named with the reason.
+A file or line that cannot be read is skipped and listed with the reason; the rest is read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SWEPT = Reader(RunsError, hint="remove it to sweep again: models that are there 
 
 @dataclass(frozen=True)
 class Skipped:
-    """What is left out, and why."""
+    """A file or line that was skipped, and the reason."""
 
     source: str
     reason: str
@@ -49,7 +49,7 @@ class Skipped:
 
 @dataclass(frozen=True, kw_only=True)
 class GatheredModel:
-    """What a model folder says. None: it does not say, or cannot be read."""
+    """The content of a model folder; None for parts that are missing or cannot be read."""
 
     name: str  # of its folder; with those above it, where several have one name
     folder: ModelFolder
@@ -67,14 +67,14 @@ class GatheredModel:
 
     @cached_property
     def files(self) -> dict[str, int]:
-        """Bytes of every file that a run may be of, by the file's sha256."""
+        """Bytes of every file that can be measured, by its sha256."""
         exported = {} if self.export is None else {file.sha256: file.bytes for file in self.export.files.values()}
         return exported | {engine.sha256: engine.bytes for engine in self.engines}
 
 
 @dataclass
 class Evidence:
-    """All that was found."""
+    """All models, runs and profiles that were read."""
 
     models: list[GatheredModel] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Evidence:
     _notes: set[Skipped] = field(default_factory=set)  # all that ever was in `skipped`
 
     def read(self, source: Path | str, read: Callable[[], T]) -> T | None:
-        """What a file says; None where it cannot be read, which is noted."""
+        """Read a file; if that fails, list it as skipped and return None."""
         try:
             return read()
         except EdgeVitError as error:
@@ -93,7 +93,7 @@ class Evidence:
             return None
 
     def skip(self, source: Path | str, reason: str) -> None:
-        """Note it once, without saying twice where it is."""
+        """List a skipped file once, without repeating its name in the reason."""
         name = str(source)
         note = Skipped(name, reason.removeprefix(name).removeprefix(":").removeprefix(",").strip())
         if note not in self._notes:
@@ -102,13 +102,13 @@ class Evidence:
 
 
 def gather(paths: Sequence[Path]) -> Evidence:
-    """Read all that there is.
+    """Read everything below some paths.
 
     Args:
         paths: folders, which are searched with all below them, and JSON-lines files of runs or of profiled layers.
 
     Raises:
-        OptionError: one does not exist, or is another kind of file, or nothing at all was found.
+        OptionError: a path does not exist or is another kind of file, or there is nothing to report.
     """
     for path in paths:
         if not path.exists():
@@ -137,9 +137,9 @@ def gather(paths: Sequence[Path]) -> Evidence:
 
 
 def _below(root: Path) -> Iterator[Path]:
-    """Model folders, files of lines, and tables of jobs and sweeps; a model folder itself is not searched.
+    """Yield model folders, JSON-lines files, and tables of jobs and sweeps; model folders are not searched.
 
-    A link to a model's folder is one, too; other links to folders are not followed, as they may lead in a circle.
+    A link to a model folder counts; other links to folders are not followed, as they may form a circle.
     """
     for folder, inner, files in os.walk(root):
         inner.sort()
@@ -198,7 +198,7 @@ def _take_model(evidence: Evidence, path: Path) -> None:
 
 
 def _lines(evidence: Evidence, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of a file, each after the words that name it, but for those that are no JSON objects."""
+    """Yield the JSON objects of a file, each with the words that name its line."""
     if not file.is_file():
         return
     lines = READER.lines(file)
@@ -233,7 +233,7 @@ def _take_lines(evidence: Evidence, file: Path, *, named: bool) -> None:
 
 
 def _begins_as_a_run(file: Path) -> bool:
-    """Whether a file of which no line can be read begins as one of runs does, whose only line was cut off."""
+    """Whether an unreadable file begins like a run whose line was cut off."""
     if not file.is_file():
         return False
     try:
@@ -244,7 +244,7 @@ def _begins_as_a_run(file: Path) -> bool:
 
 
 def _take_jobs(evidence: Evidence, file: Path) -> None:
-    """The jobs of a jobs file that left no model: why they failed, or that their folder is gone."""
+    """List the jobs without a model: failed, or with a missing folder."""
     table = evidence.read(file, lambda: TABLE_KIND.read(file))
     for row in table.rows if table is not None else ():
         if row.state == "failed":
@@ -254,7 +254,7 @@ def _take_jobs(evidence: Evidence, file: Path) -> None:
 
 
 def _take_sweep(evidence: Evidence, file: Path) -> None:
-    """The models of a sweep whose folders are gone; a file of that name that says no such thing is somebody else's."""
+    """List the models of a sweep whose folders are missing; ignore other files of that name."""
     content = evidence.read(file, lambda: SWEPT.json(file, dict[str, Any])) or {}
     points = content.get("points") if "request" in content else None
     for point in points if isinstance(points, list) else ():
@@ -264,7 +264,7 @@ def _take_sweep(evidence: Evidence, file: Path) -> None:
 
 
 def _with_own_names(models: Iterable[GatheredModel]) -> list[GatheredModel]:
-    """The models by names of their own: a/m and b/m are not both m."""
+    """Give models unique names: a/m and b/m instead of m twice."""
     models = list(models)
     parts = [model.folder.path.absolute().parts for model in models]
     ends: Counter[tuple[str, ...]] = Counter(

@@ -1,8 +1,8 @@
-"""Where the time goes, block by block and module by module: the layers of a profile, mapped back by names of nodes.
+"""The time of each block and module: the layers of a profile, mapped to modules by names of nodes.
 
 The exporter names every node by its module, `blocks.3.attn.qkv/MatMul`; other exporters' names say it in other words.
-A kernel that computes nodes of several modules counts for the one whose operation is the largest of them: a matrix
-product that also adds a residual is its module's. What no name tells is named, and counted by itself.
+A kernel that computes nodes of several modules counts for the module of the largest operation: a matrix product that
+also adds a residual counts for the product. Layers without a known name are listed by themselves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LARGE = (("MatMul", "Gemm", "Conv", "Attention", "Einsum"), ("Softmax", "LayerNo
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """Where a layer belongs."""
+    """The block and module of a layer."""
 
     block: int | None  # None: to none
     part: Part
@@ -63,7 +63,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """An inference in its places, each by its median: what interrupts one inference is in none of them.
+    """The parts of an inference, each by its median, so that interruptions of single inferences do not count.
 
     `inference_ms` is the sum of `spent` and of `between_ms`; what it lacks of the median of whole inferences is
     `interrupted_ms`, which is near 0 where no other program ran.

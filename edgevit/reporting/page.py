@@ -29,7 +29,7 @@ LIMIT_BYTES = 3_000_000  # above, mail and chat begin to refuse a file
 def as_html(
     panels: Sequence[Panel], evidence: Evidence, pictures: Mapping[str, Sequence[Wrong]] = MappingProxyType({})
 ) -> str:
-    """The page of these panels, and of every model that was found, with images that it gets wrong by its name."""
+    """The page of these panels and all models, with misclassified images by model."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -70,6 +70,6 @@ def as_html(
 
 
 def _packed(content: Mapping[str, object]) -> str:
-    """JSON of what a page unpacks when it is asked for it: a tenth of its size."""
+    """Compressed JSON, a tenth of the size, that the page unpacks on demand."""
     text = json.dumps(content, separators=(",", ":"))
     return b64encode(zlib.compress(text.encode("utf-8", "backslashreplace"), 9)).decode()

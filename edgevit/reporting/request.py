@@ -1,4 +1,4 @@
-"""What becomes of measured runs: how a bench judges and keeps them, and what `compare` and `report` are asked."""
+"""The requests of `compare` and `report`, and how a bench judges and stores its runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 @dataclass(frozen=True, kw_only=True)
 class JudgingRequest:
-    """What becomes of the runs of a bench."""
+    """How the runs of a bench are judged and stored."""
 
     gate: Annotated[
         Sequence[str],
@@ -38,7 +38,7 @@ class JudgingRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRequest:
-    """What `edgevit.compare` is asked."""
+    """The request of `edgevit.compare`."""
 
     before: Annotated[Path, Option("JSON-lines file of runs, as `edgevit bench --output` writes it.", None)]
     after: Annotated[
@@ -53,7 +53,7 @@ class CompareRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRequest:
-    """What `edgevit.report` is asked."""
+    """The request of `edgevit.report`."""
 
     paths: Annotated[
         Sequence[Path],

@@ -1,4 +1,4 @@
-"""`edgevit report`: gather, set side by side, and write the page or the tables."""
+"""`edgevit report`: gather, compare, and write the page or the tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SPREADSHEET = "\ufeff"
 
 @dataclass(frozen=True)
 class Report:
-    """What was made."""
+    """A report and its data."""
 
     text: str
     format: Format
@@ -55,7 +55,7 @@ def report(
     progress: Progress | None = None,
     **options: Any,
 ) -> Report:
-    """Set everything that lies below some paths side by side, and write it.
+    """Report on all models and runs below some paths.
 
     Args:
         paths: folders of models, and files of runs; or a whole request.
@@ -73,7 +73,7 @@ def report(
 
 
 def run(request: ReportRequest, progress: Progress | None = None) -> Report:
-    """Do what is asked; `report` says what is raised."""
+    """Carry out a request; see `report` for errors."""
     output, thumbnails = request.output, request.thumbnails
     chosen = _format(request.format, output)
     gates = [parse_gate(text) for text in request.gates]
@@ -124,7 +124,7 @@ def _format(requested: str | None, output: Path | None) -> Format:
 
 
 def _refuse_foreign(file: Path, format: Format) -> None:
-    """Raise OutputError where something is in the way that this would not have written."""
+    """Raise OutputError if the output file exists and is not a report."""
     if file.is_dir():
         raise OutputError(f"{file} is a folder; give the name of a file, such as {file / PAGE}")
     if not file.parent.is_dir():

@@ -30,7 +30,7 @@ FORMULAS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # with these a spreadsheet beg
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of every entry. `value` is what is sorted by, None where there is none."""
+    """A column of the table. `value` is the sort key; None for an empty cell."""
 
     title: str
     value: Callable[[Entry], float | str | None]
@@ -48,7 +48,7 @@ def _count(name: str) -> Callable[[Entry], str]:
 
 
 def _top1(entry: Entry) -> tuple[str, str]:
-    """A share and its interval; a baseline that nobody asked for says so."""
+    """Format an accuracy with its interval; say so if a baseline was not requested."""
     if entry.top1 is None or entry.images is None:
         return ("not asked for" if entry.is_baseline else "-"), ""
     share, _, interval = share_text(entry.top1, entry.images).partition(" (")
@@ -98,7 +98,7 @@ COLUMNS = (
 
 
 def columns(panel: Panel) -> list[Column]:
-    """Those in which any entry has a figure; some only where figures differ."""
+    """The columns with figures; some columns only if their figures differ."""
     values_of = [(column, {column.value(entry) for entry in panel.entries} - {None}) for column in COLUMNS]
     return [column for column, values in values_of if len(values) > column.only_if_it_varies]
 
@@ -115,7 +115,7 @@ def heading(panel: Panel) -> str:
 
 
 def none_reaching(panel: Panel) -> str:
-    """Why none of the models whose accuracy is known may be taken."""
+    """Explain why no model is recommended."""
     if not (accurate := panel.accurate()):
         return f"No model is as accurate as the base{on_validation(panel)}"
     if panel.reaching():
@@ -126,12 +126,12 @@ def none_reaching(panel: Panel) -> str:
 
 
 def on_validation(panel: Panel) -> str:
-    """Which images models are chosen by, where they are not those whose figures the table has."""
+    """Name the images that decide, if they are not those of the table."""
     return " on the validation images" if panel.part == "validation" else ""
 
 
 def none_on_axis(panel: Panel, axis: Axis) -> str:
-    """That those that may be taken have no figure there."""
+    """Say that no eligible model has a figure on an axis."""
     return f"No model{_as_accurate(panel)} has a figure for {axis.title}"
 
 
@@ -167,7 +167,7 @@ def answer(panel: Panel) -> str:
 
 
 def _which(panel: Panel) -> str:
-    """What the model to take is among the others: it was held against those alone whose cost is known."""
+    """Describe the rank of the recommended model among those of known cost."""
     axis, models = panel.axes[0], len(panel.models)
     priced = sum(cost_on_axis(entry, axis) is not None for entry in panel.models)
     if models == 1:
@@ -179,7 +179,7 @@ def _which(panel: Panel) -> str:
 
 
 def _advice(panel: Panel) -> str:
-    """What may lead to a model to take, where there is none."""
+    """Advise what to do if no model is recommended."""
     if not (accurate := panel.accurate()):
         return "Fewer MACs may be removed, or more images and --steps given."
     if panel.reaching():
@@ -188,13 +188,13 @@ def _advice(panel: Panel) -> str:
 
 
 def reference_text(panel: Panel) -> str:
-    """Which base models are to be as good as."""
+    """Name the reference."""
     restriction = "trained on" if panel.reference is not None and panel.reference.is_cut else "restricted to"
     return f"the base {restriction} the classes"
 
 
 def _level(panel: Panel) -> str:
-    """Why the model to take is not the cheapest."""
+    """Explain why the recommended model is not the cheapest."""
     chosen, cheapest = panel.recommended(), panel.cheapest()
     if chosen is None or cheapest is None or chosen is cheapest:
         return ""
@@ -209,7 +209,7 @@ def _level(panel: Panel) -> str:
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """A number that a reader sees first."""
+    """A number in large type."""
 
     name: str
     value: str
@@ -217,7 +217,7 @@ class KeyFigure:
 
 
 def figures(panel: Panel) -> list[KeyFigure]:
-    """What the model to take is worth, and costs."""
+    """Accuracy and costs of the recommended model."""
     if (chosen := panel.recommended()) is None:
         return []
     share, interval = _top1(chosen)
@@ -247,13 +247,13 @@ def _accuracy_text(entry: Entry) -> str:
 
 
 def _judged(panel: Panel, entry: Entry) -> str:
-    """Its accuracy on the images that models are chosen by."""
+    """The accuracy of an entry on the images that decide."""
     judged = entry.on(panel.part)
     return "-" if judged is None else f"{share_text(judged.top1, judged.images)}{on_validation(panel)}"
 
 
 def notes(panel: Panel) -> list[str]:
-    """What to know before believing a panel."""
+    """Caveats of a panel."""
     lines = []
     for hint in dict.fromkeys(entry.hint for entry in panel.models if entry.hint is not None):
         models = [entry.title for entry in panel.models if entry.hint == hint]
@@ -303,7 +303,7 @@ def notes(panel: Panel) -> list[str]:
 
 
 def _failing_value(verdict: Verdict) -> str:
-    """By what a gate failed: a table has the median of the runs, which may keep to it."""
+    """The value that failed a gate: that of the worst run, while the table has the median."""
     if verdict.value is None:
         return ""
     worst = f" in the worst of {verdict.repeats} runs" if verdict.repeats > 1 else ""
@@ -311,7 +311,7 @@ def _failing_value(verdict: Verdict) -> str:
 
 
 def _valid_ratios(panel: Panel) -> str:
-    """Which ratios are believed where milliseconds are not, and of what they are."""
+    """Say which ratios are valid on a busy machine, and of which figures."""
     held = [entry for entry in panel.models if entry.in_turns]
     if panel.task is None:  # whose bases are not known either
         return ""
@@ -324,14 +324,14 @@ def _valid_ratios(panel: Panel) -> str:
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:
-    """The first few, each once, and how many more."""
+    """List the first few names and the number of others."""
     once = list(dict.fromkeys(names))
     shown = ("; " if any("," in name for name in once[:most]) else ", ").join(once[:most])
     return shown + (f" and {len(once) - most} more" if len(once) > most else "")
 
 
 def split_reasons(panels: Sequence[Panel]) -> list[str]:
-    """Why there is more than one panel."""
+    """Explain why there are several panels."""
     tasks = list({panel.task.images_key: panel.task for panel in panels if panel.task is not None}.values())
     bases = list(dict.fromkeys(panel.base for panel in panels if panel.base))
     at = {id(panel.place): panel.place for panel in panels if panel.place is not None}
@@ -351,7 +351,7 @@ def split_reasons(panels: Sequence[Panel]) -> list[str]:
 
 
 def eyebrow(panel: Panel) -> list[str]:
-    """What a panel is of."""
+    """The task and place of a panel."""
     task = [] if panel.task is None else [panel.task.title, panel.task.images]
     base = [f"base: {panel.base}"] if panel.base else []
     return [*task, *base, *([] if panel.place is None else [panel.place.title])]
@@ -397,7 +397,7 @@ def as_csv(panels: Sequence[Panel]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """A value, and words so that a spreadsheet shows and does not run them: a folder may be called `=cmd|...`."""
+    """Format a cell; escape text that a spreadsheet would run as a formula, such as `=cmd|...`."""
     words = "; ".join(map(str, value)) if isinstance(value, tuple) else value
     if not isinstance(words, str):
         return words

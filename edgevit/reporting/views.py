@@ -38,7 +38,7 @@ OWN = 2  # classes in a tab
 
 
 def tabs(panels: Sequence[Panel]) -> list[str]:
-    """What tells each panel from the others, in a few words: what all of them have is left out."""
+    """Short titles of panels by their differences."""
     tasks = _apart(
         {id(p.task): [*_task_words(p.task, panels), *[p.base] * bool(p.base)] for p in panels if p.task is not None}
     )
@@ -53,7 +53,7 @@ def tabs(panels: Sequence[Panel]) -> list[str]:
 
 
 def _task_words(task: AccuracyTask, panels: Sequence[Panel]) -> list[str]:
-    """Classes that not all tasks have, data and seed; where these tell two tasks not apart, what else may."""
+    """Words that distinguish a task: own classes, data and seed, then counts and hashes if needed."""
     others = [panel.task for panel in panels if panel.task is not None and panel.task is not task]
     own_names = [
         name for name in task.classes if any(name not in competitor.classes for competitor in others)
@@ -71,7 +71,7 @@ def _task_words(task: AccuracyTask, panels: Sequence[Panel]) -> list[str]:
 
 
 def _apart(words: Mapping[int, Sequence[str]]) -> dict[int, str]:
-    """Of each, the words that not all have; all of its words where none is left."""
+    """Keep the words that not all titles share; all words if none remain."""
     common = set.intersection(*map(set, words.values())) if words else set()
     alike = len({tuple(parts) for parts in words.values()}) <= 1
     return {
@@ -191,7 +191,7 @@ def _summary(model: GatheredModel) -> str:
 
 
 def _rejecting(accuracy: AccuracyRecord | None) -> str:
-    """What a model that may answer `other` does so of; top-1 is of its classes alone."""
+    """Describe how often a model answers `other`; top-1 counts its classes alone."""
     if accuracy is None or accuracy.rejection is None or (rejected := accuracy.rejection.get("test")) is None:
         return ""
     foreign = (
@@ -204,7 +204,7 @@ def _rejecting(accuracy: AccuracyRecord | None) -> str:
 
 
 def _block_table(drawn: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Every block's sizes beside the base's; where tokens leave, how many each block passes on that lets some go."""
+    """Sizes of every block and of the base's, with the tokens that each pruning block passes on."""
     leave = any(block["now"] and block["now"]["tokens"] for block in drawn)
     rows = []
     for block in drawn:
@@ -239,7 +239,7 @@ def _measured(model: GatheredModel, at: Sequence[LatencyPlace]) -> dict[str, Any
 
 
 def _warnings(model: GatheredModel, at: Sequence[LatencyPlace]) -> list[str]:
-    """What speaks against its runs, of each place and each way to run it by itself."""
+    """Warnings about the runs, by place and conditions."""
     warnings = []
     for place in at:
         for alike in group(place.runs_of(model.files)):
@@ -304,7 +304,7 @@ def _exported(model: GatheredModel) -> list[list[str]]:
 
 
 def _provenance(model: GatheredModel) -> list[tuple[str, str]]:
-    """What to know to make it again."""
+    """How the model was made."""
     document, derivation = model.document, model.derivation
     rows: list[tuple[str, str]] = []
     if derivation is not None:

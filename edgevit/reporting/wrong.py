@@ -1,4 +1,4 @@
-"""Images that models get wrong, made small enough for a page: read from their own data, and only where it is asked."""
+"""Small pictures of misclassified images, read from the data of the models on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUALITY = 75  # of a JPEG
 
 @dataclass(frozen=True)
 class Wrong:
-    """One validation image (whoever looks at test images learns from them), and what the model takes it for."""
+    """A misclassified validation image (test images must not be looked at), and the predicted class."""
 
     label: str
     called: str
@@ -28,7 +28,7 @@ class Wrong:
 
 
 def small(image: Image) -> str:
-    """A JPEG of at most PIXELS, as a data URI; the image becomes as small itself."""
+    """Encode an image as a JPEG of at most PIXELS in a data URI; the image is shrunk in place."""
     image.thumbnail((PIXELS, PIXELS), Resampling.LANCZOS)
     file = io.BytesIO()
     image.convert("RGB").save(file, "JPEG", quality=QUALITY)
@@ -36,7 +36,7 @@ def small(image: Image) -> str:
 
 
 def pictures(evidence: Evidence, count: int, progress: Progress) -> dict[str, list[Wrong]]:
-    """Of every derived model, by its name, at most `count`; of one whose images cannot be had, it is noted why."""
+    """At most `count` misclassified images of every derived model, by name; unreadable data is listed as skipped."""
     shown = {}
     for model in evidence.models:
         if model.derivation is None or model.document is None:
