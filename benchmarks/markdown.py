@@ -83,7 +83,7 @@ def seeds_text(rows: Iterable[Row]) -> str:
 def commits_text(rows: Iterable[Row]) -> str:
     """List the commits that the rows were made at, with their counts; + marks uncommitted changes."""
     versions = [row.get("versions", row).get("edgevit") for row in rows]
-    commits = Counter(version.partition("(")[2].rstrip(")") if version else "not recorded" for version in versions)
+    commits = Counter((version or "").partition("(")[2].rstrip(")") or "not recorded" for version in versions)
     return "Commits (rows): " + ", ".join(f"{commit} ({count})" for commit, count in commits.most_common()) + "."
 
 

@@ -58,10 +58,10 @@ WIDTH = 128  # of the first base
 PARTS = ("vulcan", "nuwa", "rho", "learning rate", "batch size", "lora")
 PEAK = "training_memory_peak_mib"  # of a row
 ROUTE = "constraint_by_step"  # of a row: step, loss_collapse, loss_rank at each evaluation
-LORA_TEXT = "What the two constraints leave, at the evaluations of the training, at the same learning rates:"
+LORA_TEXT = "The two losses of the constraints at the evaluations of the training, at the same learning rates:"
 MEMORY = (
-    "Memory is the peak of the training's steps, at any rate: of the whole process, Python, torch and the images "
-    "included, or of a GPU what torch took there. Empty: of a row that was made before it was recorded."
+    "Memory is the peak during the training steps: of the whole process with Python, torch and the images, or on a GPU "
+    "what torch allocated. Empty: not recorded."
 )
 TITLES = {
     "vulcan": "Vulcan's steps, taken away (its Table 3)",
@@ -81,10 +81,10 @@ WHERE = {
     "demo": ("the demo's base", "the demo's base (`--base demo`)", RENDERED),
 }
 INTRODUCTION = (
-    "On {base}{top1} (`ablations.py`), shape `paper`, Vulcan as its paper has it (anchors of each batch, multipliers "
-    "by gradient ascent but where a row says otherwise) for {steps} steps of {batch} images, NuWa as its paper has it "
-    "(10,000 steps of one image for the masks). Mean and range over the seeds that were run, and points to the first "
-    "row of each table. {but}{steps} steps are a small part of what Vulcan's own rule gives."
+    "On {base}{top1} (`ablations.py`), shape `paper`. Vulcan as published (anchors of each batch; multipliers by "
+    "gradient ascent unless a row says otherwise) for {steps} steps of {batch} images; NuWa as published (10,000 steps "
+    "of one image for the masks). Mean and range over the seeds, and points relative to the first row of each table. "
+    "{but}{steps} steps are a small part of what Vulcan's own rule gives."
 )
 
 

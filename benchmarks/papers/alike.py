@@ -20,8 +20,8 @@ def text(rows: Sequence[Row], names: Sequence[str]) -> str:
         return ""
     reasons = "; ".join(_reasons(rows, first))
     message = (
-        f"Not told apart from `{first}`, with its widths and its accuracy in every pair of sub-task and seed, and so "
-        f"no evidence of what was taken away: {'; '.join(alike)}.{f' Why: {reasons}.' if reasons else ''}"
+        f"Equal to `{first}` in widths and accuracy in every pair of sub-task and seed, and so no evidence: "
+        f"{'; '.join(alike)}.{f' Reason: {reasons}.' if reasons else ''}"
     )
     return "\n" + "\n".join(textwrap.wrap(message, 118)) + "\n"
 
@@ -48,8 +48,8 @@ def _reasons(rows: Sequence[Row], first: str) -> Iterator[str]:
     whole = picked(rows, variant=first)
     shares = {row["facts"].get("anchor_neurons") for row in whole}
     if shares == {1.0}:
-        yield f"the masks of `{first}` let no neuron go, so that the anchor is the base"
+        yield f"the masks of `{first}` drop no neuron, so the anchor is the base"
     widest = max(block["ffn"] for row in rows for block in row["blocks"])
     for rate in dict.fromkeys(row["rate"] for row in whole):
         if all(block["ffn"] == widest for row in picked(whole, rate=rate) for block in row["blocks"]):
-            yield f"at {rate:g} `{first}` itself cuts no FFN, and attention alone"
+            yield f"at {rate:g} `{first}` cuts attention alone, and no FFN"

@@ -202,12 +202,13 @@ def moments_file(options: argparse.Namespace) -> Path:
 
 ATTENTION = """## Attention alone, base {base}: factorised and cut to a width (of {whole}), nothing trained
 
-Moments of {images} training images: of no tokens (`weights`), of all of them, of all weighted by importance, of the
-class token alone.
+Factorised by the moments of {images} training images: by none (`weights`), by all tokens, by all tokens weighted by
+importance, and by the class token.
 """
-SELECTED = """Token selection as in Table 6 of the SKD paper, which is at half of the width: so many tokens of each
-image at random (mean and range over {draws} draws), and all at a weight of 0.01, which cancels here: a moment is a
-weighted mean, and its decomposition does not fail on what has no full rank.
+SELECTED = """
+Token selection as in Table 6 of the SKD paper, at half of the width: so many random tokens of each image (mean and
+range over {draws} draws), and all tokens at a weight of 0.01. The weight cancels here, because a moment is a weighted
+mean.
 """
 KINDS = {
     "weights": "weights",

@@ -85,17 +85,15 @@ CLAIMS = (
 )  # fmt: skip
 
 TEXT = (
-    "From the rows at published length: what trains does so for as long as Vulcan's rule says. The baseline of the "
-    "papers is the base with its full head, which may answer with a class that is not asked for, or the base after "
-    "fine-tuning; ours is the same base asked for the classes of the sub-task alone. The sections at published length "
-    "have all three. Points above it: mean, range and in how many of n pairs of sub-task and seed the claim holds; "
-    "`{nothing}` where none was run, as of a base that is not named. In brackets what the paper has, on its own data. "
-    "The rivals of Vulcan learn from "
-    "a teacher here, so that Vulcan is there with one, too; NuWa, fine-tuned, does so, and with this project's choices "
-    "of neurons and widths; the base is fine-tuned for as long as models of the highest rate are trained. A claim that "
-    "does not hold here is not refuted: these bases are small and are asked only for classes they know, which leaves a "
-    "smaller model little to gain, and they have learnt from more images of each class than their user has, so that "
-    "training on those few costs the unpruned base, too. HEART has sections of its own."
+    "From the rows at published length. The papers compare with the base with its full head, which may answer with a "
+    "class outside the sub-task, or with the base after fine-tuning; our baseline is the base restricted to the "
+    "classes of the sub-task. Cells are points above the baseline: mean, range, and in how many of n pairs of sub-task "
+    "and seed the claim holds; `{nothing}` where nothing was run. Numbers in the claims are the papers', on their own "
+    "data. Vulcan's rivals learn from a teacher here, so Vulcan has a row with a teacher, too. NuWa, fine-tuned, also "
+    "has a teacher, and this project's choices of neurons and widths. The base is fine-tuned for as long as models of "
+    "the highest rate are trained. A claim that does not hold here is not refuted: these bases are small and know the "
+    "classes well, so a smaller model has little to gain; and their user has fewer images than they learnt from, so "
+    "training on those costs the unpruned base accuracy, too."
 )
 
 # -- at published length -----------------------------------------------------------------------------------------------
@@ -173,9 +171,8 @@ def verdicts(of_bases: Mapping[str, Sequence[Row]]) -> str:
                 held[True] += statistics.mean(theirs[rate].values()) > 0
                 held[False] += statistics.mean(ours[rate].values()) > 0
     return (
-        f"Claims to be above a base, or near it, hold on the mean of {held[True]} of the {cases} cases of base and "
-        "rate that there are rows of, against the baseline of their paper, and of "
-        f"{held[False]} against the restricted base."
+        f"There are {cases} cases of a base and a rate with rows. The mean is above the baseline of the paper in "
+        f"{held[True]} of them, and above the restricted base in {held[False]}."
     )
 
 

@@ -40,11 +40,10 @@ TITLES = {
 }
 TEXT = """## PIAD against its rivals, on {title}
 
-Super-networks of {steps} steps of {batch} images (`dropout.py`, the form of Table 7 of the SKD paper): what a step
-drops differs, all else is the same. Slices of a share of the MACs, shape `fused`, without any training of theirs: top-1
-on `val/`, mean and range over sub-tasks and seeds, {seeds}. The number behind a rival is its rate; the paper gives
-none. The last column is the network itself, nothing cut: of `{untrained}`, which is not trained, the base restricted
-to the classes.
+Super-networks trained for {steps} steps of {batch} images (`dropout.py`, the form of Table 7 of the SKD paper), which
+differ in what a step drops. Slices of a share of the MACs, shape `fused`, not trained: top-1 on `val/`, mean and range
+over sub-tasks and seeds, {seeds}. The number after a rival is its rate; the paper gives none. The last column is the
+network itself, uncut; for `{untrained}`, which is not trained, it is the base restricted to the classes.
 """
 WHOLE = "12:12, whole"
 

@@ -452,26 +452,25 @@ SOURCES = {
     "heads": "Vulcan, Table 7, of the same model",
 }
 DEPTH = (
-    f"The blocks that are out are those that the accuracy on {JUDGED} images misses least, one after the other; with "
-    "random weights and images of noise that choice is arbitrary. The paper's last row is its third in fp16: "
-    "{orin:.3f} and {rtx:.3f} of its base in fp32; a table in fp16 here is of a base in fp16."
+    f"Blocks are taken out one after the other, each the one without which the accuracy on {JUDGED} images is highest; "
+    "with random weights and images of noise that choice is arbitrary. The paper's last row is its third in fp16: "
+    "{orin:.3f} and {rtx:.3f} of its base in fp32; a table in fp16 here is relative to a base in fp16."
 ).format(orin=11.35 / 45.45, rtx=28.34 / 274.27)
 COMPRESSED = (
-    "`zeroed`: that share of the weights of every linear layer and of the patches' layer, those of least magnitude, is "
-    "zero in place; layer by layer, as Han et al. have it, whom the paper cites without saying its share. `int8`: ONNX "
-    "Runtime's dynamic quantisation of the fp32 file, whose weights of products are INT8; it computes on a processor "
-    "and is no INT8 engine of TensorRT, which nothing here measures. The paper says that Orin does not support INT8 "
-    "and measures INT8 on its processor; NVIDIA says otherwise, and publishes INT8 TOPS of Orin's GPU (60 of an Orin "
-    "NX 16 GB, sparse). Accuracy is not in this table, as weights are random."
+    "`zeroed`: in every linear layer and the patch embedding, that share of the weights of least magnitude is set to "
+    "zero in place, as Han et al. do it, whom the paper cites without giving its share. `int8`: ONNX Runtime's dynamic "
+    "quantisation of the fp32 file to INT8 weights. It computes on a processor and is no INT8 engine of TensorRT, "
+    "which nothing here measures. The paper says that Orin does not support INT8 and measures INT8 on its processor; "
+    "NVIDIA publishes INT8 TOPS of Orin's GPU (60 of an Orin NX 16 GB, sparse). Weights are random, so there is no "
+    "accuracy."
 )
 HEADS = (
-    "`base`: edgevit's attention, one product over all heads, which are of one width. `separate`: the same heads, of "
-    "slices of their own, one after the other. `uneven`: so, too, with widths that are drawn for each block, QK and VO "
-    "apart, every way to share the total out as likely as another; the record has them. The projections before and "
-    "behind the heads stay one product each, so MACs and parameters are those of the base. The paper's two rows are "
-    "`base` and `uneven`. Nodes are those of the exported file in one attention, products the `MatMul` among them. "
-    "What TensorRT-RTX fuses in the fp16 file is a block's attention in `base` and one head's in the others; it is "
-    "another compiler than a board's TensorRT."
+    "`base`: edgevit's attention, one product over all heads of one width. `separate`: the same heads computed one "
+    "after the other. `uneven`: likewise, with widths drawn for each block, QK and VO apart, every partition of the "
+    "total as likely as another; the record has them. The projections before and after the heads stay one product "
+    "each, so MACs and parameters are those of the base. The paper's two rows are `base` and `uneven`. Nodes are those "
+    "of one attention in the exported file, products the `MatMul` among them. TensorRT-RTX fuses a block's attention "
+    "in `base` and one head's in the others; a board's TensorRT is another compiler."
 )
 INTRODUCTION = {"depth": DEPTH, "compressed": COMPRESSED, "heads": HEADS}
 
@@ -486,10 +485,10 @@ def section(data: dict[str, Any] | None) -> str:
         if not sessions:
             continue
         head = (
-            "Random weights; in turns. Latency as a share of the base's with its 95 % interval, where there were "
-            f"rounds enough for one; memory is the process's peak of RAM. Published: {SOURCES[part]}, "
-            "whatever runtime and precision it was, as shares of its dense model. images/s is a mean over "
-            "each run, latency a median: where they disagree, single inferences were slow. "
+            "Random weights; models in turns. Latency as a share of the base's with its 95 % interval, where rounds "
+            "were enough; memory is the process's peak of RAM. Published: "
+            f"{SOURCES[part]}, in its own runtime and precision, as a share of its dense model. images/s is a mean "
+            "over each run and latency a median: where they disagree, single inferences were slow. "
             + INTRODUCTION.get(part, "")
         )
         parts.append(f"## {title}\n\n{chr(10).join(textwrap.wrap(head, 118))}\n")

@@ -8,24 +8,24 @@ from benchmarks.markdown import commits_text, grouped, percent, table, wrapped
 
 INTRODUCTION = """## HEART: tokens and heads, before and after training, on {base}
 
-{images} test images, {tokens} tokens, {heads}. Shares of tokens and heads that go; {steps} steps of {batch_size} images
-with the restricted base as teacher. `alike`: the same shares in every block, so that all tokens leave after the first;
-the others share them out by their scores, so that equal shares are not equal MACs. `random`: which tokens and which
-heads, by chance. Mean and range over seeds {seeds}.{coarse}{more}
+{images} test images, {tokens} tokens, {heads}. Rows are shares of tokens and of heads that are dropped; {steps} steps
+of {batch_size} images with the restricted base as teacher. `alike`: the same shares in every block, so that all tokens
+leave after the first. The other variants share them out by their scores, so equal shares are not equal MACs. `random`:
+tokens and heads are drawn. Mean and range over seeds {seeds}.{coarse}{more}
 """
-SMALL = "\nA small base with few tokens: it says nothing of 197."
+SMALL = "\nThis is a small base with few tokens; nothing follows for 197 tokens."
 BASES = {
     "demo": ("the demo's base", "three heads in each of four blocks"),
     "rendered": ("12 of 24 rendered classes", "three heads in each of six blocks"),
     "fine": ("24 of 48 finer classes", "three heads in each of six blocks"),
     "fashion": ("photographs of five kinds of clothes", "two heads in each of six blocks"),
 }
-COST = """The scores of DeiT-Small's shapes, one thread: {ratio:.1f} times the processor time of a forward and backward
-pass per image ({probes} draws of signs), and {memory:.2f} times the memory that such a pass of {step} images takes,
-with {images} images at a time.
+COST = """The scores of DeiT-Small's shapes, on one thread, take {ratio:.1f} times the processor time of a forward and
+backward pass per image ({probes} draws of signs), and, for {images} images at a time, {memory:.2f} times the memory of
+such a pass of {step} images.
 """
-CORRELATION = """Rank correlation, image by image, of what attention looks at with the curvature of the loss, per
-block: {by_block}.
+CORRELATION = """Rank correlation, by image, of attention's scores of tokens with the curvature of the loss, per block:
+{by_block}.
 """
 
 
@@ -36,9 +36,9 @@ and HEART alone; {steps} steps. Mean and range over seeds {seeds}.
 """
 LAYERS = """### Block by block, at 50/50
 
-How far tokens are from the base's behind each block (`layerwise.py`; the paper's Figures 4 and 5): linear CKA of the
-mean token, and cosine of the class token, before -> after training; the residual ratio is the base's -> before ->
-after. Mean over seeds {seeds}.
+Distance of tokens from the base's after each block (`layerwise.py`; the paper's Figures 4 and 5): linear CKA of the
+mean token and cosine of the class token, before -> after training; the residual ratio of the base -> before -> after.
+Mean over seeds {seeds}.
 """
 
 
@@ -103,7 +103,7 @@ def _coarse(rows: list[dict[str, Any]]) -> str:
     for share, heads in sorted(heads_cut.items()):
         shares.setdefault(heads, []).append(f"{100 * share:.0f}")
     counts = ", ".join(f"{heads or 'none'} at {' and '.join(of)} %" for heads, of in shares.items())
-    return f"\nA block has {whole} heads, and whole ones go: of `alike` {counts}."
+    return f"\nA block has {whole} heads and loses whole heads: `alike` drops {counts}."
 
 
 def _accuracy(rows: list[dict[str, Any]]) -> str:

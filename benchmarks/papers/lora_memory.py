@@ -134,9 +134,9 @@ def section(data: dict[str, Any] | None) -> str:
     text = (
         f"Memory of a DeiT-Base's training with LoRA (`lora_memory.py`): rate {RATE:g}, {MICRO_BATCH} images of a "
         f"micro-batch, {PARTS} micro-batches of a step, fp32, on a processor. Weights are random and images are noise, "
-        "so there is no accuracy. Peak: of the whole process while steps run, Python and torch included. Training: "
-        "what of it was not there before the training, and weights and updates, once each. What the paper's figure "
-        "counts it does not say."
+        "so there is no accuracy. Peak: of the whole process during the steps, with Python and torch. Training: the "
+        "growth since before the training, plus weights and updates once each. The paper does not say what its figure "
+        "counts."
     )
     head = ["", "trained numbers, millions", "peak, MiB", "training, MiB", "less", "the paper's, GB"]
     return "\n".join(textwrap.wrap(text, 118)) + "\n\n" + table(head, lines)

@@ -213,18 +213,18 @@ def cases(
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 TEXT = (
-    "{ran} of {ways} methods and ways to train were run. What trains sees as many images as Vulcan's own rule gives it "
-    "(up to {most} steps of {batch}). Its learning rate is the best of {lrs}, or lies beyond where the outermost is "
-    "the best: chosen on the validation part in runs of a quarter of the length, by the loss, or by top-1 where a "
-    "method tells no loss. As published: the choices of the paper, which keep every head and block; Vulcan's shapes "
-    "are `paper`, and it learns from labels; NuWa trains masks for 10,000 steps of one image and nothing else. "
-    "{better}The base is fine-tuned for as long as the models of the highest rate. Rivals are distilled as forge is, "
-    "each with its own rule of warm-up. {top1}{seeds} of the first sub-task, one of the others. {images}Empty: out of "
-    "reach, or not run."
+    "{ran} of {ways} methods and ways to train were run. All that train see as many images as Vulcan's own rule gives "
+    "(up to {most} steps of {batch}). The learning rate is the best of {lrs}, or one beyond if the outermost is the "
+    "best; it is chosen on the validation part in runs of a quarter of the length, by the loss, or by top-1 where a "
+    "method reports no loss. As published: the choices of the paper, which keep every head and block; Vulcan has shape "
+    "`paper` and learns from labels; NuWa trains masks for 10,000 steps of one image and nothing else. {better}The "
+    "base is fine-tuned for as long as the models of the highest rate. Rivals are distilled as forge is, each with its "
+    "own rule of warm-up. {top1}{seeds} of the first sub-task, one of the others. {images}Empty: out of reach, or not "
+    "run."
 )
 BETTER_TEXT = (
-    "Better base: what is cut is the base after as many steps on the labels, where these made its loss on the "
-    "validation part less; so it has seen the images twice as often, and its learning rate is chosen by that loss. "
+    "Better base: the base is trained on the labels for as many steps, and that base is cut if its loss on the "
+    "validation part is lower; it has then seen the images twice as often. "
 )
 
 
@@ -285,7 +285,7 @@ def _of_base(base: str, rows: list[Row]) -> Iterator[str]:
             yield picture
     blind = dict.fromkeys(row["variant"] for row in full if not any(block["heads"] for block in row["blocks"]))
     if blind:
-        text = f"No attention stays, the class token sees no patch, and all images get one answer: {', '.join(blind)}."
+        text = f"No attention is left, so all images get one answer: {', '.join(blind)}."
         yield "\n".join(textwrap.wrap(text, 118)) + "\n"
     if gpu := [text for name in WAYS if (text := _on_gpu(name, picked([*curve, *full], variant=name)))]:
         text = f"Trained on a GPU: {'; '.join(gpu)}."

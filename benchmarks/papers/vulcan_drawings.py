@@ -31,9 +31,8 @@ SHOWN = {
 }
 INTRODUCTION = """## Drawings of Vulcan's models
 
-Vulcan as its paper has it, {steps} steps of {batch} images on the demo's base, four of its six classes: too few to say
-what Vulcan comes to, and enough to see what it does. Made by `{command}`; `drawings.py` makes the same, and sizes of
-attention and losses, of any folders.
+Vulcan as published, {steps} steps of {batch} images on the demo's base, four of its six classes: too short for Vulcan's
+accuracy, and enough to see what it does. Made by `{command}`; `drawings.py` draws any model folders.
 """
 
 

@@ -72,10 +72,10 @@ def test_a_row_that_took_nothing_away_is_named_with_what_the_rows_tell_of_it() -
             rows.append({**one, "facts": masks, "blocks": [{"ffn": 16 if case.rate == 0.3 else 8}]})
     told = " ".join(ablations.section({"rows": dict(enumerate(rows))}).split())
     assert "`without purification` at 0.3, 0.6, 0.8 (n = 9); `random neurons` at 0.3 (n = 3);" in told
-    assert "`attention alone` at 0.3 (n = 3). Why: the masks of `nuwa` let no neuron go" in told
-    assert "at 0.3 `nuwa` itself cuts no FFN" in told and "at 0.6 `nuwa`" not in told
+    assert "`attention alone` at 0.3 (n = 3). Reason: the masks of `nuwa` drop no neuron" in told
+    assert "at 0.3 `nuwa` cuts attention alone, and no FFN" in told and "at 0.6 `nuwa`" not in told
     rows = [{**one, "macs": hash(one["variant"])} for one in rows]
-    assert "Not told apart" not in ablations.section({"rows": dict(enumerate(rows))}), "with other widths they are"
+    assert "no evidence" not in ablations.section({"rows": dict(enumerate(rows))}), "with other widths they are"
 
 
 def test_memory_is_shown_where_rows_tell_it() -> None:

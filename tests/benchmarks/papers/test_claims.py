@@ -39,8 +39,8 @@ def test_a_claim_is_judged_against_the_paper_s_baseline_and_against_the_restrict
     (ours,) = lines_of(text, "base, restricted (ours)", "vulcan, as published")
     assert theirs[:1] == ["photographs of clothes, 5 classes"] and theirs[AT] == "+8.0 (+5.0 to +11.0); 2 of 2"
     assert ours[AT] == "-2.0 (-5.0 to +1.0); 1 of 2" and ours.count("no row") == len(RATES) - 1
-    assert "hold on the mean of 1 of the 1 cases" in " ".join(text.split())
-    assert "against the baseline of their paper, and of 0 against the restricted base." in " ".join(text.split())
+    assert "There are 1 cases of a base and a rate with rows." in " ".join(text.split())
+    assert "above the baseline of the paper in 1 of them, and above the restricted base in 0." in " ".join(text.split())
 
 
 def test_the_fine_tuned_base_is_that_of_the_same_task_and_seed_which_another_row_has() -> None:

@@ -67,7 +67,7 @@ def test_the_section_has_a_line_of_every_variant_and_bears_missing_parts() -> No
         for share, left in ((0.2, 3), (0.6, 2), (0.4, 2), (0.8, 1))
     ]
     told = heart_tables.section({"rows": alike, "training": heart.TRAINING, "cost": None})
-    assert "A block has 3 heads, and whole ones go: of `alike` none at 20 %, 1 at 40 and 60 %, 2 at 80 %." in told
+    assert "A block has 3 heads and loses whole heads: `alike` drops none at 20 %, 1 at 40 and 60 %, 2 at 80 %." in told
 
 
 def test_rows_at_50_50_have_a_table_block_by_block() -> None:

@@ -174,5 +174,5 @@ def test_the_baselines_are_of_the_base_and_of_the_longest_fine_tuning() -> None:
 def test_a_model_that_kept_no_attention_is_named() -> None:
     rows = [row(case, blocks=[{"heads": int(case.variant == "forge")}]) for case in cases("fashion") if case.steps]
     told = published.section({"rows": dict(enumerate(r for r in rows if r["variant"] in ("forge", "dcvit")))})
-    assert "No attention stays" in told and "all images get one answer: dcvit.\n" in " ".join(told.split(" "))
+    assert "No attention is left" in told and "all images get one answer: dcvit.\n" in " ".join(told.split(" "))
     assert "No attention" not in published.section({"rows": {"a": rows[0]}})
