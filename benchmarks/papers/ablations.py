@@ -116,7 +116,7 @@ def _variants(part: str, width: int = WIDTH) -> Iterator[tuple[str, Case]]:
 
 
 def cases(sizes: Sequence[int] = SIZES["rendered"], width: int = WIDTH) -> Iterator[tuple[str, Case]]:
-    """Every derivation with its part, in the order in which a reader would miss it.
+    """Every derivation with its part, the most telling first.
 
     Args:
         sizes: of the sub-tasks.

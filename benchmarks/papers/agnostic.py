@@ -80,7 +80,7 @@ class ModelCase:
 def model_cases(
     tasks: Sequence[Sequence[str]], seeds: Sequence[int], steps: int, small_rate: float | None, methods: Sequence[str]
 ) -> Iterator[ModelCase]:
-    """Every row, in the order in which a reader would miss it."""
+    """Every row, the most telling first."""
     for seed in seeds:
         for classes in map(tuple, tasks):
             for method in methods:

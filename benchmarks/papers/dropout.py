@@ -49,7 +49,7 @@ WHOLE = "12:12, whole"
 
 
 def cases(sizes: Sequence[int] = SIZES["rendered"]) -> Iterator[tuple[str, Case]]:
-    """Every slice with its part, in the order in which a reader would miss it; the largest cut of each network first.
+    """Every slice with its part, the most telling first; the largest cut of each network first.
 
     Networks alternate, so that derivations side by side train one each. `sizes`: of the sub-tasks.
     """

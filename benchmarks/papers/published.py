@@ -190,7 +190,7 @@ def chosen_lr(rows: Iterable[Row], base: str, name: str) -> float:
 def cases(
     base: str, names: Sequence[str], rates: Sequence[float], seeds: int, images: Mapping[int, int], rows: Sequence[Row]
 ) -> Iterator[Case]:
-    """Every derivation but those of `tuning`, in the order in which a reader would miss it.
+    """Every derivation but those of `tuning`, the most telling first.
 
     Args:
         images: number of training images of each sub-task, the one that has every seed first.
