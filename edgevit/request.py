@@ -19,6 +19,7 @@ from difflib import get_close_matches
 from functools import cache, reduce
 from inspect import Parameter, signature
 from operator import or_
+from os import PathLike
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -228,13 +229,31 @@ def as_request(kind: type[R], first: str, value: Any, options: Given) -> R:
 
     Raises:
         OptionError: as `request_of` says, or there is a whole request and options beside it.
+        TypeError: the value is neither a request nor a path or name.
     """
     if isinstance(value, kind):
         if options:
             raise OptionError(f"a whole {kind.__name__} was given, and {', '.join(options)} beside it; leave that out")
         return value
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__.removesuffix("Request")).lower()
+    check_paths(value, f"edgevit.{name}")
     return request_of(kind, options if value is None else {first: value, **options}, f"edgevit.{name}")
+
+
+def check_paths(value: Any, function: str) -> None:
+    """Refuse a first argument that is neither a path or name, nor several of them.
+
+    Raises:
+        TypeError: it is another object, such as a torch module.
+    """
+    values = value if isinstance(value, (list, tuple)) else [value]
+    for item in values:
+        if item is not None and not isinstance(item, (str, PathLike)):
+            raise TypeError(
+                f"{function} takes a path or a timm name, and was given a {type(item).__name__}; of a torch module, "
+                "save the weights with safetensors.torch.save_file(module.state_dict(), FILE), and give the timm name "
+                "with checkpoint=FILE"
+            )
 
 
 def takes_options(kind: Any) -> Callable[[F], F]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from inspect import Parameter, signature
 
 import pytest
@@ -41,3 +42,11 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'edgevit' has no attribute 'prune'"):
         _ = edgevit.prune
+
+
+@pytest.mark.parametrize("function", [edgevit.derive, edgevit.export, edgevit.evaluate, edgevit.bench, edgevit.load])
+def test_what_is_neither_a_path_nor_a_name_is_a_type_error(function: Callable[[object], object]) -> None:
+    with pytest.raises(
+        TypeError, match=rf"edgevit\.{function.__name__} takes a path or a timm name, and was given a set"
+    ):
+        function({"not a path"})

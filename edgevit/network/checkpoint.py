@@ -42,6 +42,7 @@ from edgevit.records.model_folder import ModelFolder
 from edgevit.records.reading import Reading, reading_settings, transform_settings
 from edgevit.records.release import CONFIG, PROCESSOR, ReleaseFacts, is_release, read_release, weights_of
 from edgevit.records.writing import new_folder
+from edgevit.request import check_paths
 
 TORCHVISION_NAMES = {
     "vit_b_16": "vit_base_patch16_224", "vit_b_32": "vit_base_patch32_224", "vit_l_16": "vit_large_patch16_224",
@@ -517,7 +518,9 @@ def load(folder: str | Path) -> Model:
 
     Raises:
         CheckpointError: a file is missing, altered (wrong hash) or of another schema.
+        TypeError: `folder` is no path.
     """
+    check_paths(folder, "edgevit.load")
     check_model_folder(folder)
     files = ModelFolder(Path(folder))
     document = files.document()
