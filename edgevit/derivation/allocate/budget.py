@@ -1,4 +1,4 @@
-"""How large or how slow the derived model may be."""
+"""The limit of MACs, parameters, milliseconds or millijoules of a derived model."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _NAMES = {"macs": "MACs", "params": "parameters", "ms": "ms", "mj": "mJ"}
 MEASURED = ("ms", "mj")  # quantities that a cost table counts
 MeasuredBudget = Literal["ms", "mj", "fps"]
-MEASURED_BUDGETS: tuple[MeasuredBudget, ...] = ("ms", "mj", "fps")  # as they are given: fps is ms in other words
+MEASURED_BUDGETS: tuple[MeasuredBudget, ...] = ("ms", "mj", "fps")  # options; fps is converted to ms
 USE_BASE = "use `edgevit base`"
-ROUNDING = 1e-9  # of sums of what was measured; MACs and parameters are whole numbers
+ROUNDING = 1e-9  # relative error of sums of measured costs; MACs and parameters are whole numbers
 
 
 @dataclass(frozen=True)
@@ -34,42 +34,42 @@ class Budget:
 
     quantity: Quantity | Measured
     limit: float
-    base: float  # the base's own, in the same quantity
-    asked: str  # in the user's words, for messages and records
-    table: CostTable | None = None  # what milliseconds and millijoules are counted by
-    # Of each of the base's blocks that is to stay, by its number, sizes that it may not fall below; all others go.
-    # None: any may go, and be as small as the method and the shape allow.
+    base: float  # the base's cost in the same quantity
+    asked: str  # as the user gave it, for messages and records
+    table: CostTable | None = None  # counts milliseconds and millijoules
+    # The minimum sizes of the blocks that must be kept, by number; all others must be removed. None: any block may be
+    # removed, and be as small as the method and the shape allow.
     at_least: Mapping[int, BlockDims] | None = None
     at_least_embed: int = 0  # the same of the embedding; 0: any width
 
     @property
     def rate(self) -> float:
-        """Share of the base that must go: the papers' R."""
+        """The share of the base that must be removed: the papers' R."""
         return 1 - self.limit / self.base
 
     @property
     def linear(self) -> Quantity:
-        """MACs or parameters, whose cost is linear in every width: for methods that count on it."""
+        """MACs or parameters, which are linear in every width, for methods that rely on it."""
         assert self.quantity == "macs" or self.quantity == "params", "the method has no other among its QUANTITIES"
         return self.quantity
 
     @cached_property
     def prices(self) -> Prices | None:
-        """The table in this quantity; None: MACs or parameters, which need none."""
+        """The table in this quantity; None for MACs and parameters."""
         if self.table is None or self.quantity == "macs" or self.quantity == "params":
             return None
         return self.table.in_quantity(self.quantity)
 
     @property
     def least_embed(self) -> int:
-        """The narrowest embedding that is asked for and can be counted; 0: any."""
+        """The narrowest embedding that is allowed and that the table lists; 0: any."""
         return max(self.at_least_embed, 0 if self.prices is None else self.prices.embeds[0])
 
     def prices_at(self, geometry: Geometry) -> Prices | None:
-        """The table in this quantity, of the embedding that a network has, and of the tokens that its blocks are given.
+        """Look up the table in this quantity, for a network's embedding and tokens.
 
         Raises:
-            CostTableError: the table lists no embedding as narrow, or nothing of fewer tokens.
+            CostTableError: the table lists no embedding as narrow, or no costs of fewer tokens.
         """
         return None if self.prices is None else self.prices.at(geometry.embed, geometry.tokens)
 
@@ -80,11 +80,11 @@ class Budget:
         return geometry.cost(blocks, self.linear)
 
     def holds(self, cost: float) -> bool:
-        """Whether a model of this cost is within the limit."""
+        """Tell whether a model of this cost is within the limit."""
         return cost <= self.limit * (1 + ROUNDING if self.quantity in MEASURED else 1)
 
     def told(self, cost: float) -> str:
-        """A cost as a person reads it: 1.25 G MACs, 4.2 ms."""
+        """Format a cost: 1.25 G MACs, 4.2 ms."""
         number = f"{cost:.4g}" if self.quantity in MEASURED else format_count(cost)
         return f"{number} {_NAMES[self.quantity]}"
 
@@ -94,17 +94,17 @@ class Budget:
         return "" if prices is None else prices.made_of(blocks, kept)
 
     def record(self, reached: float | None = None) -> BudgetRecord:
-        """What derivation.json says of it, and of how much of it the model takes."""
+        """Make the record for derivation.json, with the cost of the derived model."""
         table = None if self.table is None else self.table.record()
-        grown = None if self.at_least is None else {str(i): dims for i, dims in self.at_least.items()}
+        minimum = None if self.at_least is None else {str(i): dims for i, dims in self.at_least.items()}
         embed = self.at_least_embed or None
-        return BudgetRecord(self.quantity, self.limit, self.base, self.asked, reached, table, grown, embed)
+        return BudgetRecord(self.quantity, self.limit, self.base, self.asked, reached, table, minimum, embed)
 
 
 def remainder(base: int, rate: float) -> int:
-    """The whole number that is left of `base` without this share, as exact as the share was written.
+    """Subtract a share of `base`, exactly as the share is written, and round down.
 
-    1000 * (1 - 0.9) is 99.99999999999997, and a model of 100 is within the budget.
+    1000 * (1 - 0.9) is 99.99999999999997, and a model of 100 must be within the budget.
     """
     return int(base * (1 - Fraction(repr(float(rate)))))
 
@@ -121,20 +121,20 @@ def make_budget(
     fps: float | None = None,
     table: CostTable | None = None,
 ) -> Budget:
-    """Turn exactly one of these into a budget; milliseconds, millijoules and images per second need a table.
+    """Make a budget of exactly one of these; milliseconds, millijoules and images per second need a table.
 
     Raises:
-        OptionError: none or several are given, or it asks for nothing to be pruned.
+        OptionError: none or several are given, or the budget is not below the base.
         CostTableError: the table has no millijoules.
     """
-    asked_for = {"rate": rate, "macs": macs, "params": params, "ms": ms, "mj": mj, "fps": fps}
-    given = [name for name, value in asked_for.items() if value is not None]
-    if len(given) != 1:
-        seen = " and ".join(f"--{name}" for name in given) or "none"
+    options = {"rate": rate, "macs": macs, "params": params, "ms": ms, "mj": mj, "fps": fps}
+    names = [name for name, value in options.items() if value is not None]
+    if len(names) != 1:
+        text = " and ".join(f"--{name}" for name in names) or "none"
         raise OptionError(
-            f"a budget is one of --rate, --macs, --params, --ms, --mj and --fps, not {seen}; try --rate 0.6"
+            f"a budget is one of --rate, --macs, --params, --ms, --mj and --fps, not {text}; try --rate 0.6"
         )
-    (name,) = given
+    (name,) = names
     if name in MEASURED_BUDGETS:
         number = ms if ms is not None else mj if mj is not None else fps
         assert number is not None
@@ -143,26 +143,26 @@ def make_budget(
         raise OptionError(f"--cost-table is for --ms, --mj and --fps, not --{name}; leave it out, or give --ms instead")
     if rate is not None:
         if not 0 < rate < 1:
-            mend = f"to leave the base as it is, {USE_BASE}" if rate == 0 else "0.6 leaves 40 % of the base's MACs"
-            raise OptionError(f"--rate {rate:g} is not between 0 and 1; {mend}")
+            hint = f"to leave the base as it is, {USE_BASE}" if rate == 0 else "0.6 leaves 40 % of the base's MACs"
+            raise OptionError(f"--rate {rate:g} is not between 0 and 1; {hint}")
         return Budget("macs", remainder(base_macs, rate), base_macs, f"rate {rate:g}")
     quantity: Quantity = "macs" if macs is not None else "params"
-    asked = macs if macs is not None else params
-    assert asked is not None
-    limit, base = parse_count(asked, quantity), base_macs if quantity == "macs" else base_params
+    count = macs if macs is not None else params
+    assert count is not None
+    limit, base = parse_count(count, quantity), base_macs if quantity == "macs" else base_params
     if limit >= base:
         name = _NAMES[quantity]
         raise OptionError(
-            f"--{quantity} {asked} is not below the base's {format_count(base)} {name}; give less, or {USE_BASE}"
+            f"--{quantity} {count} is not below the base's {format_count(base)} {name}; give less, or {USE_BASE}"
         )
-    return Budget(quantity, limit, base, f"{quantity} {asked}")
+    return Budget(quantity, limit, base, f"{quantity} {count}")
 
 
 def _measured(name: str, number: float, table: CostTable | None) -> Budget:
-    """A budget of milliseconds, millijoules, or images per second."""
+    """Make a budget of milliseconds, millijoules, or images per second."""
     if table is None:
         raise OptionError(
-            f"--{name} {number:g} needs --cost-table FILE: what each size takes; edgevit.meet and `edgevit derive` "
+            f"--{name} {number:g} needs --cost-table FILE, the cost of each size; edgevit.meet and `edgevit derive` "
             "measure it themselves"
         )
     if not 0 < number < inf:
@@ -172,10 +172,10 @@ def _measured(name: str, number: float, table: CostTable | None) -> Budget:
     limit, base = 1000 * table.batch / number if name == "fps" else number, table.in_quantity(quantity).base
     if limit >= base:
         unit = _NAMES[quantity]
-        seen = f"--{name} {number:g}" if name != "fps" else f"--fps {number:g}, {limit:.4g} ms for {table.batch},"
+        option = f"--{name} {number:g}" if name != "fps" else f"--fps {number:g}, {limit:.4g} ms for {table.batch},"
         less = "more" if name == "fps" else "less"
         raise OptionError(
-            f"{seen} is not below the base's {base:.4g} {unit} by the cost table; give {less}, or {USE_BASE}"
+            f"{option} is not below the base's {base:.4g} {unit} by the cost table; give {less}, or {USE_BASE}"
         )
     return Budget(quantity, limit, base, f"{name} {number:g}", table)
 
