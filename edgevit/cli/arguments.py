@@ -1,4 +1,4 @@
-"""Options that no request declares, and texts of commands."""
+"""Texts about options and commands."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from typing import Any
 import typer
 
 from edgevit.cli.config import CONFIG, FROM_FILE
-
-
-def option(*names: str, panel: str, help: str, **more: Any) -> Any:
-    """Declare an option of a command, with its help, its panel, and other arguments of typer.Option."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
 def kind_name(kind: type | tuple[str, ...]) -> str:

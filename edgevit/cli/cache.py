@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 
 def main(
     all: Annotated[
-        bool, typer.Option("--all", help="Show each entry, not each base.", rich_help_panel="Cache")
+        bool, typer.Option("--all", help="Show every entry instead of one line per base.", rich_help_panel="Cache")
     ] = False,
-    clear: Annotated[
-        bool, typer.Option("--clear", help="Remove every entry instead of showing it.", rich_help_panel="Cache")
-    ] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all entries.", rich_help_panel="Cache")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Show what derivations share on this machine and what was measured for cost tables, or clear it."""
+    """Show or clear the cached statistics and measured costs on this machine."""
     from edgevit.derivation import cache
     from edgevit.latency import store
 
@@ -42,7 +40,7 @@ def main(
 
 
 def bases_table(entries: Sequence[CacheEntry]) -> Table:
-    """One row for each base, the one that was used last first."""
+    """One row per base, the most recently used first."""
     from rich.table import Table
 
     by_base: dict[str, list[CacheEntry]] = {}
@@ -58,7 +56,7 @@ def bases_table(entries: Sequence[CacheEntry]) -> Table:
 
 
 def entries_table(entries: Sequence[CacheEntry]) -> Table:
-    """One row for each entry."""
+    """One row per entry."""
     from rich.table import Table
 
     table = Table("what", "base", "first made for", "MB", "last used", "entry")

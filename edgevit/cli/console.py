@@ -1,4 +1,4 @@
-"""What a person sees: results on stdout, everything else on stderr; bars on a terminal, plain lines elsewhere."""
+"""Output of commands: results on stdout, everything else on stderr; bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ PLAIN_EVERY_S = 10.0  # at most one plain line per stage in this time
 
 
 def _print(text: str, to: TextIO | None) -> None:
-    """Print a text and a line break; where a character cannot be encoded, its number takes its place.
+    """Print a text and a line break; a character that cannot be encoded is printed as its number.
 
     Raises:
         OutputError: stdout cannot be written to, as when a disk is full. What stderr does not take is lost silently.
     """
     if to is None:
-        return  # closed before the program started, as by >&-
+        return  # closed before the program started, by >&-
     encoding = to.encoding or "utf-8"
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=to, flush=True)
     except OSError as error:
-        # What the buffer still holds goes to /dev/null: else the flush at exit would fail, and the program with it.
+        # The rest of the buffer goes to /dev/null, or the flush at exit would fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), to.fileno())
         if to is sys.stdout:
             if isinstance(error, BrokenPipeError):
-                raise typer.Exit(CLOSED) from error  # whoever read it has seen enough
+                raise typer.Exit(CLOSED) from error  # the reader has closed the pipe
             raise OutputError(f"cannot write to standard output: {error.strerror}; nothing else is lost") from error
 
 
@@ -67,17 +67,17 @@ def say(text: str) -> None:
 
 
 def write(text: str) -> None:
-    """Print a text on stdout, a file's content as well as a table."""
+    """Print a text on stdout, such as the content of a file."""
     _print(printable(text, keep="\n\t"), sys.stdout)
 
 
 def console_width() -> int:
-    """How wide a table may be: as the terminal, or as COLUMNS says; a pipe has no width of its own."""
+    """The width for tables: that of the terminal, or COLUMNS, or a fixed one for pipes."""
     return shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns
 
 
 def _fitting(table: Table, console: RichConsole) -> Table:
-    """The table; where its words need more width than there is, with its rows as columns. No cell is cut short."""
+    """Transpose a table that is too wide. No cell is truncated."""
     from rich.measure import Measurement
     from rich.table import Table
 
@@ -100,7 +100,7 @@ def _fitting(table: Table, console: RichConsole) -> Table:
 
 
 def _drawn(renderable: RenderableType, to: TextIO) -> str:
-    """What rich makes of a table or a text: names are shown as they are, never read as markup or as emoji."""
+    """Render a table or a text with rich, without markup and emoji."""
     from rich.console import Console as RichConsole
     from rich.table import Table
     from rich.text import Text
@@ -116,7 +116,7 @@ def _drawn(renderable: RenderableType, to: TextIO) -> str:
     )
     if isinstance(renderable, Table):
         renderable = _fitting(renderable, console)
-    # A text is one line however long, so that a command in it can be copied; the terminal itself folds it.
+    # A text stays on one line, so that a command in it can be copied; the terminal wraps it.
     console.print(renderable, soft_wrap=isinstance(renderable, str))
     paper.flush()
     drawn = paper.buffer.getvalue().decode(encoding)
@@ -124,13 +124,13 @@ def _drawn(renderable: RenderableType, to: TextIO) -> str:
 
 
 def number(value: float) -> str:
-    """Three or four significant digits, without an exponent where that can be read."""
+    """Format a number with three or four significant digits, with an exponent only if needed."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     return f"{value:.2e}" if abs(value) < 1e-3 or abs(value) >= 1e6 else f"{value:.4g}"
 
 
-# What figures are called beside a bar, where their names in history.jsonl say too little.
+# Labels of figures next to a bar, where their names in history.jsonl are not clear.
 _WORDS = {
     "loss_task": "loss on labels",
     "loss_teacher": "loss against teacher",
@@ -146,7 +146,7 @@ _WORDS = {
 
 
 def figures_text(figures: dict[str, float | None]) -> str:
-    """`accuracy_*` in per cent, everything else as it is; figures that are not known yet are left out."""
+    """Format figures: `accuracy_*` in per cent, others as they are; missing ones are left out."""
     parts = []
     for name, value in figures.items():
         if value is not None:
@@ -188,14 +188,14 @@ def _warn(text: str) -> None:
 
 
 class _Quiet(Silent):
-    """Warnings alone."""
+    """Shows warnings only."""
 
     def warn(self, text: str) -> None:
         _warn(text)
 
 
 class _Plain:
-    """Lines on stderr: what logs and pipes get."""
+    """Plain lines on stderr, for logs and pipes."""
 
     @contextmanager
     def stage(self, name: str, total: int | None = None, unit: str = "") -> Iterator[Stage]:
@@ -263,7 +263,7 @@ class _Bars:
 
 
 class Console:
-    """How one command speaks: `result` and `show` are its answer, `progress` and `warn` go to stderr."""
+    """The output of one command: `result` and `show` go to stdout, `progress` and `warn` to stderr."""
 
     def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
         self.json = json
@@ -275,12 +275,12 @@ class Console:
         )
 
     def show(self, renderable: RenderableType) -> None:
-        """Print a table or a text for a person on stdout; nothing with --json."""
+        """Print a table or a text on stdout; nothing with --json."""
         if not self.json and sys.stdout is not None:
             _print(_drawn(renderable, sys.stdout), sys.stdout)
 
     def result(self, obj: object) -> None:
-        """Print the machine-readable answer; only with --json."""
+        """Print the result as JSON; only with --json."""
         if self.json:
             _print(json.dumps(obj, indent=2, sort_keys=True), sys.stdout)
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgevit.cli import arguments
-from edgevit.cli.arguments import option
 from edgevit.cli.command import asks
 from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag, write
 from edgevit.imports import importing
@@ -30,8 +29,12 @@ def main(
     *,
     example: Annotated[
         bool,
-        option(
-            "--example", panel=OUTPUT, callback=_example, is_eager=True, help="Print an example file with every key."
+        typer.Option(
+            "--example",
+            callback=_example,
+            is_eager=True,
+            help="Print an example file with every key.",
+            rich_help_panel=OUTPUT,
         ),
     ] = False,
     json: JsonFlag = False,

@@ -1,4 +1,4 @@
-"""Plots made of characters."""
+"""Plots of characters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ASCII = str.maketrans({MODEL: "*", BASE: "o", "┤": "|", "└": "+", "─": "-
 
 @dataclass(frozen=True)
 class Dot:
-    """One model: `x` what it costs, `y` its accuracy."""
+    """One model: `x` is its cost, `y` its accuracy."""
 
     x: float
     y: float
@@ -23,10 +23,10 @@ class Dot:
 
 
 def scatter(dots: Sequence[Dot], ends: tuple[str, str]) -> str:
-    """Draw accuracy against cost; in ASCII where stdout knows no more.
+    """Draw accuracy against cost; in ASCII if stdout cannot encode more.
 
     Args:
-        ends: the least and the greatest x as text, the latter with its unit.
+        ends: the smallest and the largest x as text, the latter with its unit.
     """
     low, high = min(d.y for d in dots), max(d.y for d in dots)
     least, most = min(d.x for d in dots), max(d.x for d in dots)
@@ -51,7 +51,7 @@ def scatter(dots: Sequence[Dot], ends: tuple[str, str]) -> str:
 
 
 def _write_near(rows: Sequence[list[str]], down: int, across: int, label: str) -> None:
-    """Write a label to the right of its dot, to the left, above or below; not at all where all of these are taken."""
+    """Write a label right, left, above or below its dot, wherever there is room; leave it out otherwise."""
     over = max(0, min(across, WIDTH - len(label)))
     for row, start in ((down, across + 2), (down, across - 1 - len(label)), (down - 1, over), (down + 1, over)):
         span = slice(start, start + len(label))

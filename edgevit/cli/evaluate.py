@@ -20,7 +20,7 @@ def main(
 ) -> None:
     """Measure the accuracy of a base, a model folder, an ONNX file or an engine on images of its classes.
 
-    An engine classifies on the board that it was built for, or on this machine.
+    An engine runs on the board that it was built for, or on this machine.
     """
     from dataclasses import asdict
 
@@ -58,7 +58,7 @@ def classes_table(result: Evaluation) -> Table:
 
 
 def rejected_line(record: RejectedRecord) -> str:
-    """How often the model calls an image `other`."""
+    """The share of images that the model calls `other`."""
     from edgevit.data.shares import share_text
 
     right = share_text(record.right / max(record.images, 1), record.images)

@@ -21,7 +21,7 @@ def main(
 ) -> None:
     """Export a model folder to ONNX, in fp32 and fp16, and check the files against the model.
 
-    An ONNX file that edgevit did not make is checked, and gets a folder with the same, beside it or in --out DIR.
+    An ONNX file from another tool is checked, and its results are written to a folder next to it or to --out FOLDER.
 
     With --trt, also build an engine on the board, and keep it only if it classifies there as fp32 does here.
     """
@@ -37,7 +37,7 @@ def main(
 
 
 def next_command(request: ExportRequest, built: EngineRecord | None) -> str:
-    """Measure it; and have an engine, which was chosen by validation images, judged on test images."""
+    """The next command: a bench, and for an engine also an evaluation on the test images."""
     from shlex import quote
 
     board_options = {"board": request.board, "ssh-config": request.ssh_config}

@@ -17,10 +17,10 @@ ANSWERS = 5  # of panels
 
 @asks(request="edgevit.reporting.request:ReportRequest")
 def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
-    """Make one page of models and runs that says which model to take: accuracy against latency, energy, size.
+    """Make one page of models and runs that recommends a model: accuracy against latency, energy and size.
 
-    The page is one file that needs no network. What must not be compared is kept apart: other tasks, seeds, boards,
-    power modes. Files that cannot be read are left out, and named.
+    The page is one file that needs no network. Different tasks, seeds, boards and power modes are not compared. Files
+    that cannot be read are left out and listed.
     """
     from edgevit.reporting.page import LIMIT_BYTES
     from edgevit.reporting.run import run
@@ -37,7 +37,7 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
         size = len(report.text.encode())
         if report.format == "html" and size > LIMIT_BYTES:
             fewer = "give fewer folders, or fewer --thumbnails"
-            console.warn(f"the page has {size / 1e6:.1f} MB, more than mail likes; {fewer}")
+            console.warn(f"the page has {size / 1e6:.1f} MB, too large for most mail servers; {fewer}")
         wrote = f"wrote {report.file}, {size / 1e6:.2g} MB"
         if len(report.panels) == 1:
             console.show(f"{heading(report.panels[0])}: {wrote}")
@@ -48,7 +48,7 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
 
 
 def show_choices(console: Console, panels: Sequence[Panel]) -> None:
-    """The answer of each panel, with what it is of."""
+    """Show the recommendation of each panel."""
     from edgevit.reporting.tables import heading
     from edgevit.reporting.views import tabs
 

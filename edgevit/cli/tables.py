@@ -1,4 +1,4 @@
-"""What several commands print of a model: its blocks, its accuracy beside the baselines, and what its classes lost."""
+"""Tables and lines about a model: its blocks, its accuracy next to the baselines, and its budget."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from edgevit.records.model import ModelSpec, Rejection
 
 WORST = 5  # classes that are named
-# Of budgets that were met while other programs were busy: the figure whose ratio to the base's was judged.
+# The figure that decided a budget while other programs were busy.
 BUSY_FIGURES = {"processor": "by processor time, not by the clock", "mean": "by the mean, not by the median"}
 
 
 def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
-    """Dimensions and MACs of each block beside those of the base's block that it was."""
+    """Dimensions and MACs of each block, next to those of the same block in the base."""
     from rich.table import Table
 
     from edgevit.network.families import load_family
@@ -67,7 +67,7 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
 
 
 def outcome(spec: ModelSpec, record: DerivationRecord) -> Iterator[Table | str]:
-    """What a derived model is worth, and how its budget was met, as far as that was measured."""
+    """The accuracy of a derived model, and how its budget was met, as far as they were measured."""
     if measured := record.accuracy.derived:
         yield accuracy_table(spec, record.accuracy)
         yield classes_line(record.accuracy)
@@ -78,7 +78,7 @@ def outcome(spec: ModelSpec, record: DerivationRecord) -> Iterator[Table | str]:
 
 
 def accuracy_table(spec: ModelSpec, accuracy: Accuracies) -> Table:
-    """The three baselines and the derived model, with what each costs."""
+    """Accuracy and cost of the three baselines and the derived model."""
     from rich.table import Table
 
     from edgevit.data.shares import share_text
@@ -101,7 +101,7 @@ def accuracy_table(spec: ModelSpec, accuracy: Accuracies) -> Table:
 
 
 def rejection_table(rule: Rejection, rejected: Mapping[str, RejectedRecord]) -> Table:
-    """How many images are called `other`, on the part that the threshold comes from and on the test part."""
+    """The images called `other`, on the calibration part and on the test part."""
     from rich.table import Table
 
     title = f"called other: {rule.score} below {rule.threshold:.4g}, for {rule.share:.1%} of the target classes' images"
@@ -117,12 +117,12 @@ def rejection_table(rule: Rejection, rejected: Mapping[str, RejectedRecord]) -> 
 
 
 def _measured_classes(accuracy: AccuracyRecord) -> dict[str, float]:
-    """Top-1 of the classes that there were images of."""
+    """Top-1 of the classes that have images."""
     return {name: top1 for name, top1 in (accuracy.per_class or {}).items() if top1 is not None}
 
 
 def classes_line(accuracy: Accuracies) -> str:
-    """The classes that lost most against the base restricted to them, in percentage points."""
+    """The classes with the largest losses against the restricted base, in percentage points."""
     assert accuracy.base_restricted is not None and accuracy.derived is not None
     before, after = _measured_classes(accuracy.base_restricted), _measured_classes(accuracy.derived)
     change = {name: 100 * (after[name] - before[name]) for name in after}
@@ -135,7 +135,7 @@ def classes_line(accuracy: Accuracies) -> str:
 
 
 def comparison_lines(record: DerivationRecord) -> Iterator[str]:
-    """What the model loses against its base on the same test images, and whether the base knows the validation ones."""
+    """The loss against the base on the test images, and a warning if the base was trained on the validation images."""
     from edgevit.data.pairs import RightCount, loss_of, recalled_text
 
     test = record.answers and record.answers["test"]

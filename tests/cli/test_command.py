@@ -14,7 +14,6 @@ import typer
 from typer.main import get_command
 
 from edgevit.cli.app import app
-from edgevit.cli.arguments import option
 from edgevit.cli.command import Command, asks
 from edgevit.errors import OptionError
 from edgevit.request import DATA, OUTPUT, SHAPE, Nested, Option, assignments
@@ -48,7 +47,7 @@ def main(
     context: typer.Context,
     request: Asking,
     *,
-    loud: Annotated[bool, option("--loud", panel=DATA, help="Loud.")] = False,
+    loud: Annotated[bool, typer.Option("--loud", help="Loud.", rich_help_panel=DATA)] = False,
 ) -> None:
     """Do it."""
     SEEN.append((request, loud, context.command.name))
