@@ -20,13 +20,13 @@ import typer
 from typer.core import TyperCommand
 
 from edgevit.cli.config import CONFIG, take_config
-from edgevit.cli.help import command_help, show_all
+from edgevit.cli.help import HELP, command_help, show_all
 from edgevit.errors import OptionError
 from edgevit.numbers import FINITE, WORD, check_number
 from edgevit.request import OUTPUT, PANELS, RequestOption, options_of, request_from
 
 Main = Callable[..., Any]
-HELP, HELP_ALL = "Configuration and help", "help_all"
+HELP_ALL = "help_all"
 COMMON = (CONFIG, HELP_ALL, "help")  # on the first screen of every command
 _METAVARS = {int: "NUMBER", float: "NUMBER", Path: "FILE"}  # what an option takes, where its declaration does not say
 

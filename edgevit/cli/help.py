@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+HELP = "Configuration and help"  # the last panel
 FIRST_SCREEN = 20  # options
 MOST_COLUMNS, LEFT_COLUMNS = 120, 34  # of the whole text, and of an option's name before its help begins
 _COMPLETE = "edgevit.help_all"  # in the context: all options are shown
@@ -38,8 +39,8 @@ def command_help(command: Any, context: typer.Context, common: Iterable[str]) ->
     is_complete = context.meta.get(_COMPLETE, False) or len(options) <= FIRST_SCREEN
     sections = [("Arguments", arguments)]
     if is_complete:
-        panels = dict.fromkeys(p.rich_help_panel or "Help" for p in options if p.name != "help")
-        sections += [(panel, [p for p in options if (p.rich_help_panel or "Help") == panel]) for panel in panels]
+        panels = dict.fromkeys(p.rich_help_panel or HELP for p in options)
+        sections += [(panel, [p for p in options if (p.rich_help_panel or HELP) == panel]) for panel in panels]
     else:
         sections.append(("Options", [p for p in options if p.name in shown]))
     blocks = [
