@@ -1,6 +1,8 @@
-"""Many jobs of one plan: `edgevit sweep`, `edgevit derive-many`, and the suite that a board's owner runs.
+"""Many jobs of one plan: `edgevit sweep`, `edgevit derive-many` and `edgevit characterize`.
 
-sweep/     several budgets for one task, without training, compared with the base
+Each works in one folder (`folder`), runs every job once, and continues what an earlier command left.
+
+sweep/     several rates for one task, without training, compared with the base
 suite/     networks of many shapes on a board, without data or weights
-many       tasks x budgets x methods from a YAML file (`jobs_file`), done by worker processes (`workers`)
+many       tasks x budgets x methods from a YAML file (`jobs_file`), in worker processes (`workers`)
 """

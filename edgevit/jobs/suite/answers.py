@@ -1,4 +1,4 @@
-"""What the figures of a board say, in sentences: do fused shapes pay, what does a missed fusion cost, how far is it."""
+"""Answers in sentences: whether fused shapes pay, the cost of a missed fusion, and the share of the roofline."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from edgevit.board.comparison import Comparison, compare_within, decisive
 from edgevit.errors import RunsError
 from edgevit.jobs.suite.record import Figure, MeasuredNetwork, SuiteRecord
 
-LITTLE = 0.03  # a ratio nearer to 1 decides nothing
+LITTLE = 0.03  # a ratio closer to 1 is no difference
 
 
 def answers(record: SuiteRecord, largest: str) -> tuple[str, ...]:
-    """All that can be said; what was not measured is left out, and of void runs nothing is concluded."""
+    """The answers to all questions that were measured; void runs decide nothing."""
     runs = record.measurements()
     return (
         *_pays(runs, largest),
@@ -27,7 +27,7 @@ def answers(record: SuiteRecord, largest: str) -> tuple[str, ...]:
 
 
 def against(runs: Sequence[Run], first: str, second: str) -> list[Comparison]:
-    """The second network against the first, at each batch size that both were measured at in the same rounds."""
+    """Compare a second network with the first, at each batch size at which the same rounds have both."""
     both = [run for name in (first, second) for run in runs if run.label == name]
     sessions = {run.session for run in both if run.label == second}
     together = [run for run in both if run.session in sessions]
@@ -51,7 +51,7 @@ def _pays(runs: Sequence[Run], largest: str) -> Iterator[str]:
         if not comparisons:
             continue
         ratios = ", ".join(map(_ratio_text, comparisons))
-        # At batch 8 there are too few rounds for an interval: what was found there may speak against, and not for it.
+        # At batch 8 there are too few rounds for an interval: they can contradict a result, and cannot confirm it.
         few = [c for c in comparisons if c.outcome == "too few rounds"]
         judged = [c for c in comparisons if c not in few] or few
         if reason := next((c.void[0] if c.void else c.outcome for c in judged if c.low is None), None):

@@ -1,4 +1,4 @@
-"""What others published of these networks on Orin boards, with the conditions that each source names."""
+"""Published figures of these networks on Orin boards, with the conditions that each source states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEART_ON = "AGX Orin (its Table 7 lists two, of 1792 and 2048 cores); neither b
 _LAB = "NVIDIA Jetson AI Lab, benchmarks"
 _LAB_ON = "neither batch, precision nor power mode named"
 
-# By the name of a profile, or the beginning of several.
+# By the name of a profile, or a prefix of several names.
 PUBLISHED: dict[str, tuple[Published, ...]] = {
     "orin-nx": (
         Published("base", 45.45, _VULCAN, _VULCAN_ON),
@@ -41,7 +41,7 @@ PUBLISHED: dict[str, tuple[Published, ...]] = {
 
 
 def published_for(profile: str | None) -> tuple[Published, ...]:
-    """What was published of boards with this profile."""
+    """The published figures for boards with this profile."""
     if profile is None:
         return ()
     return tuple(figure for name, figures in PUBLISHED.items() if profile.startswith(name) for figure in figures)

@@ -1,4 +1,4 @@
-"""Which rate? Several derivations of one task in closed form, judged and measured side by side with the base.
+"""A sweep over rates: models pruned without training, compared with the base in accuracy and latency.
 
-`record` is what sweep.json says and which model it makes one choose; `run` does the work.
+`record` is sweep.json and the choice of a model, `run` does the work, and `listing` lists folders of models.
 """
