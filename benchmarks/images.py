@@ -105,7 +105,7 @@ SCENE = Scene()
 
 
 class _Canvas:
-    """A picture under way: what is painted later covers what is there."""
+    """A picture that is being painted; later strokes cover earlier ones."""
 
     def __init__(self, size: int, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -119,7 +119,7 @@ class _Canvas:
         return np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
 
     def ramp(self) -> Array:
-        """Rise from -1 to 1 or less across the image in a random direction, [size, size, 1]."""
+        """Return values that rise from -1 to at most 1 across the image in a random direction, [size, size, 1]."""
         along, _ = self.turned(self.rng.uniform(0, 2 * np.pi), np.zeros(2))
         return np.asarray(along[..., None] / np.sqrt(2))
 

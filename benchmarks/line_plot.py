@@ -23,7 +23,7 @@ class Panel:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers that span [low, high]; the outermost are at or beyond its ends."""
+    """Return round numbers that span [low, high]."""
     span = (high - low) or 1.0
     power = 10.0 ** floor(log10(span / most))
     step = next(f * power for f in (1, 2, 5, 10, 20) if span / (f * power) <= most)
@@ -97,7 +97,7 @@ MANY = 14  # ticks at most
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a `labelled_plot`; several may share a colour, as they are known by their names."""
+    """One line of a `labelled_plot`. Several may share a colour, because each is labelled."""
 
     name: str
     points: Sequence[Point]

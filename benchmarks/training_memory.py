@@ -14,11 +14,10 @@ PEAK_ONLY = "5"  # of Linux' proc(5), clear_refs: the high-water mark becomes wh
 
 
 class Watched(Silent):
-    """Shows nothing, and knows the peak of the steps of stage `train` since it was made.
+    """Shows no progress, and records the peak memory of the steps of stage `train`.
 
-    Steps before which the network was judged are left out, the first among them: a small batch may take less than that.
-    On a processor it is the resident set of the whole process, Python, torch and images included; on a GPU what torch
-    has allocated there.
+    Steps after an evaluation are left out, the first step among them, because the evaluation may need more. On a
+    processor the peak is that of the whole process; on a GPU what torch allocated.
     """
 
     def __init__(self, device: str) -> None:
@@ -36,7 +35,7 @@ class _Steps:
         self.watched, self.judged = watched, True  # before the first step, too
 
     def update(self, done: int, **figures: float | None) -> None:
-        """A step has ended; the figures of one after which the network was judged tell an accuracy."""
+        """End a step; figures with an accuracy come after an evaluation."""
         if self.judged or "accuracy_trained" in figures:
             hand_back()  # what judging has freed
         elif (peak := peak_mib(self.watched.device)) is not None:
@@ -45,13 +44,13 @@ class _Steps:
 
 
 def hand_back() -> None:
-    """Give the system what was freed: the C library keeps it otherwise, in the resident set of what follows."""
+    """Return freed memory to the system, which the C library would keep in the resident set."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of glibc
         trim(0)
 
 
 def peak_mib(device: str) -> float | None:
-    """The most since the last `reset_peak`."""
+    """Return the peak since the last `reset_peak`."""
     if device != "cpu":
         import torch
 
@@ -64,7 +63,7 @@ def peak_mib(device: str) -> float | None:
 
 
 def reset_peak(device: str) -> bool:
-    """Whether it could be reset: a peak of before would be taken for one of what follows."""
+    """Reset the peak; return whether the system allows it."""
     if device != "cpu":
         import torch
 

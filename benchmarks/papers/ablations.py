@@ -89,7 +89,7 @@ INTRODUCTION = (
 
 
 def _variants(part: str, width: int = WIDTH) -> Iterator[tuple[str, Case]]:
-    """Each variant by name, but for task, rate and seed; `width`: of the base's embedding."""
+    """Yield each variant by name, without task, rate and seed, for a base of this embedding width."""
     trained = Case("ablations", 0, 0, 0, "", "vulcan", dict(VULCAN), "paper", STEPS, schedule="constant")
     if part == "vulcan":
         for name, options in VULCAN_PARTS.items():
@@ -152,7 +152,7 @@ def _part_table(rows: list[Row], part: str) -> str:
 
 
 def _best(rows: list[Row]) -> list[Row]:
-    """Of each variant, task, rate and seed the row whose learning rate is best on the validation part."""
+    """Select, for each variant, task, rate and seed, the row whose learning rate is best on the validation part."""
     best: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         key = tuple(row[name] for name in ("variant", "task", "rate", "seed"))
@@ -162,7 +162,7 @@ def _best(rows: list[Row]) -> list[Row]:
 
 
 def _lora_tables(rows: list[Row]) -> str:
-    """Accuracy, memory, and the constraints at the evaluations: at each variant's best learning rate."""
+    """Format accuracy, memory and constraints at each variant's best learning rate."""
     best = _best(rows)
     lines, losses = [], []
     for name in LORA:

@@ -80,7 +80,7 @@ class ModelCase:
 def model_cases(
     tasks: Sequence[Sequence[str]], seeds: Sequence[int], steps: int, small_rate: float | None, methods: Sequence[str]
 ) -> Iterator[ModelCase]:
-    """Every row, the most telling first."""
+    """Yield every model, the most telling first."""
     for seed in seeds:
         for classes in map(tuple, tasks):
             for method in methods:
@@ -96,7 +96,7 @@ def model_cases(
 
 
 class Maker:
-    """Makes what is wanted; one model for all classes serves every sub-task."""
+    """Makes the models; one model for all classes serves every sub-task."""
 
     def __init__(self, source: Source, small: Source | None, folder: Path, device: str = "cpu") -> None:
         self.source, self.small, self.folder, self.device = source, small, folder, device
@@ -149,14 +149,14 @@ class Maker:
         return {"top1": judged.top1, "macs": self.small.base.spec.macs, "images": judged.images}
 
     def judge(self, network: nn.Module, source: Source, case: ModelCase, outputs: Sequence[str]) -> Accuracy:
-        """Accuracy on the sub-task's test images of a network with these outputs."""
+        """Measure a network with these outputs on the sub-task's test images."""
         task = source.task(case.classes, seed=case.seed)
         columns = [list(outputs).index(name) for name in task.class_names]
         return measure_accuracy(predictor(network, self.device), task.test.batches(200), columns, task.class_names)
 
 
 def small_network(small: Source, case: ModelCase) -> nn.Module:
-    """The small model with an output per class of the sub-task; its weights are random unless it is to know them."""
+    """Build the small model with one output per class; with random weights unless the case is KNOWING."""
     informed = with_classes(small.base.network, small.task(case.classes, seed=case.seed).base_columns)
     if case.kind == KNOWING:
         return informed

@@ -88,9 +88,9 @@ WPAC, SVD, HEADS = "WPAC", "SVD of the weights", "whole heads"
 def token_moments(
     network: nn.Module, images: Split, chosen: Tensor, passes: Passes, weight: float = 1.0
 ) -> list[Tensor]:
-    """Weighted means of [x 1]^T [x 1] over these tokens of each image: of rank no more than their number.
+    """Average [x 1]^T [x 1] over these tokens of each image; the rank is at most their number.
 
-    Shape: chosen [n, x], places of tokens.
+    Shape: chosen [n, x], positions of tokens.
     """
     family = family_of(network)
     geometry = family.geometry(network)
@@ -114,14 +114,14 @@ def token_moments(
 
 
 def random_tokens(images: int, tokens: int, count: int, seed: int) -> Tensor:
-    """So many tokens of each image, drawn without replacement, the class token among them: [n, count]."""
+    """Draw so many tokens of each image without replacement, possibly the class token: [n, count]."""
     return torch.rand(images, tokens, generator=torch.Generator().manual_seed(seed)).argsort(1)[:, :count]
 
 
 def moments(
     network: nn.Module, task: Task, columns: list[int], device: str = "cpu"
 ) -> Iterator[tuple[str, int, list[Tensor] | None]]:
-    """Each kind, by its draw, with its moment per block; `network` stays where it is."""
+    """Yield each kind of moments with its draw and one moment per block; `network` is not moved."""
     images, passes = task.train.subset(IMAGES), open_passes(Training(device=device))
     looked_at = network if device == "cpu" else deepcopy(network)
     tokens = family_of(network).geometry(network).tokens
@@ -194,7 +194,7 @@ def measure_moments(options: argparse.Namespace) -> None:
 
 
 def moments_file(options: argparse.Namespace) -> Path:
-    """A record is of one base; the rendered one came first."""
+    """Return the file of a base's record; the rendered base has no suffix."""
     return record_file(options, "attention", ("rendered",))
 
 
@@ -220,7 +220,7 @@ KINDS = {
 
 
 def moments_section(data: dict[str, Any] | None) -> str:
-    """Kind of moments x width, per sub-task, as Tables 3 and 6 of the SKD paper have it."""
+    """Format kinds of moments by width, per sub-task, as Tables 3 and 6 of the SKD paper."""
     if data is None:
         return ""
     bases = picked(data["rows"], kind="base")
@@ -283,7 +283,7 @@ def _pair(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def gates(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> list[Gates]:
-    """The gates of every attention, by one forward and backward pass."""
+    """Measure the gates of every attention by one forward and backward pass."""
     family = family_of(network)
     dims = [block.dims for block in family.read(network)]
     gates_of_block: list[list[tuple[Tensor, Tensor]]] = [[] for _ in dims]
@@ -320,7 +320,7 @@ def random_scores(parts: Sequence[Attention], seed: int) -> list[tuple[Tensor, T
 
 @torch.no_grad()
 def propagated(network: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """NISP's importance of each block's dimensions: [H, q] and [H, v]."""
+    """Compute NISP's importance of each block's dimensions: [H, q] and [H, v]."""
     family = family_of(network)
     if not any("embed" in site.frozen for site in family.sites(network)):  # the norms' gains go into the weights
         network = family.with_embedding(network, torch.eye(family.geometry(network).embed, dtype=torch.float64))
@@ -339,7 +339,7 @@ def propagated(network: nn.Module) -> list[tuple[Tensor, Tensor]]:
 
 
 class Cuts:
-    """Every way to make the attentions of one network smaller, for one sub-task."""
+    """Makes the attentions of one network smaller in every way, for one sub-task."""
 
     def __init__(self, network: nn.Module, task: Task, device: str = "cpu") -> None:
         self.network, columns = network, list(range(len(task.classes)))
@@ -363,7 +363,7 @@ class Cuts:
         self.spectra = {SVD: attention_spectra(self.parts), WPAC: attention_spectra(self.parts, self.moments)}
 
     def dimensions(self, kind: str, share: float, seed: int = 0) -> nn.Module:
-        """The network with this share of the dimensions of each head, at least one."""
+        """Keep this share of the dimensions of each head, at least one."""
         widths = [(max(round(share * p.qk), 1), max(round(share * p.vo), 1)) for p in self.parts]
         if kind in self.spectra:
             slim = narrow(self.parts, widths, self.moments if kind == WPAC else None, self.spectra[kind])
@@ -378,7 +378,7 @@ class Cuts:
         return self._with([part.keep(of) for part, of in zip(self.parts, heads, strict=True)])
 
     def network_of_row(self, base: nn.Module, key: Row) -> nn.Module:
-        """What a row is of."""
+        """Build the network that a row describes."""
         if key["kind"] == "base":
             return base
         if key["kind"] == HEADS:
@@ -398,7 +398,7 @@ ORDER = (HEADS, *CRITERIA)  # of a table's lines
 
 
 def row_keys(heads: int) -> Iterator[Row]:
-    """Every row of a sub-task, for a base of so many heads a block; share 1 is the base."""
+    """Yield the key of every row of a sub-task, for a base of so many heads per block; share 1 is the base."""
     yield {"part": "base", "kind": "base", "share": 1.0, "seed": 0}
     for share in SHARES:
         for kind in CRITERIA:
@@ -410,7 +410,7 @@ def row_keys(heads: int) -> Iterator[Row]:
 
 
 def criteria_rows(source: Source, classes: Sequence[str], done: Sequence[Row], device: str = "cpu") -> Iterator[Row]:
-    """Every row of one sub-task that is not done; its base has the argmax over the sub-task's classes, too."""
+    """Measure every row of one sub-task that is not recorded; the base is restricted to the sub-task's classes."""
     heads = attentions(family_of(source.base.network).read(source.base.network))[0].heads
     due = [key for key in row_keys(heads) if not picked(done, **key)]
     if not due:
@@ -451,7 +451,7 @@ def criteria_section(data: dict[str, Any] | None) -> str:
 
 
 def measure_criteria(options: argparse.Namespace) -> None:
-    """Rows of every sub-task that is not there yet."""
+    """Measure the rows of every sub-task that are not recorded."""
     from edgevit.cli.console import Console
 
     progress, file = Console().progress, record_file(options, "criteria")

@@ -24,7 +24,7 @@ Place = tuple[int, int]  # number of classes of the sub-task, and seed
 
 @dataclass(frozen=True)
 class Claim:
-    """A method's paper says that `ours` is above such a share of `theirs`, a way of published.py or a baseline."""
+    """A paper's claim that `ours` is above this share of `theirs`, a way of published.py or a baseline."""
 
     text: str
     ours: tuple[str, ...]  # the ways that may be meant
@@ -100,7 +100,7 @@ TEXT = (
 
 
 def gains(rows: Sequence[Row], claim: Claim, way: str, baseline: str) -> dict[float, dict[Place, float]]:
-    """By how much that way is above the claim's share of a baseline or another way, by rate, sub-task and seed."""
+    """Compute how far a way is above the claim's share of a baseline or another way, by rate, sub-task and seed."""
     by_rate: dict[float, dict[Place, float]] = {}
     bases = _baseline(rows, baseline) if baseline in BASELINES else None
     for (rate,), group in sorted(grouped(rows, "rate").items()):
@@ -115,7 +115,7 @@ def gains(rows: Sequence[Row], claim: Claim, way: str, baseline: str) -> dict[fl
 
 
 def _baseline(rows: Iterable[Row], name: str) -> dict[Place, float]:
-    """Of each sub-task and seed; beside a super-network's slice that network stands in the place of the base."""
+    """Read a baseline by sub-task and seed, from rows whose base is no super-network."""
     rows_of_base = [row for row in rows if row["supernet_steps"] is None]
     return {_place(row): top1 for row in rows_of_base if (top1 := row["accuracy"][name]) is not None}
 
@@ -133,7 +133,7 @@ def _cell(gained: Mapping[Place, float], seeing: bool) -> str:
 
 
 def _sees(rows: Iterable[Row], variant: str, rate: float) -> bool:
-    """Whether the models of another method have any attention left: without, all images get one answer."""
+    """Return whether models of another method have any attention left; without it all images get one answer."""
     models = picked(rows, variant=variant, rate=rate)
     return not models or any(block["heads"] for row in models for block in row["blocks"])
 
@@ -143,7 +143,7 @@ def _rates(rows: Iterable[Row]) -> list[float]:
 
 
 def _lines(of_bases: Mapping[str, Sequence[Row]], claim: Claim, rates: Sequence[float]) -> Iterator[list[str]]:
-    """One line for each base, way and baseline that there are rows of, or one for all bases where there are none."""
+    """Format one line for each base, way and baseline with rows, or one line for all bases where there are none."""
     text = claim.text
     for base, rows in of_bases.items():
         title = published.TITLES.get(base, f"`{base}`")
@@ -160,7 +160,7 @@ def _lines(of_bases: Mapping[str, Sequence[Row]], claim: Claim, rates: Sequence[
 
 
 def verdicts(of_bases: Mapping[str, Sequence[Row]]) -> str:
-    """In how many cases claims about a base hold, against the baseline of their paper and against ours."""
+    """Count the cases in which claims about a base hold, against the baseline of their paper and against ours."""
     held = {True: 0, False: 0}
     cases = 0
     for claim in (claim for claim in CLAIMS if claim.of_base):
@@ -180,7 +180,7 @@ def verdicts(of_bases: Mapping[str, Sequence[Row]]) -> str:
 
 
 def section(records: Iterable[dict[str, Any] | None]) -> str:
-    """Format the section of README.md, of the records at published length; empty without any."""
+    """Format the section of README.md from the records at published length; empty without any."""
     rows = [row for data in records if data is not None for row in of_newest_base(data["rows"].values())]
     full = picked(rows, table=published.FULL)
     names = [name for name in (*RECORDS, *dict.fromkeys(row["data"] for row in full)) if picked(full, data=name)]

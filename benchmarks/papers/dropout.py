@@ -63,7 +63,7 @@ def cases(sizes: Sequence[int] = SIZES["rendered"]) -> Iterator[tuple[str, Case]
 
 
 def _apart(rows: list[Row], piad_rows: list[Row]) -> list[float]:
-    """The differences to the rows of the same sub-task and seed."""
+    """Subtract the rows of the same sub-task and seed."""
     by_place = {(row["task"], row["seed"]): row["accuracy"]["derived"] for row in piad_rows}
     return [row["accuracy"]["derived"] - by_place[at] for row in rows if (at := (row["task"], row["seed"])) in by_place]
 

@@ -186,7 +186,7 @@ class ModelRow:
 
 
 def model_rows(part: str, rates: Sequence[float], methods: Sequence[str]) -> Iterator[ModelRow]:
-    """The rows of a part."""
+    """Yield the rows of a part."""
     if part == "ratios":
         for tokens, heads in RATIOS:
             few = {"calibration_images": 4, "probes": 1, "selection": "percentile"}
@@ -294,16 +294,13 @@ def _bench(models: Sequence[Candidate], conditions: edgevit.Conditions, options:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    """None: no run has one."""
+    """Return the median of the known values; None if there are none."""
     measured = [value for value in values if value is not None]
     return median(measured) if measured else None
 
 
 def make_models(start: Start, rows: Sequence[ModelRow], options: argparse.Namespace, folder: Path) -> list[Candidate]:
-    """Derive and export the models, in so many processes as are asked for; those of budgets that cannot be met are not.
-
-    Of some the blocks that are out are told.
-    """
+    """Derive and export the models in parallel processes, without those whose budget cannot be met."""
     due = {row.folder: row for row in rows}  # a budget of two rows is derived once
     make = partial(_derive, start=start, options=options, folder=folder)
     whole = [row for row in due.values() if not row.blocks_out]
@@ -328,7 +325,7 @@ def make_models(start: Start, rows: Sequence[ModelRow], options: argparse.Namesp
 
 
 def _derive(row: ModelRow, *, start: Start, options: argparse.Namespace, folder: Path) -> bool:
-    """Whether the budget could be met."""
+    """Derive and export one model; return whether its budget could be met."""
     try:
         edgevit.derive(
             start.name, out=folder / row.folder, data=start.data, method=row.name, **ACCEPTED,
@@ -346,14 +343,14 @@ def _derive(row: ModelRow, *, start: Start, options: argparse.Namespace, folder:
 
 
 def without_blocks(model: Model, base: ModelSpec, out: Iterable[int]) -> Model:
-    """The model without these blocks; `base`: of which it was derived."""
+    """Remove these blocks from the model, which was derived from `base`."""
     network = deepcopy(model.network)
     family_of(network).keep_blocks(network, [i for i in range(len(model.spec.blocks)) if i not in set(out)])
     return Model(network, derived_spec(base, network, model.spec.head, model.spec.classes))
 
 
 def least_missed(model: Model, base: ModelSpec, images: Split, names: Sequence[str], count: int) -> list[int]:
-    """So many blocks, each the one without which the accuracy is highest once those before it are gone."""
+    """Choose blocks one after the other, each the one without which accuracy is highest."""
     output_names = model.spec.output_names
     assert output_names is not None
     columns, batches = [output_names.index(name) for name in names], list(images.batches(32))
@@ -371,7 +368,7 @@ def least_missed(model: Model, base: ModelSpec, images: Split, names: Sequence[s
 
 
 def cut_depth(derived: Path, base: Path, count: int, start: Start, folder: Path) -> list[int]:
-    """Write the derived model without the blocks that it misses least, and say which they are."""
+    """Write the derived model without the blocks that it needs least, and return their indices."""
     model, of_base = edgevit.load(derived), edgevit.load(base).spec
     task = open_task(
         start.data, None, preprocessing=model.preprocessing, base_outputs=of_base.outputs,
@@ -386,7 +383,7 @@ def cut_depth(derived: Path, base: Path, count: int, start: Start, folder: Path)
 
 
 def make_compressed(base: Path, options: argparse.Namespace) -> list[Candidate]:
-    """The base with weights of zero, and in INT8."""
+    """Make the base with weights of zero, and in INT8."""
     model = edgevit.load(base)
     zero_least(model.network, options.share)
     zeroed = Candidate("zeroed", (options.share,), base.with_name("zeroed"))
@@ -400,7 +397,7 @@ def make_compressed(base: Path, options: argparse.Namespace) -> list[Candidate]:
 
 
 def make_heads(base: Path, options: argparse.Namespace) -> list[Candidate]:
-    """The base with its heads one by one, and with heads of unequal widths one by one."""
+    """Make the base with its heads one by one, and with heads of unequal widths one by one."""
     spec = edgevit.load(base).spec
     channels, height, width = spec.preprocessing["input_size"]
     prepared = {name: spec.preprocessing[name] for name in ("mean", "std", "crop_pct", "interpolation")}
@@ -422,7 +419,7 @@ def _head_counts(candidate: Candidate) -> dict[str, Any]:
 
 
 def _place(run: Run, board: str | None) -> str:
-    """Which machine, and what of it computed: sessions of one place take one another's place."""
+    """Name the machine and its processor; a new session of a place replaces the old one."""
     on_cpu = (run.provider or "").startswith("CPU")
     chip = next((run.environment[n] for n in (("cpu",) if on_cpu else ("module", "gpu")) if n in run.environment), "")
     return ", ".join(filter(None, [f"{board or 'this machine'}: {run.runner}", run.provider, run.precision, chip]))

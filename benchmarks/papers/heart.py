@@ -60,7 +60,7 @@ COSTS = {"a training step": 32, "scores": 8}  # images of each
 
 @dataclass(frozen=True)
 class Place:
-    """What rows are of, and where they are made."""
+    """The source of the rows, and where they are computed."""
 
     source: Source
     classes: list[str] | None  # of the sub-task; None: all
@@ -70,7 +70,7 @@ class Place:
 
 
 def attention_scores(network: Any, images: Any, columns: Any, passes: Any, **_: Any) -> Any:
-    """Scores of what attention looks at, the mean over the images, and of heads by the size of their weights."""
+    """Score tokens by the mean attention that they get, and heads by the size of their weights."""
     from edgevit.derivation.methods.heart.scores import HessianScores
     from edgevit.network.anatomy import attentions
     from edgevit.network.families import family_of
@@ -101,13 +101,13 @@ def random_scores(network: Any, images: Any, columns: Any, passes: Any, *, seed:
 
 
 def random_order(attn: Any, inputs: Tensor, **_: Any) -> Tensor:
-    """Which tokens go on by chance, anew for every image."""
+    """Draw which tokens are kept, for every image anew."""
     return torch.rand(inputs.shape[:2], device=inputs.device)
 
 
 @contextmanager
 def scored(variant: str) -> Iterator[None]:
-    """Let the method take its scores from where the variant says."""
+    """Replace the scores of the method by those of the variant."""
     method = "edgevit.derivation.methods.heart.method.measure_scores"
     with ExitStack() as stack:
         if variant == "attention":
@@ -119,7 +119,7 @@ def scored(variant: str) -> Iterator[None]:
 
 
 def measure(variant: str, ratios: tuple[float, float], seed: int, place: Place) -> dict[str, Any]:
-    """A row of these ratios."""
+    """Measure the row of these ratios."""
     tokens, heads = ratios
     options = {
         "teacher": TEACHER, "selection": "percentile", "token_ratio": tokens, "head_ratio": heads,
@@ -136,7 +136,7 @@ def measure(variant: str, ratios: tuple[float, float], seed: int, place: Place) 
 
 
 def by_block(place: Place, network: nn.Module) -> dict[str, list[float]]:
-    """How far the model is from its base in each block."""
+    """Measure the distance of the model from its base in each block."""
     from benchmarks.papers.layerwise import IMAGES, compared
 
     test = place.source.task(place.classes).test.subset(IMAGES)
@@ -147,9 +147,9 @@ def by_block(place: Place, network: nn.Module) -> dict[str, list[float]]:
 def before_and_after(
     seed: int, place: Place, look: Callable[[nn.Module], Any] | None = None, **request: Any
 ) -> tuple[dict[str, Any], Any]:
-    """Derive without training, and with: top-1 of both and of the restricted base, and the second derivation.
+    """Derive without and with training; return top-1 of both and of the restricted base, and the second derivation.
 
-    What `look` sees in either model is the row's `layers`.
+    `look` is applied to both models, and gives the row's `layers`.
     """
     import edgevit
     from edgevit.train.settings import Training
@@ -177,7 +177,7 @@ def before_and_after(
 
 
 def composed() -> dict[str, dict[str, Any]]:
-    """What each row asks of `edgevit.derive` beside the rate."""
+    """Return what each variant passes to `edgevit.derive`, without the rate."""
     heart = {"method": "heart", "options": {"teacher": TEACHER}}
     return {
         "forge": {"method": "forge", "options": {"cut_tokens": "never"}},
@@ -187,7 +187,7 @@ def composed() -> dict[str, dict[str, Any]]:
 
 
 def measure_composed(variant: str, rate: float, seed: int, place: Place) -> dict[str, Any]:
-    """A row of the part `composed`, with the shape of what was left."""
+    """Measure a row of the part `composed`, with the sizes that were left."""
     row, derived = before_and_after(seed, place, rate=rate, cache=place.scratch / "composed", **composed()[variant])
     spec = derived.model.spec
     row |= {"passed_on": [b.tokens for b in spec.blocks], "heads_left": [b.heads for b in spec.blocks]}
@@ -199,7 +199,7 @@ def measure_composed(variant: str, rate: float, seed: int, place: Place) -> dict
 
 
 def cost_of(name: str, images: int) -> dict[str, float]:
-    """Processor seconds per image, and peak memory, of scores or of a forward and backward pass; in a process alone."""
+    """Measure processor seconds per image and peak memory of scores, or of a forward and backward pass."""
     import timm
     import torch.nn.functional as F
 
@@ -226,7 +226,7 @@ def _peak_bytes() -> int:
 
 
 def costs() -> dict[str, Any]:
-    """Of DeiT-Small's shapes, one thread."""
+    """Measure both costs for DeiT-Small's shapes, on one thread, in processes of their own."""
     from edgevit.derivation.methods.heart.method import Config
 
     record: dict[str, Any] = {"probes": Config().probes}
@@ -242,7 +242,7 @@ def environment() -> dict[str, Any]:
 
 
 def file_of(options: argparse.Namespace) -> Path:
-    """The file of a base's rows."""
+    """Return the file of a base's rows."""
     return record_file(options, "heart", BASES[:1])
 
 
@@ -295,7 +295,7 @@ def main() -> None:
 
 
 def add_rows(record: dict[str, Any], options: argparse.Namespace, scratch: Path, write: Callable[[], None]) -> None:
-    """Make the rows of the part asked for that the record lacks, and write it after each."""
+    """Make the rows of a part that the record lacks, and write the record after each."""
     from edgevit.cli.console import Console
 
     with refusals():
@@ -316,7 +316,7 @@ def add_rows(record: dict[str, Any], options: argparse.Namespace, scratch: Path,
 
 
 def row_makers(part: str, seeds: Sequence[int]) -> Iterator[tuple[dict[str, Any], Callable[..., dict[str, Any]]]]:
-    """What tells each row of a part from the others, and what makes it."""
+    """Yield the key of each row of a part with the function that makes it."""
     for seed in seeds:
         if part == "composed":
             for rate in COMPOSED_RATES:

@@ -43,7 +43,7 @@ Mean over seeds {seeds}.
 
 
 def of_newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the base and the sub-task that the last row is of."""
+    """Select the rows of the base and the sub-task that the last row has."""
 
     def of(row: dict[str, Any]) -> tuple[Any, ...]:
         return row.get("base_sha256"), row.get("classes")
@@ -93,7 +93,7 @@ def _of_user(name: str, rows: list[dict[str, Any]]) -> tuple[str, str]:
 
 
 def _coarse(rows: list[dict[str, Any]]) -> str:
-    """How many heads of a block `alike` lets go at each share, which few heads round down; nothing without rows."""
+    """Say how many heads of a block `alike` drops at each share; empty without rows."""
     whole = max((heads for row in rows for heads in row.get("heads_left", ())), default=0)
     alike = [row for row in rows if row["variant"] == "heart, alike" and row.get("heads_left")]
     heads_cut = {row["heads"]: whole - row["heads_left"][0] for row in alike}
@@ -124,7 +124,7 @@ def _accuracy(rows: list[dict[str, Any]]) -> str:
 
 
 def _layers(rows: list[dict[str, Any]]) -> list[str]:
-    """Nothing without rows: older ones do not tell."""
+    """Format the tables by block; empty without rows."""
     if not rows:
         return []
 

@@ -51,7 +51,7 @@ TASKS = {
 
 
 def lists() -> dict[str, str]:
-    """The text of each file by its name."""
+    """Return the text of each file by its name."""
     info = ImageNetInfo()
     names = info.label_names()
     files = {}

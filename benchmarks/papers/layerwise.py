@@ -21,7 +21,7 @@ IMAGES = 256  # of the test part
 
 @torch.no_grad()
 def tokens_by_block(network: nn.Module, images: Tensor, device: str = "cpu") -> list[tuple[Tensor, Tensor]]:
-    """The mean and the class token of each image before the first block and after each: [n, d] twice, in fp64."""
+    """Return mean and class token of each image before the first block and after each: [n, d] twice, in fp64."""
     family, local = family_of(network), network if device == "cpu" else deepcopy(network).to(device)
     geometry, layers = family.geometry(network), family.layers(local)
     first = slice(0, 1) if geometry.tokens > geometry.patches else slice(None)
@@ -47,7 +47,7 @@ def residual_ratios(tokens_of_block: list[tuple[Tensor, Tensor]]) -> list[float]
 
 
 def compared(base: nn.Module, network: nn.Module, images: Tensor, device: str = "cpu") -> dict[str, list[float]]:
-    """Each figure by block; `residual_base` is the base's own."""
+    """Compute each figure by block; `residual_base` is the base's."""
     base_tokens, model_tokens = (tokens_by_block(left_tokens, images, device) for left_tokens in (base, network))
     pairs = list(zip(base_tokens[1:], model_tokens[1:], strict=True))
     return {

@@ -65,7 +65,7 @@ def _held_mib() -> float:
 
 
 class _Watched(Watched):
-    """Knows, too, what the process holds before the training."""
+    """Also knows what the process holds before the training."""
 
     before_mib = 0.0
 

@@ -59,14 +59,14 @@ class Highest:
         return cls(torch.full((count, neurons), -torch.inf), torch.full((count, neurons), -1))
 
     def see(self, sums: Tensor, first: int) -> None:
-        """Take up images by their activations [B, e], the first of them at position `first`."""
+        """Add images by their activations [B, e], the first of them at position `first`."""
         positions = torch.arange(first, first + len(sums))[:, None].expand_as(sums)
         values, images = torch.cat([self.values, sums]), torch.cat([self.images, positions])
         self.values, order = values.topk(len(self.values), dim=0)
         self.images = images.gather(0, order)
 
     def share(self, labels: Tensor, targets: Tensor) -> Tensor:
-        """Of each neuron's images, the share that is of the target classes: [e]. Shapes: labels [N], targets [T]."""
+        """Return the share of each neuron's images in the target classes: [e]. Shapes: labels [N], targets [T]."""
         return torch.isin(labels[self.images], targets).double().mean(0)
 
 
@@ -102,7 +102,7 @@ def highest(network: nn.Module, images: Split, passes: Passes) -> list[Highest |
 def block_counts(
     neurons_of_block: Sequence[Highest | None], labels: Sequence[int], targets: Sequence[int]
 ) -> list[dict[str, Any] | None]:
-    """Of each block: its neurons, and how many of them answer to the target classes, only or mostly."""
+    """Count, for each block, the neurons that answer to the target classes, only or mostly."""
     label_tensor, target_tensor = torch.tensor(labels), torch.tensor(targets)
 
     def block(of: Highest) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def block_counts(
 
 
 def sheet(title: str, models: dict[str, Sequence[Highest | None]], images: Split, targets: Sequence[int]) -> str:
-    """A page with the images of a few neurons of each block: first such that answer to the target classes alone."""
+    """Write a page with the images of a few neurons of each block."""
     parts = [
         f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title>",
         "<style>body{font:13px sans-serif}img{margin:1px;border:2px solid #ccc}img.t{border-color:#0072b2}</style>",
@@ -138,7 +138,7 @@ def sheet(title: str, models: dict[str, Sequence[Highest | None]], images: Split
 
 
 def chosen(share: Tensor, seed: int) -> list[int]:
-    """A few neurons: half of them such that answer to the target classes most, half of them drawn."""
+    """Choose a few neurons: half of them those that answer to the target classes most, half of them drawn."""
     most = share.argsort(descending=True, stable=True)[: SHOWN // 2].tolist()
     others = [neuron for neuron in range(len(share)) if neuron not in most]
     return most + sorted(random.Random(seed).sample(others, min(SHOWN - len(most), len(others))))
@@ -223,7 +223,7 @@ def derived_row(
 def row_keys(
     rows: Sequence[Row], tasks: Sequence[Sequence[str]], base_sha256: str, options: argparse.Namespace
 ) -> Iterator[tuple[Row, bool]]:
-    """What each derivation is of, and whether there is a row of it; with a sheet, which no record keeps, those, too."""
+    """Yield the key of each row, and whether it is recorded; recorded ones only where --sheet needs their models."""
     for seed in SEEDS[: options.seeds]:
         for classes in tasks:
             for method in options.methods:

@@ -38,7 +38,7 @@ CAPTION = (
 
 
 def rows_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The runs of each method that trains, the shortest first: those of parts of the length, and of the whole."""
+    """Select the runs of each method that trains, the shortest first."""
     place = {"task": TASK, "rate": PUBLISHED_RATE, "seed": SEEDS[0], "data": BASE}
     runs = [row for row in picked(rows, **place) if row["table"] in ("published", "published curve") and row["steps"]]
     names = dict.fromkeys((*LOOKS, *(row["variant"] for row in runs)))
@@ -51,12 +51,12 @@ def _image_count(row: Row) -> int:
 
 
 def is_blind(rows: Sequence[Row]) -> bool:
-    """Whether none of the models has any attention, so that all images get one answer."""
+    """Return whether no model has any attention, so that all images get one answer."""
     return not any(block["heads"] for row in rows for block in row["blocks"])
 
 
 def drawing(data: dict[str, Any] | None) -> str:
-    """The picture; nothing without rows."""
+    """Draw the picture; empty without rows."""
     rows = of_newest_base(data["rows"].values()) if data else []
     lines = [_line(name, of) for name, of in rows_of(rows).items() if not is_blind(of)]
     if not lines:

@@ -33,7 +33,7 @@ for each size. Top-1 in %, seed {seed}.
 
 
 def cases(tasks: Sequence[int] = SIZES["rendered"]) -> Iterator[Case]:
-    """Every slice, and Vulcan at the rates of the slices."""
+    """Yield every slice, and Vulcan at the rates of the slices."""
     for task in tasks:
         for rate in RATES:
             for name, network_steps in NETWORKS.items():

@@ -19,7 +19,7 @@ from edgevit.network.anatomy import BlockDims
 
 
 class Widths(NamedTuple):
-    """Of the heads of one block."""
+    """The widths of the heads of one block."""
 
     qk: tuple[int, ...]
     vo: tuple[int, ...]
@@ -29,7 +29,7 @@ class Widths(NamedTuple):
 
 
 class OneByOne(nn.Module):
-    """An attention of the weights of timm's, whose channels are shared out among its heads by these widths."""
+    """An attention with timm's weights whose channels are divided among its heads by these widths."""
 
     def __init__(self, attention: Any, widths: Widths) -> None:
         super().__init__()
@@ -48,12 +48,12 @@ class OneByOne(nn.Module):
 
 
 def even(blocks: Sequence[BlockDims]) -> list[Widths]:
-    """As the blocks have them."""
+    """Return the widths that the blocks have."""
     return [Widths((d.qk,) * d.heads, (d.vo,) * d.heads) for d in blocks]
 
 
 def drawn(blocks: Sequence[BlockDims], seed: int) -> list[Widths]:
-    """Widths that add up to the blocks' own: QK and VO apart, every way to share a total out as likely as another."""
+    """Draw widths that add up to the blocks': QK and VO apart, every partition as likely as another."""
     random = Random(seed)
 
     def shared_out(total: int, heads: int) -> tuple[int, ...]:
@@ -64,13 +64,13 @@ def drawn(blocks: Sequence[BlockDims], seed: int) -> list[Widths]:
 
 
 def one_by_one(network: Any, widths: Sequence[Widths]) -> Any:
-    """Put such an attention into every block of a network of timm's, in place."""
+    """Replace every attention of a timm network by such an attention, in place."""
     for block, of_block in zip(network.blocks, widths, strict=True):
         block.attn = OneByOne(block.attn, of_block)
     return network
 
 
 def attention_counts(file: Path) -> dict[str, int]:
-    """How many nodes of an exported file the attention of its first block is, and how many of these are products."""
+    """Count the nodes of the first block's attention in an exported file, and the products among them."""
     kinds = [node.kind for node in graph_nodes(str(file)) if node.name.startswith("blocks.0.attn")]
     return {"attention_nodes": len(kinds), "attention_products": kinds.count("MatMul")}

@@ -66,7 +66,7 @@ Plan = tuple[list[BlockDims], int]  # blocks, and the embedding's width
 
 
 def widths(base: Sequence[BlockDims], geometry: Geometry, rate: float) -> Plan:
-    """All heads and neurons narrower, in the first shape that is small enough."""
+    """Narrow all heads and neurons, in the first shape that is small enough."""
     for form in ("fused", "fused4", "paper"):
         try:
             return list(shape_dims(form, base, geometry, rate)), geometry.embed
@@ -76,15 +76,15 @@ def widths(base: Sequence[BlockDims], geometry: Geometry, rate: float) -> Plan:
 
 
 def depth(base: Sequence[BlockDims], geometry: Geometry, rate: float) -> Plan:
-    """Fewer blocks, each whole: as many as come nearest."""
+    """Keep the number of whole blocks that comes nearest."""
     counts = range(1, len(base) + 1)
     return _nearest([(list(base[:n]), geometry.embed) for n in counts], base, geometry, rate)
 
 
 def embedding_and_depth(base: Sequence[BlockDims], geometry: Geometry, rate: float) -> Plan:
-    """Embedding, blocks and heads' widths shrunk alike, by the cube root of what is left; neurons fill the rest.
+    """Shrink embedding, blocks and heads alike, by the cube root of the share; neurons fill the rest.
 
-    A block's MACs grow with the embedding times the widths, and there are as many of them as blocks.
+    A block's MACs grow with the embedding times the widths, times the number of blocks.
     """
     share = (1 - rate) ** (1 / 3)
     embed = FUSED.embed_step * round(share * geometry.embed / FUSED.embed_step)
@@ -99,14 +99,18 @@ def embedding_and_depth(base: Sequence[BlockDims], geometry: Geometry, rate: flo
 
 
 def tokens(base: Sequence[BlockDims], geometry: Geometry, rate: float) -> Plan:
-    """Tokens leave behind the first block: as many stay as come nearest; two at least, the class token and another."""
+    """Drop tokens after the first block; at least the class token and another remain."""
     counts = range(2, geometry.tokens)
     plans = [([replace(base[0], tokens=count), *base[1:]], geometry.embed) for count in counts]
     return _nearest(plans, base, geometry, rate)
 
 
 def _nearest(plans: Sequence[Plan], base: Sequence[BlockDims], geometry: Geometry, rate: float) -> Plan:
-    """Raises BudgetError where none is near."""
+    """Choose the plan nearest to the share.
+
+    Raises:
+        BudgetError: none is near.
+    """
     aim = (1 - rate) * geometry.macs(base)
     best = min(plans, key=lambda plan: abs(geometry.macs(plan[0]) - aim))
     if abs(geometry.macs(best[0]) / aim - 1) > NEAR:
@@ -140,7 +144,7 @@ class Bench:
         }
 
     def planned(self, axis: str, rate: float) -> tuple[nn.Module, dict[str, Any]]:
-        """Make a model of one axis, and what is told of it."""
+        """Make a model of one axis; return it with the fields of its row."""
         blocks, embed = PLANNED[axis](self.base, self.geometry, rate)
         whole = embed == self.geometry.embed
         macs = self.geometry.with_embed(embed).macs(blocks) / self.geometry.macs(self.base)
@@ -148,7 +152,7 @@ class Bench:
         return network, {"macs": macs, "embed": embed, "blocks": [asdict(block) for block in blocks]}
 
     def forged(self, axis: str, rate: float) -> tuple[nn.Module, dict[str, Any]]:
-        """Let forge mix: the model, and what is told of it."""
+        """Let forge choose the axes; return the model with the fields of its row."""
         request: dict[str, Any] = {
             "data": self.start.data, "accept_weak_base": True, "options": self.start.options,
             "out": self.folder / f"{rate:g}-{FORGED[axis]}", "cache": self.folder / "cache",
@@ -167,7 +171,7 @@ class Bench:
         return model.network, fields
 
     def rows(self, axis: str, rate: float) -> Iterator[Row]:
-        """One for each batch size; or one that says why there is no such model."""
+        """Measure one row for each batch size, or return one that says why there is no such model."""
         common = {"model": self.model, "rate": rate, "axis": axis}
         try:
             network, fields = self.planned(axis, rate) if axis in PLANNED else self.forged(axis, rate)
@@ -179,7 +183,7 @@ class Bench:
             yield {**common, **fields, **measured, "load_average": load}
 
     def _alternated(self, network: nn.Module) -> Iterator[Row]:
-        """By ONNX Runtime."""
+        """Measure by ONNX Runtime."""
         threads, batches = self.target.threads, BATCHES
         conditions = edgevit.Conditions(
             batches=batches, threads=threads, samples=50, duration_s=1.0, provider=self.target.provider,
@@ -204,7 +208,7 @@ class Bench:
 
     @torch.inference_mode()
     def _graphed(self, network: nn.Module) -> Iterator[Row]:
-        """By torch in CUDA graphs, whose whole run the host's clock sees."""
+        """Measure by torch in CUDA graphs; the host's clock sees the whole run."""
         networks = [deepcopy(module).eval().to("cuda", torch.float16) for module in (self.network, network)]
         for batch in GRAPHED_BATCHES:
             images = torch.randn(batch, *family_of(network).input_size(network), device="cuda", dtype=torch.float16)

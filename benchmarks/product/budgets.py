@@ -55,9 +55,9 @@ MODELS = {size: f"{size}_patch16_224" for size in ("deit_tiny", "deit_small", "d
 
 
 def emulated(draws: int, make: Callable[[int], EmulatedBench], first_draw: int = 0) -> dict[str, Any]:
-    """Search on so many boards, each at every share; how each ended, in how many rounds, and what is really taken.
+    """Search on so many boards, each at one of the shares; count the ends, the rounds and the real latencies.
 
-    As on a real board, a plan is measured until its interval is narrow, in no more than MOST_ROUNDS rounds.
+    As on a real board, a plan is measured until its interval is narrow, in at most MOST_ROUNDS rounds.
     """
     ended: Counter[str] = Counter()
     rounds: Counter[int] = Counter()
@@ -177,7 +177,7 @@ FEW = {"calibration_images": 48, "sensitivity_images": 16}  # random weights hav
 
 
 def start_from(model: str, folder: Path) -> Start:
-    """The demo's trained base and its images; or random weights and images of noise: time depends on shapes."""
+    """Return the demo's trained base and its images, or random weights and images of noise."""
     if model == "demo":
         data, base = ensure_demo()
         preprocessing = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
@@ -198,7 +198,7 @@ def start_from(model: str, folder: Path) -> Start:
 def measure_here(
     model: str, shares: list[float], target: MeasurementTarget, repeats: int, done: list[dict[str, Any]]
 ) -> Iterator[Any]:
-    """Derive for budgets on this machine that are not done; measure each model afterwards, beside its base."""
+    """Derive for the budgets that are not recorded; measure each model afterwards in turns with its base."""
     recorded = {(row["model"], row["share"], row["repeat"], *threads_and_provider(row)) for row in done}
     of: dict[str, Any] = {"threads": target.threads, "provider": target.provider}
     requests = [(repeat, share) for repeat in range(repeats) for share in shares]
@@ -259,7 +259,7 @@ def measure_here(
 
 
 def threads_and_provider(row: Mapping[str, Any]) -> tuple[int, str]:
-    """Threads and provider of a row; one without is of one thread of a processor."""
+    """Return threads and provider of a row; by default one thread of a processor."""
     return row.get("threads") or 1, row.get("provider") or "cpu"
 
 

@@ -56,7 +56,7 @@ FUSED = POLICIES["fused"]
 
 
 def plan(random: Random, base: Sequence[BlockDims]) -> tuple[list[BlockDims], list[int]]:
-    """Blocks of random sizes, and which of the base's they are."""
+    """Draw blocks of random sizes; return them with the indices of the base's blocks."""
     blocks, indices = [], []
     for i, dims in enumerate(base):
         width = random.choice(widths(dims.qk, FUSED.head_minimum, FUSED.head_step))
@@ -74,7 +74,7 @@ def plan(random: Random, base: Sequence[BlockDims]) -> tuple[list[BlockDims], li
 
 
 def passing(random: Random, blocks: Sequence[BlockDims], counts: Sequence[int]) -> list[BlockDims]:
-    """The blocks with tokens leaving behind two that have an attention, as far as there are such."""
+    """Drop tokens after two blocks that have an attention."""
     able = [i for i, dims in enumerate(blocks[:-1]) if dims.has_attention]
     positions = sorted(random.sample(able, min(2, len(able), len(counts))))
     passed = dict(zip(positions, sorted(random.sample(counts, len(positions)), reverse=True), strict=True))
@@ -88,7 +88,7 @@ def write(network: nn.Module, blocks: Sequence[BlockDims], path: Path, embed: in
 
 
 def shares(runs: Sequence[Run], label: str) -> list[float]:
-    """Of the base's time, round by round."""
+    """Return the model's time over the base's, round by round."""
     busy = any(run.is_busy() for run in runs)
     times = {(run.round, run.label): taken_ms(run, busy=busy) for run in runs}
     return [times[n, label] / times[n, "base"] for n in sorted({n for n, _ in times if n is not None})]
@@ -100,7 +100,7 @@ def error_summary(errors: Sequence[float]) -> dict[str, float]:
 
 
 def corrected(plans: Sequence[Shape], measured: Sequence[float], prices: Prices) -> list[float]:
-    """Each plan's share of the base by a table that the nearest others correct; `seen` is what each was measured."""
+    """Predict each plan's share by the table that the measurements of the nearest other plans correct."""
     by_table = [plan.terms(prices) for plan in plans]
     shares = []
     for i, terms in enumerate(by_table):

@@ -40,7 +40,7 @@ def _derivation(folder: Path) -> DerivationRecord:
 
 
 def table_rows(sweep: Path, distilled: Path, runs: Path) -> list[dict[str, Any]]:
-    """Read what the models' own files, and the runs, say of each; accuracy is on the test part."""
+    """Read the rows of the table from the models' files and the runs; accuracy is on the test part."""
     from edgevit.board.comparison import compare_within, decisive, load_runs
     from edgevit.jobs.sweep.record import read_sweep
 
@@ -74,7 +74,7 @@ def table_rows(sweep: Path, distilled: Path, runs: Path) -> list[dict[str, Any]]
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """A row as README and terminal show it."""
+    """Format a row for README and terminal."""
     from edgevit.data.shares import share_text
     from edgevit.text import format_count
 
@@ -108,7 +108,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def processor_s() -> float:
-    """Processor time of this program and of all that it ran."""
+    """Return the processor time of this program and its children."""
     used = [resource.getrusage(process) for process in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in used)
 

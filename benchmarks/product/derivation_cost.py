@@ -44,7 +44,7 @@ RATES = (0.6, 0.8, 0.5, 0.7, 0.9, 0.4, 0.75, 0.85, 0.3, 0.65)
 
 @contextmanager
 def timed(owner: Any, name: str, stage: str, seconds: dict[str, float]) -> Iterator[None]:
-    """Add what calls of a function take to the seconds of a stage."""
+    """Add the time of a function's calls to the seconds of a stage."""
     function = getattr(owner, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ def timed(owner: Any, name: str, stage: str, seconds: dict[str, float]) -> Itera
 
 
 def derive(model: str, folder: Path, data: Path, rate: float, options: dict[str, int], device: str) -> dict[str, Any]:
-    """One derivation without training, in this process."""
+    """Run one derivation without training in this process; return its record."""
     import torch
 
     from edgevit.derivation.measure import embedding, sensitivity, statistics
@@ -97,12 +97,12 @@ def derive(model: str, folder: Path, data: Path, rate: float, options: dict[str,
 
 
 def workers(device: str) -> int:
-    """Processes that decode images: none beside the CPU, whose cores compute."""
+    """Return the number of processes that decode images: none on the CPU, whose cores compute."""
     return 0 if device == "cpu" else min(os.cpu_count() or 1, 8)
 
 
 def multiplied_gflops() -> dict[str, float]:
-    """GFLOP/s of products as a DeiT-Base's first FFN layer has them, of 16 images, by MKL and by oneDNN."""
+    """Measure GFLOP/s of the products of a DeiT-Base's first FFN layer, of 16 images, by MKL and by oneDNN."""
     import torch
 
     from edgevit.train.products import exact_products

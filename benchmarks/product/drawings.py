@@ -57,7 +57,7 @@ def read(folder: Path) -> Drawn:
     """Read a model folder.
 
     Raises:
-        CheckpointError: it is none, or was altered.
+        CheckpointError: it is no model folder, or was altered.
     """
     model, files = edgevit.load(folder), ModelFolder(folder)
     lines = [{"stage": line.stage, "step": line.step, **line.more} for line in files.history()]
@@ -67,20 +67,20 @@ def read(folder: Path) -> Drawn:
 
 
 def curve(history: Sequence[dict[str, Any]], figure: str) -> list[Point]:
-    """A figure of the method's own training by step; nothing where it was looked at once only."""
+    """Return a figure of the method's own training by step; empty for a single value."""
     lines = [line for line in history if line["stage"] != BASELINE and line.get(figure) is not None]
     return [(float(line["step"]), float(line[figure])) for line in lines] if len(lines) > 1 else []
 
 
 def accuracy(models: Sequence[Drawn]) -> Lines:
-    """In percent, of what is trained and of what would be left of it."""
+    """Return accuracies in percent, of the trained network and of what would remain of it."""
     shown = {"accuracy_trained": "trained", "accuracy_pruned": "what is left"}
     named = [(f"{m.name}, {word}", curve(m.history, figure)) for m in models for figure, word in shown.items()]
     return {name: [(x, 100 * y) for x, y in points] for name, points in named if points}
 
 
 def losses(models: Sequence[Drawn]) -> dict[str, Lines]:
-    """Every part of the loss by its name, and the multipliers of Vulcan's penalty."""
+    """Return every part of the loss by its name, and the multipliers of Vulcan's penalty."""
     shown = ("loss", "lambda_")
     names = sorted({name for m in models for line in m.history for name in line if name.startswith(shown)})
     by_name = {name: {m.name: points for m in models if (points := curve(m.history, name))} for name in names}
@@ -95,12 +95,12 @@ SIZES: dict[str, Callable[[BlockDims], int]] = {
 
 
 def sizes(models: Sequence[Drawn], kind: str) -> Lines:
-    """Of every block, the first being block 1; a site that is gone has size 0."""
+    """Return the size of every block from block 1 on; 0 where a site is gone."""
     return {m.name: [(float(i), float(SIZES[kind](d))) for i, d in enumerate(m.blocks, 1)] for m in models}
 
 
 def ranks(models: Sequence[Drawn]) -> list[Lines]:
-    """Effective ranks of QK and of VO by block, as far as a block has an attention."""
+    """Return the effective ranks of QK and of VO by block, where a block has an attention."""
     both: list[Lines] = [{}, {}]
     for model in models:
         read = enumerate(family_of(model.network).read(model.network), 1)
@@ -113,12 +113,12 @@ def ranks(models: Sequence[Drawn]) -> list[Lines]:
 
 
 def tasks_apart(models: Sequence[Drawn]) -> list[str]:
-    """In what the tasks of those models differ whose training has a history."""
+    """Name the differences between the tasks of the models that have a history."""
     return apart_tasks([model.task for model in models if model.history])
 
 
 def drawings(models: Sequence[Drawn]) -> Iterator[tuple[str, str]]:
-    """Every drawing by the name of its file."""
+    """Yield every drawing with the name of its file."""
     if not tasks_apart(models):
         if lines := accuracy(models):
             yield "accuracy", line_plot([Panel("step", lines)], "top-1, %")

@@ -51,7 +51,7 @@ class EmulatedBoard:
     ffn_rate: float = 1.0
 
     def _kernel(self, rows: int, inner: int, columns: int, cached: float, copies: int = 1) -> float:
-        """`copies` products of [rows, inner] and [inner, columns]."""
+        """Time `copies` products of [rows, inner] and [inner, columns]."""
         inner, columns = (math.ceil(n / self.tile) * self.tile for n in (inner, columns))
         computed = copies * rows * inner * columns / self.macs_per_ms
         moved = 2 * copies * (inner * columns + rows * (inner + columns)) / (self.bytes_per_ms * (1 + 0.5 * cached))
@@ -59,7 +59,7 @@ class EmulatedBoard:
         return busy + self.launch_ms - min(self.hidden * self.launch_ms, busy)
 
     def _between(self) -> float:
-        """A norm and a sum."""
+        """Time a norm and a sum."""
         return self.launch_ms + 8 * self.tokens * self.embed / self.bytes_per_ms
 
     def attention_ms(self, dims: BlockDims, cached: float) -> float:
@@ -75,23 +75,23 @@ class EmulatedBoard:
         return self.ffn_rate * both + self._between()
 
     def narrowed(self, embed: int | None) -> EmulatedBoard:
-        """The same for networks of a narrower embedding; None: of the base's own."""
+        """Return the board for a narrower embedding; None is the base's own width."""
         if embed is None:
             return self
         fixed = self.fixed_ms * (1 - SHRINKS * (1 - embed / self.embed))
         return replace(self, embed=embed, fixed_ms=fixed)
 
     def ms(self, blocks: Sequence[BlockDims]) -> float:
-        """What a model takes."""
+        """Time a model."""
         weights = 2 * self.embed * sum(2 * b.heads * (b.qk + b.vo) + 2 * b.ffn for b in blocks)
         cached = min(self.cache_bytes / weights, 1.0)
         attention = sum(self.attention_ms(b, cached) for b in blocks if b.has_attention)
         return self.fixed_ms + attention + sum(self.ffn_ms(b, cached) for b in blocks if b.has_ffn)
 
     def measure(self, blocks: Sequence[BlockDims], random: Random, most: int = ROUNDS) -> MeasuredFigure:
-        """A measurement in turns: the median of several rounds, and an interval from their spread.
+        """Measure in turns: the median of several rounds, with an interval from their spread.
 
-        Where that is wide, of more rounds, up to `most`.
+        Where the interval is wide, more rounds are measured, up to `most`.
         """
         times: list[float] = []
         while True:
@@ -105,7 +105,7 @@ class EmulatedBoard:
 
 @dataclass(frozen=True)
 class Losses:
-    """What the widths of a block are worth, in nats, as curves of real bases look: steep at the end, flat before it."""
+    """The loss of narrower widths of a block in nats: steep at the end and flat before it, as of real bases."""
 
     attention: float
     ffn: float
@@ -140,15 +140,15 @@ class EmulatedBench:
         self.table = self._measured_table()
 
     def least_ms(self) -> float:
-        """What the smallest plan really takes: one block of the smallest sizes."""
+        """Return the real latency of the smallest plan: one block of the smallest sizes."""
         least = self.board.narrowed(self._embeds()[-1])
         return least.ms([BlockDims(min(2, self.base[0].heads), 16, 16, self.ffn_step)])
 
     def is_reachable(self, least_ms: float, most_ms: float) -> bool:
-        """Whether a plan may take between these, the ends included; False: it is certain that none does.
+        """Return whether a plan may take between these bounds, inclusive; False is certain.
 
-        What a plan takes rises with its sizes. So plans of as many blocks, of one width of the embedding, lie between
-        that of the smallest and that of the base's own.
+        Latency rises with sizes, so plans of equal blocks and embedding lie between the smallest one and the base's
+        sizes.
         """
         least = BlockDims(min(2, self.base[0].heads), 16, 16, self.ffn_step)
         counts, boards = range(1, len(self.base) + 1), [self.board.narrowed(embed) for embed in self._embeds()]
@@ -159,7 +159,7 @@ class EmulatedBench:
         )
 
     def loses_least(self, search: Search) -> bool:
-        """Whether no plan loses less than the one that is kept, of those that its own figure has within the budget."""
+        """Return whether no plan within the budget, by its own measured figure, loses less than the best one."""
         best, prices = search.best, self.table.in_quantity("ms")
         assert best is not None
         factors = search.factors(prices)
@@ -185,7 +185,7 @@ class EmulatedBench:
         return Candidate(shape, "")
 
     def best(self, table: CostTable, limit: float, at_least: Shape | None = None) -> tuple[Shape, float]:
-        """The best plan within a limit by a table, and what it loses."""
+        """Find the best plan within a limit by a table; return it with its loss."""
         prices = table.in_quantity("ms")
         plans, refused = [], None
         for embed in self._embeds(at_least):
@@ -201,7 +201,7 @@ class EmulatedBench:
         return min(plans, key=lambda plan: plan[1])
 
     def _embeds(self, at_least: Shape | None = None) -> list[int | None]:
-        """Widths of the embedding that may be chosen, the widest first; None: the base's own."""
+        """Return the embedding widths that may be chosen, the widest first; None is the base's own."""
         if self.embedding is None or (at_least is not None and at_least.embed is None):
             return [None]
         least = 0 if at_least is None else at_least.embed or 0
@@ -211,7 +211,7 @@ class EmulatedBench:
     def _allocated(
         self, prices: Prices, embed: int | None, limit: float, at_least: Shape | None
     ) -> tuple[Shape, float]:
-        """The best plan at one width of the embedding, and what it loses."""
+        """Find the best plan at one embedding width; return it with its loss."""
         indices = range(len(self.base)) if at_least is None else at_least.kept
         menus = [self._menu(prices, i) for i in indices]
         if at_least is not None:
@@ -249,9 +249,9 @@ class EmulatedBench:
         return BlockMenu(attention, ffn, lost.block if block else None)
 
     def _measured_table(self) -> CostTable:
-        """As a table is measured of a board: stacks of equal blocks at a few sizes, with lines between them.
+        """Measure a table as of a board: stacks of equal blocks at a few sizes, with lines between them.
 
-        How much of a small model fits into the cache, stacks of other blocks do not tell.
+        Stacks do not show how much of a small model fits into the cache.
         """
         dims, deep = self.base[0], len(self.base)
         dense = self._per_block(dims)
@@ -285,7 +285,7 @@ class EmulatedBench:
     def _narrower_costs(
         self, fixed: float, attention: dict[tuple[int, int], float], ffn: dict[tuple[int], float]
     ) -> list[dict[str, Any]]:
-        """As `edgevit cost` measures it: a few stacks at three widths."""
+        """Measure a few stacks at three widths, as `edgevit cost` does."""
         base = FittedCosts(fixed, 0.0, attention, {n: ms for (n,), ms in ffn.items()}, 0.01, ())
         if not self.rungs:
             for embed in Grid.of(self.base, POLICIES["fused"], self.board.embed).narrower:
@@ -317,7 +317,7 @@ class EmulatedBench:
         self.rungs[embed] = {s: StackFigure(ms, max(self.board.noise, 0.002)) for s, ms in figures.items()}
 
     def _per_block(self, dims: BlockDims) -> float:
-        """What one more block takes; measured once."""
+        """Return the time of one more block; measured once."""
         if dims not in self.known:
             deep, shallow = len(self.base), len(self.base) // 2
             apart = self._stack([dims] * deep) - self._stack([dims] * shallow)
@@ -329,13 +329,13 @@ class EmulatedBench:
 
 
 def _no_smaller(menu: BlockMenu, dims: BlockDims) -> BlockMenu:
-    """What of a menu a block grows to: it stays, and no size of it shrinks."""
+    """Keep the choices of a menu that are at least this large; the block must stay."""
     attention = [c for c in menu.attention if c.value[0] >= dims.heads and c.value[1] >= dims.qk]
     return BlockMenu(attention, [c for c in menu.ffn if c.value >= dims.ffn], None)
 
 
 def rising(costs: dict[Sizes, float]) -> dict[Sizes, float]:
-    """Raise what takes less than something smaller, as a table must not fall."""
+    """Raise costs below those of smaller sizes, because a table must not fall."""
     positive = max(min(costs.values()), 1e-6)
     return {
         size: max(positive, *(cost for smaller, cost in costs.items() if all(map(le, smaller, size))))
@@ -344,13 +344,13 @@ def rising(costs: dict[Sizes, float]) -> dict[Sizes, float]:
 
 
 def draw(seed: int, *, narrower: bool = True) -> EmulatedBench:
-    """A board, a base and what its widths are worth, all drawn; `narrower`: so is what its embedding's is."""
+    """Draw a board, a base and the losses of its widths, of the embedding, too, if `narrower`."""
     random = Random(seed)
     return draw_from(random, random, narrower=narrower)
 
 
 def draw_from(random: Random, noise: Random, *, narrower: bool = True) -> EmulatedBench:
-    """The same from what draws the constants and what draws the measurements' noise."""
+    """Draw the same with one generator for the constants and one for the noise of measurements."""
     heads, depth = random.choice([3, 6, 12]), random.choice([6, 8, 12])
     base = [BlockDims(heads, 64, 64, 256 * heads)] * depth
     board = EmulatedBoard(

@@ -39,7 +39,7 @@ MILLIVOLTS = 5000
 
 
 class PowerTree:
-    """The sensors of a captured board, fed with a power that is given."""
+    """The sensors of a captured board, fed with a given power."""
 
     def __init__(self, root: Path, profile: str = "orin-nx-16gb") -> None:
         self.total = load_profile(profile).total_rails()
@@ -59,7 +59,7 @@ class PowerTree:
         self.constant_s = interval_ms / 1e3
 
     def energy_mj(self, milliwatts: float) -> float:
-        """What the agent's meter makes of a window in which so much power is drawn."""
+        """Return the meter's energy for a window in which so much power is drawn."""
         clock: dict[str, Any] = {"perf_counter_ns": lambda: self.now_ns}
         with patch.multiple(ina3221, **clock), patch.multiple(power, **clock):
             meter = ina3221.Meter(str(self.root), self.total)
@@ -82,7 +82,7 @@ class PowerTree:
 
 @dataclass(frozen=True)
 class EnergyBoard(EmulatedBoard):
-    """A board of whose models it is asked what energy an image takes: wherever it says ms, these are millijoules."""
+    """A board that is measured by energy: `ms` holds millijoules everywhere."""
 
     on_w: float = 3.0
     computing_w: float = 10.0
@@ -104,7 +104,7 @@ class EnergyBoard(EmulatedBoard):
         return super().ms(blocks)
 
     def measure(self, blocks: Sequence[BlockDims], random: Random, most: int = ROUNDS) -> MeasuredFigure:
-        """In turns with the base, through the meter; as the base takes by the table, which is taken to be right."""
+        """Measure in turns with the base, through the meter, relative to the base's energy by the table."""
         ratios: list[float] = []
         while True:
             for _ in range(ROUNDS):
@@ -118,7 +118,7 @@ class EnergyBoard(EmulatedBoard):
         return MeasuredFigure(value * whole, (value - spread) * whole, (value + spread) * whole, len(ratios))
 
     def _window_mj(self, blocks: Sequence[BlockDims], random: Random) -> float:
-        """Energy of one image in one window, whose power is somewhat other each time."""
+        """Measure the energy of one image in one window of noisy power."""
         assert self.tree is not None
         time_ms = self.time_ms(blocks)
         milliwatts = self.ms(blocks) / time_ms * 1000 * max(random.gauss(1, self.noise), 0.5)
@@ -126,12 +126,12 @@ class EnergyBoard(EmulatedBoard):
 
 
 def tree_of(seed: int) -> str:
-    """The tree that a draw reads, by its profile: each serves three draws in a row, of three budgets."""
+    """Return the profile of the captured tree of a draw; each serves three draws in a row, of three budgets."""
     return list(TREES)[seed // 3 % len(TREES)]
 
 
 def draw_energy(seed: int, folder: Path) -> EmulatedBench:
-    """The board and base of `draw` with powers that are drawn, too; its tree lies in the folder."""
+    """Draw the board and base of `draw` with powers; its sensor tree lies in the folder."""
     bench = draw(seed, narrower=False)
     random = Random(seed + 10**6)
     with suppress(FileNotFoundError):

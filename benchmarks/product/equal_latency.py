@@ -41,10 +41,10 @@ LOW, HIGH = 0.02, 0.98  # rates
 
 
 def nearest_rate(aim: float, first: float, measure: Callable[[float], float]) -> tuple[float, float]:
-    """The rate whose model takes nearest to the aim, and what it takes, as shares of the base.
+    """Find the rate whose model is nearest to the aimed latency; return both as shares of the base.
 
-    Latency falls with the rate, in steps: between the nearest on both sides of the aim the next is interpolated, kept
-    off the ends, and halfway where the last two lie on one side. `first` is where to begin.
+    Latency falls with the rate in steps. The next rate is interpolated between the nearest ones on both sides of the
+    aim, away from the ends, and at the middle where the last two lie on one side. `first` is the first rate.
     """
     above, below = (LOW, 1.0), (HIGH, 0.0)  # more than the aim; less
     best: tuple[float, float] | None = None
@@ -66,7 +66,7 @@ def nearest_rate(aim: float, first: float, measure: Callable[[float], float]) ->
 
 
 def in_turns(folders: list[Path], rounds: int) -> Any:
-    """The ratio of the last to the first, of visits by turns in one process."""
+    """Measure the ratio of the last model to the first in turns in one process."""
     conditions = edgevit.Conditions(threads=1, samples=100, duration_s=0.5)
     return decisive(compare_within(edgevit.bench_in_turns(folders, conditions, rounds=rounds, alternate=True).runs))[-1]
 
@@ -78,7 +78,7 @@ def top1(derivation: edgevit.Derivation) -> float:
 
 
 def pair(place: Place, base_of: str, task: int, seed: int, share: float, folder: Path) -> Row:
-    """Both models of one budget."""
+    """Derive and measure both models of one budget."""
     start = dict(place.start)
     name = start.pop("base")
     classes = task_classes(place.classes, task)
@@ -126,7 +126,7 @@ def gained(row: Row) -> float:
 
 
 def is_equal(row: Row) -> bool:
-    """Whether both models of a row take the same."""
+    """Return whether both models of a row have the same latency."""
     return bool(abs(row["apart"][0] - 1) <= EQUAL)
 
 

@@ -43,7 +43,7 @@ LINGER_S = 60  # in which the processes of a command that ended have to end
 
 @dataclass
 class Case:
-    """What became of the rounds of one case."""
+    """The outcomes of the rounds of one case."""
 
     exit_codes: Counter[str] = field(default_factory=Counter)  # of the commands of a round, in order: "0 1"
     lines: Counter[str] = field(default_factory=Counter)  # the last line of a command that did not end well
@@ -65,7 +65,7 @@ class Command:
         self.process.start()
 
     def end(self, case: Case, folder: Path) -> int:
-        """Wait until it has ended; note what it said and left running, and return its exit code."""
+        """Wait until it has ended; count its output and stray processes, and return its exit code."""
         self.process.join(LIMIT_S)
         pid, code = self.process.pid, self.process.exitcode
         assert pid is not None
@@ -97,7 +97,7 @@ def _command(arguments: list[str], log: Path) -> None:
 
 
 def session(pid: int) -> list[int]:
-    """The processes of a session that have not ended."""
+    """Return the processes of a session that have not ended."""
     processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -111,7 +111,7 @@ def session(pid: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all rounds derive."""
+    """What all rounds derive, and how long that takes undisturbed."""
 
     base: Path
     seconds: float = 0.0  # that an undisturbed derivation takes
@@ -143,14 +143,14 @@ def weights(model: Path) -> str:
 
 
 def judge(case: Case, setting: Setting, model: Path, allowed: set[str]) -> None:
-    """Count what is left beside the model, and whether it is the one it should be."""
+    """Count what is left beside the model, and whether its weights are those expected."""
     case.same_weights += model.is_dir() and weights(model) == setting.weights
     held = {str(file.relative_to(model.parent)) for file in model.parent.iterdir()}
     case.files_left += len(held - allowed - {model.name})
 
 
 def two_derivations(case: Case, setting: Setting, folder: Path, moment: float, *, resume: bool) -> None:
-    """A second derivation of one output, as it is or with --resume, beside the first."""
+    """Start a second derivation of one output beside the first, with or without --resume."""
     out = folder / "runs" / "out"
     first = Command(setting.derive(out), folder / "first.log")
     time.sleep(moment * setting.seconds)
@@ -161,7 +161,7 @@ def two_derivations(case: Case, setting: Setting, folder: Path, moment: float, *
 
 
 def two_plans(case: Case, setting: Setting, folder: Path, moment: float) -> None:
-    """Two derive-many on one plan, and a third to see that what they left is good."""
+    """Start two derive-many on one plan, and a third to check what they left."""
     plan = setting.plan(folder)
     first = Command(["derive-many", plan], folder / "first.log")
     time.sleep(moment * setting.plan_seconds)
@@ -180,7 +180,7 @@ def _again(case: Case, plan: Path, folder: Path) -> None:
 
 
 def terminated(case: Case, setting: Setting, folder: Path, moment: float) -> None:
-    """SIGTERM to a derivation; the same command with --resume goes on."""
+    """Send SIGTERM to a derivation; repeat the command with --resume."""
     out = folder / "runs" / "out"
     out.parent.mkdir()
     command = Command(setting.derive(out), folder / "first.log")
@@ -198,7 +198,7 @@ def terminated(case: Case, setting: Setting, folder: Path, moment: float) -> Non
 
 
 def terminated_plan(case: Case, setting: Setting, folder: Path, moment: float) -> None:
-    """SIGTERM to a derive-many; the same command goes on."""
+    """Send SIGTERM to a derive-many; repeat the command."""
     plan = setting.plan(folder)
     command = Command(["derive-many", plan], folder / "first.log")
     time.sleep(moment * setting.plan_seconds)
@@ -235,7 +235,7 @@ def prepare(folder: Path) -> Setting:
 
 
 def undisturbed(setting: Setting, folder: Path) -> Setting:
-    """See how long a derivation and a plan of one take that nothing disturbs, and what they end in."""
+    """Measure an undisturbed derivation and plan: their seconds and final weights."""
     folder.mkdir()
     seconds = []
     for arguments in (setting.derive(folder / "out"), ["derive-many", setting.plan(folder)]):

@@ -40,7 +40,7 @@ PLACE = {
 
 
 def run_of(label: str, ms: float, samples: int, noise: random.Random, **fields: Any) -> Run:
-    """A run of a quiet machine: latencies from `ms` on, with a tail."""
+    """Make a run of a quiet machine: latencies from `ms` on, with a tail."""
     times = [round(ms * MS * (1 + abs(noise.gauss(0, 0.03)))) for _ in range(samples)]
     whole: dict[str, Any] = {
         "label": label, "model_sha256": label.encode().hex().ljust(64, "0")[:64], "batch": 1, "environment": PLACE,
@@ -50,7 +50,7 @@ def run_of(label: str, ms: float, samples: int, noise: random.Random, **fields: 
 
 
 def turns(labels: Sequence[str], rounds: int, samples: int, session: str, seed: int) -> Iterator[Run]:
-    """Rounds of one session, in each of which every model has a run."""
+    """Make rounds of one session, in each of which every model has a run."""
     noise = random.Random(seed)
     for number in range(1, rounds + 1):
         slower = 1 + 0.2 * noise.random()
@@ -60,7 +60,7 @@ def turns(labels: Sequence[str], rounds: int, samples: int, session: str, seed: 
 
 
 def alone(labels: Sequence[str], repeats: int, samples: int, seed: int) -> Iterator[Run]:
-    """Runs that were measured by themselves."""
+    """Make runs that were measured one by one."""
     noise = random.Random(seed)
     for _ in range(repeats):
         for i, label in enumerate(labels):
@@ -74,7 +74,7 @@ def write_lines(file: Path, runs: Iterator[Run]) -> Path:
 
 
 def write_models(root: Path, models: int, repeats: int, steps: int = 300, samples: int = 200) -> None:
-    """A base and models of it, and their runs, of which each model's are a session with the base."""
+    """Write a base, models of it, and their runs; each model has a session with the base."""
     write_folder(root / "base", macs=2_000_000, params=20_000)
     noise = random.Random(1)
     for i in range(models):
@@ -93,7 +93,7 @@ def write_models(root: Path, models: int, repeats: int, steps: int = 300, sample
 
 
 def timed(*arguments: object, reads: int, wrote: Path | None = None) -> dict[str, Any]:
-    """Run a command; what it took."""
+    """Run a command; return its times, memory and sizes."""
     started = time.perf_counter()
     child = os.posix_spawn(
         sys.executable,

@@ -14,7 +14,7 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
 def take(page: Path, picture: Path) -> None:
-    """Photograph a page, without a window.
+    """Take a screenshot of a page without a window.
 
     Raises:
         SystemExit: there is no Chromium.

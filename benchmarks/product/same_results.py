@@ -85,7 +85,7 @@ PREPROCESSING = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpol
 
 
 def write_base(name: str, args: dict[str, Any], file: Path) -> Path:
-    """Random weights, biases included, that timm alone would start at 0 or 1."""
+    """Write random weights; also random biases and norms, which timm would start at 0 or 1."""
     torch.manual_seed(0)
     network = timm.create_model(name, num_classes=10, **args)
     with torch.no_grad():
@@ -103,7 +103,7 @@ def cases(
     scratch: Path, bases: Sequence[str], methods: Sequence[str], shapes: Sequence[str] = SHAPES,
     heads: Sequence[str] = HEADS,
 ) -> Iterator[tuple[str, dict[str, Any]]]:  # fmt: skip
-    """Derive every case, and tell what came of it."""
+    """Derive every case and summarise the model."""
     for base in bases:
         name, more = BASES[base]
         args = {**SMALL, **more}
@@ -141,7 +141,7 @@ def summary(model: Any) -> dict[str, Any]:
 
 
 def written(environment: Mapping[str, str], cases: Mapping[str, Any]) -> str:
-    """The record, a line for each case."""
+    """Format the record with one line for each case."""
     lines = ",\n".join(f"  {json.dumps(case)}: {json.dumps(result)}" for case, result in cases.items())
     return f'{{"made_with": {json.dumps(environment)},\n "cases": {{\n{lines}\n}}}}\n'
 

@@ -90,7 +90,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Form:
-    """A network in one shape, and what does not depend on the runner."""
+    """A network in one shape, with what does not depend on the runner."""
 
     shape: str
     network: nn.Module
@@ -146,7 +146,7 @@ def make_rows(
     latencies: Sequence[Sequence[float]],
     memory: Sequence[int | None],
 ) -> Iterator[Row]:
-    """Rows of one comparison; the first form is the dense model."""
+    """Make the rows of one comparison; the first form is the dense model."""
     for form, times, peak in zip(forms, latencies, memory, strict=True):
         ratios = [t / dense for t, dense in zip(times, latencies[0], strict=True)]
         yield Row(
@@ -237,7 +237,7 @@ def measure_cuda(
     min_seconds: float,
     ways: Sequence[str] = tuple(CUDA_WAYS),
 ) -> Iterator[Row]:
-    """The same comparison on a GPU."""
+    """Measure the same comparison on a GPU."""
     with torch.inference_mode():
         for precision, dtype in (("fp32", torch.float32), ("fp16", torch.float16)):
             networks = [form.network.to("cuda", dtype) for form in forms]
@@ -272,7 +272,7 @@ def _lines(path: str) -> list[str]:
 
 
 def write_results(rows: Sequence[Row], output: Path, arguments: dict[str, Any]) -> None:
-    """Write what there is so far: a long benchmark that is stopped loses nothing."""
+    """Write the rows so far, so that a long benchmark can be stopped."""
     output.parent.mkdir(parents=True, exist_ok=True)
     record = {"schema": 1, "environment": environment(), "arguments": arguments, "rows": [asdict(row) for row in rows]}
     temporary = output.with_suffix(".tmp")

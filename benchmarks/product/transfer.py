@@ -82,7 +82,7 @@ def open_headless(cache: Path = CACHE) -> Place:
 
 
 def gains(rows: Sequence[Row], method: str) -> list[float]:
-    """What the better base adds to the method, by seed."""
+    """Return what the better base adds to the method, by seed."""
     plain, better = (
         {row["seed"]: row["accuracy"]["derived"] for row in picked(rows, variant=name)}
         for name in (method, f"{method}, better base")

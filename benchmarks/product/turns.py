@@ -43,7 +43,7 @@ PER_CORE = 2  # processes that compute in bursts: with one, each model by itself
 
 
 def write_layers(path: Path, count: int) -> Path:
-    """A model of `count` matrix products of the same size."""
+    """Write a model of `count` matrix products of the same size."""
     names = ["x", *(f"h{n}" for n in range(1, count)), "y"]
     weight = np.full(SIZE * SIZE, 1e-3, np.float32)
     weights = [helper.make_tensor(f"w{n}", TensorProto.FLOAT, [SIZE, SIZE], weight) for n in range(count)]
@@ -66,9 +66,9 @@ def burn(seed: int) -> None:
 
 @contextmanager
 def bursts(seed: int, count: int) -> Iterator[None]:
-    """Keep as many processes computing in bursts.
+    """Keep so many processes computing in bursts.
 
-    Each is in a session of its own: Linux may share a core out by sessions, and the bench would pay for them alone.
+    Each is in a session of its own: Linux may share a core between sessions, and the bench alone would pay for them.
     """
     command = [sys.executable, "-m", "benchmarks.product.turns", "--burn"]
     others = [subprocess.Popen([*command, str(seed * count + i)], start_new_session=True) for i in range(count)]
@@ -81,13 +81,13 @@ def bursts(seed: int, count: int) -> Iterator[None]:
 
 
 def turns(models: Sequence[Path], rounds: int, *, alternate: bool = False) -> list[float]:
-    """The ratios to the first, as a bench in turns tells them."""
+    """Measure in turns; return the ratios to the first model."""
     runs = bench_in_turns(models, CONDITIONS, rounds=rounds, alternate=alternate).runs
     return [comparison.ratio for comparison in decisive(compare_within(runs))]
 
 
 def alone(models: Sequence[Path], rounds: int, *, quiet_first: bool, seed: int, cores: int) -> list[float]:
-    """The same of models that were each benched by themselves, each for as long as it was in turns."""
+    """Measure each model by itself, for as long as in turns; return the ratios to the first model."""
     assert CONDITIONS.duration_s is not None
     conditions = replace(CONDITIONS, duration_s=rounds * CONDITIONS.duration_s)
     latencies = []
