@@ -114,7 +114,7 @@ def section() -> str:
                 ],
                 "python -m benchmarks.product.accuracy --base fashion",
                 "lower rates, where nothing is lost; sub-tasks one by one and the widths chosen, which the records "
-                f"have. Rows are of several commits. {' '.join(f'{t}: {c}' for t, c in commits.items())}",
+                f"have. {' '.join(f'{title}: {text}' for title, text in commits.items())}",
             ),
             screen(
                 "What is each step of forge worth?",
