@@ -219,9 +219,9 @@ def glossary_page() -> str:
 def method_example_page() -> str:
     """Show the example method in the docstring of the methods' package, which the tests run like all others."""
     text = methods.__doc__ or ""
-    head, _, rest = text.partition("A whole method")
+    head, _, example = text.partition("A whole method")
     code = re.sub(
-        r"^    ", "", rest.partition("\n")[2].rpartition("\ntests/derivation/")[0].strip("\n"), flags=re.MULTILINE
+        r"^    ", "", example.partition("\n")[2].rpartition("\ntests/derivation/")[0].strip("\n"), flags=re.MULTILINE
     )
     protocol = f"```text\n{head.strip()}\n```"
     return (

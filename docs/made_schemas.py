@@ -45,31 +45,31 @@ KINDS: tuple[RecordKind[Any], ...] = (
 
 
 def run_schema() -> dict[str, Any]:
-    """Of one line of a file of runs, which the agent writes without pydantic."""
+    """Return the schema of one line of a file of runs, which the agent writes without pydantic."""
     described = TypeAdapter(Run).json_schema()
-    own = {"schema": {"const": SCHEMA, "type": "integer"}}
+    version = {"schema": {"const": SCHEMA, "type": "integer"}}
     return {
         **described,
-        "properties": {**own, **described["properties"]},
+        "properties": {**version, **described["properties"]},
         "required": ["schema", *described["required"]],
     }
 
 
 def cost_table_schema() -> dict[str, Any]:
-    """Of the tables that `edgevit cost` writes, as JSON or as YAML; what a person writes may be of an older schema."""
+    """Return the schema of cost tables, in JSON or YAML."""
     described = CostTable.model_json_schema()
-    own = {"schema": {"const": COST_TABLE_SCHEMA, "type": "integer"}}
+    version = {"schema": {"const": COST_TABLE_SCHEMA, "type": "integer"}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **described,
-        "properties": {**described["properties"], **own},
+        "properties": {**described["properties"], **version},
     }
 
 
 def schemas() -> dict[str, str]:
-    """The text of every file of docs/schemas, by its name."""
-    made = {kind.name: kind.json_schema() for kind in KINDS} | {"run": run_schema(), "cost_table": cost_table_schema()}
-    return {f"{name}.json": json.dumps(schema, indent=1) + "\n" for name, schema in made.items()}
+    """Return the text of every file of docs/schemas by its name."""
+    kinds = {kind.name: kind.json_schema() for kind in KINDS} | {"run": run_schema(), "cost_table": cost_table_schema()}
+    return {f"{name}.json": json.dumps(schema, indent=1) + "\n" for name, schema in kinds.items()}
 
 
 def main() -> None:

@@ -85,7 +85,7 @@ def preprocess(image: Image.Image, settings: dict[str, Any]) -> np.ndarray:
 
 
 class Cuda:
-    """The five functions of the CUDA runtime that are needed, without another package."""
+    """The five functions of the CUDA runtime that are needed, through ctypes."""
 
     def __init__(self) -> None:
         for name in ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"):
@@ -166,15 +166,15 @@ class Engine:
 
 
 class Onnx:
-    """The ONNX file, by ONNX Runtime on the GPU where it can, else on the CPU."""
+    """Run an ONNX file with ONNX Runtime, on the GPU if possible."""
 
     def __init__(self, path: Path) -> None:
         try:
             import onnxruntime
         except ImportError as error:
             sys.exit(f"{path} needs ONNX Runtime, and this Python has none ({error}); try: pip install onnxruntime")
-        there = onnxruntime.get_available_providers()
-        providers = [name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in there]
+        available = onnxruntime.get_available_providers()
+        providers = [name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in available]
         self.session = onnxruntime.InferenceSession(str(path), providers=providers)
         images = self.session.get_inputs()[0]
         batch = images.shape[0] if isinstance(images.shape[0], int) else 1
@@ -188,20 +188,22 @@ class Onnx:
 
 
 def open_model(folder: Path, engine: Path | None, onnx: bool) -> Engine | Onnx:
-    """The engine given, or the only one in the folder; without one, or with --onnx, the fp32 ONNX file."""
-    found = [engine] if engine else sorted(folder.glob("engines/*/*.engine"))
-    if onnx or not found:
+    """Open the given engine or the only one in the folder; without one, or with --onnx, the fp32 ONNX file."""
+    engines = [engine] if engine else sorted(folder.glob("engines/*/*.engine"))
+    if onnx or not engines:
         return Onnx(folder / "model.fp32.onnx")
-    if len(found) > 1:
-        sys.exit("several engines; choose one:\n" + "\n".join(f"  --engine {shlex.quote(str(path))}" for path in found))
-    return Engine(found[0])
+    if len(engines) > 1:
+        sys.exit(
+            "several engines; choose one:\n" + "\n".join(f"  --engine {shlex.quote(str(path))}" for path in engines)
+        )
+    return Engine(engines[0])
 
 
 # -- From logits to names ----------------------------------------------------------------------------------------------
 
 
 def likeliest(logits: np.ndarray, classes: list[dict[str, Any]], count: int) -> list[tuple[str, float]]:
-    """Names and probabilities among the target classes."""
+    """Return the most probable target classes by name, with their probabilities."""
     chosen = logits[[entry["column"] for entry in classes]]
     odds = np.exp(chosen - chosen.max())
     order = np.argsort(-odds, kind="stable")[:count]
@@ -209,7 +211,7 @@ def likeliest(logits: np.ndarray, classes: list[dict[str, Any]], count: int) -> 
 
 
 def threshold(record: dict[str, Any]) -> float | None:
-    """The score below which an image is of none of the target classes; None where every image is of one."""
+    """Return the score below which an image belongs to no target class; None without a rejection rule."""
     rule = record.get("rejection")
     if rule and rule["score"] != "logsumexp":
         sys.exit(f"the model rejects by {rule['score']!r}, which this program does not know; take a newer one")
@@ -217,7 +219,7 @@ def threshold(record: dict[str, Any]) -> float | None:
 
 
 def score(logits: np.ndarray, classes: list[dict[str, Any]]) -> float:
-    """Log-sum-exp of the target classes' logits."""
+    """Return the log-sum-exp of the target classes' logits."""
     chosen = logits[[entry["column"] for entry in classes]]
     return float(chosen.max() + np.log(np.exp(chosen - chosen.max()).sum()))
 
@@ -236,8 +238,8 @@ def frames(camera: str, count: int | None) -> Iterator[tuple[str, Image.Image]]:
     try:
         number = 0
         while count is None or number < count:
-            there, frame = source.read()
-            if not there:
+            success, frame = source.read()
+            if not success:
                 sys.exit(f"the camera {camera} gives no more frames")
             yield f"frame {number}", Image.fromarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
             number += 1
@@ -246,7 +248,7 @@ def frames(camera: str, count: int | None) -> Iterator[tuple[str, Image.Image]]:
 
 
 def plain(record: dict[str, Any]) -> str:
-    """What the C++ program needs of export.json, as lines of words."""
+    """Convert the part of export.json that the C++ program needs into lines of words."""
     settings = record["preprocessing"]
     if (settings.get("crop_mode") or "center") != "center" or settings["input_size"][1] != settings["input_size"][2]:
         sys.exit("the C++ program knows square inputs and crop mode center only")
@@ -271,26 +273,26 @@ def main() -> None:
     parser.add_argument("--onnx", action="store_true", help="use ONNX Runtime")
     parser.add_argument("--top", type=int, default=1, help="classes to print per image")
     parser.add_argument("--plain", action="store_true", help="print what the C++ program needs")
-    given = parser.parse_intermixed_args()  # options may stand between the images
+    arguments = parser.parse_intermixed_args()  # options may stand between the images
     try:
-        record = json.loads((given.export / "export.json").read_text(encoding="utf-8"))
+        record = json.loads((arguments.export / "export.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        sys.exit(f"no export.json in {given.export}; give the export/ folder that `edgevit export` wrote")
+        sys.exit(f"no export.json in {arguments.export}; give the export/ folder that `edgevit export` wrote")
     if not record["classes"]:
         sys.exit(
             "the model does not say which output is which class; write the base again, with "
             "`edgevit base ... --base-classes FILE`, and export that"
         )
-    if given.plain:
+    if arguments.plain:
         print(plain(record))
         return
-    if not given.images and not given.camera:
+    if not arguments.images and not arguments.camera:
         parser.error("give images, or --camera")
     least = threshold(record)
-    model = open_model(given.export, given.engine, given.onnx)
-    for name, image in frames(given.camera, given.frames) if given.camera else opened(given.images):
+    model = open_model(arguments.export, arguments.engine, arguments.onnx)
+    for name, image in frames(arguments.camera, arguments.frames) if arguments.camera else opened(arguments.images):
         logits = model(preprocess(image, record["preprocessing"]))
-        best = [f"{label} {share:.3f}" for label, share in likeliest(logits, record["classes"], given.top)]
+        best = [f"{label} {share:.3f}" for label, share in likeliest(logits, record["classes"], arguments.top)]
         if least is not None and not score(logits, record["classes"]) >= least:
             best.insert(0, "other")
         print("\t".join([name, *best]), flush=True)
