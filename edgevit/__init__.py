@@ -9,7 +9,7 @@ The same from Python as from the command line. Heavy packages are imported at fi
     edgevit.meet("deit_base_patch16_224", **task, ms=5, out="runs/t2")        # a measured budget
     edgevit.base("deit_base_patch16_224", **task, out="runs/base")            # unpruned
     edgevit.supernet("deit_base_patch16_224", **task, out="runs/net")         # slices of every size
-    model = edgevit.load("runs/t1")            # has .transform and .classes
+    model = edgevit.load("runs/t1")            # a torch module, with .transform and .classes
     model.predict(["photo.jpg"])               # [Prediction(name="crane", probabilities={"crane": 0.98, ...}, ...)]
     edgevit.evaluate("runs/t1", data="/data/imagenet")
     edgevit.export("runs/base"), edgevit.export("runs/t1")
@@ -26,7 +26,7 @@ Words that edgevit uses in its own sense:
     plan            which blocks, heads, widths and neurons stay; realise: build the slim network of a plan
     shape policy    the widths that hardware runs fast; plans are rounded to them
     super-network   a base trained for all sizes (`edgevit supernet`); slice: a model that is cut out of it
-    latency table   time or energy of each site at each size, measured on stacks of equal blocks
+    cost table      time or energy of each site at each size, measured on stacks of equal blocks
     board           a Jetson, reached over SSH; profile: its description; device: where torch computes
     agent           the program that measures on a board; runner: runs a model; meter: measures beside it
     run             one measurement: raw samples and environment; gate: a limit that decides whether it passes
