@@ -33,7 +33,7 @@ def main(
         console.show(entries_table(entries) if all else bases_table(entries))
     console.show(f"{'removed' if clear else 'holding'} {len(entries)} entries, {total / 1e6:.1f} MB, in {folder}")
     shown = [
-        {"entry": e.file.stem, "what": e.what, "base": e.base, "task": e.task, "bytes": e.bytes, "used_s": e.used_s}
+        {"entry": e.file.stem, "what": e.kind, "base": e.base, "task": e.task, "bytes": e.bytes, "used_s": e.used_s}
         for e in entries
     ]
     console.result({"folder": str(folder), "cleared": clear, "bytes": total, "entries": shown})
@@ -63,7 +63,7 @@ def entries_table(entries: Sequence[CacheEntry]) -> Table:
     table.columns[3].justify = "right"
     for entry in entries:
         name = entry.file.stem.rpartition("-")[2][:12]
-        table.add_row(entry.what, entry.base, entry.task, f"{entry.bytes / 1e6:.1f}", _age(entry), name)
+        table.add_row(entry.kind, entry.base, entry.task, f"{entry.bytes / 1e6:.1f}", _age(entry), name)
     return table
 
 

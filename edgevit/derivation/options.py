@@ -1,7 +1,7 @@
-"""What a method is and which options it has, read from its source; and `--set method.option=value`, text to Config.
+"""Read the options of a method from its source, and turn `--set method.option=value` into its Config.
 
-The source is read and not imported: a method imports torch, and whoever lists options or misspells one should not wait
-for that. An option is a field of the method's `Config`; the comments above the field and behind it say what it means.
+The source is read and not imported: a method imports torch, and listing or misspelling options should not wait for
+that. An option is a field of the method's `Config`; the comments above and after the field explain it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgevit.errors import OptionError, UnknownNameError
 from edgevit.numbers import FINITE, WORD, check_number
 
 C = TypeVar("C")
-SUPERNET = "supernet"  # it is no method, but its options are given as a method's are
+SUPERNET = "supernet"  # not a method, but its options are given like a method's
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 _PLAIN: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
 
@@ -29,15 +29,15 @@ class MethodOption:
     """One field of a Config."""
 
     name: str
-    kind: type | tuple[str, ...]  # bool, int, float or str; or the words that it may be
+    kind: type | tuple[str, ...]  # bool, int, float or str; or the allowed words
     default: str  # as Python writes it, words without quotes
     explanation: str
 
     def convert(self, owner: str, value: Any) -> Any:
-        """Read a value, or the text of one, as what this option holds.
+        """Convert a value, or its text, to this option's type.
 
         Raises:
-            OptionError, UnknownNameError: it is none.
+            OptionError, UnknownNameError: it cannot be converted.
         """
         name = f"{owner}.{self.name}"
         if isinstance(self.kind, tuple):
@@ -60,13 +60,13 @@ class MethodOption:
 
 @dataclass(frozen=True)
 class MethodDescription:
-    """What the source of a method says of it."""
+    """What the source of a method declares."""
 
     name: str
     summary: str  # the first line of its docstring
     options: tuple[MethodOption, ...]
-    quantities: tuple[str, ...]  # what its budget may be counted in
-    needs_images: bool  # whether it measures or trains whatever it is asked; else only if it is asked to train
+    quantities: tuple[str, ...]  # of budgets that it can meet
+    needs_images: bool  # False: only if it is asked to train
 
     @property
     def slices(self) -> bool:
@@ -101,21 +101,21 @@ def describe(name: str) -> MethodDescription:
 
 def methods_with(option: str) -> list[str]:
     """The methods that have an option of this name."""
-    return [name for name in method_names() if option in {known.name for known in describe(name).options}]
+    return [name for name in method_names() if option in {field.name for field in describe(name).options}]
 
 
 def read_options(owner: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn options, by value or by text, into what the Config of a method, or of a super-network, takes.
+    """Convert options, by value or by text, to the arguments of the Config of a method, or of the super-network.
 
     Raises:
         UnknownNameError: no such method or option, or no such value of it.
         OptionError: a value of the wrong type.
     """
-    known = {option.name: option for option in describe(owner).options}
+    fields = {option.name: option for option in describe(owner).options}
     for name in options:
-        if name not in known:
-            raise UnknownNameError("option", name, known, owner=owner)
-    return {name: known[name].convert(owner, value) for name, value in options.items()}
+        if name not in fields:
+            raise UnknownNameError("option", name, fields, owner=owner)
+    return {name: fields[name].convert(owner, value) for name, value in options.items()}
 
 
 def make_config(owner: str, config: type[C], options: Mapping[str, Any]) -> C:
@@ -179,14 +179,14 @@ class _Source:
 
 def _options(source: _Source, name: str) -> dict[str, MethodOption]:
     """The fields of a class and of those it inherits from, in the order in which a dataclass has them."""
-    found = next((n for n in source.tree.body if isinstance(n, ast.ClassDef) and n.name == name), None)
-    if found is None:
+    definition = next((n for n in source.tree.body if isinstance(n, ast.ClassDef) and n.name == name), None)
+    if definition is None:
         origin = source.origin(name)
         assert origin is not None, f"no class {name} to read options from"
         return _options(origin, name)
-    inherited = (_options(source, base.id) for base in reversed(found.bases) if isinstance(base, ast.Name))
+    inherited = (_options(source, base.id) for base in reversed(definition.bases) if isinstance(base, ast.Name))
     options = {n: option for fields in inherited for n, option in fields.items()}
-    for node in found.body:
+    for node in definition.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             assert node.value is not None, f"option {node.target.id} has no default"
             default = node.value.value if isinstance(node.value, ast.Constant) else ast.unparse(node.value)

@@ -1,8 +1,8 @@
-"""What to keep of a network: decided by a method, checked here, carried out by `realise`, written beside the model.
+"""The plan: what to keep of a network. A method decides it, `realise` carries it out, plan.json records it.
 
-A plan says for each block that stays which of its heads, how wide they are, and which of its neurons. Where a method
-worked out weights, they go with the plan; else `realise` factorises attention, and merges or drops neurons. All of that
-is in terms of the network's own embedding; a plan that narrows it does so last.
+For each remaining block a plan lists its heads, their widths, and its neurons. Weights that a method computed are part
+of the plan; otherwise `realise` factorises attention, and merges or drops neurons. All of that refers to the network's
+own embedding; a plan that narrows the embedding does so last.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ MOMENTS = "plan.safetensors"  # beside the plan of an unfinished run
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """What becomes of an attention."""
+    """The plan of an attention."""
 
-    heads: tuple[int, ...]  # those that stay
+    heads: tuple[int, ...]  # those that remain
     qk: int
     vo: int
-    moment: Tensor | None = None  # [d + 1, d + 1] of its inputs, for which it is factorised; None: for its weights
-    weights: Attention | None = None  # what it becomes, where a method worked it out
+    moment: Tensor | None = None  # [d + 1, d + 1] of its inputs, to factorise for; None: factorise its weights
+    weights: Attention | None = None  # the result, where the method computed it
 
 
 @dataclass(frozen=True)
 class FfnPlan:
-    """What becomes of an FFN: neurons stay, and the others are dropped, or merged into those."""
+    """The plan of an FFN: some neurons remain; the others are dropped, or merged into those."""
 
-    neurons: Tensor  # [r] int64: those that stay, in this order
-    labels: Tensor | None = None  # [e] int64: for each neuron, which of `neurons` it is merged into, by place
-    weights: Ffn | None = None  # what it becomes, where a method worked it out
+    neurons: Tensor  # [r] int64: those that remain, in this order
+    labels: Tensor | None = None  # [e] int64: for each neuron, the index in `neurons` of the one it is merged into
+    weights: Ffn | None = None  # the result, where the method computed it
 
     @property
     def width(self) -> int:
@@ -61,13 +61,13 @@ class FfnPlan:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """What becomes of a block; a site that is None goes."""
+    """The plan of a block; a site that is None is removed."""
 
     block: int
     attention: AttentionPlan | None
     ffn: FfnPlan | None
     tokens: int = 0  # that it passes on; 0: as many as before
-    merged: bool = False  # whether one of these is the mean of those that leave
+    merged: bool = False  # whether one of these is the mean of the removed tokens
 
     @property
     def dims(self) -> BlockDims:
@@ -82,18 +82,18 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class EmbedPlan:
-    """What becomes of the embedding: tokens become `encode` times what they were (`algebra.embedding`)."""
+    """The plan of the embedding: tokens are multiplied by `encode` (`solve.embedding`)."""
 
     width: int
-    encode: Tensor | None = None  # [width, d] fp64; None: not known, as of a plan that was read
-    # Of each norm of the network by which tokens are read, as `Family.token_norms` has them; None: those of `encode`
+    encode: Tensor | None = None  # [width, d] fp64; None: unknown, as in a plan that was read
+    # One for each norm of `Family.token_norms`; None: those of `encode`
     decoders: tuple[Decoder, ...] | None = None
 
     def check(self, embed: int) -> None:
-        """See that a network whose embedding is so wide can have it.
+        """Check the plan against a network's embedding width.
 
         Raises:
-            PlanError: it cannot.
+            PlanError: it does not fit.
         """
         if not 2 <= self.width <= embed:
             raise PlanError(f"the plan has an embedding of width {self.width}, expected 2 to {embed}")
@@ -108,21 +108,21 @@ class EmbedPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The blocks that stay, in their order, and what becomes of the tokens between them."""
+    """The remaining blocks, in order, and the embedding."""
 
     blocks: tuple[BlockPlan, ...]
     embed: EmbedPlan | None = None  # None: it stays as it is
 
     @classmethod
     def narrowed(cls, dims: Sequence[BlockDims], neurons: Sequence[Tensor]) -> Plan:
-        """Every block stays, with all of its heads, at these dimensions and with these neurons, int64 [ffn] each."""
+        """Keep every block with all of its heads, at these dimensions and with these neurons, int64 [ffn] each."""
         pairs = enumerate(zip(dims, neurons, strict=True))
         heads = [tuple(range(d.heads)) for d in dims]
         return cls(tuple(BlockPlan(i, AttentionPlan(heads[i], d.qk, d.vo), FfnPlan(n)) for i, (d, n) in pairs))
 
     @property
     def encode(self) -> Tensor | None:
-        """What tokens become, [d', d]; None: they stay as they are."""
+        """The matrix [d', d] that narrows the tokens; None: the embedding keeps its width."""
         return None if self.embed is None else self.embed.encode
 
     @property
@@ -134,10 +134,10 @@ class Plan:
         return [block.block for block in self.blocks]
 
     def check(self, blocks: Sequence[Block]) -> None:
-        """See that the plan can be realised on these blocks.
+        """Check that the plan fits these blocks.
 
         Raises:
-            PlanError: it cannot; the message names the block, and what was expected of it.
+            PlanError: it does not; the message names the block, and what was expected of it.
         """
         numbers = self.kept_blocks
         if not numbers or numbers != sorted(set(numbers)) or numbers[0] < 0 or numbers[-1] >= len(blocks):
@@ -152,21 +152,21 @@ class Plan:
             self.embed.check(blocks[0].embed)
 
     def record(self, method: str) -> StepRecord:
-        """What plan.json says of it."""
+        """The record in plan.json."""
         blocks = tuple(_recorded(block) for block in self.blocks)
         return StepRecord(method, blocks, None if self.embed is None else self.embed.width)
 
 
 def _faults(block: Block, plan: BlockPlan) -> Iterator[str]:
-    """Why a block cannot be realised; each check takes for granted that those before it found nothing."""
+    """Yield why a block's plan cannot be realised; each check assumes that the earlier ones passed."""
     if plan.attention is None and plan.ffn is None:
         yield "neither attention nor FFN; leave the block out"
-    for what, planned, there in (
+    for site, planned, part in (
         ("an attention", plan.attention, block.attention),
         ("an FFN", plan.ffn, block.ffn),
     ):
-        if planned is not None and there is None:
-            yield f"{what}, and the network has none there"
+        if planned is not None and part is None:
+            yield f"{site}, and the network has none there"
     if plan.attention is None and (plan.tokens or block.tokens):
         yield f"{plan.tokens or block.tokens} tokens to pass on, and no attention to rank them by"
     if plan.merged and not plan.tokens:
@@ -188,9 +188,9 @@ def _attention_faults(part: Attention, plan: AttentionPlan) -> Iterator[str]:
     side = part.embed + 1
     if plan.moment is not None and plan.moment.shape != (side, side):
         yield f"a moment {list(plan.moment.shape)}, expected [{side}, {side}]"
-    given = plan.weights
-    if given is not None and (given.heads, given.qk, given.vo) != (len(heads), plan.qk, plan.vo):
-        yield f"weights of {given.heads} heads, QK {given.qk} and VO {given.vo}, expected those that it plans"
+    weights = plan.weights
+    if weights is not None and (weights.heads, weights.qk, weights.vo) != (len(heads), plan.qk, plan.vo):
+        yield f"weights of {weights.heads} heads, QK {weights.qk} and VO {weights.vo}, expected those that it plans"
 
 
 def _ffn_faults(part: Ffn, plan: FfnPlan) -> Iterator[str]:
@@ -244,7 +244,7 @@ def _recorded_ffn(plan: FfnPlan) -> FfnRecord:
 
 
 def planned(record: StepRecord) -> Plan:
-    """The plan of a record: sizes and what stays, without weights and moments.
+    """Read the plan of a record: sizes and remaining units, without weights and moments.
 
     Raises:
         PlanError: it names a neuron to be merged into one that does not stay.
@@ -280,7 +280,7 @@ def _planned_ffn(block: int, record: FfnRecord) -> FfnPlan:
 
 
 def save_plan(plan: Plan, method: str, folder: Path) -> None:
-    """Keep a plan without weights for a run that may be interrupted."""
+    """Save a plan without its weights, for a run that may be interrupted."""
     tensors = {str(b.block): b.attention.moment for b in plan.blocks if b.attention is not None}
     if plan.embed is not None:
         tensors["embed"] = plan.embed.encode
@@ -293,7 +293,7 @@ def save_plan(plan: Plan, method: str, folder: Path) -> None:
 
 
 def load_plan(folder: Path) -> Plan | None:
-    """Read the plan of an unfinished run, or None if it had not got that far."""
+    """Read the plan of an unfinished run; None: it had not decided one."""
     if not (folder / PLAN).is_file():
         return None
     plan = planned(DECIDED_KIND.read(folder / PLAN))

@@ -18,7 +18,7 @@ from edgevit.data.task import Task
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.cache import Cache
-from edgevit.derivation.measure.sensitivity import felt_behind
+from edgevit.derivation.measure.sensitivity import token_sensitivities
 from edgevit.derivation.plan import EmbedPlan, Plan
 from edgevit.network.checkpoint import tensors_sha256
 from edgevit.network.copies import bare_copy
@@ -33,7 +33,7 @@ from edgevit.train.settings import Training
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 from edgevit.train.validation import Keep
 
-FELT_IMAGES = 128  # on which it is measured how much the answers feel each token
+SENSITIVITY_IMAGES = 128  # on which it is measured how much the answers feel each token
 FINETUNED = "finetuned"
 
 
@@ -124,7 +124,7 @@ def finetuned_base(problem: Problem) -> nn.Module:
 
 def has_finetuned_base(problem: Problem) -> bool:
     """Whether `finetuned_base` need only be read."""
-    return _finetuned_file(problem).is_file() or problem.cache.holds(FINETUNED, _finetuned_key(problem))
+    return _finetuned_file(problem).is_file() or problem.cache.has(FINETUNED, _finetuned_key(problem))
 
 
 def _finetuned_file(problem: Problem) -> Path:
@@ -175,9 +175,9 @@ def distillation_for(
     if options.token_weighting == "alike" or options.token_weight == 0:
         by_token = None
     elif by_token is None:
-        images, seed = problem.task.train.subset(FELT_IMAGES), problem.training.seed
+        images, seed = problem.task.train.subset(SENSITIVITY_IMAGES), problem.training.seed
         with problem.stopwatch.stage("sensitivity"):
-            by_token = felt_behind(problem.network, images, problem.columns, problem.passes, seed=seed)
+            by_token = token_sensitivities(problem.network, images, problem.columns, problem.passes, seed=seed)
     encode = None if embed is None else embed.encode
     decode = None if embed is None or embed.decoders is None else embed.decoders[-1]
     return make_distillation(teacher, options, encode, kept, by_token, decode)

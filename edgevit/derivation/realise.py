@@ -1,7 +1,4 @@
-"""From a network and a plan to the slim network that is derived, by `realise` or `leave_tokens` and nothing else.
-
-Other code builds networks only to measure or to load them (decision 003).
-"""
+"""Make the slim network of a network and a plan: `realise`, or `leave_tokens` for the tokens alone."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from edgevit.network.families import family_of
 def realise(network: nn.Module, plan: Plan) -> nn.Module:
     """Return the slim network of a plan; the network itself is not changed.
 
-    Weights that the plan brings are taken; what it brings none for is factorised, merged or dropped here.
+    Weights in the plan are used as they are; the other parts are factorised, merged or dropped here.
 
     Raises:
         PlanError: the plan does not fit the network.
@@ -46,12 +43,12 @@ def realise(network: nn.Module, plan: Plan) -> nn.Module:
 
 @torch.no_grad()
 def leave_tokens(network: nn.Module, plan: Plan) -> nn.Module:
-    """Return the plan's network from the one that was realised with all tokens staying, so that tokens leave it.
+    """Remove the plan's tokens in a network that was realised with all tokens.
 
-    A method whose weights are solved token by token, for all tokens, realises its plan so, in two steps.
+    A method that solves weights token by token, for all tokens, realises its plan in these two steps.
 
     Raises:
-        PlanError: the network is not the plan's, or the tokens cannot leave as planned.
+        PlanError: the network does not follow the plan, or the tokens cannot be removed as planned.
     """
     if not any(block.tokens for block in plan.blocks):
         return network
@@ -66,10 +63,10 @@ def leave_tokens(network: nn.Module, plan: Plan) -> nn.Module:
 
 
 def _check_tokens(plan: Plan, blocks: Sequence[Block], geometry: Geometry) -> None:
-    """See that each block passes on fewer tokens than reach it, and one that may leave among them.
+    """Check that each block passes on fewer tokens than reach it, among them at least one that may be removed.
 
     Args:
-        blocks: those that the plan keeps, before tokens leave them.
+        blocks: those that the plan keeps, before tokens are removed.
     """
     reaching, prefix = geometry.tokens, geometry.tokens - geometry.patches
     for planned, block in zip(plan.blocks, blocks, strict=True):
@@ -84,21 +81,21 @@ def _check_tokens(plan: Plan, blocks: Sequence[Block], geometry: Geometry) -> No
 
 
 def _decoders(plan: Plan, blocks: Sequence[Block]) -> tuple[Decoder, ...] | None:
-    """The decoders of the norms that the plan keeps; `blocks` are those of the network that it is for."""
+    """The decoders of the norms that the plan keeps; `blocks` are those of the whole network."""
     if plan.embed is None or plan.embed.decoders is None:
         return None
-    planned, left = {block.block: block for block in plan.blocks}, iter(plan.embed.decoders)
-    kept = []
+    planned, decoders = {block.block: block for block in plan.blocks}, iter(plan.embed.decoders)
+    chosen = []
     for i, block in enumerate(blocks):
-        stays = planned.get(i, BlockPlan(i, None, None))
-        for part, site in ((block.attention, stays.attention), (block.ffn, stays.ffn)):
-            if part is not None and (decode := next(left)) and site is not None:
-                kept.append(decode)
-    return (*kept, next(left))
+        of_block = planned.get(i, BlockPlan(i, None, None))
+        for part, site in ((block.attention, of_block.attention), (block.ffn, of_block.ffn)):
+            if part is not None and (decode := next(decoders)) and site is not None:
+                chosen.append(decode)
+    return (*chosen, next(decoders))
 
 
 def narrow_embedding(network: nn.Module, plan: EmbedPlan) -> nn.Module:
-    """A copy of a network with its embedding as planned.
+    """Copy a network and narrow its embedding as planned.
 
     Raises:
         PlanError: the plan does not fit the network, or its embedding cannot be narrowed.
@@ -115,12 +112,12 @@ def narrow_embedding(network: nn.Module, plan: EmbedPlan) -> nn.Module:
 
 
 def _attentions(parts: Sequence[Attention | None], plans: Sequence[AttentionPlan | None]) -> list[Attention | None]:
-    """What the attentions become; those without weights are factorised in one call."""
-    made = [None if plan is None else plan.weights for plan in plans]
+    """The planned attentions; those without weights are factorised in one call."""
+    attentions = [None if plan is None else plan.weights for plan in plans]
     open_ = [(i, part, plan) for i, (part, plan) in enumerate(zip(parts, plans, strict=True))
              if part is not None and plan is not None and plan.weights is None]  # fmt: skip
     if not open_:
-        return made
+        return attentions
     moments = [plan.moment for *_, plan in open_ if plan.moment is not None]
     if moments and len(moments) < len(open_):
         raise PlanError(
@@ -128,13 +125,13 @@ def _attentions(parts: Sequence[Attention | None], plans: Sequence[AttentionPlan
         )
     fewer = []
     for _, part, plan in open_:
-        # What dropped heads put out on average can be made up for only where the inputs' mean is known.
-        kept = part.keep(plan.heads) if plan.moment is None else keep_heads(part, plan.heads, plan.moment)
-        fewer.append(part if len(plan.heads) == part.heads else kept)
+        # The mean output of dropped heads can be compensated only where the inputs' mean is known.
+        reduced = part.keep(plan.heads) if plan.moment is None else keep_heads(part, plan.heads, plan.moment)
+        fewer.append(part if len(plan.heads) == part.heads else reduced)
     widths = [(plan.qk, plan.vo) for *_, plan in open_]
     for (i, *_), slim in zip(open_, narrow(fewer, widths, moments or None), strict=True):
-        made[i] = slim
-    return made
+        attentions[i] = slim
+    return attentions
 
 
 def _ffn(part: Ffn | None, plan: FfnPlan | None) -> Ffn | None:

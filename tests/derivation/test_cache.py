@@ -48,7 +48,7 @@ def test_an_entry_is_made_once_and_told_of_when_reused(opened: Any) -> None:
     make = Maker()
     first, _ = (opened.tensors("masks", {"base": "x"}, make) for _ in range(2))
     assert make.calls == 1 and opened.reused == [], "it made that itself"
-    opened.made.clear()  # another derivation
+    opened.computed.clear()  # another derivation
     second = opened.tensors("masks", {"base": "x"}, make)
     assert make.calls == 1 and opened.reused == ["masks"]
     assert all(torch.equal(first[name], second[name]) for name in ("a", "b"))
@@ -138,7 +138,7 @@ def test_an_entry_of_another_processor_is_used_and_said_to_be_of_it(
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(cache_module, "processor", lambda: "AMD EPYC 7B13")
         opened.tensors("masks", {}, make)
-    opened.made.clear()  # as another derivation has it
+    opened.computed.clear()  # as another derivation has it
     for _ in range(2):
         opened.tensors("masks", {}, make)
     assert make.calls == 1 and opened.reused == ["masks (worked out on AMD EPYC 7B13)"]
@@ -185,7 +185,7 @@ def test_what_is_reused_in_parts_is_told_once(opened: Any) -> None:
     for _ in range(2):
         for layer in range(3):
             opened.tensors(cache_module.STREAMS, {"layer": layer}, Maker())
-        opened.made.clear()  # another derivation
+        opened.computed.clear()  # another derivation
     assert opened.reused == ["streams"] and opened.progress.notes == ["reusing streams from the cache"]
 
 

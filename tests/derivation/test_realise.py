@@ -13,7 +13,7 @@ from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import PlanError
 from edgevit.network.anatomy import BlockDims, Decoder
 from edgevit.network.families import vit
-from edgevit.network.families.vit.slim import HalfBlock, SlimAttention
+from edgevit.network.families.vit.slim import SingleSiteBlock, SlimAttention
 
 KINDS = {
     "vit": ("vit_tiny_patch16_224", {}),
@@ -127,7 +127,7 @@ def test_an_attention_or_an_ffn_that_goes_adds_nothing_any_more(kind):
     whole = Plan.narrowed([b.dims for b in blocks], [torch.arange(128)] * 3)
     plan = Plan((replace(whole.blocks[0], attention=None), whole.blocks[1], replace(whole.blocks[2], ffn=None)))
     slim = realise(model, plan)
-    assert isinstance(slim.blocks[0], HalfBlock) and isinstance(slim.blocks[2], HalfBlock)
+    assert isinstance(slim.blocks[0], SingleSiteBlock) and isinstance(slim.blocks[2], SingleSiteBlock)
     assert sum(p.numel() for p in slim.parameters()) == vit.geometry(slim).params(plan.dims)
     assert vit.geometry(slim).macs(plan.dims) < vit.geometry(model).macs([b.dims for b in blocks])
     with torch.no_grad():

@@ -25,7 +25,7 @@ from edgevit.derivation.solve.embedding import encoder, flat_basis, nested_basis
 from edgevit.errors import CheckpointError, UnsupportedModelError
 from edgevit.network.anatomy import Block, BlockDims
 from edgevit.network.copies import without_values
-from edgevit.network.families import Family, HalfThere, family_like, family_names, family_of, load_family
+from edgevit.network.families import Family, SoftGates, family_like, family_names, family_of, load_family
 
 DIMS = BlockDims(2, 24, 8, 40)
 
@@ -344,7 +344,7 @@ def test_tokens_are_ranked_by_the_scores_of_their_block(network: nn.Module) -> N
     ((_, passed),) = seen_at(fewer, family.layers(fewer)[:1])  # type: ignore[misc]
     with torch.no_grad():
         scores = family.token_scores(network, 0, given)
-        all_there = HalfThere(torch.zeros_like(scores), torch.ones(blocks[0].dims.heads))
+        all_there = SoftGates(torch.zeros_like(scores), torch.ones(blocks[0].dims.heads))
         close(family.token_scores(network, 0, given, all_there), scores)
     best = prefix + scores[:, prefix:].topk(5).indices
     expected = every.gather(1, best.unsqueeze(-1).expand(-1, -1, every.shape[-1]))
@@ -402,13 +402,13 @@ def test_what_is_gone_counts_for_nothing_in_the_scores(network: nn.Module) -> No
     ((seen, _), *_) = seen_at(network, family.attention_inputs(network)[:1])  # type: ignore[misc]
     log_gates, stays = shut(family, network)
     every = torch.ones(family.read(network)[0].dims.heads)
-    fewer = family.token_scores(network, 0, seen, HalfThere(log_gates, every))[:, stays]
+    fewer = family.token_scores(network, 0, seen, SoftGates(log_gates, every))[:, stays]
     close(fewer, family.token_scores(network, 0, seen[:, stays]))
     assert not torch.allclose(fewer, family.token_scores(network, 0, seen)[:, stays], rtol=1e-3)
     first, *others = family.read(network)
     assert first.attention is not None
     one_head = family.build(network, [replace(first, attention=first.attention.keep([1])), *others])
-    second = HalfThere(torch.zeros_like(log_gates), every * torch.arange(len(every)))
+    second = SoftGates(torch.zeros_like(log_gates), every * torch.arange(len(every)))
     close(family.token_scores(network, 0, seen, second), family.token_scores(one_head, 0, seen))
 
 

@@ -1,7 +1,7 @@
-"""What an affine map of what a site reads makes up for where the site is gone.
+"""Fit the affine map that best replaces a site which is removed.
 
-What stays is solved again behind a site that goes, and takes over most of what is linear in it. So what a site is worth
-is not what is lost with nothing in its place, but what is lost with the affine map there that comes nearest to it.
+When a site is removed, the rest of the network is solved again and takes over most of what is linear in the site. So
+the worth of a site is the loss with its best affine replacement, and not the loss with nothing in its place.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ RIDGE = 1e-3  # as for `Regression.solve`
 
 
 @dataclass(frozen=True)
-class StandIn:
-    """The affine map in a site's place, fp32 on the device."""
+class AffineReplacement:
+    """The affine map that replaces a site, fp32 on the device."""
 
     branch: Branch
     weight: Tensor  # [d, d]
     bias: Tensor  # [d]
 
-    def past(self, tokens: Tensor) -> Tensor:
-        """The tokens behind it."""
+    def apply(self, tokens: Tensor) -> Tensor:
+        """Add the map's output to the tokens."""
         return tokens + F.linear(self.branch.before(tokens), self.weight, self.bias)
 
 
-OfBlock = tuple[StandIn | None, StandIn | None]  # in place of attention and FFN; None: there is none
+# Of a block's attention and FFN; None: the block lacks that site.
+BlockReplacements = tuple[AffineReplacement | None, AffineReplacement | None]
 
 
-class SeenSites:
-    """Sums over what each site reads and what it adds to the tokens, of a pass that it observes."""
+class SiteRegressions:
+    """Regressions from what each site reads to what it adds to the tokens, summed over a pass that they observe."""
 
     def __init__(self, network: nn.Module, passes: Passes) -> None:
         family = family_of(network)
@@ -46,35 +47,35 @@ class SeenSites:
         self.passes = passes
         self.branches = [branch for pair in family.branches(network) for branch in pair]
         self.sums = [None if branch is None else Regression(embed, embed, device) for branch in self.branches]
-        self.observer: Observer = ([None if b is None else b.module for b in self.branches], self._see)
+        self.observer: Observer = ([None if b is None else b.module for b in self.branches], self._observe)
 
-    def _see(self, i: int, given: Any, output: Tensor) -> None:
+    def _observe(self, i: int, inputs: Any, output: Tensor) -> None:
         branch, sums = self.branches[i], self.sums[i]
         assert branch is not None and sums is not None
-        sums.add(given[0].flatten(0, 1), branch.added(output).flatten(0, 1))
+        sums.add(inputs[0].flatten(0, 1), branch.added(output).flatten(0, 1))
 
-    def stand_ins(self) -> list[OfBlock]:
-        """By block."""
-        made: list[StandIn | None] = []
+    def solve(self) -> list[BlockReplacements]:
+        """The replacements of every block."""
+        replacements: list[AffineReplacement | None] = []
         for branch, sums in zip(self.branches, self.sums, strict=True):
             if branch is None or sums is None:
-                made.append(None)
+                replacements.append(None)
                 continue
             weight, bias = sums.map(self.passes.compute.sum).solve(RIDGE)
             assert bias is not None
-            made.append(StandIn(branch, weight.float(), bias.float()))
-        return list(zip(made[::2], made[1::2], strict=True))
+            replacements.append(AffineReplacement(branch, weight.float(), bias.float()))
+        return list(zip(replacements[::2], replacements[1::2], strict=True))
 
 
-def stand_ins(network: nn.Module, images: Split, passes: Passes) -> list[OfBlock]:
-    """What stands in for the sites of each block, fitted to these images."""
-    seen = SeenSites(network, passes)
-    passes.run(network, images, lambda *_: None, [seen.observer], stage="what is linear in sites")
-    return seen.stand_ins()
+def fit_replacements(network: nn.Module, images: Split, passes: Passes) -> list[BlockReplacements]:
+    """Fit the affine replacements of every block's sites to these images."""
+    regressions = SiteRegressions(network, passes)
+    passes.run(network, images, lambda *_: None, [regressions.observer], stage="what is linear in sites")
+    return regressions.solve()
 
 
-def past(stand_ins: Sequence[StandIn | None], tokens: Tensor) -> Tensor:
-    """The tokens behind each of them."""
-    for one in stand_ins:
-        tokens = tokens if one is None else one.past(tokens)
+def apply_replacements(replacements: Sequence[AffineReplacement | None], tokens: Tensor) -> Tensor:
+    """Pass tokens through each of the replacements."""
+    for replacement in replacements:
+        tokens = tokens if replacement is None else replacement.apply(tokens)
     return tokens

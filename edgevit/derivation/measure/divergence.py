@@ -1,4 +1,4 @@
-"""How far a network's answers are from another's."""
+"""Measure the divergence between the outputs of two networks."""
 
 from __future__ import annotations
 
@@ -17,30 +17,29 @@ from edgevit.train.passes import Passes
 def answers(
     network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, quick: bool = False
 ) -> Tensor:
-    """The logarithms of a network's probabilities by image, in every process: [images, columns], fp64 on the CPU.
+    """The log-probabilities of each image, in every process: [images, columns], fp64 on the CPU.
 
     `quick` is as for `Passes.show`.
     """
-    found: list[Tensor] = []
-    alone = replace(passes, shared=False)
+    batches: list[Tensor] = []
 
-    def see(logits: Tensor, _: Tensor) -> None:
-        found.append(logits[:, list(columns)].double().cpu().log_softmax(1))
+    def add_batch(logits: Tensor, _: Tensor) -> None:
+        batches.append(logits[:, list(columns)].double().cpu().log_softmax(1))
 
-    alone.run(network, images, see, quick=quick)
-    return torch.cat(found)
+    replace(passes, shared=False).run(network, images, add_batch, quick=quick)
+    return torch.cat(batches)
 
 
 def base_answers(problem: Problem, images: Split, *, quick: bool = False) -> Tensor:
-    """The `answers` of the network that the problem is to cut: the same for every budget."""
+    """The `answers` of the problem's network, which every budget shares through the cache."""
     key = {**problem.identity, "images": images.content_sha256(), "quick": quick}
 
-    def take() -> dict[str, Tensor]:
+    def measure() -> dict[str, Tensor]:
         return {"answers": answers(problem.network, images, problem.columns, problem.passes, quick=quick)}
 
-    return problem.cache.tensors("taught", key, take)["answers"]
+    return problem.cache.tensors("taught", key, measure)["answers"]
 
 
-def divergence(taught: Tensor, found: Tensor) -> float:
-    """KL(taught || found) of two networks' `answers` to the same images, in nats per image."""
-    return max(float(F.kl_div(found, taught, log_target=True, reduction="batchmean")), 0.0)
+def divergence(reference: Tensor, outputs: Tensor) -> float:
+    """KL(reference || outputs) of two networks' `answers` to the same images, in nats per image."""
+    return max(float(F.kl_div(outputs, reference, log_target=True, reduction="batchmean")), 0.0)

@@ -1,4 +1,4 @@
-"""Which directions of the tokens the answers feel."""
+"""Measure the directions of the tokens to which the outputs are sensitive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derivation.measure.sensitivity import FLOOR, TokenSquares, feel
+from edgevit.derivation.measure.sensitivity import FLOOR, TokenGradients, observe_gradients
 from edgevit.derivation.measure.statistics import add_outer, from_triangle, symmetric, triangle
 from edgevit.derivation.measure.thinning import ALL, Thinning
 from edgevit.derivation.solve.embedding import encoder, fitted_decoder, principal, refined
@@ -36,56 +36,56 @@ FEW = 3
 
 
 def stable_images(network: nn.Module) -> int:
-    """How many images it takes until more of them no longer change what a narrower embedding loses."""
+    """How many images make the loss of a narrower embedding stable."""
     return STABLE * enough_images(network)
 
 
 def _normalised(norm: Any, tokens: Tensor) -> Tensor:
-    """What a LayerNorm makes of tokens [..., d], before its own weight and bias."""
+    """Tokens [..., d] normalised by a LayerNorm, before its weight and bias."""
     return F.layer_norm(tokens.detach().float(), tokens.shape[-1:], eps=norm.eps)
 
 
-def worth_to_norms(network: nn.Module) -> TokenSquares:
-    """Takes how much the answers feel what each norm gives them of each token, before its own weight and bias."""
+def norm_gradients(network: nn.Module) -> TokenGradients:
+    """Observe the gradients of each norm's output, before its weight and bias."""
     norms: list[Any] = list(family_of(network).token_norms(network))
-    return TokenSquares(norms, [None if norm.weight is None else norm.weight.detach() for norm in norms])
+    return TokenGradients(norms, [None if norm.weight is None else norm.weight.detach() for norm in norms])
 
 
 def token_weights(
     network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, seed: int = 0
 ) -> list[Tensor]:
-    """How much the answers feel what each norm gives them of each token: [N] per norm, fp64, on the CPU.
+    """The sensitivity of each norm's output at each token: [N] per norm, fp64, on the CPU.
 
-    The mean square of the gradient in the normalised token, of zeta . logits as in `sensitivity`.
+    It is the mean square of the gradient in the normalised token, of zeta . logits as in `sensitivity`.
 
     Args:
         columns: for each target class, its column in the logits: answers are among these.
     """
-    worth = worth_to_norms(network)
-    feel(network, images, columns, passes, [worth], seed=seed, stage="worth of tokens to norms")
-    return worth.means(len(images), passes)
+    gradients = norm_gradients(network)
+    observe_gradients(network, images, columns, passes, [gradients], seed=seed, stage="worth of tokens to norms")
+    return gradients.means(len(images), passes)
 
 
 @dataclass(frozen=True)
-class SeenTokens:
-    """What is known of the tokens as norms see them: which directions a narrower embedding keeps, and the way back."""
+class TokenStatistics:
+    """Statistics of the normalised tokens: they determine a narrower embedding and its decoders."""
 
-    directions: Tensor  # [d, d - 1] fp64, the most felt first: `encoder` takes those it needs
+    directions: Tensor  # [d, d - 1] fp64, the most important first: `encoder` takes as many as it needs
     moments: Tensor  # [norms, (d + 1) (d + 2) / 2] fp32: the triangle of E [n 1]^T [n 1] of each norm
-    worth: Tensor  # [norms] fp64: how much the answers feel what each gives, in all tokens together
+    worth: Tensor  # [norms] fp64: the sensitivity of each norm's output, over all tokens
 
     def tensors(self) -> dict[str, Tensor]:
         return {"directions": self.directions, "token_moments": self.moments, "token_worth": self.worth}
 
     @classmethod
-    def taken_from(cls, tensors: dict[str, Tensor]) -> SeenTokens | None:
-        """Take what `tensors` gave out of these; None: it is not among them."""
-        found = [tensors.pop(name, None) for name in ("directions", "token_moments", "token_worth")]
-        there = [tensor for tensor in found if tensor is not None]
-        return cls(*there) if len(there) == len(found) else None
+    def pop_from(cls, tensors: dict[str, Tensor]) -> TokenStatistics | None:
+        """Pop the entries that `tensors` wrote; None: one is missing."""
+        popped = [tensors.pop(name, None) for name in ("directions", "token_moments", "token_worth")]
+        present = [tensor for tensor in popped if tensor is not None]
+        return cls(*present) if len(present) == len(popped) else None
 
     def encoder(self, width: int) -> Tensor:
-        """The matrix [d', d] for d' = `width`: of the largest directions, or where these are few of refined ones."""
+        """The matrix [d', d] for d' = `width`: of the largest directions, or of refined ones where these are few."""
         directions = self.directions
         if FEW * width <= len(directions):
             directions = refined(directions, width, list(map(from_triangle, self.moments)), self.worth.tolist())
@@ -93,14 +93,14 @@ class SeenTokens:
 
     def decoders(self, encode: Tensor) -> tuple[Decoder, ...]:
         """The decoder of every norm, for tokens that become `encode` [d', d] times what they were."""
-        return tuple(fitted_decoder(encode, from_triangle(held).float()) for held in self.moments)
+        return tuple(fitted_decoder(encode, from_triangle(moment).float()) for moment in self.moments)
 
 
 class TokenMoments:
-    """The second moments of the tokens as norms see them, of a pass that it observes.
+    """Second moments of the normalised tokens, summed over a pass that they observe.
 
     Args:
-        weights: as `token_weights` gives them; every token keeps a tenth of its norm's mean.
+        weights: from `token_weights`; every token keeps a tenth of its norm's mean.
         thinning: which tokens are observed.
     """
 
@@ -110,39 +110,39 @@ class TokenMoments:
         self.norms, self.passes, self.thinning = family.token_norms(network), passes, thinning
         self.floored = [((1 - FLOOR) * w + FLOOR * w.mean()).float().to(device) for w in weights]
         self.sums = [torch.zeros(side, side, dtype=torch.float64, device=device) for _ in self.norms]
-        self.observer: Observer = (self.norms, self._see)
+        self.observer: Observer = (self.norms, self._observe)
 
-    def _see(self, i: int, given: Any, _: Tensor) -> None:
-        images = len(given[0])
-        pooled = given[0].ndim == 2  # one token of each image
+    def _observe(self, i: int, inputs: Any, _: Tensor) -> None:
+        images = len(inputs[0])
+        pooled = inputs[0].ndim == 2  # one token of each image
         thinning = ALL if pooled else self.thinning
-        seen = _normalised(self.norms[i], given[0] if pooled else thinning.of(given[0]))
-        tokens = torch.cat([seen, torch.ones_like(seen[:, :1])], dim=1)
-        add_outer(self.sums[i], tokens, thinning.weights(images, self.floored[i], seen.device))
+        normalised = _normalised(self.norms[i], inputs[0] if pooled else thinning.of(inputs[0]))
+        tokens = torch.cat([normalised, torch.ones_like(normalised[:, :1])], dim=1)
+        add_outer(self.sums[i], tokens, thinning.weights(images, self.floored[i], normalised.device))
 
-    def seen(self) -> SeenTokens:
-        """What the pass has seen.
+    def statistics(self) -> TokenStatistics:
+        """The statistics of the whole pass.
 
         Raises:
             DataError: the tokens are not finite.
         """
-        total, held, worth = torch.zeros(()), [], []
+        total, triangles, worth = torch.zeros(()), [], []
         for sums in self.sums:
             moment = symmetric(self.passes.compute.sum(sums)).cpu()
             if not torch.isfinite(moment).all():
                 raise DataError("the tokens are not finite; check the base's weights, and --mean and --std")
             total = total + moment[:-1, :-1]
             worth.append(moment[-1, -1])
-            held.append(triangle(moment / moment[-1, -1].clamp_min(torch.finfo(torch.float64).tiny)))
-        return SeenTokens(principal(total), torch.stack(held), torch.stack(worth))
+            triangles.append(triangle(moment / moment[-1, -1].clamp_min(torch.finfo(torch.float64).tiny)))
+        return TokenStatistics(principal(total), torch.stack(triangles), torch.stack(worth))
 
 
-def see_tokens(network: nn.Module, images: Split, weights: Sequence[Tensor], passes: Passes) -> SeenTokens:
-    """What `TokenMoments` sees of these images.
+def measure_tokens(network: nn.Module, images: Split, weights: Sequence[Tensor], passes: Passes) -> TokenStatistics:
+    """Measure the statistics of these images' tokens.
 
     Raises:
         DataError: the tokens are not finite.
     """
     moments = TokenMoments(network, weights, passes)
     passes.run(network, images, lambda *_: None, [moments.observer], stage="directions of tokens")
-    return moments.seen()
+    return moments.statistics()

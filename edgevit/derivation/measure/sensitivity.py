@@ -32,10 +32,10 @@ MOST = 32  # images of one batch: four gradients of every block are held at once
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """How one block is felt. fp64, on the CPU; losses in nats per image.
+    """The sensitivities of one block. fp64, on the CPU; losses in nats per image.
 
     Shapes: H heads, q and v widths, N tokens, d embed.
-    Of a site that is gone H or d is 0, and its tokens are felt as those of the other site are.
+    Of a missing site H or d is 0, and its sensitivity by token is that of the other site.
     """
 
     qk: Tensor  # [H, q] loss without each dimension of queries and keys
@@ -73,10 +73,10 @@ def random_signs(images: int, classes: int, seed: int) -> Tensor:
 
 
 @dataclass
-class _Seen:
-    """What one block put out for one batch: queries, keys and values; head outputs; attention and FFN output.
+class _BlockOutputs:
+    """One block's outputs for one batch: queries, keys and values; head outputs; attention and FFN output.
 
-    None of a site that is gone, and before the block has seen its batch.
+    None for a missing site, and before the batch has passed the block.
     """
 
     projected: Tensor | None = None
@@ -84,57 +84,59 @@ class _Seen:
     attention: Tensor | None = None
     ffn: Tensor | None = None
 
-    def noted(self) -> dict[str, Tensor]:
+    def recorded(self) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
-class Feeler(Protocol):
-    """Accumulates gradients of the logits with respect to the outputs of modules, during one pass."""
+class GradientObserver(Protocol):
+    """Accumulates gradients of the logits with respect to module outputs, during one pass."""
 
     @property
     def observers(self) -> Sequence[Observer]:
         """Hooks that record the outputs of a batch."""
 
-    def noted(self) -> list[Tensor]:
+    def recorded(self) -> list[Tensor]:
         """The recorded outputs, whose gradients `take` expects."""
 
     def take(self, gradients: list[Tensor]) -> None:
-        """Use the gradients of a batch, and let go of them and of what was noted: the next batch needs the room."""
+        """Accumulate the gradients of a batch, then free them and the recorded outputs for the next batch."""
 
 
-def feel(
+def observe_gradients(
     network: nn.Module,
     images: Split,
     columns: Sequence[int],
     passes: Passes,
-    feelers: Sequence[Feeler],
+    gradient_observers: Sequence[GradientObserver],
     *,
     seed: int,
     stage: str,
     quick: bool = False,
 ) -> None:
-    """Backpropagate zeta . logits once per batch, and give each feeler the gradients of the outputs it recorded.
+    """Backpropagate zeta . logits once per batch, and give each observer the gradients of the outputs it recorded.
 
     Args:
         columns: for each target class, its column in the logits: answers are among these.
         stage: what progress calls it.
-        quick: as for `Passes.show`; feelers are given what the network computes in, bf16 or fp32.
+        quick: as for `Passes.show`; gradients have the type that the network computes in, bf16 or fp32.
     """
     index = torch.as_tensor(columns, device=passes.compute.device)
     signs = iter(passes.compute.share_rows(random_signs(len(images), len(columns), seed)))
 
-    def see_answers(logits: Tensor, _: Tensor) -> None:
+    def backpropagate(logits: Tensor, _: Tensor) -> None:
         logits = logits[:, index]
         drawn = torch.stack(list(islice(signs, len(logits))))
         target = (logits * curvature_sample(logits, drawn)).sum()
-        counts = [len(feeler.noted()) for feeler in feelers]
-        gradients = list(torch.autograd.grad(target, [tensor for feeler in feelers for tensor in feeler.noted()]))
-        for feeler, count in zip(feelers, counts, strict=True):
-            mine, gradients = gradients[:count], gradients[count:]
-            feeler.take(mine)
+        recorded = [observer.recorded() for observer in gradient_observers]
+        gradients = list(torch.autograd.grad(target, [tensor for outputs in recorded for tensor in outputs]))
+        counts = [len(outputs) for outputs in recorded]
+        del recorded  # observers free their outputs one after the other
+        for observer, count in zip(gradient_observers, counts, strict=True):
+            share, gradients = gradients[:count], gradients[count:]
+            observer.take(share)
 
-    observers = [observer for feeler in feelers for observer in feeler.observers]
-    passes.run(network, images, see_answers, observers, gradients=True, stage=stage, most=MOST, quick=quick)
+    observers = [hook for observer in gradient_observers for hook in observer.observers]
+    passes.run(network, images, backpropagate, observers, gradients=True, stage=stage, most=MOST, quick=quick)
 
 
 def measure_sensitivity(
@@ -144,89 +146,89 @@ def measure_sensitivity(
     passes: Passes,
     *,
     restored: Sequence[Tensor | None] | None = None,
-    beside: Sequence[Feeler] = (),
+    also: Sequence[GradientObserver] = (),
     seed: int = 0,
     stage: str,
     quick: bool = False,
 ) -> list[Sensitivity]:
-    """Take the sensitivities of every block in the network's own basis: rotate heads first to learn of directions.
+    """Measure the sensitivities of every block in the network's own basis; rotate heads first to measure directions.
 
     Args:
         columns: for each target class, its column in the logits: answers are among these.
         restored: per block, the mean values [H, v] that the output bias will make up for; None where it cannot.
-        beside: who else learns from the same gradients.
+        also: other observers of the same gradients.
         stage: what progress calls it.
-        quick: as for `Passes.show`; by it only which tokens matter is known, as a direction's part of an output may be
-            smaller than what is rounded off.
+        quick: as for `Passes.show`; then only the sensitivities of tokens are accurate, as a direction's part of an
+            output may be smaller than the rounding error.
 
     Raises:
         DataError: one is not finite.
     """
     sites = _Sites(network, restored)
-    feel(network, images, columns, passes, [sites, *beside], seed=seed, stage=stage, quick=quick)
+    observe_gradients(network, images, columns, passes, [sites, *also], seed=seed, stage=stage, quick=quick)
     add_up = passes.compute.sum
-    found = [total.map(lambda t: (add_up(t) / len(images)).cpu()) for total in sites.sums if total is not None]
-    for i, mean in enumerate(found):
+    means = [total.map(lambda t: (add_up(t) / len(images)).cpu()) for total in sites.sums if total is not None]
+    for i, mean in enumerate(means):
         if not all(torch.isfinite(t).all() for t in vars(mean).values()):
             raise DataError(f"the gradients of block {i} are not finite; check the base's weights, --mean and --std")
-    return found
+    return means
 
 
 class _Sites:
-    """Takes the sensitivities of every block."""
+    """Accumulates the sensitivities of every block."""
 
     def __init__(self, network: nn.Module, restored: Sequence[Tensor | None] | None) -> None:
         self.family = family_of(network)
         self.dims = [b.dims for b in self.family.read(network)]
-        self.seen = [_Seen() for _ in self.dims]
+        self.outputs = [_BlockOutputs() for _ in self.dims]
         self.means = [None if m is None else m.flatten() for m in restored or [None] * len(self.dims)]
         self.sums: list[Sensitivity | None] = [None] * len(self.dims)
-        outputs = self.family.attention_outputs(network)
+        attentions = self.family.attention_outputs(network)
         self.observers: list[Observer] = [
-            (self.family.projections(network), self._keep("projected")),
-            (outputs, self._keep("heads", given=True)),
-            (outputs, self._keep("attention")),
-            (self.family.ffn_outputs(network), self._keep("ffn")),
+            (self.family.projections(network), self._record("projected")),
+            (attentions, self._record("heads", inputs=True)),
+            (attentions, self._record("attention")),
+            (self.family.ffn_outputs(network), self._record("ffn")),
         ]
 
-    def _keep(self, name: str, *, given: bool = False) -> Observe:
-        return lambda i, inputs, output: setattr(self.seen[i], name, inputs[0] if given else output)
+    def _record(self, name: str, *, inputs: bool = False) -> Observe:
+        return lambda i, read, output: setattr(self.outputs[i], name, read[0] if inputs else output)
 
-    def noted(self) -> list[Tensor]:
-        return [tensor for s in self.seen for tensor in s.noted().values()]
+    def recorded(self) -> list[Tensor]:
+        return [tensor for block in self.outputs for tensor in block.recorded().values()]
 
     def take(self, gradients: list[Tensor]) -> None:
         for i, d in enumerate(self.dims):
-            names = list(self.seen[i].noted())
-            of_block = _Seen(**dict(zip(names, gradients, strict=False)))
-            now = _of_batch(self.family, d, self.seen[i], of_block, self.means[i])
+            names = list(self.outputs[i].recorded())
+            of_block = _BlockOutputs(**dict(zip(names, gradients, strict=False)))
+            now = _of_batch(self.family, d, self.outputs[i], of_block, self.means[i])
             before = self.sums[i]
             self.sums[i] = now if before is None else _add(before, now)
             del gradients[: len(names)], of_block  # the next batch's activations come where these were
-            self.seen[i] = _Seen()
+            self.outputs[i] = _BlockOutputs()
 
 
-class TokenSquares:
-    """Takes how much the answers feel each token of what modules put out: the mean square of the gradient in it."""
+class TokenGradients:
+    """Accumulates the mean square of the gradient in each token of module outputs."""
 
     def __init__(self, modules: Sequence[nn.Module], scales: Sequence[Tensor | None] | None = None) -> None:
-        """`scales`: by which a gradient is multiplied first, [d] each."""
+        """Take `scales`, by which gradients are multiplied first: [d] each."""
         self.scales = scales or [None] * len(modules)
         self.outputs = [torch.empty(0)] * len(modules)
         self.squares: list[Tensor | None] = [None] * len(modules)
-        self.observers: list[Observer] = [(modules, self._keep)]
+        self.observers: list[Observer] = [(modules, self._record)]
 
-    def _keep(self, i: int, _: object, output: Tensor) -> None:
+    def _record(self, i: int, _: object, output: Tensor) -> None:
         self.outputs[i] = output
 
-    def noted(self) -> list[Tensor]:
+    def recorded(self) -> list[Tensor]:
         return self.outputs
 
     def take(self, gradients: list[Tensor]) -> None:
         for i, scale in enumerate(self.scales):
             g = gradients[i] if scale is None else gradients[i] * scale
-            felt = g.double().square().sum(-1)  # [B, N], or [B] of pooled tokens
-            total = (felt.unsqueeze(1) if felt.ndim == 1 else felt).sum(0)
+            squares = g.double().square().sum(-1)  # [B, N], or [B] of pooled tokens
+            total = (squares.unsqueeze(1) if squares.ndim == 1 else squares).sum(0)
             before = self.squares[i]
             self.squares[i] = total if before is None else before + total
             self.outputs[i] = gradients[i] = torch.empty(0)
@@ -236,22 +238,24 @@ class TokenSquares:
         return [(passes.compute.sum(total) / images).cpu() for total in self.squares if total is not None]
 
 
-def felt_behind(
+def token_sensitivities(
     network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, seed: int = 0
 ) -> list[Tensor]:
-    """How much the answers feel the tokens behind each block: [N] each, mean one, fp64, on the CPU.
+    """The sensitivities of the tokens that each block puts out: [N] each, mean one, fp64, on the CPU.
 
-    The mean square of the gradient in a token, with the floor that `Sensitivity.by_token` has.
+    It is the mean square of the gradient in a token, with the floor that `Sensitivity.by_token` has.
 
     Args:
         columns: for each target class, its column in the logits: answers are among these.
     """
-    behind = TokenSquares(family_of(network).layers(network))
-    feel(network, images, columns, passes, [behind], seed=seed, stage="worth of tokens")
-    return [_shares(squares) for squares in behind.means(len(images), passes)]
+    gradients = TokenGradients(family_of(network).layers(network))
+    observe_gradients(network, images, columns, passes, [gradients], seed=seed, stage="worth of tokens")
+    return [_shares(squares) for squares in gradients.means(len(images), passes)]
 
 
-def _of_batch(family: Family, dims: BlockDims, seen: _Seen, gradient: _Seen, mean_values: Tensor | None) -> Sensitivity:
+def _of_batch(
+    family: Family, dims: BlockDims, outputs: _BlockOutputs, gradient: _BlockOutputs, mean_values: Tensor | None
+) -> Sensitivity:
     """Sums over the images of one batch. Shape: mean_values [H * v]."""
 
     def half_squares(product: Tensor) -> Tensor:
@@ -261,27 +265,27 @@ def _of_batch(family: Family, dims: BlockDims, seen: _Seen, gradient: _Seen, mea
     def by_token(output: Tensor) -> Tensor:
         return output.double().square().sum((0, 2))
 
-    found: dict[str, Tensor] = {}
-    if seen.projected is not None and seen.heads is not None:
+    sums: dict[str, Tensor] = {}
+    if outputs.projected is not None and outputs.heads is not None:
         assert gradient.projected is not None and gradient.heads is not None and gradient.attention is not None
-        queries = family.unpack((seen.projected * gradient.projected).detach(), dims)[0].sum(1)
-        heads = seen.heads if mean_values is None else seen.heads - mean_values
+        queries = family.unpack((outputs.projected * gradient.projected).detach(), dims)[0].sum(1)
+        heads = outputs.heads if mean_values is None else outputs.heads - mean_values
         summed = (heads * gradient.heads).detach().sum(1)
         values = summed.reshape(len(summed), dims.heads, -1)
-        found |= {"qk": half_squares(queries), "vo": half_squares(values), "heads": half_squares(values.sum(-1))}
-        found["attention"] = by_token(gradient.attention)
+        sums |= {"qk": half_squares(queries), "vo": half_squares(values), "heads": half_squares(values.sum(-1))}
+        sums["attention"] = by_token(gradient.attention)
     if gradient.ffn is not None:
         g = gradient.ffn.flatten(0, 1)
         with exact_sums(g.device):
-            found |= {"ffn": by_token(gradient.ffn), "metric": (g.mT @ g).double()}
-    if "attention" not in found:
-        nothing = found["ffn"].new_empty
-        found |= {"qk": nothing(0, 0), "vo": nothing(0, 0), "heads": nothing(0), "attention": found["ffn"]}
-    elif "ffn" not in found:
-        # The attention's output is all that the block adds: its tokens are felt as those behind the block.
-        found |= {"ffn": found["attention"], "metric": found["attention"].new_empty(0, 0)}
-    return Sensitivity(**found)
+            sums |= {"ffn": by_token(gradient.ffn), "metric": (g.mT @ g).double()}
+    if "attention" not in sums:
+        empty = sums["ffn"].new_empty
+        sums |= {"qk": empty(0, 0), "vo": empty(0, 0), "heads": empty(0), "attention": sums["ffn"]}
+    elif "ffn" not in sums:
+        # The attention's output is all that the block adds, so its gradient is that of the block's output.
+        sums |= {"ffn": sums["attention"], "metric": sums["attention"].new_empty(0, 0)}
+    return Sensitivity(**sums)
 
 
-def _add(one: Sensitivity, other: Sensitivity) -> Sensitivity:
-    return Sensitivity(*(a + b for a, b in zip(vars(one).values(), vars(other).values(), strict=True)))
+def _add(a: Sensitivity, b: Sensitivity) -> Sensitivity:
+    return Sensitivity(*(x + y for x, y in zip(vars(a).values(), vars(b).values(), strict=True)))

@@ -1,4 +1,4 @@
-"""What one pass over calibration images of the target classes says about each block."""
+"""Collect statistics of each block in one pass over calibration images."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEAST_PANEL = 96  # rows: of narrower ones a product takes longer than it saves
 
 @dataclass(frozen=True)
 class BlockStatistics:
-    """What the pass says of a block.
+    """Statistics of a block's activations.
 
     h are the FFN's neurons as its output layer reads them, behind the non-linearity and, where gated, the product.
     Shapes: e FFN width, d embedding width. fp64, on the CPU. Means are over tokens and images. Of a block without FFN e
@@ -43,7 +43,7 @@ class BlockStatistics:
     query: Tensor | None = None  # [d + 1, d + 1] as `moment`, each token weighted by how much its query matters
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that were taken, by name."""
+        """The statistics that were collected, by name."""
         return {f.name: t for f in fields(self) if (t := getattr(self, f.name)) is not None}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> BlockStatistics:
@@ -62,28 +62,28 @@ def add_outer(total: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
     of the largest eigenvalue, far below any ridge, at half the time of fp64. What lies below the diagonal is left
     undefined until `symmetric`.
     """
-    left = x[:, : len(total)] if weight is None else x[:, : len(total)] * weight.unsqueeze(1)
+    rows = x[:, : len(total)] if weight is None else x[:, : len(total)] * weight.unsqueeze(1)
     step = max(ceil(len(total) / PANELS), LEAST_PANEL)
     with exact_sums(x.device):
         for start in range(0, len(total), step):
-            total[start : start + step, start:] += left[:, start : start + step].mT @ x[:, start:]
+            total[start : start + step, start:] += rows[:, start : start + step].mT @ x[:, start:]
 
 
 def symmetric(upper: Tensor) -> Tensor:
-    """The whole matrix of which `add_outer` filled the upper triangle."""
+    """Complete the matrix whose upper triangle `add_outer` filled."""
     return upper.triu().add_(upper.triu(1).mT)
 
 
 def triangle(matrix: Tensor) -> Tensor:
-    """What a symmetric matrix [n, n] holds, once and in fp32: [n (n + 1) / 2], a quarter of the bytes of fp64."""
+    """The upper triangle of a symmetric matrix [n, n] in fp32: [n (n + 1) / 2], a quarter of the bytes of fp64."""
     return matrix[torch.ones_like(matrix, dtype=torch.bool).triu()].float()
 
 
-def from_triangle(held: Tensor) -> Tensor:
+def from_triangle(values: Tensor) -> Tensor:
     """The matrix [n, n] of `triangle`, in fp64."""
-    side = (isqrt(8 * len(held) + 1) - 1) // 2
-    upper = torch.zeros(side, side, dtype=torch.float64, device=held.device)
-    upper[torch.ones_like(upper, dtype=torch.bool).triu()] = held.double()
+    side = (isqrt(8 * len(values) + 1) - 1) // 2
+    upper = torch.zeros(side, side, dtype=torch.float64, device=values.device)
+    upper[torch.ones_like(upper, dtype=torch.bool).triu()] = values.double()
     return symmetric(upper)
 
 
@@ -99,8 +99,8 @@ def check_enough(calibration_images: int, training_images: int, network: nn.Modu
     """Raise DataError, with the minimum, if so many calibration images cannot determine the network's second moments.
 
     Args:
-        training_images: all that there are.
-        option: what says how many of these are calibration images.
+        training_images: how many there are.
+        option: the option that sets the number of calibration images.
     """
     least, tokens = minimum_images(network), family_of(network).geometry(network).tokens
     if (images := min(calibration_images, training_images)) < least:
@@ -112,7 +112,7 @@ def check_enough(calibration_images: int, training_images: int, network: nn.Modu
 
 
 class _Sums:
-    """Sums over all tokens seen so far; their size does not depend on how many those are."""
+    """Sums over all tokens so far; their size does not depend on the number of tokens."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _Sums:
         self.moment = zeros(embed + 1, embed + 1) if attends else None
         self.weight = zeros()  # of the tokens in `moment`
 
-    def see_hidden(self, h: Tensor) -> None:
+    def add_hidden(self, h: Tensor) -> None:
         by_token = None if self.by_token is None else self.by_token[1]
         weight = self.thinning.weights(len(h), by_token, h.device)
         h = self.thinning.of(h.detach()).float()
@@ -149,15 +149,15 @@ class _Sums:
         if self.hidden is not None:
             add_outer(self.hidden, h, weight)
 
-    def see_input(self, x: Tensor, gradient: Tensor | None) -> None:
-        """Take the attention's input [B, N, d], each token weighted by sum |x * gradient| if that is given (WPAC)."""
+    def add_input(self, x: Tensor, gradient: Tensor | None) -> None:
+        """Add the attention's input [B, N, d], each token weighted by sum |x * gradient| with a gradient (WPAC)."""
         assert self.moment is not None
         images, device = len(x), x.device
         x = self.thinning.of(x.detach()).float()
         weight = self.thinning.weights(images, None, device)
         if gradient is not None:
-            felt = (x * self.thinning.of(gradient)).abs().sum(dim=1)
-            weight = felt if weight is None else felt * weight
+            saliency = (x * self.thinning.of(gradient)).abs().sum(dim=1)
+            weight = saliency if weight is None else saliency * weight
         self.weight += len(x) if weight is None else weight.sum()
         tokens = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
         add_outer(self.moment, tokens, weight)
@@ -165,7 +165,7 @@ class _Sums:
             add_outer(self.query, tokens, self.thinning.weights(images, self.by_token[0], device))
 
     def statistics(self, images: int, add_up: Callable[[Tensor], Tensor]) -> BlockStatistics:
-        """Means over all images, given what adds up the sums of all processes."""
+        """Means over all images; `add_up` sums over all processes."""
         least = torch.finfo(torch.float64).tiny
         tokens, weight = add_up(self.tokens).clamp_min(least), add_up(self.weight).clamp_min(least)
 
@@ -198,13 +198,13 @@ def calibrate(
     """Run the images through the network once; memory does not grow with their number.
 
     Args:
-        factorisation: what the moments are of; "weights" takes none, "tokens" needs gradients of the task's loss.
+        factorisation: which moments to collect; "weights" collects none, "tokens" needs gradients of the task's loss.
         columns: for each target class, its column in the logits; used with "tokens".
-        hidden: take the FFN's second moments, too.
-        by_token: per block, how much queries and FFN outputs matter at each token [N], mean one: all of the FFN's
-            statistics are weighted so, and `query` is taken.
+        hidden: collect the FFN's second moments, too.
+        by_token: per block, the sensitivities of queries and FFN outputs by token [N], mean one: they weight all of the
+            FFN's statistics, and `query` is collected.
         thinning: which tokens are observed.
-        show: shows all images to the network while these observe it, without gradients; None: a pass of its own.
+        show: runs all images through the network with these observers, without gradients; None: a pass of its own.
 
     Raises:
         DataError: a statistic is not finite.
@@ -217,39 +217,40 @@ def calibrate(
     weighted = factorisation == "tokens"
     target = torch.as_tensor(columns, device=device)
 
-    def see_input(i: int, given: Any, _: Tensor) -> None:
+    def observe_input(i: int, read: Any, _: Tensor) -> None:
         if weighted:
-            inputs[i] = given[0]
+            inputs[i] = read[0]
         else:
-            sums[i].see_input(given[0], None)
+            sums[i].add_input(read[0], None)
 
-    def see_answers(logits: Tensor, labels: Tensor) -> None:
+    def backpropagate(logits: Tensor, labels: Tensor) -> None:
         if not weighted:
             return
         # Summed, not averaged: the gradient at a token is that of its own image's loss.
         loss = F.cross_entropy(logits, target[labels], reduction="sum")
         gradients = torch.autograd.grad(loss, list(inputs.values()))
         for (i, x), gradient in zip(inputs.items(), gradients, strict=True):
-            sums[i].see_input(x, gradient)
+            sums[i].add_input(x, gradient)
         inputs.clear()
 
-    seen = family.ffn_outputs(network)
-    observers: list[Observer] = [(seen, lambda i, given, _: sums[i].see_hidden(given[0]))]
+    ffns = family.ffn_outputs(network)
+    observers: list[Observer] = [(ffns, lambda i, read, _: sums[i].add_hidden(read[0]))]
     if factorisation != "weights":
-        observers.append((family.attention_inputs(network), see_input))
+        observers.append((family.attention_inputs(network), observe_input))
     if show is None:
-        passes.run(network, images, see_answers, observers, gradients=weighted, stage="statistics of activations")
+        passes.run(network, images, backpropagate, observers, gradients=weighted, stage="statistics of activations")
     else:
         assert not weighted, "gradients are taken in passes of their own"
         show(observers)
-    found: list[BlockStatistics] = []
-    while sums:  # each goes as its statistics come: second moments are most of what is in memory
-        found.append(_finite(sums.pop(0).statistics(len(images), passes.compute.sum), len(found)))
-    return found
+    blocks_statistics: list[BlockStatistics] = []
+    while sums:  # free each block's sums as its statistics are made: second moments are most of the memory
+        statistics = sums.pop(0).statistics(len(images), passes.compute.sum)
+        blocks_statistics.append(_finite(statistics, len(blocks_statistics)))
+    return blocks_statistics
 
 
 def _finite(statistics: BlockStatistics, block: int) -> BlockStatistics:
-    """Refuse what no factorisation survives, where it can still be said which block it comes from."""
+    """Refuse statistics that are not finite, where the block is still known."""
     for name, tensor in statistics.tensors().items():
         if not torch.isfinite(tensor).all():
             raise DataError(

@@ -1,8 +1,8 @@
-"""Which tokens sums are taken over where there are more than enough: some of the patches, and every class token.
+"""Choose the tokens over which sums are taken where there are more than enough: some patches, and every class token.
 
-Patches of an image are many and alike, its class token is one of a kind, and behind the last attention nothing else is
-felt. Of every class token and one patch in `every`, weighted by `every`, the sums are those of all tokens on average
-(docs/decisions/012-cheaper-passes.md).
+The patches of an image are many and alike; its class token is unique, and after the last attention the outputs depend
+on it alone. Sums over every class token and one patch in `every`, weighted by `every`, equal those over all tokens on
+average (docs/decisions/012-cheaper-passes.md).
 """
 
 from __future__ import annotations
@@ -20,37 +20,39 @@ ENOUGH_TOKENS = 25_000  # for any sum
 
 @dataclass(frozen=True)
 class Thinning:
-    every: int  # one patch in so many is taken; 1: all
+    """Which tokens of a batch are used."""
+
+    every: int  # one patch in so many is used; 1: all
     tokens: int  # of an image, N
     prefix: int  # of these, the first: class, distillation and register tokens
 
     def of(self, values: Tensor) -> Tensor:
-        """The tokens taken of a batch [B, N, d]: [T, d]."""
+        """The used tokens of a batch [B, N, d]: [T, d]."""
         flat = values.flatten(0, 1)
-        return flat if self.every == 1 else flat[self._taken(len(values), flat.device)]
+        return flat if self.every == 1 else flat[self._indices(len(values), flat.device)]
 
     def weights(self, images: int, by_token: Tensor | None, device: torch.device) -> Tensor | None:
-        """What each of them counts: [T] in fp32, by its place [N] where that is given; None: all alike."""
+        """The weight of each used token: [T] in fp32, with `by_token` [N] by position; None: all alike."""
         if self.every == 1:
             return None if by_token is None else by_token.to(device).float().repeat(images)
         weight = torch.full((self.tokens,), float(self.every), device=device)
         weight[: self.prefix] = 1
         if by_token is not None:
             weight *= by_token.to(weight)
-        return weight.repeat(images)[self._taken(images, device)]
+        return weight.repeat(images)[self._indices(images, device)]
 
-    def _taken(self, images: int, device: torch.device) -> Tensor:
-        place = torch.arange(images * self.tokens, device=device)
-        return place[(place % self.every == 0) | (place % self.tokens < self.prefix)]
+    def _indices(self, images: int, device: torch.device) -> Tensor:
+        positions = torch.arange(images * self.tokens, device=device)
+        return positions[(positions % self.every == 0) | (positions % self.tokens < self.prefix)]
 
 
 ALL = Thinning(1, 0, 0)
 
 
 def thinning(network: nn.Module, images: int, per_neuron: int) -> Thinning:
-    """One that leaves at least `ENOUGH_TOKENS`, and so many for each neuron of the widest FFN.
+    """Thin to at least `ENOUGH_TOKENS`, and at least `per_neuron` tokens for each neuron of the widest FFN.
 
-    All places of an image are taken alike: `every` has no factor in common with its tokens.
+    All positions of an image are used equally often: `every` has no factor in common with its number of tokens.
     """
     family = family_of(network)
     geometry = family.geometry(network)

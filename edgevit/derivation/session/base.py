@@ -58,18 +58,18 @@ def base(name: str | Path | BaseRequest | None = None, *, progress: Progress | N
 
 
 def run(request: BaseRequest, progress: Progress | None = None) -> Model:
-    """Do what is asked; `base` says what is raised."""
+    """Carry out a request; `base` lists the errors."""
     request.check()
     progress = progress or Silent()
-    found = open_network(request.name, **request.opening(), progress=progress)
+    opened = open_network(request.name, **request.opening(), progress=progress)
     head: FittedHead | None = None
     hint: str | None = None
-    if isinstance(found, Headless):
-        model, head, hint = _with_head(found, request, progress)
+    if isinstance(opened, Headless):
+        model, head, hint = _with_head(opened, request, progress)
     else:
-        model = _as_asked(found, request, progress)
+        model = _with_names(opened, request, progress)
         if request.data is not None and not request.checked:
-            hint = _checked(found, model.spec.class_names, request, progress)
+            hint = _checked(opened, model.spec.class_names, request, progress)
     loader = load_family(model.spec.family).plain_loader(model.network)
     card = base_card(request.out.name, model.spec, loader, None if head is None else head.format(), hint)
     save(model, request.out, overwrite=request.overwrite, card=card)
@@ -77,7 +77,7 @@ def run(request: BaseRequest, progress: Progress | None = None) -> Model:
 
 
 def _hint(opened: Opened, request: BaseRequest, progress: Progress) -> str | None:
-    """The accepted hint at other preprocessing; None: there is none, or a derivation has checked the base.
+    """The hint at other preprocessing that the user accepted; None: there is none, or a derivation checked the base.
 
     Raises:
         DataError: the base is near chance, or does better with other preprocessing, and that is not accepted.
@@ -87,11 +87,11 @@ def _hint(opened: Opened, request: BaseRequest, progress: Progress) -> str | Non
     return preprocessing_hint(check_opened(opened, request, progress), len(opened.task.classes))
 
 
-def _checked(found: Model, names: Sequence[str], request: BaseRequest, progress: Progress) -> str | None:
-    """The accepted hint at other preprocessing, from images of the classes that both the data and the base have."""
+def _checked(base: Model, names: Sequence[str], request: BaseRequest, progress: Progress) -> str | None:
+    """Check the base on the classes that it shares with the data; return the hint that the user accepted."""
     assert request.data is not None
     source = open_source(request.data)
-    if not names and folders_are_imagenet(source.class_names, found.spec.outputs):
+    if not names and folders_are_imagenet(source.class_names, base.spec.outputs):
         names = source.class_names
     names = [name for name in names if name in source.class_names]
     splitting = Splitting(source, request.validation_fraction, request.training.seed, request.group_by)
@@ -104,14 +104,14 @@ def _checked(found: Model, names: Sequence[str], request: BaseRequest, progress:
     if len(names) < 2:
         return None
     request = replace(request, classes=names)
-    opened = open_for(found, request, "subset", open_task_for(found, request, progress), OnlyOnce(progress))
+    opened = open_for(base, request, "subset", open_task_for(base, request, progress), OnlyOnce(progress))
     hint = _hint(opened, request, progress)
     close_compute()
     return hint
 
 
 def _with_head(base: Headless, request: BaseRequest, progress: Progress) -> tuple[Model, FittedHead, str | None]:
-    """A base without a head with one for the classes of the data, and the accepted hint at other preprocessing.
+    """Fit a head for the classes of the data to a base without one; return the hint that the user accepted, too.
 
     Raises:
         DataError: there is no data, or too little.
@@ -133,62 +133,64 @@ def _with_head(base: Headless, request: BaseRequest, progress: Progress) -> tupl
     return Model(model.network.cpu(), replace(model.spec, classes=opened.task.classes)), head, hint
 
 
-def _as_asked(opened: Model, request: BaseRequest, progress: Progress) -> Model:
-    """A base with the names of its outputs, as far as they are known, or with those of `classes` alone."""
+def _with_names(opened: Model, request: BaseRequest, progress: Progress) -> Model:
+    """Name the outputs of a base, as far as the names are known; restrict it to `classes` if they are given."""
     outputs = opened.spec.outputs
     source = open_source(request.data) if request.data is not None else None
-    found = source.class_names if source else None
-    given = base_list(request.base_classes, found or (), outputs) or opened.spec.output_names
+    data_names = source.class_names if source else None
+    names = base_list(request.base_classes, data_names or (), outputs) or opened.spec.output_names
     labels = opened.release.labels
-    if given is None and (given := label_names(labels, found or (), outputs, whole=request.classes is None)):
+    if names is None and (names := label_names(labels, data_names or (), outputs, whole=request.classes is None)):
         origin: ClassesFrom = "config.json"
     else:
         origin = "folders" if source and source.files else "data"
-    found = found or given
+    data_names = data_names or names
     if request.classes is not None:
-        model = _restricted(opened, request.classes, given, found)
+        model = _restricted(opened, request.classes, names, data_names)
     else:
-        names = _all_names(given, found, outputs)
-        model = Model(opened.network, replace(opened.spec, classes=names) if names else opened.spec)
+        classes = _all_classes(names, data_names, outputs)
+        model = Model(opened.network, replace(opened.spec, classes=classes) if classes else opened.spec)
         if source and not model.spec.classes:
             progress.warn(
                 f"the data has {len(source.class_names)} classes and the base {outputs} outputs, so that it does not "
                 "name them; give --base-classes FILE"
             )
-    assumed = source is not None and given is None and not folders_are_imagenet(source.class_names, outputs)
+    assumed = source is not None and names is None and not folders_are_imagenet(source.class_names, outputs)
     if model.spec.classes and (assumed or origin == "config.json"):
         columns = [(label.name, label.base_index) for label in model.spec.classes]
         progress.note(order_line(columns, outputs, origin))
     return model
 
 
-def _all_names(given: Sequence[str] | None, found: Sequence[str] | None, outputs: int) -> tuple[TargetClass, ...]:
-    """The name of every output; nothing where they are not known.
+def _all_classes(
+    names: Sequence[str] | None, data_names: Sequence[str] | None, outputs: int
+) -> tuple[TargetClass, ...]:
+    """The class of every output; empty where they are unknown.
 
     Raises:
-        DataError: names were given, and not one per output.
+        DataError: names are given, but not one per output.
     """
-    if given is None and (found is None or len(found) != outputs):
+    if names is None and (data_names is None or len(data_names) != outputs):
         return ()
-    order = base_order(found or (), given, outputs)
-    return tuple(TargetClass(name, order[name]) for name in given or found or ())
+    order = base_order(data_names or (), names, outputs)
+    return tuple(TargetClass(name, order[name]) for name in names or data_names or ())
 
 
 def _restricted(
     opened: Model,
     classes: str | Path | Sequence[str | int],
-    given: Sequence[str] | None,
-    found: Sequence[str] | None,
+    names: Sequence[str] | None,
+    data_names: Sequence[str] | None,
 ) -> Model:
     """The base with the outputs of these classes alone, in their order."""
     outputs = opened.spec.timm_args["num_classes"]
-    known = found or list({i: n for n, i in imagenet_names(outputs).items()}.values())
-    if not known:
+    candidates = data_names or list({i: n for n, i in imagenet_names(outputs).items()}.values())
+    if not candidates:
         raise DataError(
             f"it is not known which of the base's {outputs} outputs is which class; "
             f"give its class names in order with --base-classes FILE, or images of all its classes with --data"
         )
-    order = base_order(known, given, outputs)
-    chosen = resolve(listed(classes, {*known, *order}), known, order)
+    order = base_order(candidates, names, outputs)
+    chosen = resolve(listed(classes, {*candidates, *order}), candidates, order)
     network = with_classes(opened.network, [c.base_index for c in chosen])
     return Model(network, derived_spec(opened.spec, network, "subset", chosen))

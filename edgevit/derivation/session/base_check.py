@@ -1,7 +1,7 @@
-"""Does the base know its classes? Judged on validation images, as it is read and under neighbouring preprocessing.
+"""Check on validation images that the base knows its classes, with its preprocessing and with similar ones.
 
-A base whose outputs are in another order than was assumed, or that was trained with other preprocessing, still gives
-answers, and whatever is derived from it is only as good as they are. So either stops the work, unless it is accepted.
+A base whose outputs are in another order than assumed, or that was trained with other preprocessing, still gives
+outputs, and a derived model is only as good as these. So either stops the work, unless the user accepts it.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ ACCEPT_WEAK, ACCEPT_PREPROCESSING = "--accept-weak-base", "--accept-preprocessin
 
 @dataclass(frozen=True)
 class Neighbour:
-    """Other preprocessing than was assumed, and how the base does with it."""
+    """Another preprocessing than the assumed one, and its effect on the base."""
 
-    option: str  # that asks for it
+    option: str  # that selects it
     preprocessing: Mapping[str, Any]
-    gained: int = 0  # images that are right with it and wrong as assumed
-    lost: int = 0
+    gained: int = 0  # images that are right with it alone
+    lost: int = 0  # images that are right without it alone
 
 
 def neighbours(preprocessing: Mapping[str, Any]) -> list[Neighbour]:
-    """What a base may have been trained with instead: without a crop, or with the usual one; normalised otherwise."""
+    """Other preprocessing that a base may have been trained with: another crop, or another normalisation."""
     crop = 1.0 if preprocessing["crop_pct"] < 1 else 0.875
-    found = [Neighbour(f"--crop-pct {crop:g}", {**preprocessing, "crop_pct": crop})]
+    neighbours = [Neighbour(f"--crop-pct {crop:g}", {**preprocessing, "crop_pct": crop})]
     now = (tuple(preprocessing["mean"]), tuple(preprocessing["std"]))
     for mean, std in NORMALISATIONS:
         if (mean, std) != now:
             option = f"--mean {shown(mean)} --std {shown(std)}"
-            found.append(Neighbour(option, {**preprocessing, "mean": mean, "std": std}))
-    return found
+            neighbours.append(Neighbour(option, {**preprocessing, "mean": mean, "std": std}))
+    return neighbours
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What the base answers to validation images as it is read, and how it does under each neighbour."""
+    """The base's outputs for validation images, and its accuracy under each neighbour."""
 
     split: Split
     full: tuple[int, ...]  # for each image, the output that is largest
@@ -77,12 +77,12 @@ class Answers:
         return Sureness("validation", len(self.split), full, self.right, outputs, len(columns))
 
     def exchanged(self, task: Task, *, order_assumed: bool, near_chance: bool) -> list[str]:
-        """Say of each class that another output than its own answers for, which one that is.
+        """Describe each class whose images another output than its own answers.
 
-        An exchange comes back to where it began: a's images are answered by b's output, and b's by a's. Where the task
-        lacks b, only a's half of it is seen, and a looks as if it were merely taken for another class. Such a class is
-        reported where the order of the outputs was assumed, and so is a class that the base knows worse than chance;
-        and so are several where they are most, and no two of them are answered by one output.
+        Exchanged outputs form a ring: b's output answers a's images, and a's output answers b's. Where the task lacks
+        b, only half of the ring is visible, and a looks as if it were merely confused with another class. Such a class
+        is reported where the order of the outputs was assumed, as is a class whose accuracy is below chance; and as
+        are several where they are the majority, and no two of them are answered by one output.
         """
         columns, names = task.base_columns, {c.base_index: c.name for c in task.classes}
         answers: dict[int, Counter[int]] = {}
@@ -91,24 +91,26 @@ class Answers:
             answers.setdefault(columns[label], Counter())[output] += 1
             right[columns[label]] += position == label
         may_lack = order_assumed and len(columns) < task.arguments["base_outputs"]
-        majority, astray, told, judged = {}, {}, {}, 0
-        for own, seen in answers.items():
-            (top, count), images = seen.most_common(1)[0], seen.total()
+        majority, misassigned, messages, judged = {}, {}, {}, 0
+        for column, outputs in answers.items():
+            (top, count), images = outputs.most_common(1)[0], outputs.total()
             enough = images >= LEAST_IMAGES
             if not (enough or AGREEING <= images == count):
                 continue
             judged += 1
-            if top == own:
+            if top == column:
                 continue
             if most := count > images / 2:
-                majority[own] = top
-            if enough and may_lack and ((most and top not in columns) or right[own] < images / len(columns)):
-                astray[own] = top
+                majority[column] = top
+            if enough and may_lack and ((most and top not in columns) or right[column] < images / len(columns)):
+                misassigned[column] = top
             share = "most" if most else f"{count} of {images}"
-            told[own] = f"output {top} answers {share} validation images of {names[own]!r}, taken to be output {own}"
+            messages[column] = (
+                f"output {top} answers {share} validation images of {names[column]!r}, taken to be output {column}"
+            )
         most_moved = order_assumed and len(set(majority.values())) == len(majority) > max(1, judged / 2)
-        found = {**(majority if near_chance or most_moved else in_rings(majority)), **astray}
-        return [told[own] for own in found]
+        exchanged = {**(majority if near_chance or most_moved else in_rings(majority)), **misassigned}
+        return [messages[column] for column in exchanged]
 
     def record(self, *, near_chance: bool) -> BaseCheckRecord:
         tried = tuple(NeighbourRecord(n.option, n.gained, n.lost) for n in self.neighbours)
@@ -116,9 +118,9 @@ class Answers:
 
 
 def in_rings(answer: Mapping[int, int]) -> dict[int, int]:
-    """The outputs that a wrong order may have exchanged: a's images are answered with b, b's with c, and c's with a.
+    """The outputs that a wrong order may have exchanged: b answers a's images, c answers b's, and a answers c's.
 
-    An output that is merely taken for another, as a shirt for a coat, is in no such ring.
+    An output that is merely confused with another, as a shirt with a coat, is in no such ring.
     """
 
     def returns(start: int) -> bool:
@@ -129,17 +131,17 @@ def in_rings(answer: Mapping[int, int]) -> dict[int, int]:
                 return True
         return False
 
-    return {own: other for own, other in answer.items() if returns(own)}
+    return {column: output for column, output in answer.items() if returns(column)}
 
 
 def ask(base: nn.Module, task: Task, passes: Passes, cache: Cache, identity: Mapping[str, Any]) -> Answers:
-    """Let the whole base answer validation images, as it is read and under each neighbour; kept in the cache.
+    """Run the whole base on validation images, with its preprocessing and under each neighbour; the cache keeps it.
 
     Whatever the training's precision, the base multiplies in bf16 where the processor has it, as right answers are only
     counted and compared; elsewhere in fp32. Every process does all of it.
 
     Raises:
-        DataError: its answers are no numbers.
+        DataError: its outputs are not finite.
     """
     split = task.validation.subset(IMAGES)
     tried = neighbours(split.preprocessing)
@@ -147,17 +149,17 @@ def ask(base: nn.Module, task: Task, passes: Passes, cache: Cache, identity: Map
     tried_with = [dict(s.preprocessing) for s in splits]
     key = {**identity, "images": split.content_sha256(), "tried": tried_with, "bf16": multiplies_bf16()}
 
-    def take() -> dict[str, Tensor]:
+    def measure() -> dict[str, Tensor]:
         alone = replace(passes, shared=False)
         once = replace(alone, decoded=Decoded(0))  # no other pass needs images as the neighbours prepare them
         with passes.progress.stage("check the base", len(splits) * len(split), "image") as stage:
-            found = []
+            rows = []
             for i, under in enumerate(splits):
-                found.append(_answers(base, under, task.base_columns, once if i else alone))
+                rows.append(_answers(base, under, task.base_columns, once if i else alone))
                 stage.update((i + 1) * len(split))
-        return {"answers": torch.stack(found)}
+        return {"answers": torch.stack(rows)}
 
-    answers = cache.tensors("answers", key, take)["answers"]  # [1 + neighbours, 2, N]
+    answers = cache.tensors("answers", key, measure)["answers"]  # [1 + neighbours, 2, N]
     labels = torch.tensor(split.labels)
     right = answers[:, 1] == labels
     judged = [
@@ -170,29 +172,30 @@ def ask(base: nn.Module, task: Task, passes: Passes, cache: Cache, identity: Map
 
 def _answers(base: nn.Module, split: Split, columns: Sequence[int], passes: Passes) -> Tensor:
     """The largest output of each image, and the largest among the target classes: [2, N]."""
-    found = []
+    batches = []
 
-    def see(logits: Tensor, _: Tensor) -> None:
+    def add_batch(logits: Tensor, _: Tensor) -> None:
         if not torch.isfinite(logits).all():
             raise DataError(
                 "the base's answers to validation images are no finite numbers; check its weights, --mean and --std"
             )
         logits = logits.float()
-        found.append(torch.stack([logits.argmax(1), logits[:, list(columns)].argmax(1)]).cpu())
+        batches.append(torch.stack([logits.argmax(1), logits[:, list(columns)].argmax(1)]).cpu())
 
-    passes.run(base, split, see, quick=True)
-    return torch.cat(found, 1)
+    passes.run(base, split, add_batch, quick=True)
+    return torch.cat(batches, 1)
 
 
 def judge_base(
     answers: Answers, sureness: Sureness, task: Task, progress: Progress, request: Request | BaseRequest, *,
     order_assumed: bool,
 ) -> BaseCheckRecord:  # fmt: skip
-    """Stop where the base is near chance, where an assumed order of its outputs is contradicted by several classes, or
-    where it does better with other preprocessing; unless `request` accepts that.
+    """Refuse a base near chance, in an order that several classes contradict, or better with other preprocessing.
+
+    `request` may accept each of them.
 
     Raises:
-        DataError: one of them, with the option to give.
+        DataError: the base is refused; the message names the option that accepts it.
     """
     near = sureness.near_chance
     record = answers.record(near_chance=near)
@@ -219,7 +222,7 @@ def judge_base(
 
 
 def check_opened(opened: Opened, request: Request | BaseRequest, progress: Progress) -> BaseCheckRecord:
-    """Check a base that is open with images, before anything is made of it; both answers are from validation images.
+    """Check an open base on validation images, before anything is derived from it.
 
     Raises:
         DataError: as `judge_base` says.

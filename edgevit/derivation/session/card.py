@@ -113,33 +113,34 @@ def _classify(spec: ModelSpec, loader: str | None) -> str:
         onnx_rule = """if np.log(odds.sum()) + logits.max() < json.loads(said["rejection"])["threshold"]:
     name = "other"
 """
-    why = _TOKENS if any(b.tokens for b in spec.blocks) else _WIDTHS
+    reason = _TOKENS if any(b.tokens for b in spec.blocks) else _WIDTHS
     upright, settings = p.get("exif") == "apply", 'spec["preprocessing"]'
     if reading_settings(p):
         settings = f"{{k: v for k, v in {settings}.items() if k not in {list(READING)}}}"
-    how = {"ops": ", ImageOps" if upright else "", "opened": _OPENED[upright], "settings": settings}
-    plain = _OWN.format(why=why)
+    parts = {"ops": ", ImageOps" if upright else "", "opened": _OPENED[upright], "settings": settings}
+    plain = _OWN.format(why=reason)
     if loader is not None:
-        plain = _PLAIN.format(loader=loader, columns=columns, rule=timm_rule, **how)
+        plain = _PLAIN.format(loader=loader, columns=columns, rule=timm_rule, **parts)
     pad = _PAD if mode == "border" else ""
-    return "\n".join([_HERE, plain, _ONNX.format(size=_SIZES[mode], pad=pad, rule=onnx_rule, **how)])
+    return "\n".join([_HERE, plain, _ONNX.format(size=_SIZES[mode], pad=pad, rule=onnx_rule, **parts)])
 
 
 def _percent(entry: AccuracyRecord | None) -> str:
     return "not asked for" if entry is None else share_text(entry.top1, entry.images)
 
 
-def _other(rule: Rejection, test: RejectedRecord) -> str:
-    told = f"{test.other} of {test.images} test images of these classes"
+def _rejection_text(rule: Rejection, test: RejectedRecord) -> str:
+    counts = f"{test.other} of {test.images} test images of these classes"
     if test.foreign_images:
-        told += f" and {test.foreign_other} of {test.foreign_images} of others"
+        counts += f" and {test.foreign_other} of {test.foreign_images} of others"
     return f"""
 An image is called `other`, of none of these classes, where the {rule.score} of their logits is below
-{rule.threshold:.6g}: {told}.
+{rule.threshold:.6g}: {counts}.
 """
 
 
 def model_card(name: str, spec: ModelSpec, record: DerivationRecord, loader: str | None) -> str:
+    """The README of a derived model."""
     accuracy, measured = record.accuracy, record.accuracy.derived
     rows = [
         ("base, full head", accuracy.base_full_head, spec.base.macs, spec.base.params),
@@ -148,9 +149,9 @@ def model_card(name: str, spec: ModelSpec, record: DerivationRecord, loader: str
         ("**this model**", measured, spec.macs, spec.params),
     ]
     table = "\n".join(f"| {n} | {_percent(a)} | {format_count(m)} | {format_count(k)} |" for n, a, m, k in rows)
-    other = ""
+    rejection = ""
     if spec.rejection is not None and measured is not None and measured.rejection is not None:
-        other = _other(spec.rejection, measured.rejection["test"])
+        rejection = _rejection_text(spec.rejection, measured.rejection["test"])
     embedding = "" if spec.embedding_text is None else f"\n{spec.embedding_text.capitalize()}."
     order = "in this order" if spec.head == "subset" else "among all outputs of the base"
     return f"""# {name}
@@ -163,7 +164,7 @@ def model_card(name: str, spec: ModelSpec, record: DerivationRecord, loader: str
 {table}
 
 {_input(spec)} `derivation.json` says how it was made: {record.format_training()}.
-{_doubt(hint_in(record))}{other}
+{_doubt(hint_in(record))}{rejection}
 ## Classify an image
 
 In this folder, each of these prints the class of `photo.jpg`, 8 bits deep, and the probability of every class.
@@ -184,19 +185,19 @@ logits = model(model.transform(Image.open("photo.jpg").convert("RGB"))[None])
 
 
 def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None = None, hint: str | None = None) -> str:
-    """Of a base that nothing was removed from but, perhaps, outputs.
+    """The README of a base, unpruned but perhaps restricted to some outputs.
 
     Args:
         head: how its head was fitted, if it was.
-        hint: at other preprocessing with which the base does better.
+        hint: at other preprocessing that gives better accuracy.
     """
     outputs = len(spec.classes) if spec.head == "subset" else spec.base.outputs
-    told = f"all {outputs} outputs" if outputs == spec.base.outputs else f"{outputs} of its {spec.base.outputs} outputs"
-    known = f": {_classes(spec)}" if spec.classes else ", whose names are not known"
+    count = "all" if outputs == spec.base.outputs else f"{outputs} of its"
+    names = f": {_classes(spec)}" if spec.classes else ", whose names are not known"
     fitted = "" if head is None else f"\nIt had no classifier, and has {head}.\n"
     return f"""# {name}
 
-{spec.timm_name} with {told}{known}. Nothing else was removed:
+{spec.timm_name} with {count} {spec.base.outputs} outputs{names}. Nothing else was removed:
 {format_count(spec.macs)} multiply-accumulates, {format_count(spec.params)} parameters.
 {fitted}
 {_input(spec)}{_doubt(hint)}

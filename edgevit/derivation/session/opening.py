@@ -1,4 +1,4 @@
-"""Open base and images for a derivation or a super-network, keep its unfinished work, and write what came of it."""
+"""Open base and images for a derivation or a super-network, keep its unfinished work, and write the model folder."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from edgevit.train.settings import Training
 
 @dataclass(frozen=True)
 class Opened:
-    """A base with its classifier as asked, and the images of its task."""
+    """A base with the requested head, and the images of its task."""
 
     base_name: str
     base: Model
-    fitted: FittedHead | None  # how its head was fitted, where it had none
+    fitted: FittedHead | None  # None: the base had a head of its own
     task: Task
     assumed: Assumptions | None  # None: there are no images
     passes: Passes
     cache: Cache
     head: str
-    network: nn.Module  # the base's, its classifier already as asked
+    network: nn.Module  # the base's, with the requested head
     columns: list[int]  # for each target class, its column in the network's logits
 
     def resolved(self, training: Training) -> dict[str, Any]:
-        """What an unfinished run must have in common with the one that goes on with it."""
+        """The part of a request that a resumed run must share with the unfinished one."""
         return {
             "base": self.base.spec.base.weights_sha256,
             "data": self.task.content_sha256(),
@@ -68,14 +68,14 @@ class Opened:
     def problem(
         self, budget: Budget, policy: Policy, training: Training, base_training: Training, folder: Path
     ) -> Problem:
-        """What is to be derived from it; `folder` is for what must outlive an interruption."""
+        """The problem for a method; `folder` keeps what must survive an interruption."""
         return Problem(
             self.network, self.task, self.columns, budget, policy, training, base_training, self.passes, folder,
             folder / "base", History(folder / HISTORY), Stopwatch(), self.cache, self.identity(),
         )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
-        """What the network's outputs for an image depend on, for keys of the cache: to the last bit, hence batches."""
+        """Everything that determines the network's outputs to the last bit, for cache keys; hence the batch sizes."""
         spec, network = self.base.spec, self.base.network
         return {
             "base": [spec.timm_name, spec.timm_args, spec.base.weights_sha256, [asdict(b) for b in spec.blocks]],
@@ -88,13 +88,13 @@ class Opened:
 
 
 def open_for(
-    found: Model | Headless,
+    base: Model | Headless,
     request: Deriving | SupernetRequest | BaseRequest,
     head: str,
     task: Task,
     progress: Progress,
 ) -> Opened:
-    """Give the base its classifier, fitted to the task's images where it has none, and say what is assumed of it.
+    """Give the base the requested head, fitted to the task's images where it has none, and report the assumptions.
 
     Raises:
         UnknownNameError: there is no such head.
@@ -103,17 +103,17 @@ def open_for(
     assert request.base is not None
     passes = open_passes(request.training, progress)
     cache = _cache(request, task, passes)
-    model, fitted = with_fitted_head(found, task, passes, cache)
+    model, fitted = with_fitted_head(base, task, passes, cache)
     assumed = None
     if task.has_images:
         assumed = assumptions(
             request.base, task, pretrained=request.pretrained, base_classes=request.base_classes,
-            overridden=request.preprocessing, fitted=fitted is not None, release=found.release,
+            overridden=request.preprocessing, fitted=fitted is not None, release=base.release,
         )  # fmt: skip
         for line in assumed.lines():
             progress.note(line)
-        if (told := _seen_before(request.base, task)) is not None:
-            progress.warn(told)
+        if (warning := _leak_warning(request.base, task)) is not None:
+            progress.warn(warning)
     if head not in ("subset", "full"):
         raise UnknownNameError("head", head, ["subset", "full"])
     network, columns = model.network, task.base_columns
@@ -122,30 +122,30 @@ def open_for(
     return Opened(str(request.base), model, fitted, task, assumed, passes, cache, head, network, columns)
 
 
-def _seen_before(base: str | Path, task: Task) -> str | None:
-    """What a person is told where images were held out otherwise when the base was made, and some went into it."""
-    folder, asked = ModelFolder(Path(base)), task.arguments
-    made = folder.supernet() if folder.is_supernet else folder.derivation()
-    was = made.data if made else None
-    if was is None or was.data != asked["data"]:
+def _leak_warning(base: str | Path, task: Task) -> str | None:
+    """Warn where the base was trained on images that are now held out; None: it was not."""
+    folder = ModelFolder(Path(base))
+    record = folder.supernet() if folder.is_supernet else folder.derivation()
+    data = record.data if record else None
+    if data is None or data.data != task.arguments["data"]:
         return None
-    splitting = Splitting(task.test.source, was.validation_fraction, was.seed, was.group_by)
-    seen: set[Reference] = set()
-    for name in {label.name for label in was.classes} & {*task.class_names}:
+    splitting = Splitting(task.test.source, data.validation_fraction, data.seed, data.group_by)
+    trained: set[Reference] = set()
+    for name in {label.name for label in data.classes} & {*task.class_names}:
         with suppress(DataError):  # a class that has lost images since
-            seen.update(splitting.parts(name)["train"])
+            trained.update(splitting.parts(name)["train"])
     held_out = (*task.validation.references, *task.test.references)
-    if not (count := len(seen.intersection(held_out))):
+    if not (count := len(trained.intersection(held_out))):
         return None
     return (
         f"{base} was made with {count} of the {len(held_out)} images that are now held out for validation and test, so "
-        f"that accuracies will be too high; give --seed {was.seed} --validation-fraction {was.validation_fraction:g}"
-        f"{f' --group-by {shlex.quote(was.group_by)}' if was.group_by else ''}, by which it was made"
+        f"that accuracies will be too high; give --seed {data.seed} --validation-fraction {data.validation_fraction:g}"
+        f"{f' --group-by {shlex.quote(data.group_by)}' if data.group_by else ''}, by which it was made"
     )
 
 
 def _cache(request: Deriving | SupernetRequest | BaseRequest, task: Task, passes: Passes) -> Cache:
-    """What derivations share. Several processes would have to agree on what is there: they work everything out."""
+    """The cache of a request. Several processes would have to agree on its content, so they use none."""
     alone = passes.compute.accelerator.num_processes == 1 and task.has_images
     keeping = request.cache if alone and not isinstance(request, SupernetRequest) else False
     names = task.class_names
@@ -160,10 +160,10 @@ def _cache(request: Deriving | SupernetRequest | BaseRequest, task: Task, passes
 def known_classes(
     folder: str | Path, spec: ModelSpec, classes: str | Path | Sequence[str | int] | None
 ) -> tuple[TargetClass, ...]:
-    """The classes that are asked for of a model folder, with their rows in its classifier; None is all that it knows.
+    """Resolve the requested classes of a model folder; None means all of its classes.
 
     Raises:
-        OptionError: it was made for other classes.
+        OptionError: the folder was made for other classes.
         DataError: as `edgevit.data.classes.resolve` says.
     """
     order = dict(zip(spec.class_names, spec.class_columns, strict=True))
@@ -172,9 +172,9 @@ def known_classes(
     entries = listed(classes, order)
     indices = {str(index) for index in order.values()}
     if unknown := [entry for entry in entries or () if entry not in order and entry not in indices]:
-        known = f"{', '.join(spec.class_names[:8])}{', ...' if len(spec.classes) > 8 else ''}"
+        names = f"{', '.join(spec.class_names[:8])}{', ...' if len(spec.classes) > 8 else ''}"
         raise OptionError(
-            f"{folder} was made for {len(spec.classes)} classes ({known}), and {unknown[0]!r} is none of "
+            f"{folder} was made for {len(spec.classes)} classes ({names}), and {unknown[0]!r} is none of "
             f"them; choose among them, or make a super-network for others"
         )
     return resolve(entries, spec.class_names, order)
@@ -182,15 +182,16 @@ def known_classes(
 
 @contextmanager
 def unfinished(request: DeriveRequest | SupernetRequest, resolved: dict[str, Any], compute: Compute) -> Iterator[Path]:
-    """Hold the folder in which the work of a request is kept until it is done; `resolved` is what it came to.
+    """Hold the folder of a request's unfinished work; `resolved` is what a resumed run must share.
 
     Raises:
         OutputError, OptionError, UnfinishedError: as `open_partial` says.
     """
-    same, asked = request.same(resolved), request.told()
-    alone = open_partial(request.out, same, request.resume, request=asked, overwrite=request.overwrite)
+    holding = open_partial(
+        request.out, request.same(resolved), request.resume, request=request.told(), overwrite=request.overwrite
+    )
     folder = partial_folder(request.out)
-    with alone if compute.is_main else nullcontext():
+    with holding if compute.is_main else nullcontext():
         compute.wait()
         yield folder
         compute.wait()
@@ -198,30 +199,30 @@ def unfinished(request: DeriveRequest | SupernetRequest, resolved: dict[str, Any
 
 
 def write_model(model: Model, request: DeriveRequest | SupernetRequest, problem: Problem, **papers: Any) -> None:
-    """Write the model folder, by one process, and take the unfinished one away; `papers` as for `save`."""
+    """Write the model folder, in one process, and remove the unfinished one; `papers` as for `save`."""
     if problem.compute.is_main:
-        with stop_when_asked():  # too late to stop: a model that is there has no unfinished folder beside it
+        with stop_when_asked():  # too late to stop: a finished model has no unfinished folder
             save(model, request.out, overwrite=request.overwrite, **papers)
             shutil.rmtree(problem.folder, ignore_errors=True)
 
 
 @contextmanager
 def resumable(folder: Path, *, is_main: bool) -> Iterator[None]:
-    """Name the command that goes on with a run that was stopped; remove the folder of one that failed before any work.
+    """On an interruption, say how to resume; on an error before any work, remove the unfinished folder.
 
     Raises:
         Interrupted: Ctrl-C.
-        TrainingError: with what is in the way of other options, where it is: the same ones would end alike.
+        TrainingError: with the folder that blocks other options, if it exists: the same ones would fail again.
     """
     try:
         yield
     except (KeyboardInterrupt, Interrupted) as stop:
-        what = str(stop) or "stopped"
-        raise Interrupted(f"{what}; the same command with --resume goes on from {folder}") from stop
+        reason = str(stop) or "stopped"
+        raise Interrupted(f"{reason}; the same command with --resume goes on from {folder}") from stop
     except EdgeVitError as error:
         if is_main:
             remove_cheap(folder)
         if isinstance(error, TrainingError) and folder.exists():
-            kept = f"{folder} keeps what was done before, by these options: remove it, or choose another --out"
-            raise TrainingError(f"{error}; {kept}") from error
+            hint = f"{folder} keeps what was done before, by these options: remove it, or choose another --out"
+            raise TrainingError(f"{error}; {hint}") from error
         raise

@@ -1,4 +1,4 @@
-"""Calibrate when a derived model calls an image `other`, and count how often it then does."""
+"""Calibrate when a derived model rejects an image as `other`, and count how often it does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgevit.train.passes import Passes
 
 @dataclass(frozen=True)
 class RejectionImages:
-    """What to calibrate on, and to judge with, found before the work starts."""
+    """Images to calibrate with, and to evaluate on."""
 
     share: float
     validation: Split
@@ -30,11 +30,11 @@ class RejectionImages:
 
 
 def find_rejection_images(share: float, task: Task, progress: Progress) -> RejectionImages:
-    """Find the images, and refuse before hours of work what could not be held after them.
+    """Find the images before the work starts, and refuse a share that cannot be calibrated with them.
 
     Raises:
-        OptionError: it is no share.
-        DataError: too few validation images, one of the other classes' cannot be read, or a class is called `other`.
+        OptionError: the share is out of range.
+        DataError: too few validation images, an unreadable image of another class, or a class named `other`.
     """
     if OTHER in task.class_names:
         raise DataError(
@@ -47,25 +47,25 @@ def find_rejection_images(share: float, task: Task, progress: Progress) -> Rejec
 
 
 def calibrate_rejection(
-    network: nn.Module, columns: Sequence[int], found: RejectionImages, passes: Passes
+    network: nn.Module, columns: Sequence[int], images: RejectionImages, passes: Passes
 ) -> tuple[Rejection, dict[str, RejectedRecord]]:
-    """Calibrate on the target classes' validation images, and on nothing else; count on both held-out parts.
+    """Calibrate on the target classes' validation images alone; count on both held-out parts.
 
-    In fp32, as the model is exported. Every process does all of it.
+    Works in fp32, as the model is exported, and in every process.
     """
     alone = replace(passes, shared=False)
 
     def logits(split: Split) -> Tensor:
-        found = [torch.empty(0, len(columns))]
-        alone.run(network, split, lambda seen, _: found.append(seen[:, list(columns)].float().cpu()))
-        return torch.cat(found)
+        batches = [torch.empty(0, len(columns))]
+        alone.run(network, split, lambda outputs, _: batches.append(outputs[:, list(columns)].float().cpu()))
+        return torch.cat(batches)
 
-    validation = logits(found.validation)
-    rule = calibrate_rule(validation, found.share)
+    validation = logits(images.validation)
+    rule = calibrate_rule(validation, images.share)
     counted = {
         "validation": count_rejected(
-            rule.rejects, validation, found.validation.labels, logits(found.foreign_validation)
+            rule.rejects, validation, images.validation.labels, logits(images.foreign_validation)
         ),
-        "test": count_rejected(rule.rejects, logits(found.test), found.test.labels, logits(found.foreign_test)),
+        "test": count_rejected(rule.rejects, logits(images.test), images.test.labels, logits(images.foreign_test)),
     }
     return rule, counted

@@ -1,7 +1,7 @@
-"""The network that is cut: the base as it is, or after it was trained on the classes.
+"""Choose the network to cut: the base as it is, or after training on the classes.
 
-A method that imitates its base cannot know more than that does. Where the base has yet to learn the classes, as one
-whose classifier was fitted on frozen features, training it first and cutting it then keeps what the labels add.
+A method that imitates its base cannot exceed it. Where the base has yet to learn the classes, such as one whose
+classifier was fitted to frozen features, training it before it is cut keeps what the labels add.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ from edgevit.network.checkpoint import tensors_sha256
 from edgevit.records.derivation import StartRecord
 
 
-def start_from(asked: str, problem: Problem, *, is_trained: bool) -> tuple[Problem, StartRecord | None]:
-    """The problem with the network that is asked for, and what was found; None where the base was to be cut as it is.
+def start_from(option: str, problem: Problem, *, is_trained: bool) -> tuple[Problem, StartRecord | None]:
+    """Return the problem with the chosen network, and the record of the choice; None where the base is cut as it is.
 
     Args:
-        asked: `base`, `finetuned`, or `better`: of the two the one whose loss on the validation part is less,
-            each at the temperature that is best for it.
-        is_trained: whether the base was trained anyhow, so that it can be said what cutting it might give.
+        option: `base`, `finetuned`, or `better`: the one with less loss on the validation part, each at its best
+            temperature.
+        is_trained: whether the base is trained in any case, so that a hint about cutting it can be given.
     """
-    if asked == "base" and not is_trained:
+    if option == "base" and not is_trained:
         return problem, None
     network = finetuned_base(problem)
-    losses = [loss_on_validation(problem, one) for one in (problem.network, network)]
-    # Every process decides alike, though a device may have rounded otherwise.
+    losses = [loss_on_validation(problem, candidate) for candidate in (problem.network, network)]
+    # The mean over processes, so that all of them decide alike in spite of rounding.
     before, after = problem.compute.mean(torch.tensor(losses, device=problem.compute.device)).tolist()
     steps = problem.base_training.steps or 0
-    if asked == "base":
+    if option == "base":
         if after < before:
             problem.progress.note(
                 f"{steps} steps on the classes took the base's loss on the validation images from {before:.4g} to "
                 f"{after:.4g}; --derive-from better would cut it after them"
             )
         return problem, None
-    finetuned = asked == "finetuned" or after < before
-    found = StartRecord("finetuned" if finetuned else "base", steps, before, after)
-    problem.progress.note(found.format())
+    finetuned = option == "finetuned" or after < before
+    record = StartRecord("finetuned" if finetuned else "base", steps, before, after)
+    problem.progress.note(record.format())
     if not finetuned:
-        return problem, found
+        return problem, record
     identity = {**problem.identity, "state": tensors_sha256(network.state_dict())}
-    return replace(problem, network=network, identity=identity), found
+    return replace(problem, network=network, identity=identity), record
 
 
 def loss_on_validation(problem: Problem, network: nn.Module) -> float:
     """Cross-entropy of the labels among the target classes, in nats: the mean over the validation part.
 
-    It is that at the temperature which is best for the network: a base that was trained with smoothed labels is less
-    sure than it is right, and to become surer is no reason to be cut.
+    The logits are scaled by the network's best temperature: a base trained with smoothed labels is underconfident, and
+    more confidence alone is no reason to prefer a network.
     """
-    seen: list[tuple[Tensor, Tensor]] = []
+    batches: list[tuple[Tensor, Tensor]] = []
 
-    def see(logits: Tensor, labels: Tensor) -> None:
-        seen.append((logits[:, list(problem.columns)].double().cpu(), labels.cpu()))
+    def add_batch(logits: Tensor, labels: Tensor) -> None:
+        batches.append((logits[:, list(problem.columns)].double().cpu(), labels.cpu()))
 
-    replace(problem.passes, shared=False).run(network, problem.task.validation, see, mixed=True)
-    outputs, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    replace(problem.passes, shared=False).run(network, problem.task.validation, add_batch, mixed=True)
+    outputs, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     each = torch.full((len(labels),), 1 / len(labels), dtype=torch.float64)
     return sharpen(outputs, labels, each)[0]

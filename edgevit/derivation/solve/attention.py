@@ -54,18 +54,18 @@ def _alike(pairs: Sequence[Pair]) -> Iterator[list[int]]:
 
 def head_singular_values(parts: Sequence[Attention]) -> list[tuple[Tensor, Tensor]]:
     """Singular values of W_Q^T W_K and of W_V^T W_O^T for each attention: ([H, q], [H, v]), descending."""
-    found: list[dict[int, Tensor]] = [{}, {}]
+    spectra: list[dict[int, Tensor]] = [{}, {}]
     qk = [(b.wq.detach(), b.wk.detach()) for b in parts]  # Eq. 6 is over the weights alone
-    for values, pairs in zip(found, (qk, [vo_pair(b) for b in parts]), strict=True):
+    for values, pairs in zip(spectra, (qk, [vo_pair(b) for b in parts]), strict=True):
         for members in _alike(pairs):
             of_members = singular_values([pairs[i][0] for i in members], [pairs[i][1] for i in members])
             values.update(zip(members, of_members, strict=True))
-    return [(found[0][i], found[1][i]) for i in range(len(parts))]
+    return [(spectra[0][i], spectra[1][i]) for i in range(len(parts))]
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """What the error of one attention's factors is measured in, from the moment of its input tokens."""
+    """The metrics in which the error of one attention's factors is measured, from the moment of its input tokens."""
 
     query: Tensor  # [s, s] second moment of [x 1], or of x where queries have no bias
     key: Tensor  # [d, d] covariance of x: softmax ignores what all keys of a query have in common
@@ -98,15 +98,15 @@ class Spectra:
 
 
 def _decompose(
-    pairs: Sequence[Pair], left: Sequence[Tensor] | None, right: Sequence[Tensor] | None
+    pairs: Sequence[Pair], metrics_a: Sequence[Tensor] | None, metrics_b: Sequence[Tensor] | None
 ) -> tuple[Spectrum, ...]:
     """Decompose each attention's product in the metrics of its two sides; None measures the weights."""
-    found: dict[int, Spectrum] = {}
+    spectra: dict[int, Spectrum] = {}
     for members in _alike(pairs):
         sides = [[pairs[i][side] for i in members] for side in (0, 1)]
-        of_members = [None if m is None else [m[i] for i in members] for m in (left, right)]
-        found.update(zip(members, decompose(*sides, *of_members), strict=True))
-    return tuple(found[i] for i in range(len(pairs)))
+        of_members = [None if m is None else [m[i] for i in members] for m in (metrics_a, metrics_b)]
+        spectra.update(zip(members, decompose(*sides, *of_members), strict=True))
+    return tuple(spectra[i] for i in range(len(pairs)))
 
 
 def attention_spectra(
@@ -117,22 +117,22 @@ def attention_spectra(
     """Decompose W_Q^T W_K and W_V^T W_O^T of every head (Vulcan, Eq. 10 and 11).
 
     With `moments` ([d + 1, d + 1] each) the error of logits and values over those inputs is minimised instead of
-    the error of the weights. `query_moments`, alike, where queries matter at other tokens than keys and values do.
+    the error of the weights. `query_moments`, of the same shapes, weight tokens by the sensitivity of their queries.
     """
     qk, vo = [qk_pair(b) for b in parts], [vo_pair(b) for b in parts]
     if moments is None:
         return Spectra(_decompose(qk, None, None), _decompose(vo, None, None))
     device = parts[0].wq.device
-    measured = [metrics(m.to(device), a.shape[-1]) for m, (a, _) in zip(moments, qk, strict=True)]
-    asking = [m.to(device) for m in query_moments or moments]
-    queries = [metrics(m, a.shape[-1]).query for m, (a, _) in zip(asking, qk, strict=True)]
+    token_metrics = [metrics(m.to(device), a.shape[-1]) for m, (a, _) in zip(moments, qk, strict=True)]
+    of_queries = [m.to(device) for m in query_moments or moments]
+    queries = [metrics(m, a.shape[-1]).query for m, (a, _) in zip(of_queries, qk, strict=True)]
     # Attention averages values over tokens, so W_O sees no metric; and what all tokens share passes into the bias, if
     # there is one.
     values = [
         m.key if b.has_output_bias else m.key + torch.outer(m.mean, m.mean)
-        for b, m in zip(parts, measured, strict=True)
+        for b, m in zip(parts, token_metrics, strict=True)
     ]
-    return Spectra(_decompose(qk, queries, [m.key for m in measured]), _decompose(vo, values, None))
+    return Spectra(_decompose(qk, queries, [m.key for m in token_metrics]), _decompose(vo, values, None))
 
 
 def narrow(
@@ -141,7 +141,7 @@ def narrow(
     moments: Sequence[Tensor] | None = None,
     spectra: Spectra | None = None,
 ) -> list[Attention]:
-    """Factorise every head of every attention to these widths of QK and VO, from `spectra` if they are there already.
+    """Factorise every head of every attention to these widths of QK and VO, from `spectra` if given.
 
     Queries and keys that are rotated stay as they are.
 
@@ -162,7 +162,7 @@ def narrow(
 
 
 def _narrow_qk(part: Attention, qk: int, spectrum: Spectrum) -> Attention:
-    """The attention with queries and keys of this width; those that are rotated have but one basis."""
+    """Narrow queries and keys to this width; rotated ones keep theirs, as they have only one basis."""
     if part.rotary is not None:
         part.check_qk(qk)
         return part
@@ -172,7 +172,7 @@ def _narrow_qk(part: Attention, qk: int, spectrum: Spectrum) -> Attention:
 
 
 def mean_values(part: Attention, moment: Tensor) -> Tensor:
-    """W_V m of the mean token m, per head: [H, v]. What goes of it, the output bias makes up for, if there is one."""
+    """W_V m of the mean token m, per head: [H, v]. An output bias, if there is one, compensates what is lost of it."""
     values: Tensor = part.wv.detach() @ moment[:-1, -1].to(part.wv)
     return values
 

@@ -12,7 +12,7 @@ nothing is lost. (SliceGPT, Ashkboos et al. 2024, for RMSNorm; here for LayerNor
 
 Below, E^T d / d' is not the best way back. The directions Q are those of all norms together, and at each of them what
 is left out goes with what is kept; and a LayerNorm divides by less than it did. With m and C the mean and covariance of
-the n that one norm gives, weighted by what the answers feel, and E' = k E, k^2 = d' / E|E n|^2, as it rescales them,
+the n that one norm gives, weighted by sensitivity, and E' = k E, k^2 = d' / E|E n|^2, as it rescales them,
 
     D = C E'^T (E' C E'^T + ridge)^-1,    t = m - D E' m
 
@@ -91,16 +91,16 @@ def encoder(directions: Tensor, width: int, basis: Callable[[int], Tensor] = fla
 
 
 def refined(directions: Tensor, width: int, moments: Sequence[Tensor], worth: Sequence[float]) -> Tensor:
-    """Directions [d, width - 1] from which all norms' tokens are told best, each by the decoder that fits it.
+    """Directions [d, width - 1] from which all norms' tokens are predicted best, each by its fitted decoder.
 
     With C_l the covariance of what norm l gives and w_l what it is worth to the answers, they maximise
 
         sum_l w_l tr[(Z C_l Z^T)^-1 Z C_l^2 Z^T],
 
-    what Z n explains of the tokens. A few steps of L-BFGS begin at the largest directions. More steps explain more, and
-    where a fifth of the width or more is left they lose more: what is held of a token becomes less even, and the norm
-    divides by it. Of Z only what it spans matters. With A = (Z C Z^T)^-1 Z C^2 and B = (Z C Z^T)^-1 Z C, the gradient
-    of one term is 2 (A - A Z^T B).
+    the share of the tokens that Z n explains. A few steps of L-BFGS start from the largest directions. More steps
+    explain more, but lose more where a fifth of the width or more remains: the variance that is kept becomes less even
+    over the tokens, and the norm divides by it. Of Z only its span matters. With A = (Z C Z^T)^-1 Z C^2 and
+    B = (Z C Z^T)^-1 Z C, the gradient of one term is 2 (A - A Z^T B).
 
     Shapes: directions [d, d - 1]; moments [d + 1, d + 1] as for `fitted_decoder`. In fp32, on the CPU.
     """
@@ -108,35 +108,35 @@ def refined(directions: Tensor, width: int, moments: Sequence[Tensor], worth: Se
         terms, whole = [], 0.0
         for moment, weight in zip(moments, worth, strict=True):
             covariance = moment[:-1, :-1].float() - torch.outer(moment[:-1, -1], moment[:-1, -1]).float()
-            if (felt := weight * float(covariance.trace())) > 0:  # what nobody feels says nothing
+            if (worth_of_term := weight * float(covariance.trace())) > 0:
                 terms.append((weight, covariance, covariance @ covariance))
-                whole += felt
+                whole += worth_of_term
         if not terms:
             return directions[:, : width - 1]
-        one = torch.eye(width - 1)
+        identity = torch.eye(width - 1)
         z = directions[:, : width - 1].mT.float().contiguous().requires_grad_()
         optimiser = torch.optim.LBFGS([z], max_iter=REFINING_STEPS, line_search_fn="strong_wolfe")
 
-        def left() -> float:
-            told, at, z.grad = 0.0, z.detach(), torch.zeros_like(z)
+        def unexplained() -> float:
+            explained, at, z.grad = 0.0, z.detach(), torch.zeros_like(z)
             for weight, covariance, square in terms:
                 b = at @ covariance
                 gram = b @ at.mT
-                factor = torch.linalg.cholesky(gram + REFINING_RIDGE * gram.diagonal().mean() * one)
+                factor = torch.linalg.cholesky(gram + REFINING_RIDGE * gram.diagonal().mean() * identity)
                 a, b = torch.cholesky_solve(at @ square, factor), torch.cholesky_solve(b, factor)
                 by = a @ at.mT
-                told += weight * float(by.trace())
+                explained += weight * float(by.trace())
                 z.grad -= (2 * weight / whole) * (a - by @ b)
-            return 1 - told / whole
+            return 1 - explained / whole
 
-        optimiser.step(left)  # type: ignore[no-untyped-call]
-        found = z.detach().double().mT
-        spanned: Tensor = torch.linalg.qr(found - found.mean(0)).Q
+        optimiser.step(unexplained)  # type: ignore[no-untyped-call]
+        solution = z.detach().double().mT
+        spanned: Tensor = torch.linalg.qr(solution - solution.mean(0)).Q
         return spanned
 
 
 def fitted_decoder(encode: Tensor, moment: Tensor, ridge: float = DECODER_RIDGE) -> Decoder:
-    """The best way back from tokens of a narrower embedding, of one norm.
+    """The decoder that predicts one norm's tokens best from those of a narrower embedding.
 
     Shapes: encode [d', d]; moment [d + 1, d + 1], E [n 1]^T [n 1] of what the norm gives of the wide ones, whose
     precision is that of the sums. On the CPU.
@@ -145,8 +145,8 @@ def fitted_decoder(encode: Tensor, moment: Tensor, ridge: float = DECODER_RIDGE)
         second, mean = moment[:-1, :-1], moment[:-1, -1]
         encoded = encode.to(moment.dtype)
         cross = second @ encoded.mT
-        kept = (encoded * cross.mT).sum()
-        scale = (len(encode) / kept).sqrt() if kept > 0 else torch.ones(())  # what nobody feels is all zero
+        square = (encoded * cross.mT).sum()
+        scale = (len(encode) / square).sqrt() if square > 0 else torch.ones(())  # 0: the outputs do not depend on it
         scaled = scale * encoded
         cross = scale * cross - torch.outer(mean, scaled @ mean)
         gram = scaled @ cross

@@ -62,8 +62,8 @@ class Spectrum:
     """Decomposition of the products A^T B of one block's heads; `factors` truncates it to any rank."""
 
     values: Tensor  # [H, q] singular values, descending, fp64
-    left: Tensor  # [H, q, q] with A' = left[:k] A
-    right: Tensor  # [H, q, q] with B' = right[:k] B
+    map_a: Tensor  # [H, q, q] with A' = map_a[:k] A
+    map_b: Tensor  # [H, q, q] with B' = map_b[:k] B
 
 
 def decompose(
@@ -90,7 +90,7 @@ def decompose(
 def factors(spectrum: Spectrum, a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return (A' [H, rank, m], B' [H, rank, n]) with A'^T B' closest to A^T B, singular values split evenly."""
     with one_thread():
-        return spectrum.left[..., :rank, :].to(a) @ a, spectrum.right[..., :rank, :].to(b) @ b
+        return spectrum.map_a[..., :rank, :].to(a) @ a, spectrum.map_b[..., :rank, :].to(b) @ b
 
 
 def singular_values(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:

@@ -39,10 +39,10 @@ ROUNDS = 60  # of the search, each of which leaves 0.618 of the interval
 def open_task_for(
     base: Model | Headless, request: Request | BaseRequest, progress: Progress, unlabelled: str | Path | None = None
 ) -> Task:
-    """Open the images that a request asks for. The outputs of a base without a head will be the target classes.
+    """Open a request's images. The outputs of a base without a head will be the target classes.
 
     Raises:
-        OptionError: names are given for outputs that are not there.
+        OptionError: class names are given for a base without outputs.
         UnknownNameError, DataError: as `open_task` says.
     """
     data, classes = request.data, request.classes
@@ -53,18 +53,20 @@ def open_task_for(
         if names is None:
             names = label_names(base.release.labels, open_source(data).class_names, outputs, whole=classes is None)
         elif classes is None and request.base_classes is None and base.spec.head == "subset":
-            found = open_source(data).class_names
-            if set(base.spec.class_names) < set(found):
+            available = open_source(data).class_names
+            if set(base.spec.class_names) < set(available):
                 classes = base.spec.class_names
-                progress.note(f"the base knows {len(classes)} of the data's {len(found)} classes, and those are used")
+                progress.note(
+                    f"the base knows {len(classes)} of the data's {len(available)} classes, and those are used"
+                )
     elif request.base_classes is not None:
         raise OptionError(
             f"{base.timm_name} has no classifier whose outputs --base-classes could name; leave it out: "
             f"a head is fitted to the classes of the data"
         )
     else:
-        found = open_source(data).class_names
-        chosen = resolve(listed(classes, found), found, {name: i for i, name in enumerate(found)})
+        available = open_source(data).class_names
+        chosen = resolve(listed(classes, available), available, {name: i for i, name in enumerate(available)})
         classes = names = [target.name for target in chosen]
         outputs = len(names)
     return open_task(
@@ -85,12 +87,12 @@ def open_task_for(
 def with_fitted_head(
     base: Model | Headless, task: Task, passes: Passes, cache: Cache
 ) -> tuple[Model, FittedHead | None]:
-    """A base as it is, or where it has no head with one that is fitted to the task's classes.
+    """Give a base without a head one that is fitted to the task's classes; return any other base unchanged.
 
-    In fp32, whatever the training's precision. Every process does all of it.
+    Works in fp32, whatever the training's precision, and in every process.
 
     Raises:
-        DataError: a class has too few images, or the features are no numbers.
+        DataError: a class has too few images, or the features are not finite.
     """
     if isinstance(base, Model):
         return base, None
@@ -106,11 +108,11 @@ def with_fitted_head(
         "images": [task.train.content_sha256(), task.validation.content_sha256()],
         "device": passes.compute.device.type,
     }
-    found = cache.tensors("head", key, lambda: _fit(base, task, replace(passes, shared=False)))
-    ridge, temperature, accuracy = found["facts"].tolist()
+    fitted = cache.tensors("head", key, lambda: _fit(base, task, replace(passes, shared=False)))
+    ridge, temperature, accuracy = fitted["facts"].tolist()
     head = FittedHead(ridge, temperature, accuracy, len(task.validation), images)
     passes.progress.note(head.format())
-    return base.with_head(found["weight"], found["bias"]), head
+    return base.with_head(fitted["weight"], fitted["bias"]), head
 
 
 def _images_per_class(task: Task) -> dict[str, int]:
@@ -134,46 +136,46 @@ def _fit(base: Headless, task: Task, passes: Passes) -> dict[str, Tensor]:
     network, family = base.network, family_of(base.network)
     family.make_classifiers(network, len(task.classes))
     width = family.classifiers(network)[0].in_features
-    moments, held = Moments(task.train.labels, width), list[tuple[Tensor, Tensor]]()
-    _see_features(network, task.train, passes, "fit a head", moments.add)
-    _see_features(network, task.validation, passes, "judge the head", lambda *batch: held.append(batch))
+    moments, batches = Moments(task.train.labels, width), list[tuple[Tensor, Tensor]]()
+    _pass_features(network, task.train, passes, "fit a head", moments.add)
+    _pass_features(network, task.validation, passes, "judge the head", lambda *batch: batches.append(batch))
     regression = RidgeRegression.of(moments)
-    features, labels = (torch.cat(parts) for parts in zip(*held, strict=True))
+    features, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     ridge, temperature, accuracy = choose_ridge(regression, features, labels)
     weight, bias = regression.solved(ridge)
     facts = torch.tensor([ridge, temperature, accuracy], dtype=torch.float64)
     return {"weight": (temperature * weight).float(), "bias": (temperature * bias).float(), "facts": facts}
 
 
-def _see_features(
-    network: nn.Module, images: Split, passes: Passes, stage: str, see: Callable[[Tensor, Tensor], None]
+def _pass_features(
+    network: nn.Module, images: Split, passes: Passes, stage: str, add_batch: Callable[[Tensor, Tensor], None]
 ) -> None:
-    """Hand what the heads are given, in the mean of all heads, to `see(features, labels)`: fp64 [B, d] and [B].
+    """Pass the inputs of the heads, their mean over all heads, to `add_batch(features, labels)`: fp64 [B, d] and [B].
 
-    On the CPU, as not every device has fp64.
+    Works on the CPU, as not every device has fp64.
 
     Raises:
-        DataError: it is no number.
+        DataError: a feature is not finite.
     """
-    given: list[Tensor] = []
+    inputs: list[Tensor] = []
 
-    def see_batch(outputs: Tensor, labels: Tensor) -> None:
-        features = torch.stack(given).mean(0).cpu().double()
-        given.clear()
+    def read_batch(outputs: Tensor, labels: Tensor) -> None:
+        features = torch.stack(inputs).mean(0).cpu().double()
+        inputs.clear()
         if not bool(torch.isfinite(features).all()):
             raise DataError("the base's features are no finite numbers; check its weights, --mean and --std")
-        see(features, labels.cpu())
+        add_batch(features, labels.cpu())
 
     heads = family_of(network).classifiers(network)
-    observer = (heads, lambda index, inputs, output: given.append(inputs[0]))
-    passes.run(network, images, see_batch, [observer], stage=stage)
+    observer = (heads, lambda index, read, output: inputs.append(read[0]))
+    passes.run(network, images, read_batch, [observer], stage=stage)
 
 
 class Moments:
-    """Sums over images, every class of the same weight in all; in fp64. Shapes: d features, C classes."""
+    """Sums over images, weighted so that all classes count alike; in fp64. Shapes: d features, C classes."""
 
     def __init__(self, labels: Sequence[int], width: int) -> None:
-        """Begin with the labels of all images to come, of which every class has some."""
+        """Take the labels of all images to come; every class must have some."""
         counts = torch.bincount(torch.tensor(labels)).double()
         self.each = 1 / (len(counts) * counts)  # [C], the weight of an image of each class
         self.sums = torch.zeros(len(counts), width, dtype=torch.float64)  # of each class's features
@@ -205,7 +207,7 @@ class RidgeRegression:
         mean = moments.sums.sum(0)
         covariance = moments.products - mean[:, None] * mean
         variance = covariance.diagonal().clamp_min(0)
-        # A feature that never changes tells nothing, and is left out by an infinite scale.
+        # A constant feature has no information; an infinite scale removes it.
         scale = variance.sqrt().where(variance > 1e-12 * moments.products.diagonal(), torch.inf)
         values, vectors = torch.linalg.eigh(covariance / scale[:, None] / scale)
         classes = (moments.sums - mean / len(moments.sums)).T / scale[:, None]  # [d, C], K
@@ -238,8 +240,8 @@ def choose_ridge(regression: RidgeRegression, features: Tensor, labels: Tensor) 
 def sharpen(outputs: Tensor, labels: Tensor, each: Tensor) -> tuple[float, float]:
     """The smallest loss of outputs [N, C] times a temperature, and that temperature; images weigh `each` [N].
 
-    No image is wholly of its class, by Platt's rule: where all are right, the loss would fall for ever. It is convex in
-    the temperature, so that a golden-section search over its logarithm finds the smallest.
+    Targets are smoothed by Platt's rule: where all images are right, the loss would fall for ever. The loss is convex
+    in the temperature, so a golden-section search over its logarithm finds the minimum.
     """
     count, classes = outputs.shape
     doubt = 1 / (count + 2)
@@ -253,9 +255,9 @@ def sharpen(outputs: Tensor, labels: Tensor, each: Tensor) -> tuple[float, float
     low, high = (math.log(limit) for limit in TEMPERATURES)
     golden = (math.sqrt(5) - 1) / 2
     for _ in range(ROUNDS):
-        left, right = high - golden * (high - low), low + golden * (high - low)
-        if loss(left) < loss(right):
-            high = right
+        lower, upper = high - golden * (high - low), low + golden * (high - low)
+        if loss(lower) < loss(upper):
+            high = upper
         else:
-            low = left
+            low = lower
     return loss(low), math.exp(low)

@@ -59,26 +59,26 @@ def solve_ridge(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
 
 
 def refit(
-    part: Ffn, kept: Tensor, second: Tensor, mean: Tensor, how: Refit = "least_squares", ridge: float = 1e-4
+    part: Ffn, neurons: Tensor, second: Tensor, mean: Tensor, objective: Refit = "least_squares", ridge: float = 1e-4
 ) -> Ffn:
     """Keep these neurons of an FFN and refit its output weights and bias to them.
 
-    `ridge` is in units of the kept neurons' mean square: a share of their variance would be nothing where few tokens
-    leave no variance. Shapes: kept [r] int64; second [e, e] and mean [e], moments of the neurons as the output layer
+    `ridge` is in units of the kept neurons' mean square: a share of their variance would be zero where few tokens leave
+    no variance. Shapes: neurons [r] int64; second [e, e] and mean [e], moments of the neurons as the output layer
     reads them.
     """
-    kept = kept.to(part.w1.device)
-    slim = part.keep(kept)
-    if how == "remove":
+    neurons = neurons.to(part.w1.device)
+    slim = part.keep(neurons)
+    if objective == "remove":
         return slim
     # Small solves where the moments are: on the CPU unless the caller put them elsewhere.
-    index, w2, mean = kept.to(second.device), part.w2.detach().to(second), mean.to(second)
+    index, w2, mean = neurons.to(second.device), part.w2.detach().to(second), mean.to(second)
     centre = refittable_mean(part, mean)
     gram = second[index][:, index]
     lift = _lift(ridge, gram.diagonal())
     gram = gram - torch.outer(centre[index], centre[index])
     right = second[index] @ w2.mT - torch.outer(centre[index], w2 @ centre)  # C_r: W_2^T of the centred moments
-    if how == "compensate":
+    if objective == "compensate":
         right += lift * w2[:, index].mT
     with one_thread():
         new = solve_ridge(gram, right, lift).mT
@@ -121,9 +121,9 @@ class Regression:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Regression:
         """Change the sums, such as to their means over processes, whose shifts differ: the result has none."""
-        made = Regression(self.rows - 1, len(self.shift) - self.rows, self.sums.device)
-        made.sums = change(self._sums_about(made.shift))
-        return made
+        changed = Regression(self.rows - 1, len(self.shift) - self.rows, self.sums.device)
+        changed.sums = change(self._sums_about(changed.shift))
+        return changed
 
     def solve(
         self, ridge: float = 1e-4, *, prior: Tensor | None = None, bias: bool = True
@@ -160,13 +160,13 @@ class Regression:
 
 @dataclass(frozen=True)
 class Removal:
-    """In which order neurons are best taken away, and what each costs. One order serves every width."""
+    """The order in which to remove neurons, and the cost of each. One order serves every width."""
 
-    order: Tensor  # [e] int64, the first to go first
+    order: Tensor  # [e] int64, the first to be removed first
     cost: Tensor  # [e] growth of E|output error|^2 as each goes, in that order, the rest refitted; fp64
 
-    def kept(self, width: int) -> Tensor:
-        """The neurons left at this width, in their own order: [width]."""
+    def remaining(self, width: int) -> Tensor:
+        """The neurons that remain at this width, in their own order: [width]."""
         return self.order[len(self.order) - width :].sort().values
 
 
@@ -175,9 +175,9 @@ def removal_order(w2: Tensor, second: Tensor, mean: Tensor, *, ridge: float = 1e
 
     With G the inverse of the neurons' covariance, removing i costs |w_i|^2 / G_ii and a set S costs
     tr(W_S G_SS^-1 W_S^T). With G_SS = L L^T and V = L^-1 [G_S: W_S^T] the rest follow as G - V_G^T V_G and
-    W - V_W^T V_G, in place: those that go move behind those that stay. Of those left, one in `share` goes at a time: an
-    update per group is a matrix product, and a whole block costs little more than inverting its covariance. Larger
-    groups take away the last two of several near copies together.
+    W - V_W^T V_G, in place: removed neurons move behind the remaining ones. One in `share` of the remaining neurons is
+    removed at a time: an update per group is a matrix product, and a whole block costs little more than inverting its
+    covariance. Larger groups would remove the last two of several near copies together.
 
     Shapes: w2 [d, e]; second [e, e] as for `refit`, mean [e] by `refittable_mean`.
 
@@ -187,30 +187,30 @@ def removal_order(w2: Tensor, second: Tensor, mean: Tensor, *, ridge: float = 1e
     inverse = torch.cholesky_inverse(_cholesky(_lifted_covariance(second, mean, ridge), ridge))
     w = w2.detach().to(second).mT.contiguous()  # [e, d]
     alive, order, cost = torch.arange(len(second), device=second.device), [], []
-    left = len(second)
-    while left > 0:
-        g, w, alive = inverse[:left, :left], w[:left], alive[:left]
+    count = len(second)
+    while count > 0:
+        g, w, alive = inverse[:count, :count], w[:count], alive[:count]
         saliency = torch.linalg.vector_norm(w, dim=1).square() / g.diagonal()
-        gone = torch.argsort(saliency, stable=True)[: max(left // share, 1)]
-        left -= len(gone)
-        order.append(alive[gone])
-        of, to = _swaps(gone, left)
+        removed = torch.argsort(saliency, stable=True)[: max(count // share, 1)]
+        count -= len(removed)
+        order.append(alive[removed])
+        of, to = _swaps(removed, count)
         for rows in (g, g.mT, w, alive):
             rows[of] = rows[to]
-        lower = _cholesky(g[left:, left:], ridge)
-        update = torch.linalg.solve_triangular(lower, torch.cat([g[left:, :left], w[left:]], dim=1), upper=False)
-        of_g, of_w = update[:, :left], update[:, left:]
-        cost.append(saliency[gone] * (of_w.square().sum() / saliency[gone].sum().clamp_min(_TINY)))
-        g[:left, :left].addmm_(of_g.mT, of_g, alpha=-1)
-        w[:left].addmm_(of_g.mT, of_w, alpha=-1)
+        lower = _cholesky(g[count:, count:], ridge)
+        update = torch.linalg.solve_triangular(lower, torch.cat([g[count:, :count], w[count:]], dim=1), upper=False)
+        of_g, of_w = update[:, :count], update[:, count:]
+        cost.append(saliency[removed] * (of_w.square().sum() / saliency[removed].sum().clamp_min(_TINY)))
+        g[:count, :count].addmm_(of_g.mT, of_g, alpha=-1)
+        w[:count].addmm_(of_g.mT, of_w, alpha=-1)
     return Removal(torch.cat(order), torch.cat(cost))
 
 
-def _swaps(gone: Tensor, left: int) -> tuple[Tensor, Tensor]:
-    """Which rows to fill from which, so that those that go come behind the first `left`: a swap of pairs."""
-    stay = torch.ones(len(gone), dtype=torch.bool, device=gone.device)
-    stay[gone[gone >= left] - left] = False
-    ahead, behind = gone[gone < left], left + stay.nonzero().squeeze(1)
+def _swaps(removed: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Which rows to fill from which, so that removed neurons come after the first `count`: a swap of pairs."""
+    stay = torch.ones(len(removed), dtype=torch.bool, device=removed.device)
+    stay[removed[removed >= count] - count] = False
+    ahead, behind = removed[removed < count], count + stay.nonzero().squeeze(1)
     return torch.cat([ahead, behind]), torch.cat([behind, ahead])
 
 

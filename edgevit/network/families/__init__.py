@@ -26,7 +26,7 @@ LogWeights = Callable[[int], Tensor | None]
 
 
 @dataclass(frozen=True)
-class HalfThere:
+class SoftGates:
     """Soft gates of one block: how much of each token and head that is to go is still there."""
 
     log_gates: Tensor  # [B, N], added to the logits of the tokens
@@ -218,7 +218,7 @@ class Family(Protocol):
     def answers(self, model: nn.Module, tokens: Tensor, /) -> Tensor:
         """The logits [B, C] for the tokens that the last block gives."""
 
-    def token_scores(self, model: nn.Module, block: int, seen: Tensor, there: HalfThere | None = None, /) -> Tensor:
+    def token_scores(self, model: nn.Module, block: int, seen: Tensor, there: SoftGates | None = None, /) -> Tensor:
         """By what a block ranks its tokens: [B, N] of its attention's input [B, N, d].
 
         Only where its `tokens` are not frozen.

@@ -12,8 +12,8 @@ from problems import untrained
 from torch import Tensor, nn
 
 from edgevit.data.task import open_task
-from edgevit.derivation.measure.affine_replacement import stand_ins
-from edgevit.derivation.methods.forge.measured import measure_losses, measure_stood_in
+from edgevit.derivation.measure.affine_replacement import fit_replacements
+from edgevit.derivation.methods.forge.measured import measure_losses, measure_replaced
 from edgevit.derivation.problem import Problem
 from edgevit.network.checkpoint import describe
 
@@ -43,8 +43,8 @@ class InPlace(nn.Module):
 @torch.no_grad()
 def test_what_is_lost_is_that_of_a_network_with_the_maps_in_place(problem: Problem) -> None:
     network, images = problem.network, problem.task.train.subset(40)
-    found = stand_ins(network, images, problem.passes)
-    without, sites = measure_stood_in(problem, found, images, sites=True)
+    found = fit_replacements(network, images, problem.passes)
+    without, sites = measure_replaced(problem, found, images, sites=True)
     pixels = torch.cat([batch for batch, _ in images.batches(40)])
     taught = F.log_softmax(network(pixels).double(), 1)
 
@@ -66,5 +66,5 @@ def test_what_is_lost_is_that_of_a_network_with_the_maps_in_place(problem: Probl
     gone = measure_losses(problem, network, images, sites=True)
     assert sites[1, 1] < 1e-3 * gone.sites[1, 1], "the second FFN is affine"
     assert bool((sites < gone.sites).all()) and bool((without < gone.without).all())
-    alone, none = measure_stood_in(problem, found, images, sites=False)
+    alone, none = measure_replaced(problem, found, images, sites=False)
     assert torch.equal(alone, without) and bool(none.isinf().all())

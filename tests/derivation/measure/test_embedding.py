@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from edgevit.data.task import open_task
-from edgevit.derivation.measure.embedding import TokenMoments, enough_images, see_tokens, stable_images, token_weights
+from edgevit.derivation.measure.embedding import (
+    TokenMoments,
+    enough_images,
+    measure_tokens,
+    stable_images,
+    token_weights,
+)
 from edgevit.derivation.measure.statistics import from_triangle
 from edgevit.derivation.measure.thinning import Thinning
 from edgevit.derivation.solve.embedding import flat_basis
@@ -47,7 +53,7 @@ def test_the_first_directions_hold_what_the_tokens_have(small_vit: Any, task: An
     images = task.train.subset(16)
     family = family_of(network)
     even = [torch.ones(17).double()] * 4 + [torch.ones(17).double()]
-    directions = see_tokens(network, images, even, PASSES).directions
+    directions = measure_tokens(network, images, even, PASSES).directions
     assert directions.shape == (64, 63)
     seen: list[torch.Tensor] = []
     hooks = [n.register_forward_hook(lambda n, x, _: seen.append(F.layer_norm(x[0], (64,), eps=n.eps).flatten(0, 1)))
@@ -73,7 +79,7 @@ def test_thinned_moments_are_those_of_the_tokens_taken(small_vit: Any, task: Any
     seen: dict[int, torch.Tensor] = {}
     seeing = (norms, lambda i, given, _: seen.update({i: given[0]}))
     PASSES.run(network, images, lambda *_: None, [moments.observer, seeing], stage="directions of tokens")
-    held = moments.seen().moments
+    held = moments.statistics().moments
     places = torch.arange(8 * 17)
     patches = torch.where(places % 17 == 0, 1.0, 3.0 * (places % 3 == 0))
     for i, weights in ((0, patches), (4, torch.ones(8) if args else patches)):
@@ -88,7 +94,7 @@ def test_tokens_that_are_no_numbers_are_refused(small_vit: Any, task: Any) -> No
     with torch.no_grad():
         network.cls_token.fill_(torch.nan)
     with pytest.raises(DataError, match="tokens are not finite; check the base's weights"):
-        see_tokens(network, task.train.subset(4), [torch.ones(17).double()] * 5, PASSES)
+        measure_tokens(network, task.train.subset(4), [torch.ones(17).double()] * 5, PASSES)
 
 
 def test_enough_images_have_as_many_tokens_as_there_are_directions(small_vit: Any) -> None:

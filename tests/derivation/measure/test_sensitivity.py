@@ -13,9 +13,9 @@ from edgevit.data.task import open_task
 from edgevit.derivation.measure.sensitivity import (
     Sensitivity,
     curvature_sample,
-    felt_behind,
     measure_sensitivity,
     random_signs,
+    token_sensitivities,
 )
 from edgevit.errors import DataError
 from edgevit.network.checkpoint import describe
@@ -96,10 +96,10 @@ def test_gradients_that_are_no_numbers_name_their_block(network: Any, task: Any)
 def test_tokens_behind_a_block_are_felt_as_what_it_adds_to_them_is(network: Any, task: Any) -> None:
     """Also where a block has no attention, or no FFN."""
     images, passes = task.train.subset(64), open_passes(Training(device="cpu"))
-    behind = felt_behind(network, images, range(10), passes)
+    behind = token_sensitivities(network, images, range(10), passes)
     whole = measure_sensitivity(network, images, range(10), passes, stage="")
     for found, block in zip(behind, whole, strict=True):
         torch.testing.assert_close(found, block.by_token[1])
     assert behind[-1][0] == behind[-1].max() > 10 * behind[-1][1:].max(), "the head reads the class token alone"
     halves = vit.build(network, [replace(vit.read(network)[0], attention=None), vit.read(network)[1]])
-    assert [len(f) for f in felt_behind(halves, images, range(10), passes)] == [17, 17]
+    assert [len(f) for f in token_sensitivities(halves, images, range(10), passes)] == [17, 17]

@@ -28,7 +28,7 @@ from edgevit.derivation.allocate.knapsack import Choice, allocate
 from edgevit.derivation.allocate.menus import Heads
 from edgevit.derivation.allocate.policy import fit, uniform
 from edgevit.derivation.allocate.widths import adaptive
-from edgevit.derivation.measure.embedding import SeenTokens
+from edgevit.derivation.measure.embedding import TokenStatistics
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.curves import BlockCurves, moment_of
 from edgevit.derivation.methods.forge.ladders import Ladder, containing, with_ladder, worthwhile
@@ -223,7 +223,7 @@ def choose(
     config: Config,
     blocks: Sequence[Block],
     curves: Sequence[BlockCurves],
-    tokens: SeenTokens | None,
+    tokens: TokenStatistics | None,
     stand: Callable[[], Sequence[BlockCurves]],
     judge: Callable[[Sequence[Plan]], list[float]],
 ) -> dict[str, Chosen]:
@@ -381,7 +381,7 @@ def plan_of(
         planned, neurons = None, None
         if width is not None:
             assert block.ffn is not None and known.removal is not None, "only what is there is on the menu"
-            neurons = FfnPlan(known.removal.kept(width), weights=known.refitted(block.ffn, width, config.ridge))
+            neurons = FfnPlan(known.removal.remaining(width), weights=known.refitted(block.ffn, width, config.ridge))
         if chosen is not None:
             assert block.attention is not None, "only what is there is on the menu"
             planned = _plan_attention(block.attention, known, chosen)

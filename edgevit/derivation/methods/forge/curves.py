@@ -39,7 +39,7 @@ class BlockCurves:
         """The block's FFN with the neurons that stay, and output weights for what they are given in the base."""
         hidden = self.statistics.hidden
         assert hidden is not None and self.removal is not None
-        return refit(ffn, self.removal.kept(width), hidden, self.statistics.mean, ridge=ridge)
+        return refit(ffn, self.removal.remaining(width), hidden, self.statistics.mean, ridge=ridge)
 
 
 def moment_of(statistics: BlockStatistics) -> Tensor:

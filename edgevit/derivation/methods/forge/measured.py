@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derivation.measure.affine_replacement import OfBlock, past
+from edgevit.derivation.measure.affine_replacement import BlockReplacements, apply_replacements
 from edgevit.derivation.problem import Problem
 from edgevit.network.families import Branch, family_of
 
@@ -52,8 +52,8 @@ def measure_losses(
     return MeasuredLosses(means[0], means[1], _of_sites(means[2:], branches))
 
 
-def measure_stood_in(
-    problem: Problem, stand_ins: Sequence[OfBlock], images: Split, *, sites: bool, quick: bool = False
+def measure_replaced(
+    problem: Problem, replacements: Sequence[BlockReplacements], images: Split, *, sites: bool, quick: bool = False
 ) -> tuple[Tensor, Tensor]:
     """`without` and `sites` of `MeasuredLosses`, with what stands in for the sites of each block where they are gone.
 
@@ -62,10 +62,13 @@ def measure_stood_in(
     branches = family_of(problem.network).branches(problem.network)
 
     def changed(i: int, x: Tensor) -> list[Tensor]:
-        (attention, ffn), (for_attention, for_ffn) = branches[i], stand_ins[i]
-        without = [past([for_attention, for_ffn], x)]
+        (attention, ffn), (for_attention, for_ffn) = branches[i], replacements[i]
+        without = [apply_replacements([for_attention, for_ffn], x)]
         if sites and attention is not None and ffn is not None:
-            without += [_past(ffn, past([for_attention], x)), past([for_ffn], _past(attention, x))]
+            without += [
+                _past(ffn, apply_replacements([for_attention], x)),
+                apply_replacements([for_ffn], _past(attention, x)),
+            ]
         return without
 
     means = _measured(problem, images, changed, 3 if sites else 1, quick)

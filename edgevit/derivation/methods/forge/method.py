@@ -31,8 +31,8 @@ from edgevit.derivation.allocate import embedding
 from edgevit.derivation.allocate.embedding import has_directions, more_images
 from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.feasibility import SearchSpace, Target, check_embed_width
-from edgevit.derivation.measure.affine_replacement import stand_ins
-from edgevit.derivation.measure.embedding import SeenTokens, TokenMoments, worth_to_norms
+from edgevit.derivation.measure.affine_replacement import fit_replacements
+from edgevit.derivation.measure.embedding import TokenMoments, TokenStatistics, norm_gradients
 from edgevit.derivation.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derivation.measure.statistics import BlockStatistics, calibrate, minimum_images
 from edgevit.derivation.measure.thinning import ENOUGH_TOKENS, thinning
@@ -41,7 +41,7 @@ from edgevit.derivation.methods.forge.choose import AS_PREDICTED, choose, plan_o
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.curves import BlockCurves, blind, moment_of, packed, root, unpacked
 from edgevit.derivation.methods.forge.ladders import ladders
-from edgevit.derivation.methods.forge.measured import measure_losses, measure_stood_in
+from edgevit.derivation.methods.forge.measured import measure_losses, measure_replaced
 from edgevit.derivation.methods.forge.solve import judge_plans, solve
 from edgevit.derivation.methods.forge.streams import keeping, show_stream
 from edgevit.derivation.problem import (
@@ -105,7 +105,7 @@ def _sensitivities(problem: Problem, config: Config, network: nn.Module, stage: 
     return measure_sensitivity(network, images, problem.columns, problem.passes, seed=seed, stage=stage, **how)
 
 
-def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], SeenTokens | None]:
+def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenStatistics | None]:
     """Take the curves of every block, or find them in the cache: they depend on the task and not on the budget.
 
     Beside them what is known of the tokens; None where the embedding has to stay, or nothing says what is felt.
@@ -125,7 +125,7 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], SeenTo
         "seed": problem.training.seed,
     }
     found = dict(problem.cache.tensors("curves", key, lambda: _make_curves(problem, config)))
-    tokens = SeenTokens.taken_from(found)
+    tokens = TokenStatistics.pop_from(found)
     return unpacked(found), tokens
 
 
@@ -137,9 +137,9 @@ def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
     if config.by_loss:
         # One pass for the sites and for the norms, and one for the moments that their tokens are weighed in. The first
         # may be rounded: what a token is worth hangs on no small difference, as what a direction is worth may.
-        norms = [worth_to_norms(network)] if has_directions(network, len(images)) else []
+        norms = [norm_gradients(network)] if has_directions(network, len(images)) else []
         with problem.stopwatch.stage("sensitivity"):
-            how: Any = {"beside": norms, "quick": config.quick}
+            how: Any = {"also": norms, "quick": config.quick}
             by_token = [s.by_token for s in _sensitivities(problem, config, network, "worth of tokens", **how)]
         for worth in norms:
             weights = worth.means(len(problem.task.train.subset(config.sensitivity_images)), problem.passes)
@@ -150,7 +150,7 @@ def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
     found = packed(_block_curves(problem, config, statistics))
     if moment is not None:
         with problem.stopwatch.stage("embedding"):
-            found |= moment.seen().tensors()
+            found |= moment.statistics().tensors()
     return found
 
 
@@ -295,7 +295,7 @@ def _stood_in(problem: Problem, config: Config, curves: Sequence[BlockCurves]) -
     def measure() -> dict[str, Tensor]:
         with problem.stopwatch.stage("sensitivity"), torch.no_grad():
             how: Any = {"sites": config.drop_sites, "quick": config.quick}
-            found = measure_stood_in(problem, stand_ins(network, fitted, problem.passes), images, **how)
+            found = measure_replaced(problem, fit_replacements(network, fitted, problem.passes), images, **how)
         return dict(zip(("without", "sites"), found, strict=True))
 
     key = {
@@ -304,7 +304,7 @@ def _stood_in(problem: Problem, config: Config, curves: Sequence[BlockCurves]) -
         "sites": config.drop_sites,
         "quick": config.quick,
     }
-    found = problem.cache.tensors("stand_ins", key, measure)
+    found = problem.cache.tensors("replacements", key, measure)
     losses = zip(curves, found["without"], found["sites"], strict=True)
     return [replace(known, block_loss=without.reshape(1), site_losses=sites) for known, without, sites in losses]
 

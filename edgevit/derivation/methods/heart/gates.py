@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.realise import realise
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import HalfThere, family_of
+from edgevit.network.families import SoftGates, family_of
 
 SHUT = 1e-6  # the smallest gate: its logarithm is added to logits
 
@@ -91,7 +91,7 @@ class ClosingGates:
     def _rank(self, block: int) -> Any:
         @torch.no_grad()
         def see(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            there = HalfThere(self.log_gates, self._heads(block).to(given[0]))
+            there = SoftGates(self.log_gates, self._heads(block).to(given[0]))
             self._scores = self.family.token_scores(self.network, block, given[0], there)
 
         return see

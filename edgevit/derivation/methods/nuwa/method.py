@@ -370,7 +370,7 @@ def _plan(problem: Problem, config: Config, start: _Start, known: _Known, width:
         parts = zip(narrowed, start.ffns, chosen, known.removals, start.statistics, strict=True)
         for i, (attention, ffn, new, removal, s) in enumerate(parts):
             assert s.hidden is not None
-            kept = removal.kept(new.ffn)
+            kept = removal.remaining(new.ffn)
             refitted = refit(ffn, kept, s.hidden, s.mean, config.ffn, config.ridge)
             heads = tuple(range(new.heads))
             planned = AttentionPlan(heads, new.qk, new.vo, weights=attention)

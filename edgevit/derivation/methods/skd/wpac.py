@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derivation.measure.embedding import see_tokens, token_weights
+from edgevit.derivation.measure.embedding import measure_tokens, token_weights
 from edgevit.derivation.measure.statistics import calibrate
 from edgevit.derivation.methods.skd.piad import measure_importance
 from edgevit.derivation.solve.attention import attention_spectra, narrow
@@ -54,7 +54,7 @@ def concentrate_embedding(
     Beside it E [d, d], by which tokens were multiplied. What stands between tokens and weights is folded into these.
     """
     weights = token_weights(network, images, columns, passes, seed=seed)
-    directions = see_tokens(network, images, weights, passes).directions
+    directions = measure_tokens(network, images, weights, passes).directions
     encode = encoder(directions, len(directions), nested_basis)
     with torch.no_grad():
         return family_of(network).with_embedding(network, encode.to(passes.compute.device)), encode

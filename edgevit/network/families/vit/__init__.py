@@ -23,7 +23,7 @@ from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import Axis, Block, BlockDims, Decoder, Site, decoder
 from edgevit.network.copies import bare_copy, without_values
 from edgevit.network.cost import Geometry, SiteCostTerms
-from edgevit.network.families import Branch, HalfThere
+from edgevit.network.families import Branch, SoftGates
 from edgevit.network.families.vit import embedding, tokens
 from edgevit.network.families.vit.names import fitted as fitted
 from edgevit.network.families.vit.names import named as named
@@ -47,7 +47,7 @@ from edgevit.network.families.vit.rotary import adopted as adopted
 from edgevit.network.families.vit.rotary import reason_against as why_no_dinov3
 from edgevit.network.families.vit.shapes import guessed_arguments as guessed_arguments
 from edgevit.network.families.vit.shapes import guessed_name as guessed_name
-from edgevit.network.families.vit.slim import HalfBlock, SlimAttention
+from edgevit.network.families.vit.slim import SingleSiteBlock, SlimAttention
 from edgevit.network.families.vit.tokens import TokenBlock
 from edgevit.network.families.vit.tokens import weighing as weighing
 
@@ -62,7 +62,7 @@ def matches(model: Any) -> bool:
 
 def _reason_against(block: Any) -> str | None:
     """Why this block cannot be factorised, or None."""
-    if type(block) not in (TimmBlock, ResPostBlock, HalfBlock, TokenBlock):
+    if type(block) not in (TimmBlock, ResPostBlock, SingleSiteBlock, TokenBlock):
         return f"its blocks are {type(block).__name__}, which edgevit cannot read yet"
     attn, mlp = attn_of(block), mlp_of(block)
     if attn is not None and (reason := _reason_against_attention(attn)):
@@ -183,12 +183,12 @@ def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias
             for name, rows in input_layers(mlp).items():
                 setattr(mlp, name, nn.Linear(dim, rows * dims.ffn, bias=ffn_bias))
             mlp.fc2 = nn.Linear(dims.ffn, dim, bias=mlp.fc2.bias is not None)
-    if not ((dims.has_attention and dims.has_ffn) or isinstance(block, HalfBlock)):
+    if not ((dims.has_attention and dims.has_ffn) or isinstance(block, SingleSiteBlock)):
         if isinstance(block, TokenBlock):
             assert dims.has_attention, "tokens are ranked by it"
             block.drop_ffn()
         else:
-            block = HalfBlock(block, "attn" if dims.has_attention else "mlp")
+            block = SingleSiteBlock(block, "attn" if dims.has_attention else "mlp")
     return block
 
 
@@ -410,7 +410,7 @@ def answers(model: Any, tokens: Tensor) -> Tensor:
     return logits
 
 
-def token_scores(model: Any, block: int, seen: Tensor, there: HalfThere | None = None) -> Tensor:
+def token_scores(model: Any, block: int, seen: Tensor, there: SoftGates | None = None) -> Tensor:
     return tokens.token_scores(model.blocks[block].attn, seen, has_class=model.cls_token is not None, there=there)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from edgevit.network.anatomy import Attention, BlockDims, Ffn
 from edgevit.network.families.vit.rotary import RotaryAttention
-from edgevit.network.families.vit.slim import HalfBlock, SlimAttention
+from edgevit.network.families.vit.slim import SingleSiteBlock, SlimAttention
 from edgevit.network.families.vit.tokens import TokenBlock
 
 
@@ -32,7 +32,7 @@ def mlp_of(block: Any) -> Any:
 
 def is_post_norm(block: Any) -> bool:
     """Whether its norms come after what its sites put out."""
-    return isinstance(block, ResPostBlock) or (isinstance(block, (HalfBlock, TokenBlock)) and block.post_norm)
+    return isinstance(block, ResPostBlock) or (isinstance(block, (SingleSiteBlock, TokenBlock)) and block.post_norm)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class SlimAttention(nn.Module):
         return part
 
 
-class HalfBlock(nn.Module):
+class SingleSiteBlock(nn.Module):
     """A block of timm's whose attention or whose FFN is gone: the tokens, plus what the other puts out.
 
     It takes over the modules of a block under their own names, so that weights keep theirs.

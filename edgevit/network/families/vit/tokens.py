@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.network.anatomy import Axis
-from edgevit.network.families import HalfThere, LogWeights
+from edgevit.network.families import LogWeights, SoftGates
 
 RANKED = "tokens leave after this block, ranked by its attention"
 UNRANKED = "a block without attention ranks no tokens"
 LAST = "nothing is saved where tokens leave after the last block"
 
 
-def class_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, there: HalfThere | None = None) -> Tensor:
+def class_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, there: SoftGates | None = None) -> Tensor:
     """How much the class token looks at each token, the mean over the heads: [B, N].
 
     Worked out beside the attention and from the same tokens, so that the attention itself stays one operation that
@@ -42,7 +42,7 @@ def class_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, there: HalfT
     return torch.einsum("h,bhn->bn", there.heads / there.heads.sum(), rows)
 
 
-def received_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, there: HalfThere | None = None) -> Tensor:
+def received_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, there: SoftGates | None = None) -> Tensor:
     """How much all tokens look at each token, the mean over tokens and heads: [B, N]. For models without class token.
 
     Beside the attention, too, but at its price: queries, keys and all their products.
@@ -58,7 +58,7 @@ def received_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, there: Ha
     return torch.einsum("h,bi,bhij->bj", there.heads / there.heads.sum(), there.log_gates.softmax(-1), looks)
 
 
-def token_scores(attn: Any, seen: Tensor, *, has_class: bool, there: HalfThere | None = None) -> Tensor:
+def token_scores(attn: Any, seen: Tensor, *, has_class: bool, there: SoftGates | None = None) -> Tensor:
     """By what tokens are ranked: [B, N] of an attention's input [B, N, d]."""
     score = class_attention if has_class else received_attention
     return score(seen, attn.qkv, attn.num_heads, round(float(attn.scale) ** -2), there)

@@ -50,7 +50,7 @@ def test_neurons_far_from_zero_are_refitted_as_if_nothing_had_been_rounded() -> 
     made = []
     for s in (block.statistics, again.statistics):
         assert s.hidden is not None
-        made.append(refit(part, block.removal.kept(64), s.hidden, s.mean, ridge=1e-12).w2)
+        made.append(refit(part, block.removal.remaining(64), s.hidden, s.mean, ridge=1e-12).w2)
     torch.testing.assert_close(made[1], made[0], rtol=1e-4, atol=1e-4)
 
 

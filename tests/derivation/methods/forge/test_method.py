@@ -17,7 +17,7 @@ from small_base import ARGS, derive, write_checkpoint, write_cost_table
 import edgevit
 from edgevit.cli.console import Console
 from edgevit.data.task import open_task
-from edgevit.derivation.measure.embedding import SeenTokens
+from edgevit.derivation.measure.embedding import TokenStatistics
 from edgevit.derivation.methods.forge import choose
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.curves import unpacked
@@ -261,7 +261,7 @@ def test_a_head_that_puts_out_the_same_everywhere_is_priced_as_what_the_bias_can
     task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
     problem = untrained(base, task, 0.5, tmp_path)
     made = _make_curves(problem, Config(calibration_images=64, sensitivity_images=64))
-    tokens = SeenTokens.taken_from(made)
+    tokens = TokenStatistics.pop_from(made)
     assert tokens is not None and tokens.directions.shape == (64, 63)
     curves = unpacked(made)
     images = torch.cat([batch for batch, _ in task.train.subset(64).batches(32)])

@@ -53,7 +53,7 @@ def test_what_removal_is_said_to_cost_is_the_error_of_the_refit(layer: Any) -> N
     block, h, second, mean = layer
     removal = removal_order(block.w2, second, mean, ridge=1e-9, share=256)
     for width in (40, 100, 200):
-        kept = removal.kept(width)
+        kept = removal.remaining(width)
         slim = refit(block, kept, second, mean, "least_squares", ridge=1e-9)
         said = float(removal.cost[: 256 - width].sum())
         assert said == pytest.approx(_error(block, slim, kept, h), rel=1e-3)
@@ -72,7 +72,7 @@ def test_the_cost_of_a_given_order_agrees_with_that_of_the_order_found(layer: An
 
 def test_of_near_copies_removal_keeps_one_each(layer: Any) -> None:
     block, h, second, mean = layer
-    by_cost = removal_order(block.w2, second, mean).kept(64)
+    by_cost = removal_order(block.w2, second, mean).remaining(64)
     assert len(set((by_cost % 64).tolist())) == 64
     twice = torch.cat([torch.arange(0, 32), torch.arange(64, 96)])  # the larger two copies of half the sources
     errors = [_error(block, refit(block, kept, second, mean), kept, h) for kept in (by_cost, twice)]

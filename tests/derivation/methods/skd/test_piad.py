@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from edgevit.data.task import open_task
 from edgevit.derivation.allocate.policy import POLICIES, make_policy, smallest
-from edgevit.derivation.measure.embedding import see_tokens, token_weights
+from edgevit.derivation.measure.embedding import measure_tokens, token_weights
 from edgevit.derivation.methods.skd.dropout import Rival
 from edgevit.derivation.methods.skd.masks import masked
 from edgevit.derivation.methods.skd.piad import (
@@ -64,7 +64,7 @@ def test_the_first_channels_are_the_directions_that_the_answers_feel_most(small_
     base, x = small_vit(), torch.randn(4, 3, 32, 32)
     network, _ = concentrate_embedding(base, images, COLUMNS, passes, 0)
     weights = token_weights(base, images, COLUMNS, passes, seed=0)
-    narrower = vit.with_embedding(base, encoder(see_tokens(base, images, weights, passes).directions, 24))
+    narrower = vit.with_embedding(base, encoder(measure_tokens(base, images, weights, passes).directions, 24))
     with torch.no_grad():
         torch.testing.assert_close(cut(network, dims_of(network), 24)(x), narrower(x), rtol=1e-4, atol=1e-4)
 
