@@ -1,20 +1,20 @@
-# `make demo`, `make test`: both start from nothing but a Python 3.10 to 3.14 and make their own environment in .venv.
-# `make PYTHON=python3.12` chooses the Python, `make PIP_ARGS='--extra-index-url URL'` gives pip more options.
+# `make demo` and `make test` need only Python 3.10 to 3.14; they create their own environment in .venv.
+# `make PYTHON=python3.12` selects the interpreter, `make PIP_ARGS='--extra-index-url URL'` passes options to pip.
 FITS := import sys, ensurepip, venv; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 15))
 VERSION := import sys; print("%d.%d" % sys.version_info[:2])
 PYTHON ?= $(eval PYTHON := $(shell for p in python3.12 python3.11 python3.13 python3.10 python3.14 python3; do \
 	$$p -c '$(FITS)' 2>/dev/null && echo $$p && break; done))$(PYTHON)
 BIN := .venv/bin
-unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of programs, each of which would compile edgevit anew
-# What is never imported here, as far as names tell.
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of programs, which would each compile edgevit again
+# Modules that are never imported here and need not be compiled.
 UNUSED := tests?|testing|_inductor|networkx|mypyc?|setuptools|transformers|backend|lexers|_vendor|physics|distutils|quantization|linear_model|ensemble|metrics|cluster|inference
-# Whether .venv is of that Python's version; a PYTHON that is given and of another makes it anew.
+# True if .venv has the version of $(PYTHON). An explicit PYTHON of another version recreates .venv.
 SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)' 2>/dev/null)"
 
 .PHONY: test pytest lint sshd gpu browser demo drawings picture benchmark docs constraints clean other
 .DEFAULT_GOAL := test
 
-# The pinned versions need Python 3.11; 3.10 takes the newest that still know it.
+# The pinned versions need Python 3.11; 3.10 gets the newest versions that support it.
 .venv/ready: pyproject.toml constraints.txt $(if $(filter command,$(origin PYTHON)),$(shell $(SAME) || echo other))
 	@test -n "$(PYTHON)" || { echo "edgevit needs Python 3.10 to 3.14 with venv, and none is on the PATH;" \
 		"try: sudo apt install python3-venv, or make PYTHON=/path/to/python3.12"; exit 1; } >&2
@@ -28,7 +28,7 @@ SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c
 	@echo "installing into .venv: about 6 GB, because PyPI's torch brings CUDA; a few minutes (README, Install)"
 	@case $$($(BIN)/python -c '$(VERSION)') in 3.10) ;; *) pins="-c constraints.txt" ;; esac; set -x; \
 		$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $$pins $(PIP_ARGS) -e '.[cpu,test]'
-	@$(BIN)/python -m compileall -q -j 0 -x '/($(UNUSED))/' .venv/lib edgevit >/dev/null 2>&1 || true  # pip would take one core
+	@$(BIN)/python -m compileall -q -j 0 -x '/($(UNUSED))/' .venv/lib edgevit >/dev/null 2>&1 || true  # in parallel, unlike pip
 	@touch $@
 	@echo "installed; next: . .venv/bin/activate && edgevit --help"
 
@@ -38,26 +38,26 @@ lint: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The tests over SSH need a server; where there is none and none can be installed, they are skipped and say so.
+# The tests over SSH need a server. They are skipped if there is none and none can be installed.
 sshd:
 	@command -v sshd >/dev/null || test -x /usr/sbin/sshd || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 		{ apt-get -qq install -y openssh-server || { apt-get -qq update && apt-get -qq install -y openssh-server; }; } \
 		>/dev/null 2>&1; } || echo "no sshd here: the tests over SSH are skipped; try: sudo apt install openssh-server"
 
-# The checks of lint take one core for half a minute: the tests begin beside them.
+# lint takes one core for half a minute, so the tests start beside it.
 test: .venv/ready sshd
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: .venv/ready
-	$(BIN)/python -m pytest -n 4 --dist worksteal  # more than cores: workers wait for programs that they start
+	$(BIN)/python -m pytest -n 4 --dist worksteal  # more workers than cores, because they wait for programs
 
-# With an NVIDIA GPU: the tests that need one, and those that derive by every method, computed there.
+# With an NVIDIA GPU: the tests that need one, and the derivations by every method on it.
 gpu: .venv/ready
 	$(BIN)/python -m pytest -m gpu
 	EDGEVIT_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 4 --dist worksteal \
 		tests/derivation/test_methods.py tests/derivation/test_session.py tests/derivation/test_supernet.py
 
-# The page of `edgevit report` is tried in a browser where there is one; this installs one, which takes minutes.
+# Tests the page of `edgevit report` in a browser, which this installs if needed.
 browser: .venv/ready
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 		{ test "$$(id -u)" = 0 && apt-get -qq update && apt-get -qq install -y chromium; } || \
@@ -68,13 +68,13 @@ browser: .venv/ready
 demo: .venv/ready
 	$(BIN)/python -m benchmarks.product.demo
 
-drawings: .venv/ready  # of some of the demo's models: how they trained, and what is left of each block
+drawings: .venv/ready  # of some of the demo's models: training curves and remaining blocks
 	$(BIN)/python -m benchmarks.product.drawings demo/sweep/r0.5 demo/sweep/r0.8 demo/sweep/*-distilled --out demo/drawings
 
 picture: browser  # of the demo's page, for README
 	$(BIN)/python -m benchmarks.product.picture
 
-# Every record but those of a GPU, quick ones first: minutes, then hours, then days on one core. `-`: needs Fashion-MNIST.
+# All records but those of a GPU, quick ones first: minutes, then hours, then days on one core. `-`: needs Fashion-MNIST.
 benchmark: .venv/ready
 	$(BIN)/python -m benchmarks.product.turns
 	$(BIN)/python -m benchmarks.product.suite
@@ -131,12 +131,12 @@ benchmark: .venv/ready
 	$(BIN)/python -m benchmarks.product.results
 	$(BIN)/python -m benchmarks.papers.tables
 
-docs: .venv/ready  # the site, in docs/site/index.html; its pages of options, formats and methods are made of the code
+docs: .venv/ready  # the site, in docs/site/index.html
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e '.[docs]'
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs docs/site
 	@echo "docs/site/index.html"
 
-constraints: .venv/ready  # after raising versions: pin what the tests have just run with
+constraints: .venv/ready  # after raising versions: pin what the tests ran with
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 
 clean:
