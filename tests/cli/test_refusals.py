@@ -108,7 +108,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["evaluate", "nowhere.onnx", *TASK], "there is no nowhere.onnx"),
     (["evaluate", "nowhere.engine", *TASK], "there is no nowhere.engine"),
     (["evaluate", "alone.engine", *TASK], "alone.engine lies without its record alone.json"),
-    ([*EVALUATE, "--board", "orin"], "--board is for an engine, and vit_tiny_patch16_224 is none"),
+    ([*EVALUATE, "--board", "orin"], "--board is for an engine, and vit_tiny_patch16_224 is not one"),
     (["evaluate", "runs/nowhere", *TASK], "no model folder at runs/nowhere"),
     (["evaluate", *BASE[:2], "nowhere.pt", *TASK], "no weights at nowhere.pt"),
     ([*SWEEP, "--rates", "half"], "--rates half"),
@@ -190,7 +190,7 @@ def test_a_partial_folder_that_holds_no_training_is_no_obstacle(tmp_path: Path) 
         (tmp_path / name).touch()
     refuse_unfinished(tmp_path, resume=False)
     (tmp_path / "train").mkdir()
-    with pytest.raises(OutputError, match="add --resume to go on with it"):
+    with pytest.raises(OutputError, match="add --resume and the same options to continue it"):
         refuse_unfinished(tmp_path, resume=False)
 
 

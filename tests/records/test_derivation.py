@@ -58,7 +58,7 @@ def test_a_share_above_one_is_one_line() -> None:
         (
             derivation_of(None, accuracy=Accuracies(None, SEEN, None, SEEN)),
             some_spec(rejection=Rejection("logsumexp", 1.0, 0.1)),
-            "how many images are called `other`",
+            "how many images are classified as `other`",
         ),
     ],
 )
