@@ -1,4 +1,4 @@
-"""The plan of a suite: which networks answer which question, and how much time a question is worth. Without torch."""
+"""The plan of a suite: which networks answer which question, in how much time, and published figures. Without torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgevit.errors import JobsError
+from edgevit.jobs.suite.record import Published
 from edgevit.records.documents import Reader
 
 PLAN = Path(__file__).with_name("deit.yaml")
@@ -58,9 +59,16 @@ class SuitePlan(_Strict):
     minutes: float  # time limit
     quick_minutes: float
     questions: tuple[QuestionEntry, ...]
+    published: dict[str, tuple[Published, ...]]  # figures of others, by the name of a profile or a prefix of it
 
     def question(self, name: str) -> QuestionEntry:
         return next(entry for entry in self.questions if entry.question == name)
+
+    def published_for(self, profile: str | None) -> tuple[Published, ...]:
+        """The published figures for boards with this profile."""
+        if profile is None:
+            return ()
+        return tuple(f for name, figures in self.published.items() if profile.startswith(name) for f in figures)
 
 
 @cache

@@ -34,7 +34,6 @@ from edgevit.exporting.graph import write_onnx
 from edgevit.jobs.folder import working_in
 from edgevit.jobs.suite.answers import against, answers
 from edgevit.jobs.suite.plan import shipped_plan
-from edgevit.jobs.suite.published import published_for
 from edgevit.jobs.suite.record import Figure, MeasuredNetwork, SuiteRecord, read_suite_record, write_suite_record
 from edgevit.jobs.suite.request import BATCHES, SIZES, CharacterizeRequest
 from edgevit.jobs.suite.suite import SuiteNetwork, largest_of, shape_of, suite
@@ -158,7 +157,7 @@ def _opened(request: CharacterizeRequest, setting: Setting) -> SuiteRecord:
             profile=profile,
             environment=environment,
             seconds=0.0,
-            published=published_for(profile),
+            published=shipped_plan().published_for(profile),
         )
     record = read_suite_record(request.output)
     for name, before, now in (
