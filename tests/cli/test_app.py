@@ -18,7 +18,8 @@ from edgevit.cli.app import app
 from edgevit.errors import OptionError
 from edgevit.version import written_by
 
-COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
+GROUP: Any = get_command(app)
+COMMANDS = sorted(name for name, command in GROUP.commands.items() if not command.hidden)
 ASKED = [["--help"], [], *([command, "--help-all"] for command in COMMANDS)]
 HELP = """
 import contextlib, io, json, sys

@@ -161,9 +161,8 @@ def test_a_file_that_is_not_there_is_one_line(edgevit_main: Any) -> None:
 def test_every_command_takes_a_file_with_any_of_its_options(name: str, write: Any) -> None:
     parameters = {p.name: p for p in COMMANDS[name].params}
     assert parameters["config"].opts == ["--config"]
-    flags = {
-        p.opts[0].lstrip("-"): True for p in parameters.values() if getattr(p, "is_flag", False) and p.name != "example"
-    }
+    switches = [p for p in parameters.values() if getattr(p, "is_flag", False)]
+    flags = {p.opts[0].lstrip("-"): True for p in switches if p.name not in ("example", "help_all")}
     needed = {p.name: ["x"] if p.nargs == -1 else "x" for p in parameters.values() if p.required}
     with COMMANDS[name].make_context(name, ["--config", str(write({**needed, **flags}))]) as context:
         taken = {p.opts[0].lstrip("-"): context.params[p.name] for p in parameters.values() if p.name in context.params}

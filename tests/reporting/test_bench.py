@@ -24,13 +24,23 @@ def test_rounds_are_combined_by_medians_and_sums() -> None:
 
 def test_models_in_turns_have_a_row_each_below_the_first() -> None:
     runs = [
-        replace(DENSE, label=label, latencies_ns=(ms * MS,) * 30, round=number + 1, turn=2 * number + i, session="s")
+        replace(
+            DENSE,
+            label=label,
+            model=f"{label}.onnx",
+            model_sha256=label * 64,
+            latencies_ns=(ms * MS,) * 30,
+            wall_ns=30 * ms * MS,
+            session="s",
+            round=number + 1,
+            turn=2 * number + i,
+        )
         for number in range(2)
         for i, (label, ms) in enumerate((("a", 4), ("b", 2)))
     ]
     table = turns_table(compare_within(runs))
-    assert [list(column.cells) for column in table.columns][:3] == [["a", "b"], ["1", "1"], ["4.00", "2.00"]]
-    assert "ratio to a" in [column.header for column in table.columns]
+    assert [list(column.cells) for column in table.columns][:3] == [["a fp32", "b fp32"], ["1", "1"], ["4.00", "2.00"]]
+    assert "ratio to a fp32" in [column.header for column in table.columns]
 
 
 def test_trtexec_has_a_row_for_each_engine() -> None:
