@@ -82,7 +82,7 @@ def test_the_commands_of_the_readme_lead_to_a_gated_bench_and_their_engine_is_re
 
     runs = tmp_path / "runs.jsonl"
     gates = ["--gate", "p99<5s", "--gate", "energy<1000J", "--gate", "gpu_p99<5s"]
-    shape = ["--batch", 1, "--batch", 8, "--samples", 8, "--duration", 0.3, "--idle", 0.2, "--warmup-seconds", 0]
+    shape = ["--batch", 1, "--batch", 8, "--samples", 20, "--duration", 0.5, "--idle", 0.3, "--warmup-seconds", 0]
     mode, more = ["--power-mode", "25W", "--lock-clocks"], ["--cross-check", "--layers", "--output", runs]
     done = edgevit_main("bench", exported, *orin_nx.options, *gates, *shape, *mode, *more)
     assert done.code == 0, done.out + done.err
@@ -102,7 +102,7 @@ def test_the_commands_of_the_readme_lead_to_a_gated_bench_and_their_engine_is_re
 
     trtexec = orin_nx.tree / "usr/src/tensorrt/bin/trtexec"
     trtexec.write_text('#!/bin/sh\n[ "$1" = --help ] || { echo "[E] no room"; exit 1; }\n')
-    quick = ["--samples", 3, "--duration", 0.1, "--idle", 0.1, "--warmup-seconds", 0]
+    quick = ["--samples", 10, "--duration", 0.2, "--idle", 0.2, "--warmup-seconds", 0]
     streams = edgevit_main("bench", record.path, *orin_nx.options, "--streams", 2, *quick, "--cross-check", "--json")
     assert streams.code == 0 and f"warning: trtexec {record.path.stem}, batch 1: trtexec failed: " in streams.err
     assert [(run["streams"], run["precision"]) for run in json.loads(streams.out)["runs"]] == [(2, record.precision)]
