@@ -393,7 +393,7 @@ def test_a_model_too_large_for_one_file_is_refused(
 ) -> None:
     monkeypatch.setattr("edgevit.exporting.graph.PROTOBUF_LIMIT_BYTES", 1000)
     export(folder, accuracy=False, fp16=False)
-    with pytest.raises(EngineError, match=r"model\.fp32\.onnx\.data holds .*, as an ONNX file ends at 2 GB"):
+    with pytest.raises(EngineError, match=r"model\.fp32\.onnx\.data has weights of .*, which exceed the 2 GB"):
         build(folder, fp16=False)
 
 
