@@ -26,7 +26,7 @@ ORDER: dict[ClassesFrom, str] = {
     "folders": "assumed from the alphabet of the data's folders: {option} gives another order",
     "data": "assumed from the data's own order: {option} gives another",
 }
-SettingsFrom = Literal["model folder", "pretrained weights", "timm"]
+_SettingsFrom = Literal["model folder", "pretrained weights", "timm"]
 SETTINGS: dict[str, str] = {
     "option": "given",
     "config.json": "as config.json beside the weights says",
@@ -120,7 +120,7 @@ def assumptions(
     release = release or ReleaseFacts()
     if origin == "model folder" and release.labels and names == list(release.labels):
         origin = "config.json"
-    settings: SettingsFrom = "pretrained weights" if pretrained else "timm"
+    settings: _SettingsFrom = "pretrained weights" if pretrained else "timm"
     if Path(base).is_dir() and not is_release(Path(base)):
         settings = "model folder"
     by_file = {key: release.origin.get(key, settings) for key in SHOWN}

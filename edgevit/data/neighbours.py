@@ -7,8 +7,8 @@ from edgevit.data.shares import wilson
 from edgevit.records.derivation import BaseCheckRecord, DerivationRecord, NeighbourRecord
 from edgevit.records.supernet import SupernetRecord
 
-SIGNIFICANT = 0.05  # of all neighbours together
-ODDS = 1.25  # a base is near chance if its odds of a right answer may be at most this multiple of those of chance
+_SIGNIFICANT = 0.05  # of all neighbours together
+_ODDS = 1.25  # a base is near chance if its odds of a right answer may be at most this multiple of those of chance
 
 
 def near_chance(right: int, images: int, choices: int) -> bool:
@@ -16,7 +16,7 @@ def near_chance(right: int, images: int, choices: int) -> bool:
 
     With few images it does for good models, too: one whose accuracy is above the middle of chance and 1 passes.
     """
-    limit = ODDS / (ODDS + choices - 1)
+    limit = _ODDS / (_ODDS + choices - 1)
     return wilson(right, images)[0] <= limit and right / images < (1 + 1 / choices) / 2
 
 
@@ -27,7 +27,7 @@ def better_neighbours(check: BaseCheckRecord, classes: int) -> list[NeighbourRec
     """
 
     def is_better(neighbour: NeighbourRecord) -> bool:
-        level = SIGNIFICANT / len(check.neighbours)
+        level = _SIGNIFICANT / len(check.neighbours)
         right = check.right + neighbour.gained - neighbour.lost
         return better_by_chance(neighbour.gained, neighbour.lost) < level and not near_chance(
             right, check.images, classes

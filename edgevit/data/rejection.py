@@ -18,7 +18,7 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import RejectedRecord
 from edgevit.records.reading import Reading
 
-FOREIGN_IMAGES = 2000  # at most, of one part: a standard error of 1.1 points
+_FOREIGN_IMAGES = 2000  # at most, of one part: a standard error of 1.1 points
 
 
 def foreign_images(
@@ -37,7 +37,7 @@ def foreign_images(
             with suppress(DataError):  # a class too small to be split
                 references += splitting.parts(name)[part]
     labels = (UNLABELLED,) * len(references)
-    split = Split(source, tuple(references), labels, task.test.preprocessing).subset(FOREIGN_IMAGES)
+    split = Split(source, tuple(references), labels, task.test.preprocessing).subset(_FOREIGN_IMAGES)
     if not source.files:
         return split
     reading = Reading.of(split.preprocessing)

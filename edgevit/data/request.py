@@ -51,7 +51,7 @@ GroupBy = Annotated[
     ),
 ]
 
-SYNSET = re.compile(r"n\d{8}")  # ImageNet's names of classes, of which timm has the list
+_SYNSET = re.compile(r"n\d{8}")  # ImageNet's names of classes, of which timm has the list
 
 
 def check_data(
@@ -78,7 +78,7 @@ def check_data(
 
 
 def _refuse_unknown(entries: Sequence[str], names: Collection[str], of_base: Sequence[str]) -> None:
-    if any(SYNSET.fullmatch(name) for name in (*entries, *names)):
+    if any(_SYNSET.fullmatch(name) for name in (*entries, *names)):
         return  # an entry may be a first lemma, which only timm knows, and timm imports torch
     for entry in entries:
         if not entry.isdecimal() and entry not in names and entry not in of_base:

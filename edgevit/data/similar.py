@@ -23,7 +23,7 @@ from edgevit.records.pictures import UNREADABLE, eight_bit, open_picture
 
 SIDE = 8
 NEAR = 6  # bits of 64 that may differ
-LOOKED_AT = 100  # held-out images at most, each compared with two: 1 s for JPEGs of 640 x 480, 9 s for 12 megapixels
+_LOOKED_AT = 100  # held-out images at most, each compared with two: 1 s for JPEGs of 640 x 480, 9 s for 12 megapixels
 SHARE, CHANCE = 0.1, 0.01  # share of these that must resemble a neighbour, and the significance level
 
 Parts = Mapping[Part, Sequence[Reference]]
@@ -83,7 +83,7 @@ def warn_of_recordings(classes: Sequence[Parts], held_out: Sequence[Part], progr
     if not candidates:
         return
     count = len(candidates)
-    chosen = [candidates[i * count // LOOKED_AT] for i in range(LOOKED_AT)] if count > LOOKED_AT else candidates
+    chosen = [candidates[i * count // _LOOKED_AT] for i in range(_LOOKED_AT)] if count > _LOOKED_AT else candidates
     alike = [(_near(image, adjacent), _near(image, distant), image, adjacent) for image, adjacent, distant in chosen]
     gained = [pair for near, chance, *pair in alike if near and not chance]
     lost = sum(chance and not near for near, chance, *_ in alike)

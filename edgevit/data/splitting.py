@@ -19,7 +19,7 @@ from edgevit.data.sources.folder import Images
 from edgevit.errors import DataError, OptionError
 
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
-TEST_FRACTION = 0.2  # split off if the data has no test part
+_TEST_FRACTION = 0.2  # split off if the data has no test part
 FOLDER = "folder"  # the rule by which the folders below a class folder are groups
 
 
@@ -88,7 +88,7 @@ class Splitting:
         """Count the images of a class for each missing part."""
         counts: dict[Part, int] = {}
         for position, part in enumerate(self.missing, 1):
-            fraction = TEST_FRACTION if part == "test" else self.validation_fraction
+            fraction = _TEST_FRACTION if part == "test" else self.validation_fraction
             spare = len(self.missing) - position  # an image for each part that is still to come
             counts[part] = min(max(1, round((total - spare) * fraction)), total - spare - 1)
             total -= counts[part]

@@ -36,7 +36,7 @@ from edgevit.train.settings import Training
 from edgevit.train.stopping import PATIENCE, Meeting
 from edgevit.train.validation import Keep, Validation
 
-IGNORED = -100  # the target that cross_entropy ignores
+_IGNORED = -100  # the target that cross_entropy ignores
 
 
 class _Run:
@@ -56,7 +56,7 @@ class _Run:
         self.task, self.lesson, self.compute = validation.task, validation.lesson, validation.passes.compute
         self.steps = training.steps or 0
         # The last entry is the target of UNLABELLED = -1, which cross_entropy ignores.
-        self.target = torch.as_tensor([*validation.columns, IGNORED], device=self.compute.device)
+        self.target = torch.as_tensor([*validation.columns, _IGNORED], device=self.compute.device)
         size = training.batch_size
         labelled = 1 - unlabelled_share(len(self.task.train), len(unlabelled or ()), size) / size
         micro_batch = size // (training.grad_accum * self.compute.accelerator.num_processes)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 WIDE = 384  # embedding width from which oneDNN is faster (decision 012)
-AS_EXACT = 1e-5  # highest relative error of fp32 products: bf16 has 1e-3, fp32 1e-7
+_AS_EXACT = 1e-5  # highest relative error of fp32 products: bf16 has 1e-3, fp32 1e-7
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def _is_exact_by_onednn() -> bool:
     finally:
         torch.set_float32_matmul_precision(allowed)
     whole = x.double() @ x.double()
-    return bool((product - whole).norm() < AS_EXACT * whole.norm())
+    return bool((product - whole).norm() < _AS_EXACT * whole.norm())
 
 
 def rounded_products(device: torch.device) -> AbstractContextManager[object]:

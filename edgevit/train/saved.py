@@ -20,7 +20,7 @@ from edgevit.train.state import reading_state
 from edgevit.train.stopping import Best, Meeting
 from edgevit.version import written_by
 
-PROGRESS = "progress.json"
+_PROGRESS = "progress.json"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def save_point(folder: Path, compute: Compute, point: TrainingPoint, parts: Mapp
             for name, tensors in parts.items():
                 save_file(dict(tensors), new / f"{name}.safetensors")
             files = {str(file.relative_to(new)): file_sha256(file) for file in new.rglob("*") if file.is_file()}
-            (new / PROGRESS).write_text(SAVED_KIND.text(SavedState(point, files, written_by())))
+            (new / _PROGRESS).write_text(SAVED_KIND.text(SavedState(point, files, written_by())))
             sync(new)
             shutil.rmtree(old, ignore_errors=True)
             if folder.is_dir():
@@ -85,9 +85,9 @@ def restore(
     source = old if old.is_dir() and not folder.is_dir() else folder
     if not source.is_dir():
         return None
-    saved = SAVED_KIND.read(source / PROGRESS)
+    saved = SAVED_KIND.read(source / _PROGRESS)
     for name, expected in saved.files.items():
-        if not (source / name).is_file() or file_fault(source / name, expected, source / PROGRESS):
+        if not (source / name).is_file() or file_fault(source / name, expected, source / _PROGRESS):
             raise UnfinishedError(f"{source / name} is gone or was altered after it was written; {HINT}")
     with reading_state(source):
         compute.accelerator.load_state(str(source))

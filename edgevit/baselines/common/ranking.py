@@ -30,10 +30,10 @@ from edgevit.network.cost import Geometry
 
 Grouping = Literal["uniform", "isomorphic", "global"]
 AttentionUnits = Literal["widths", "heads", "both"]
-SHARES = 40  # steps of the search for the share of heads and channels to remove
-UNUSED = 2  # penalty of leaving a share of the budget unused, relative to a mismatch of shares of that size
-NARROWEST = 1 / 8  # of the embedding
-KINDS = ("qk", "vo", "ffn", "heads", "embed")
+_SHARES = 40  # steps of the search for the share of heads and channels to remove
+_UNUSED = 2  # penalty of leaving a share of the budget unused, relative to a mismatch of shares of that size
+_NARROWEST = 1 / 8  # of the embedding
+_KINDS = ("qk", "vo", "ffn", "heads", "embed")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Counts:
         if units.embed:  # a channel's cost has no products of tokens with tokens; it has its patch weights
             per_channel = geometry.macs(dims) - geometry.with_embed(geometry.embed - 1).macs(dims)
             self._add("embed", 0, scores.embed, per_channel)
-        ranked = [KINDS] if units.grouping == "global" else [(kind,) for kind in KINDS]
+        ranked = [_KINDS] if units.grouping == "global" else [(kind,) for kind in _KINDS]
         groups = ([key for key in self.curves if key[0] in kinds] for kinds in ranked)
         self.ranked = [(keys, widths_by_error([self.curves[key] for key in keys])) for keys in groups if keys]
 
@@ -135,7 +135,7 @@ def rank(
         return Ranked(heads, fit(counts.wishes, dims, whole, budget, policy), embed)
     minimum = budget.at_least or {}
     refused, best, best_gap = None, None, 1.0
-    for share in (k / SHARES for k in range(SHARES)):
+    for share in (k / _SHARES for k in range(_SHARES)):
         remaining, geometry = counts.at(share), geometry_at(_embed_width(counts, share, policy, budget.least_embed))
         fewer = [_fewer_heads(i, d, remaining, policy, whole, minimum.get(i)) for i, d in enumerate(dims)]
         try:
@@ -144,7 +144,7 @@ def rank(
             refused = error
             continue
         excess = _mean_share_cut(fewer, chosen, units) - _mean_share_cut(fewer, counts.wishes(share), units)
-        gap = max(abs(excess), UNUSED * (1 - budget.cost(chosen, geometry) / budget.limit))
+        gap = max(abs(excess), _UNUSED * (1 - budget.cost(chosen, geometry) / budget.limit))
         if best is None or gap < best_gap:
             heads = [tuple(top(b.heads, d.heads).tolist()) for b, d in zip(scores.blocks, chosen, strict=True)]
             best, best_gap = Ranked(heads, chosen, geometry.embed), gap
@@ -158,7 +158,7 @@ def rank(
 
 def narrowest_by_rank(embed: int, policy: Policy) -> int:
     """Return the least width to which an embedding of this width is cut."""
-    return min(max(round(NARROWEST * embed / policy.embed_step) * policy.embed_step, policy.embed_step, 2), embed)
+    return min(max(round(_NARROWEST * embed / policy.embed_step) * policy.embed_step, policy.embed_step, 2), embed)
 
 
 def _embed_width(counts: _Counts, share: float, policy: Policy, least: int) -> int:

@@ -19,7 +19,7 @@ from edgevit.errors import DataError
 from edgevit.records.reading import AS_STORED, Reading
 
 # folder: (files of the training part, files of the test part, key of the labels, meta file, key of the names)
-LAYOUTS = {
+_LAYOUTS = {
     "cifar-10-batches-py": (
         [f"data_batch_{i}" for i in range(1, 6)],
         ["test_batch"],
@@ -77,14 +77,14 @@ def _load_batch(path: Path, labels: str) -> tuple[list[int], Any]:
 
 
 def _folder(data: str) -> Path | None:
-    for folder in (Path(data), *(Path(data) / name for name in LAYOUTS)):
-        if folder.name in LAYOUTS and folder.is_dir():
+    for folder in (Path(data), *(Path(data) / name for name in _LAYOUTS)):
+        if folder.name in _LAYOUTS and folder.is_dir():
             return folder
     return None
 
 
 def _names(folder: Path) -> tuple[str, ...]:
-    _, _, _, meta, names = LAYOUTS[folder.name]
+    _, _, _, meta, names = _LAYOUTS[folder.name]
     return tuple(_load(folder / meta, names)[names])
 
 
@@ -95,7 +95,7 @@ class Cifar:
     def __init__(self, folder: Path) -> None:
         import numpy as np
 
-        train, test, labels, _, _ = LAYOUTS[folder.name]
+        train, test, labels, _, _ = _LAYOUTS[folder.name]
         self.class_names = _names(folder)
         batches = [[_load_batch(folder / name, labels) for name in part] for part in (train, test)]
         self.first_test = sum(len(of_batch) for of_batch, _ in batches[0])

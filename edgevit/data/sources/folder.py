@@ -26,7 +26,7 @@ NAMES: dict[Part, tuple[str, ...]] = {  # of the folders of each part
     "test": ("test",),
 }
 # Files and folders that are never images or classes, in lower case; names that begin with a dot are ignored, too.
-LITTER = frozenset({
+_LITTER = frozenset({
     "thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "picasa.ini", "zbthumbnail.info", "icon\r",
     "@eadir", "#recycle", "#snapshot", "@tmp", "@sharebin",  # Synology
     "@recycle", "@recently-snapshot", "@__thumb", "@upload_cache",  # QNAP
@@ -35,13 +35,13 @@ LITTER = frozenset({
     "lost+found", "__pycache__",
 })  # fmt: skip
 # Extensions of annotations and lists, which many data sets have beside images.
-ANNOTATIONS = frozenset({
+_ANNOTATIONS = frozenset({
     ".txt", ".xml", ".json", ".jsonl", ".csv", ".tsv", ".yaml", ".yml", ".toml", ".ini", ".md", ".html", ".log",
 })  # fmt: skip
 
 
 def is_litter(name: str) -> bool:
-    return name.startswith(".") or name.lower() in LITTER
+    return name.startswith(".") or name.lower() in _LITTER
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
@@ -163,7 +163,7 @@ class Images:
                     self._refuse_shared(entry.path, name)
                 if _is_folder(entry):
                     pending.append(entry.path)
-                elif os.path.splitext(entry.name)[1].lower() in ANNOTATIONS:
+                elif os.path.splitext(entry.name)[1].lower() in _ANNOTATIONS:
                     self.annotations.add(entry.path)
                 else:  # a file that is not an image is an error when it is read
                     files.append(entry.path)

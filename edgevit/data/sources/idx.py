@@ -20,11 +20,11 @@ from edgevit.data.sources import Part, Reference
 from edgevit.errors import DataError
 from edgevit.records.reading import AS_STORED, Reading
 
-NAME = re.compile(r"(?P<before>.*?)(?P<kind>images|labels)[-.]idx[13]-ubyte(\.gz)?")
+_NAME = re.compile(r"(?P<before>.*?)(?P<kind>images|labels)[-.]idx[13]-ubyte(\.gz)?")
 PARTS: dict[str, Part] = {"train": "train", "t10k": "test", "test": "test"}
-DIMENSIONS = {"images": 3, "labels": 1}
-UNSIGNED_BYTE = 0x08  # the type code of images and labels
-AGAIN = "copy or unpack it again"
+_DIMENSIONS = {"images": 3, "labels": 1}
+_UNSIGNED_BYTE = 0x08  # the type code of images and labels
+_AGAIN = "copy or unpack it again"
 
 Pair = dict[str, Path]  # the file of "images" and that of "labels"
 
@@ -37,7 +37,7 @@ def _find_pairs(folder: Path) -> dict[tuple[str, Part], Pair]:
     """List the pairs of files in a folder, complete or not; a plain file is preferred to the same as .gz."""
     pairs: dict[tuple[str, Part], Pair] = {}
     for file in sorted(folder.iterdir(), reverse=True):  # .gz first, so that a plain file replaces it
-        match = NAME.fullmatch(file.name)
+        match = _NAME.fullmatch(file.name)
         if match and file.is_file() and (part := _part(match["before"])):
             pairs.setdefault((match["before"], part), {})[match["kind"]] = file
     return pairs
@@ -58,7 +58,7 @@ def _pairs(folder: Path) -> dict[Part, Pair]:
     for (before, part), pair in sorted(_find_pairs(folder).items()):
         for kind, partner in (("images", "labels"), ("labels", "images")):
             if kind not in pair:
-                expected = f"{before}{kind}-idx{DIMENSIONS[kind]}-ubyte"
+                expected = f"{before}{kind}-idx{_DIMENSIONS[kind]}-ubyte"
                 raise DataError(f"{pair[partner]} has no {expected} beside it; add it, plain or as .gz")
         if part in pairs:
             names = f"{pairs[part]['images'].name} and {pair['images'].name}"
@@ -76,17 +76,17 @@ def _load(file: Path, kind: str) -> tuple[tuple[int, ...], bytes]:
         if file.suffix == ".gz":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {file}: {error}; {AGAIN}") from error
-    dimensions = DIMENSIONS[kind]
-    expected = bytes([0, 0, UNSIGNED_BYTE, dimensions])
+        raise DataError(f"cannot read {file}: {error}; {_AGAIN}") from error
+    dimensions = _DIMENSIONS[kind]
+    expected = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
     start = 4 + 4 * dimensions  # of the values
     if content[:4] != expected or len(content) < start:
         header = content[:4].hex(" ") or "nothing"
-        raise DataError(f"{file} begins with {header}, expected {expected.hex(' ')} for {kind} of bytes; {AGAIN}")
+        raise DataError(f"{file} begins with {header}, expected {expected.hex(' ')} for {kind} of bytes; {_AGAIN}")
     shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4))
     if len(content) - start != math.prod(shape) or not all(shape):
         size = " x ".join(map(str, shape))
-        raise DataError(f"{file} says it holds {size} bytes and holds {len(content) - start}; {AGAIN}")
+        raise DataError(f"{file} says it holds {size} bytes and holds {len(content) - start}; {_AGAIN}")
     return shape, content[start:]
 
 

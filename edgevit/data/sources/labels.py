@@ -17,14 +17,14 @@ from edgevit.data.sources.folder import NAMES, Images
 from edgevit.errors import DataError
 from edgevit.records.class_names import class_name as composed
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-COLUMNS = {  # usual names of each column, in lower case
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_COLUMNS = {  # usual names of each column, in lower case
     "file": ("file_name", "filename", "file", "image", "image_path", "filepath", "path", "img"),
     "class": ("label", "class", "class_name", "category", "labels", "target"),
     "part": ("split", "part", "subset", "set"),
 }
-LIMIT_BYTES = 1 << 30
-PART_OF: Mapping[str, Part] = {
+_LIMIT_BYTES = 1 << 30
+_PART_OF: Mapping[str, Part] = {
     **{word: part for part, words in NAMES.items() for word in words}, "training": "train", "testing": "test",
     "dev": "validation",
 }  # fmt: skip
@@ -37,14 +37,14 @@ def _column(column: str, header: list[str], table: Path) -> int | None:
         DataError: the table has no column for the file or the class.
     """
     names = [name.strip().lower() for name in header]
-    for name in COLUMNS[column]:
+    for name in _COLUMNS[column]:
         if name in names:
             return names.index(name)
     if column == "part":
         return None
     raise DataError(
         f"{table} has the columns {', '.join(map(repr, header[:8]))} and none for the {column} of an image; name it "
-        f"{COLUMNS[column][0]!r} in the first row"
+        f"{_COLUMNS[column][0]!r} in the first row"
     )
 
 
@@ -61,10 +61,10 @@ def _read(table: Path, changed_ns: int) -> Rows:
     rows: Rows = {}
     places: dict[str, tuple[Part, str]] = {}
     try:
-        if table.stat().st_size > LIMIT_BYTES:
+        if table.stat().st_size > _LIMIT_BYTES:
             raise DataError(f"{table} has {table.stat().st_size / 1e6:.0f} MB, more than any table of labels")
         with table.open(encoding="utf-8-sig", newline="") as file:
-            lines = csv.reader(file, delimiter=DELIMITERS[table.suffix.lower()])
+            lines = csv.reader(file, delimiter=_DELIMITERS[table.suffix.lower()])
             if not (header := next(lines, [])):
                 raise DataError(f"{table} is empty; expected a table of labels")
             file_at, class_at = _column("file", header, table), _column("class", header, table)
@@ -77,7 +77,7 @@ def _read(table: Path, changed_ns: int) -> Rows:
                 if len(row) < len(header) or not row[file_at].strip() or not row[class_at].strip():
                     raise DataError(f"{location} lacks a file or a class; complete or remove it")
                 word = "train" if part_at is None else row[part_at].strip().lower()
-                if (part := PART_OF.get(word)) is None:
+                if (part := _PART_OF.get(word)) is None:
                     raise DataError(f"{location} has the part {word!r}; expected train, val or test")
                 image = str(table.parent / row[file_at].strip())
                 place = part, composed(row[class_at].strip())
@@ -109,7 +109,7 @@ class Labels(Images):
 
 
 def matches(data: str) -> bool:
-    return Path(data).suffix.lower() in DELIMITERS and Path(data).is_file()
+    return Path(data).suffix.lower() in _DELIMITERS and Path(data).is_file()
 
 
 def class_names(data: str) -> tuple[str, ...]:

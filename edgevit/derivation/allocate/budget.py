@@ -24,7 +24,7 @@ _NAMES = {"macs": "MACs", "params": "parameters", "ms": "ms", "mj": "mJ"}
 MEASURED = ("ms", "mj")  # quantities that a cost table counts
 MeasuredBudget = Literal["ms", "mj", "fps"]
 MEASURED_BUDGETS: tuple[MeasuredBudget, ...] = ("ms", "mj", "fps")  # options; fps is converted to ms
-USE_BASE = "use `edgevit base`"
+_USE_BASE = "use `edgevit base`"
 ROUNDING = 1e-9  # relative error of sums of measured costs; MACs and parameters are whole numbers
 
 
@@ -143,7 +143,7 @@ def make_budget(
         raise OptionError(f"--cost-table is for --ms, --mj and --fps, not --{name}; leave it out, or give --ms instead")
     if rate is not None:
         if not 0 < rate < 1:
-            hint = f"to leave the base as it is, {USE_BASE}" if rate == 0 else "0.6 leaves 40 % of the base's MACs"
+            hint = f"to leave the base as it is, {_USE_BASE}" if rate == 0 else "0.6 leaves 40 % of the base's MACs"
             raise OptionError(f"--rate {rate:g} is not between 0 and 1; {hint}")
         return Budget("macs", remainder(base_macs, rate), base_macs, f"rate {rate:g}")
     quantity: Quantity = "macs" if macs is not None else "params"
@@ -153,7 +153,7 @@ def make_budget(
     if limit >= base:
         name = _NAMES[quantity]
         raise OptionError(
-            f"--{quantity} {count} is not below the base's {format_count(base)} {name}; give less, or {USE_BASE}"
+            f"--{quantity} {count} is not below the base's {format_count(base)} {name}; give less, or {_USE_BASE}"
         )
     return Budget(quantity, limit, base, f"{quantity} {count}")
 
@@ -175,7 +175,7 @@ def _measured(name: str, number: float, table: CostTable | None) -> Budget:
         option = f"--{name} {number:g}" if name != "fps" else f"--fps {number:g}, {limit:.4g} ms for {table.batch},"
         less = "more" if name == "fps" else "less"
         raise OptionError(
-            f"{option} is not below the base's {base:.4g} {unit} by the cost table; give {less}, or {USE_BASE}"
+            f"{option} is not below the base's {base:.4g} {unit} by the cost table; give {less}, or {_USE_BASE}"
         )
     return Budget(quantity, limit, base, f"{name} {number:g}", table)
 

@@ -18,7 +18,7 @@ from edgevit.errors import BudgetError, OptionError, UnknownNameError
 from edgevit.network.anatomy import Axis, BlockDims
 from edgevit.network.cost import Geometry, UnitCosts
 
-MULTIPLES = (1, 8, 16, 32, 64)  # of FFN widths and of the embedding
+_MULTIPLES = (1, 8, 16, 32, 64)  # of FFN widths and of the embedding
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def make_policy(name: str, ffn_multiple: int | None = None, embed_multiple: int 
     if name not in POLICIES:
         raise UnknownNameError("shape policy", name, POLICIES)
     for dimension, multiple in (("FFN", ffn_multiple), ("embedding", embed_multiple)):
-        if multiple not in (None, *MULTIPLES):
-            raise OptionError(f"{dimension} multiple {multiple} is not one of {', '.join(map(str, MULTIPLES))}")
+        if multiple not in (None, *_MULTIPLES):
+            raise OptionError(f"{dimension} multiple {multiple} is not one of {', '.join(map(str, _MULTIPLES))}")
     policy = POLICIES[name]
     return replace(policy, ffn_step=ffn_multiple or policy.ffn_step, embed_step=embed_multiple or policy.embed_step)
 
