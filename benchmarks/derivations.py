@@ -126,13 +126,16 @@ def run(case: Case, place: Place, threads: int) -> Row | str:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _training(case: Case, steps: int, device: str) -> Any:
-    from edgevit.train.settings import Training
+def _training(case: Case, steps: int, device: str, options: Options) -> tuple[Any, Options]:
+    """Return the training and the method's options; a case's options, as kept rows state them, hold both."""
+    from edgevit.train.settings import TEACHING, Training
 
-    return Training(
+    teacher = {name: value for name, value in options.items() if name in TEACHING}
+    training = Training(
         steps=steps, batch_size=case.batch_size, lr=case.lr, seed=case.seed, device=device, evaluations=5,
-        early_stop=False, schedule=case.schedule,
+        early_stop=False, schedule=case.schedule, **teacher,
     )  # fmt: skip
+    return training, {name: value for name, value in options.items() if name not in teacher}
 
 
 def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
@@ -149,8 +152,8 @@ def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:
         if not folder.is_dir():
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as scratch:
                 out = Path(scratch) / "net"
-                training = _training(case, steps, place.device)
-                supernet(**place.start, data=place.data, classes=classes, out=out, training=training, options=options)
+                training, own = _training(case, steps, place.device, options)
+                supernet(**place.start, data=place.data, classes=classes, out=out, training=training, options=own)
                 out.rename(folder)
     return folder
 
@@ -166,6 +169,7 @@ def _derive(case: Case, place: Place, folder: Path) -> Row:
     if case.supernet_steps is not None:
         accepted = {name: value for name, value in start.items() if name.startswith("accept_")}
         start = {"supernet": _ensure_supernet(case, place, classes), **accepted}
+    training, options = _training(case, case.steps, place.device, case.options)
     derivation = derive(
         **start,
         data=place.data,
@@ -173,9 +177,9 @@ def _derive(case: Case, place: Place, folder: Path) -> Row:
         rate=case.rate,
         out=folder / "model",
         method=case.method,
-        options=case.options,
+        options=options,
         shape=case.shape,
-        training=_training(case, case.steps, place.device),
+        training=training,
         finetune_base=case.finetune_base,
         derive_from=case.derive_from,
         progress=watched,

@@ -7,7 +7,7 @@
     python -m benchmarks.papers.published --base fine       # 48 finer classes, in records/published_fine.json
     python -m benchmarks.papers.published --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs
 
-Vulcan's rule gives as many passes over a task's images as its paper trained for (`vulcan.steps_rule=data`); every
+Vulcan's rule gives as many passes over a task's images as its paper trained for; every
 method that trains gets that length. Vulcan and NuWa also run with the choices of their papers. A super-network is
 trained once for all of its sizes. The first sub-task has three seeds, the others one. At the highest rate, runs of a
 sixteenth and a quarter of the length are added.
@@ -85,11 +85,8 @@ RIVALS = (
     "random, all dimensions",
 )
 FULL, CURVE, TUNING = "published", "published curve", "published lr"  # tables of the rows
-NUWA: Options = {
-    "purification": "always", "purification_steps": 10_000, "purification_batch": 1, "factorisation": "weights",
-    "widths": "energy", "neurons": "activation",
-}  # fmt: skip
-VULCAN: Options = {"anchor_update": "batch", "multiplier_update": "ascent", "reduction": "paper"}
+NUWA: Options = {"as_published": True}
+VULCAN: Options = {"as_published": True}
 
 
 @dataclass(frozen=True)
@@ -130,10 +127,9 @@ WAYS: dict[str, Way] = {
 
 
 def length(rate: float, images: int) -> int:
-    """Optimiser steps of BATCH images that Vulcan's rule gives to a task of so many training images."""
-    from edgevit.derivation.methods.vulcan.method import Config, default_steps
-
-    return default_steps(Config(steps_rule="data"), rate, images, BATCH)
+    """Return the steps of BATCH images with as many passes over the task's images as Vulcan's rule gives ImageNet's."""
+    published = 6250 * rate**2 + 1250 * rate  # of 256 of the 32,500 images of 25 ImageNet classes
+    return max(round(published * 256 / 32_500 * images / BATCH), 1)
 
 
 def _case(base: str, kind: str, name: str, task: int, rate: float, seed: int, steps: int, lr: float) -> Case:

@@ -40,14 +40,14 @@ from edgevit.derivation.solve.least_squares import refit
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn
 from edgevit.network.families import family_of
-from edgevit.train.distil import TeacherOptions
+from edgevit.numbers import COUNT, check_number
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 _TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
-class Config(TeacherOptions):
+class Config:
     # Which units are ranked together: those of one kind in one block, so that all is cut alike (uniform, the source),
     # those of one kind in all blocks (isomorphic), or all units, by score per MAC (global).
     grouping: Grouping = "uniform"
@@ -57,8 +57,7 @@ class Config(TeacherOptions):
     calibration_images: int = 256  # The number of training images for the statistics.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_below_one("calibration_images")
+        check_number("corp.calibration_images", self.calibration_images, COUNT)
         if not 0 < self.ridge < inf:
             raise OptionError(f"corp.ridge={self.ridge:g} is not a number above 0; try 1e-3")
 
@@ -123,7 +122,7 @@ def derive(problem: Problem, config: Config) -> Derived:
         statistics = calibrate(network, images, problem.passes, factorisation="activations", hidden=True)
     with problem.stopwatch.stage("closed_form"):
         plan = _plan(problem, config, network, statistics)
-    return ranked.finish(problem, config, plan)
+    return ranked.finish(problem, plan)
 
 
 # -- attention that makes up for the dimensions it loses --------------------------------------------------------------

@@ -31,19 +31,18 @@ from edgevit.errors import BudgetError
 from edgevit.network.anatomy import Block, BlockDims, check_all_pass
 from edgevit.network.cost import Geometry
 from edgevit.network.families import family_of
-from edgevit.train.distil import TeacherOptions
+from edgevit.numbers import COUNT, check_number
 from edgevit.train.passes import Passes
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
 
 @dataclass(frozen=True)
-class Config(TeacherOptions):
+class Config:
     calibration_images: int = 128  # The number of training images that rank the blocks.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_below_one("calibration_images")
+        check_number("dcvit.calibration_images", self.calibration_images, COUNT)
 
 
 def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
@@ -133,7 +132,7 @@ def derive(problem: Problem, config: Config) -> Derived:
         chosen = choose_blocks(dims, order, family.geometry(network), problem.budget, problem.policy)
     plan = plan_of(blocks, chosen, problem.training.seed)
     cut = [i for i, (old, new) in enumerate(zip(dims, chosen, strict=True)) if new != old]
-    return ranked.finish(problem, config, plan, lost_without_attention_nats=lost, blocks_cut=cut)
+    return ranked.finish(problem, plan, lost_without_attention_nats=lost, blocks_cut=cut)
 
 
 METHOD = Method(

@@ -25,7 +25,6 @@ class Config(RankOptions):
     order: float = 2.0  # The power p of the weights' absolute values.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not 0 < self.order < inf:
             raise OptionError(f"magnitude.order={self.order:g} is not a number above 0; try 2")
 

@@ -34,25 +34,24 @@ from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.feasibility import SearchSpace
 from edgevit.derivation.measure.sensitivity import Sensitivity
 from edgevit.derivation.method import Method
-from edgevit.derivation.methods.forge.menus import as_it_stands, block_costs
+from edgevit.derivation.methods.forge.menus import block_costs, with_single_site
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.network.anatomy import BlockDims, check_all_pass
 from edgevit.network.cost import Geometry
 from edgevit.network.families import family_of
-from edgevit.train.distil import TeacherOptions
+from edgevit.numbers import COUNT, check_number
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
 
 @dataclass(frozen=True)
-class Config(TeacherOptions):
+class Config:
     drop_heads: bool = True  # Whether whole heads may be removed; the remaining heads of a block have one width.
     cut_embedding: bool = True  # Whether channels of the embedding are removed, too.
     calibration_images: int = 256  # The number of training images whose loss is differentiated.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_below_one("calibration_images")
+        check_number("mdp.calibration_images", self.calibration_images, COUNT)
 
 
 def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
@@ -80,7 +79,7 @@ def _menu(
         )
     if dims.has_ffn:
         neurons = ffn_menu(of.ffn.sort().values, policy, costs.ffn, frozen, 0 if minimum is None else minimum.ffn)
-    return as_it_stands(BlockMenu(attention, neurons, None), costs)
+    return with_single_site(BlockMenu(attention, neurons, None), costs)
 
 
 def choose_sizes(problem: Problem, config: Config, scores: Scores) -> tuple[Ranked, float]:
@@ -129,7 +128,7 @@ def derive(problem: Problem, config: Config) -> Derived:
         scores = squared_changes(network, images, problem.columns, problem.passes)
     with problem.stopwatch.stage("allocation"):
         chosen, lost = choose_sizes(problem, config, scores)
-    return ranked.finish(problem, config, ranked.plan_of(network, scores, chosen), importance_given_up=lost)
+    return ranked.finish(problem, ranked.plan_of(network, scores, chosen), importance_given_up=lost)
 
 
 METHOD = Method(

@@ -25,6 +25,7 @@ from edgevit.derivation.allocate.budget import MEASURED
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.derivation.realise import realise
+from edgevit.numbers import COUNT, check_number
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
@@ -41,8 +42,8 @@ class Config(RankOptions):
     calibration_images: int = 256  # The number of training images whose loss is differentiated.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_below_one("rounds", "calibration_images")
+        for name in ("rounds", "calibration_images"):
+            check_number(f"nvit.{name}", getattr(self, name), COUNT)
 
 
 def _in_the_base(scores: Scores, chosen: Ranked, later_scores: Scores, later_chosen: Ranked) -> tuple[Scores, Ranked]:
@@ -90,7 +91,7 @@ def derive(problem: Problem, config: Config) -> Derived:
         plan = ranked.plan_of(base, *total)
         if number < config.rounds:
             network = realise(base, plan)
-    return ranked.finish(problem, config, plan)
+    return ranked.finish(problem, plan)
 
 
 METHOD = Method(Config, ranked.default_steps, derive, search_space=ranked.search_space, cuts_half_blocks=True)

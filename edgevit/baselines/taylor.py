@@ -22,6 +22,7 @@ from edgevit.baselines.common.ranked import RankOptions
 from edgevit.baselines.common.ranking import AttentionUnits
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
+from edgevit.numbers import COUNT, check_number
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
@@ -37,8 +38,7 @@ class Config(RankOptions):
     calibration_images: int = 256  # The number of training images whose loss is differentiated.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_below_one("calibration_images")
+        check_number("taylor.calibration_images", self.calibration_images, COUNT)
 
 
 def derive(problem: Problem, config: Config) -> Derived:

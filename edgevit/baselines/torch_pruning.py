@@ -29,6 +29,7 @@ from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.errors import OptionError
 from edgevit.network.families import family_of
+from edgevit.numbers import COUNT, check_number
 from edgevit.train.settings import Training
 
 QUANTITIES = ("macs", "params", "ms", "mj")
@@ -43,8 +44,7 @@ class Config(RankOptions):
     calibration_images: int = 256  # The number of training images whose loss is differentiated.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_below_one("calibration_images")
+        check_number("torch_pruning.calibration_images", self.calibration_images, COUNT)
 
 
 def check_training(config: Config, training: Training) -> None:

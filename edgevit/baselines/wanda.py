@@ -25,6 +25,7 @@ from edgevit.derivation.method import Method, no_steps
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.network.anatomy import Block
 from edgevit.network.families import family_of
+from edgevit.numbers import COUNT, check_number
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
@@ -37,8 +38,7 @@ class Config(RankOptions):
     calibration_images: int = 256  # The number of training images for the norms.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_below_one("calibration_images")
+        check_number("wanda.calibration_images", self.calibration_images, COUNT)
 
 
 def unit_scores(block: Block, inputs: Tensor, attended: Tensor, hidden: Tensor) -> UnitScores:

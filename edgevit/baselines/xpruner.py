@@ -35,14 +35,14 @@ from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.errors import DataError, OptionError
 from edgevit.network.families import family_of
-from edgevit.train.distil import TeacherOptions
+from edgevit.numbers import COUNT, check_number
 from edgevit.train.passes import Passes
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
 
 @dataclass(frozen=True)
-class Config(TeacherOptions):
+class Config:
     # Which units are ranked together: those of one kind in one block, so that all is cut alike (uniform), those of
     # one kind in all blocks (isomorphic), or all units, by mask per MAC (global).
     grouping: Grouping = "isomorphic"
@@ -52,8 +52,8 @@ class Config(TeacherOptions):
     sparsity: float = 1.0  # The weight of the masks' mean in the loss.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_below_one("calibration_images", "mask_passes")
+        for name in ("calibration_images", "mask_passes"):
+            check_number(f"xpruner.{name}", getattr(self, name), COUNT)
         for name in ("mask_lr", "sparsity"):
             if not 0 < getattr(self, name) < inf:
                 raise OptionError(f"xpruner.{name}={getattr(self, name):g} is not a number above 0")
@@ -158,7 +158,7 @@ def derive(problem: Problem, config: Config) -> Derived:
         network.to(problem.compute.device).eval()
         scores = learn_masks(network, images, problem.columns, problem.passes, config, seed=problem.training.seed)
     plan = ranked.plan_of(network, scores, ranked.choose_units(problem, config.units, scores))
-    return ranked.finish(problem, config, plan)
+    return ranked.finish(problem, plan)
 
 
 METHOD = Method(Config, ranked.default_steps, derive, search_space=search_space, cuts_half_blocks=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgevit.derivation.methods import method_names
-from edgevit.derivation.options import describe, methods_with
+from edgevit.derivation.options import describe
 from edgevit.errors import CostTableError, OptionError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgevit.derivation.feasibility import SearchSpace
     from edgevit.derivation.method import Method
     from edgevit.network.anatomy import Block
+    from edgevit.train.settings import Training
 
 
 def refuse_linear(method: str, budget: str) -> None:
@@ -32,17 +33,15 @@ def refuse_linear(method: str, budget: str) -> None:
         )
 
 
-def refuse_untaught(method: str, config: Any, steps: int | None) -> None:
-    """Refuse unlabelled images where nobody would tell the network what they show.
+def refuse_untaught(training: Training) -> None:
+    """Refuse unlabelled images for a training without a teacher.
 
     Raises:
-        OptionError: the method has no teacher as it was asked for, or does not train.
+        OptionError: there is no teacher, or nothing is trained.
     """
-    if getattr(config, "teacher", "none") == "none":
-        can = methods_with("teacher")
-        told = f"--set {method}.teacher=restricted" if method in can else f"--method {' or '.join(can)} with a teacher"
-        raise OptionError(f"unlabelled images need a teacher, and {method} has none as asked for; try {told}")
-    if steps == 0:
+    if training.teacher in (None, "none"):
+        raise OptionError("unlabelled images need a teacher, and this training has none; add --teacher restricted")
+    if training.steps == 0:
         raise OptionError("unlabelled images are for training, and with 0 steps nothing is trained; leave them out")
 
 
@@ -105,8 +104,4 @@ def _refuse_fewer_tokens(method: Method[Any], config: Any, network: nn.Module, p
         raise OptionError(
             f"{method.name}.sequential=true compares the model with its base token by token, and this base removes "
             f"tokens; {order}, or use --set {method.name}.sequential=false"
-        )
-    if getattr(config, "sensitivity", "fisher") == "none":
-        raise OptionError(
-            f"{method.name}.sensitivity=none weighs all tokens of the base alike, and this base removes tokens; {order}"
         )

@@ -25,11 +25,11 @@ from edgevit.network.copies import bare_copy
 from edgevit.progress import Progress
 from edgevit.train.compute import Compute
 from edgevit.train.constraint import Constraint
-from edgevit.train.distil import Distillation, TeacherOptions, make_distillation
+from edgevit.train.distil import Distillation, make_distillation
 from edgevit.train.history import History
 from edgevit.train.loop import train
 from edgevit.train.passes import Passes, accuracy_of
-from edgevit.train.settings import Training
+from edgevit.train.settings import TEACHING, Training
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 from edgevit.train.validation import Keep
 
@@ -133,9 +133,9 @@ def _finetuned_file(problem: Problem) -> Path:
 
 def _finetuned_key(problem: Problem) -> dict[str, Any]:
     task, training = problem.task, asdict(problem.base_training)
-    how = {name: value for name, value in training.items() if name not in ("device", "workers")}
+    settings = {name: value for name, value in training.items() if name not in ("device", "workers", *TEACHING)}
     images = {"train": task.train.content_sha256(), "validation": task.validation.content_sha256()}
-    return {**problem.identity, **images, "training": how}
+    return {**problem.identity, **images, "training": settings}
 
 
 def _finetune(network: nn.Module, problem: Problem) -> dict[str, Tensor]:
@@ -156,12 +156,11 @@ def _finetune(network: nn.Module, problem: Problem) -> dict[str, Tensor]:
 
 def distillation_for(
     problem: Problem,
-    options: TeacherOptions,
     embed: EmbedPlan | None = None,
     kept: Sequence[int] | None = None,
     by_token: Sequence[Tensor] | None = None,
 ) -> Distillation | None:
-    """The teacher that was asked for, if anything is to be trained; call it before training the problem's network.
+    """Make the teacher of the problem's training; call this before training the problem's network.
 
     Args:
         embed: what became of the base's embedding in the network that is to learn; None: it has the same.
@@ -169,18 +168,19 @@ def distillation_for(
         by_token: [N] per block of the base, how much the answers feel the tokens behind it, where that is known; else
             it is measured if the options ask for it.
     """
-    if options.teacher == "none" or problem.training.steps == 0:
+    training = problem.training
+    if not training.has_teacher:
         return None
-    teacher = finetuned_base(problem) if options.teacher == "finetuned" else problem.network
-    if options.token_weighting == "alike" or options.token_weight == 0:
+    teacher = finetuned_base(problem) if training.teacher == "finetuned" else problem.network
+    if training.token_weighting == "alike" or not training.token_weight:
         by_token = None
     elif by_token is None:
-        images, seed = problem.task.train.subset(SENSITIVITY_IMAGES), problem.training.seed
+        images, seed = problem.task.train.subset(SENSITIVITY_IMAGES), training.seed
         with problem.stopwatch.stage("sensitivity"):
             by_token = token_sensitivities(problem.network, images, problem.columns, problem.passes, seed=seed)
     encode = None if embed is None else embed.encode
     decode = None if embed is None or embed.decoders is None else embed.decoders[-1]
-    return make_distillation(teacher, options, encode, kept, by_token, decode)
+    return make_distillation(teacher, training, encode, kept, by_token, decode)
 
 
 def train_for(

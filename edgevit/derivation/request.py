@@ -225,6 +225,7 @@ class SupernetRequest(Request):
             help={
                 "steps": "Number of optimiser steps.  [default: supernet.epochs passes over the images]",
                 "evaluations": "Number of accuracy checks of the whole network and its smallest slice in training.",
+                "teacher": "Network whose outputs are learnt: restricted (the base as it is) or none.  [default: none]",
             },
         ),
     ] = field(default_factory=Training)
@@ -235,6 +236,8 @@ class SupernetRequest(Request):
         """Refuse what cannot be done; see `edgevit.supernet` for what is raised."""
         make_budget(NO_LIMIT, NO_LIMIT, rate=self.rate)
         self._check_out(resume=self.resume, overwrite=self.overwrite)
+        if self.training.teacher == "finetuned":
+            raise OptionError("--teacher finetuned is for a derivation; a super-network takes restricted or none")
         self._check(self.base, SUPERNET, self.options)
 
 
@@ -277,7 +280,7 @@ class Deriving(Request):
     options: Annotated[
         Mapping[str, Any],
         method_options(
-            "Option of the method, such as forge.teacher=none; edgevit methods METHOD lists all; repeatable."
+            "Option of the method, such as forge.cut_tokens=never; edgevit methods METHOD lists all; repeatable."
         ),
     ] = field(default_factory=dict)
     supernet: Annotated[
@@ -414,7 +417,7 @@ class DeriveRequest(Deriving):
             )
         if self.base_steps is not None:
             check_number("--base-steps", self.base_steps, "[1, 2**31)")
-            if not self.finetunes_base and "finetuned" not in self.options.values():  # as a teacher
+            if not self.finetunes_base and self.training.teacher != "finetuned":
                 raise OptionError(
                     "--base-steps is for a base that is trained; give --finetune-base or --derive-from, too"
                 )

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from math import inf
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,15 +27,7 @@ from edgevit.network.copies import bare_copy
 from edgevit.network.families import family_of
 from edgevit.train.passes import Observe, observed
 from edgevit.train.products import rounded_products
-
-
-def _check(weight: float, temperature: float, tokens: float, owner: str = "") -> None:
-    if not 0 <= weight <= 1:
-        raise OptionError(f"{owner}teacher_weight={weight:g} is not in [0, 1]; 0 is the labels alone, 1 the teacher")
-    if not 0 < temperature < inf:
-        raise OptionError(f"{owner}temperature={temperature:g} is not a number above 0; try 2")
-    if not 0 <= tokens < inf:
-        raise OptionError(f"{owner}token_weight={tokens:g} is not a number of at least 0; 0 leaves the tokens alone")
+from edgevit.train.settings import Training
 
 
 @dataclass(frozen=True)
@@ -63,9 +54,6 @@ class Distillation:
     depths: tuple[Depth, ...] = ()  # where tokens are compared as well
     # How many tokens, the first ones, are compared; None: all, or where some leave those that always stay.
     compared: int | None = None
-
-    def __post_init__(self) -> None:
-        _check(self.weight, self.temperature, self.tokens)
 
 
 def teacher_loss(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
@@ -181,13 +169,13 @@ class Lesson:
         if self.distillation.tokens > 0 and self.compared == 0:
             raise OptionError(
                 "tokens leave the network or its teacher, and no token of it always stays to be compared; set "
-                "token_weight to 0"
+                "--token-weight 0"
             )
         if self.distillation.tokens > 0 and (own := self.own_tokens()).shape != self.final[1].shape:
             seen, wanted = (list(final.shape[1:]) for final in (own, self.final[1]))
             raise OptionError(
                 f"the teacher's final tokens are {wanted} and the network's {seen} (tokens, width); "
-                f"set token_weight to 0, or give a teacher of the same width"
+                f"set --token-weight 0, or give a teacher of the same width"
             )
 
 
@@ -200,51 +188,15 @@ def _always_there(*networks: nn.Module) -> int | None:
     return min(geometry.tokens - geometry.patches for geometry in geometries)
 
 
-# -- for methods -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TeacherOptions:
-    """The options of every method that can be distilled: its Config inherits them, and calls `__post_init__`."""
-
-    # Whose answers are learnt: the base's, restricted to the classes, as it is (restricted) or after training on them
-    # (finetuned); or nobody's (none).
-    teacher: Literal["none", "restricted", "finetuned"] = "none"
-    teacher_weight: float = 0.9  # The teacher's share of the loss, from 0 to 1; the labels have the rest.
-    temperature: float = 2.0  # The temperature of both softmaxes in the teacher's part of the loss.
-    # The weight of the final tokens' squared error, relative to the teacher's square; 0 leaves the tokens alone.
-    token_weight: float = 0.0
-    # How tokens count in that error: all alike, or by how much the answers feel them (felt).
-    token_weighting: Literal["alike", "felt"] = "alike"
-    token_depths: int = 0  # The number of blocks, beside the last, behind which tokens are compared.
-
-    def __post_init__(self) -> None:
-        owner = self._owner
-        _check(self.teacher_weight, self.temperature, self.token_weight, f"{owner}.")
-        if self.token_depths < 0:
-            raise OptionError(f"{owner}.token_depths={self.token_depths} is negative; 0 compares final tokens alone")
-
-    @property
-    def _owner(self) -> str:
-        """Whose options these are: the name of the method."""
-        return type(self).__module__.removesuffix(".method").removesuffix(".config").rpartition(".")[2]
-
-    def refuse_below_one(self, *names: str) -> None:
-        """Raise OptionError if one of these options, which count something, is less than 1."""
-        for name in names:
-            if getattr(self, name) < 1:
-                raise OptionError(f"{self._owner}.{name}={getattr(self, name)} is less than 1")
-
-
 def make_distillation(
     base: nn.Module,
-    options: TeacherOptions,
+    training: Training,
     encode: Tensor | None = None,
     kept: Sequence[int] | None = None,
     by_token: Sequence[Tensor] | None = None,
     decode: Decoder | None = None,
-) -> Distillation | None:
-    """The teacher that was asked for: a network as it is now, frozen. Call it before training that network.
+) -> Distillation:
+    """Make a teacher of a frozen copy of `base`, for a training that has one.
 
     Args:
         encode: [d', d], what became of its tokens in the network that is to learn; None: they are alike.
@@ -252,18 +204,15 @@ def make_distillation(
         by_token: [N] per block, how much the tokens behind it count; None: alike.
         decode: the way back from what the last norm before its head gives; None: that of `encode`.
     """
-    if options.teacher == "none":
-        return None
     teacher = bare_copy(base).eval().requires_grad_(False)
     back = None if encode is None else way_back(teacher, encode, decode)
     count = len(family_of(teacher).layers(teacher))
-    depths = middle_depths(range(count) if kept is None else kept, options.token_depths)
+    depths = middle_depths(range(count) if kept is None else kept, training.token_depths)
     if by_token is not None:
         depths = tuple(replace(depth, by_token=by_token[depth.taught]) for depth in depths)
     last = None if by_token is None else by_token[-1]
-    return Distillation(
-        teacher, options.teacher_weight, options.temperature, options.token_weight, back, encode, last, depths
-    )
+    weight, temperature = training.teacher_weight, training.teacher_temperature
+    return Distillation(teacher, weight, temperature, training.token_weight or 0.0, back, encode, last, depths)
 
 
 def middle_depths(kept: Sequence[int], wanted: int) -> tuple[Depth, ...]:

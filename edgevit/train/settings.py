@@ -15,7 +15,12 @@ Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 Schedule = Literal["constant", "cosine"]
 SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine")
-
+Teacher = Literal["none", "restricted", "finetuned"]
+TEACHERS: tuple[Teacher, ...] = ("none", "restricted", "finetuned")
+TokenWeighting = Literal["alike", "sensitivity"]
+TOKEN_WEIGHTINGS: tuple[TokenWeighting, ...] = ("alike", "sensitivity")
+# The fields of `Training` that describe the teacher.
+TEACHING = ("teacher", "teacher_weight", "teacher_temperature", "token_weight", "token_weighting", "token_depths")
 
 INTERVALS = (
     ("steps", "[0, 2**31)", "0 trains not at all"),
@@ -30,6 +35,10 @@ INTERVALS = (
     ("workers", "[0, 2**10]", ""),
     ("seed", SEED, ""),
     ("evaluations", COUNT, ""),
+    ("teacher_weight", "[0, 1]", "0 trains on the labels alone, 1 on the teacher alone"),
+    ("teacher_temperature", "(0, inf)", "try 2"),
+    ("token_weight", "[0, inf)", "0 compares no tokens"),
+    ("token_depths", "[0, 2**10]", "0 compares the final tokens alone"),
 )
 
 
@@ -96,6 +105,40 @@ class Training:
     early_stop: Annotated[
         bool, Option("Stop when validation accuracy stops improving; only with --schedule constant.", TRAINING)
     ] = True
+    teacher: Annotated[
+        Teacher | None,
+        Option(
+            "Network whose outputs the model learns: the base, as it is (restricted) or trained on the target classes "
+            "(finetuned), or none.  [default: the method's own]",
+            TRAINING,
+        ),
+    ] = None
+    teacher_weight: Annotated[
+        float, Option("Share of the teacher's outputs in the loss, from 0 to 1; the labels have the rest.", TRAINING)
+    ] = 0.9
+    teacher_temperature: Annotated[
+        float, Option("Temperature of both softmaxes in the teacher's part of the loss.", TRAINING)
+    ] = 2.0
+    token_weight: Annotated[
+        float | None,
+        Option(
+            "Weight of the squared error of the final tokens, relative to the square of the teacher's; 0 compares no "
+            "tokens.  [default: the method's own]",
+            TRAINING,
+        ),
+    ] = None
+    token_weighting: Annotated[
+        TokenWeighting,
+        Option("Weights of the tokens in that error: alike, or by the loss's sensitivity to each.", TRAINING),
+    ] = "alike"
+    token_depths: Annotated[
+        int, Option("Number of blocks, beside the last, behind which tokens are compared.", TRAINING)
+    ] = 0
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether something is trained, and learns a teacher's outputs; after `fill`."""
+        return self.teacher not in (None, "none") and self.steps != 0
 
     def check(self) -> None:
         """Raise OptionError if a value cannot be."""
@@ -106,9 +149,11 @@ class Training:
             ("precision", self.precision, PRECISIONS),
             ("augmentation", self.augment, AUGMENTS),
             ("schedule", self.schedule, SCHEDULES),
+            ("teacher", self.teacher, (None, *TEACHERS)),
+            ("token weighting", self.token_weighting, TOKEN_WEIGHTINGS),
         ):
             if value not in known:
-                raise UnknownNameError(kind, value, known)
+                raise UnknownNameError(kind, str(value), [name for name in known if name])
         check_device_name(self.device)
 
 
@@ -121,12 +166,22 @@ def usual_steps(images: int, batch_size: int) -> int:
     return max(round(PASSES * images / batch_size), 1)
 
 
-def fill(training: Training, *, gentle: bool) -> Training:
-    """Fill in what the method decides: gently, for weights that are nearly right, or as published for Vulcan.
+def fill(training: Training, *, gentle: bool, imitates_base: bool = False) -> Training:
+    """Replace each None by the method's default.
 
     docs/decisions/013-training.md has the reasons and the numbers.
+
+    Args:
+        gentle: training starts from weights that are nearly right; else the defaults are those published for Vulcan.
+        imitates_base: the default teacher is the restricted base, final tokens included; else there is no teacher.
     """
-    warmup, by_loss = training.warmup_steps, training.lr_by_loss
+    warmup, by_loss, tokens = training.warmup_steps, training.lr_by_loss, training.token_weight
     if warmup is None:
         warmup = round(WARMUP * (training.steps or 0)) if gentle else 0
-    return replace(training, warmup_steps=warmup, lr_by_loss=gentle if by_loss is None else by_loss)
+    return replace(
+        training,
+        warmup_steps=warmup,
+        lr_by_loss=gentle if by_loss is None else by_loss,
+        teacher=training.teacher or ("restricted" if imitates_base else "none"),
+        token_weight=float(imitates_base) if tokens is None else tokens,
+    )

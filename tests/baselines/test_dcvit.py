@@ -112,5 +112,5 @@ def test_neurons_are_drawn_by_the_seed(small_vit: Callable[..., Any]) -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(OptionError, match=r"dcvit\.calibration_images=0 is less than 1"):
+    with pytest.raises(OptionError, match=r"dcvit\.calibration_images 0 is not in \[1, "):
         Config(calibration_images=0)

@@ -160,7 +160,7 @@ def test_a_budget_below_what_the_shape_reaches_gives_the_minimum(
         (["--augment", "mixup"], "no augmentation 'mixup'"),
         (["--schedule", "step"], "no schedule 'step'"),
         (["--set", "vulcan.colapse=none"], "vulcan has no option 'colapse'; did you mean 'collapse'"),
-        (["--set", "vulcan.collapse=nothing"], "vulcan.collapse has no value 'nothing'"),
+        (["--set", "vulcan.factorisation=nothing"], "vulcan.factorisation has no value 'nothing'"),
         (["--set", "vulcan.rho=high"], "vulcan.rho=high is not of type float"),
         (["--set", "vulcan.rank=maybe"], "vulcan.rank=maybe is neither true nor false"),
         (["--set", "vulcan.calibration_images=0"], "calibration_images"),

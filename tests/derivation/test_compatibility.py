@@ -8,9 +8,10 @@ from example_method import with_the_example
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.compatibility import refuse_base, refuse_linear, refuse_untaught
 from edgevit.derivation.method import find_method
-from edgevit.derivation.methods import load_method, method_names
+from edgevit.derivation.methods import method_names
 from edgevit.errors import OptionError
 from edgevit.network.families import family_of
+from edgevit.train.settings import Training
 
 WHOLE_BLOCKS = ["nuwa", "skd", "vulcan"]  # the methods that need both attention and FFN in every block
 
@@ -23,12 +24,12 @@ def test_milliseconds_are_for_methods_that_can_spend_them(tmp_path):
 
 
 def test_unlabelled_images_need_a_teacher_and_training():
-    untaught, taught = (load_method(name).Config() for name in ("vulcan", "forge"))
-    with pytest.raises(OptionError, match=r"try --set vulcan\.teacher=restricted"):
-        refuse_untaught("vulcan", untaught, 10)
+    taught = Training(steps=10, teacher="restricted")
+    with pytest.raises(OptionError, match="this training has none; add --teacher restricted"):
+        refuse_untaught(replace(taught, teacher="none"))
     with pytest.raises(OptionError, match="with 0 steps nothing is trained"):
-        refuse_untaught("forge", taught, 0)
-    refuse_untaught("forge", taught, 10)
+        refuse_untaught(replace(taught, steps=0))
+    refuse_untaught(taught)
 
 
 @pytest.fixture

@@ -37,8 +37,8 @@ def test_a_base_that_is_trained_counts_by_its_own_steps(small_vit: Callable[...,
     problem = replace(problem, base_training=replace(problem.base_training, steps=100_000))
     alone, beside = (estimate(problem, config, finetune_base=trains) for trains in (False, True))
     assert beside.baselines > 20 * alone.baselines and alone.training == beside.training == 0
-    taught = replace(problem, training=replace(problem.training, steps=1))
-    by_it = estimate(taught, SimpleNamespace(teacher="finetuned"), finetune_base=False)
+    taught = replace(problem, training=replace(problem.training, steps=1, teacher="finetuned"))
+    by_it = estimate(taught, config, finetune_base=False)
     assert by_it.baselines > 20 * alone.baselines
     problem.origin.with_name("finetuned-base.safetensors").touch()
     assert estimate(problem, config, finetune_base=True).baselines < beside.baselines / 10, "it need only be read"

@@ -64,7 +64,6 @@ CASES: list[tuple[str, dict[str, Any], str, int, Sequence[str]]] = [
         4,
         ["cut_embedding=true", "drop_blocks=true", "drop_heads=true", "drop_sites=true"],
     ),
-    ("forge", {"allocation": "uniform"}, ATTENTION, 4, ["allocation=joint"]),
     ("nuwa", {}, ATTENTION, 4, ["cut_embedding=true"]),
     ("nuwa", {"cut_embedding": True, "embed_width": 48}, ATTENTION, 4, ["embed_width=0"]),
     ("vulcan", {}, ATTENTION, 4, ["embed_width=16"]),
@@ -159,7 +158,7 @@ def test_what_heart_reaches_is_its_smallest_choice(small_vit: Any, shape: str, m
         dims, geometry, one.budget, HessianScores(rows, rows, heads, rows[:, 0]), tokens=rows, token_multiple=1,
         least_heads=2 if shape == "fused" else 1, merge=merge,
     )  # fmt: skip
-    smallest = found.ladder([geometry.patches] * 2, found.most_heads)
+    smallest = found.choice([geometry.patches] * 2, found.most_heads)
     assert least("heart", {"merge": merge}, one) == found.cost(smallest)
     assert least("heart", {"token_multiple": 8}, one) > found.cost(smallest)
 

@@ -75,14 +75,6 @@ def test_the_example_is_listed_with_its_option(edgevit_main):
     assert (option["name"], option["default"]) == ("order", "2.0") and "neurons are ranked" in option["explanation"]
 
 
-def test_vulcan_takes_the_published_steps_or_as_many_passes_over_the_data():
-    vulcan = load_method("vulcan")
-    published, data = vulcan.Config(), vulcan.Config(steps_rule="data")
-    assert vulcan.default_steps(published, 0.6, 500, 64) == 3000
-    assert vulcan.default_steps(data, 0.6, 32_500, 256) == 3000
-    assert vulcan.default_steps(data, 0.6, 3_250, 128) == 600
-
-
 @pytest.fixture(scope="module")
 def derived(checkpoint, tmp_path_factory):
     """A derivation by a method, of a shape, and its folder: made once for all tests, and trained of one shape."""
@@ -149,12 +141,12 @@ def test_an_unknown_method_suggests_the_nearest():
 
 def test_options_are_read_by_type_and_wrong_ones_refused():
     vulcan = load_method("vulcan")
-    config = make_config("vulcan", vulcan.Config, {"rho": "0.5", "rank": "no", "anchor_update": "ema"})
-    assert (config.rho, config.rank, config.anchor_update) == (0.5, False, "ema")
+    config = make_config("vulcan", vulcan.Config, {"rho": "0.5", "rank": "no", "factorisation": "tokens"})
+    assert (config.rho, config.rank, config.factorisation) == (0.5, False, "tokens")
     with pytest.raises(UnknownNameError, match="vulcan has no option 'roh'; did you mean 'rho'"):
         make_config("vulcan", vulcan.Config, {"roh": 1})
-    with pytest.raises(UnknownNameError, match=r"vulcan\.anchor_update has no value 'emma'"):
-        make_config("vulcan", vulcan.Config, {"anchor_update": "emma"})
+    with pytest.raises(UnknownNameError, match=r"vulcan\.factorisation has no value 'token'"):
+        make_config("vulcan", vulcan.Config, {"factorisation": "token"})
     with pytest.raises(OptionError, match=r"vulcan\.rho=much is not of type float"):
         make_config("vulcan", vulcan.Config, {"rho": "much"})
 

@@ -19,7 +19,7 @@ OPTIONS = {
     "forge": {"calibration_images": 48, "sensitivity_images": 16, "drop_sites": False, "cut_embedding": False},
     "heart": {"calibration_images": 8, "probes": 1},
     "nuwa": {"purification_steps": 2, "purification": "always"},
-    "vulcan": {"calibration_images": 48, "collapse": "weight"},
+    "vulcan": {"calibration_images": 48},
     "torch_pruning": {"calibration_images": 32},
 }
 COMMON = {"data": "digits", "accept_weak_base": True, "training": Training(**{**QUICK, "steps": 2})}

@@ -12,7 +12,7 @@ import torch
 from small_base import derive, make_supernet, write_checkpoint
 
 import edgevit
-from edgevit.derivation.methods import load_method, method_names
+from edgevit.derivation.methods import method_names
 from edgevit.derivation.options import SUPERNET, MethodOption, describe
 
 # Fewer images and steps than anybody would take; what is not here is as by default.
@@ -36,18 +36,16 @@ QUICK: dict[str, dict[str, Any]] = {
 # Options that make others count for nothing, or would meet no budget beside them: each of their values goes alone.
 ALONE: dict[str, tuple[str, ...]] = {
     "forge": (
-        "teacher", "sensitivity", "allocation",
         "drop_heads", "drop_blocks", "cut_embedding", "cut_tokens", "sequential",
     ),
-    "heart": ("selection", "ratios", "gates"),
-    "nuwa": ("purification", "cut_embedding", "cut_ffn"),
-    "vulcan": ("collapse", "rank", "anchor", "anchor_update"),
+    "heart": ("as_published", "selection", "ratios", "gates"),
+    "nuwa": ("as_published", "purification", "cut_embedding", "cut_ffn"),
+    "vulcan": ("collapse", "rank", "as_published"),
 }  # fmt: skip
 
 # What a value needs beside it to decide anything.
 BESIDE: dict[str, dict[str, Any]] = {
     "selection=percentile": {"token_ratio": 0.65},
-    "token_weighting=felt": {"token_weight": 1.0},
 }
 
 # What reaches no half of the two blocks: heart cuts no widths, and attention is less than half of a block.
@@ -108,13 +106,11 @@ def test_every_value_of_every_option_derives_a_model(
 
 
 def test_vulcans_rule_says_how_many_steps_where_none_are_given(checkpoint: Path, tmp_path: Path) -> None:
-    """In the sweep they are given. As published it is 6250 * 0.01 + 1250 * 0.1 at rate 0.1."""
-    training = {"steps": None, "batch_size": 256, "evaluations": 1}
-    options = {"steps_rule": "data", "calibration_images": 32}
-    made = derive(checkpoint, tmp_path / "m", rate=0.1, classes="3,7", training=training, options=options)
-    vulcan, images = load_method("vulcan"), made.record.data.images.train
-    assert vulcan.default_steps(vulcan.Config(), 0.1, images, 256) == 188
-    assert made.record.facts.steps == round(188 * images / 32_500) == 2
+    """At rate 0.01 it is 6250 * 0.0001 + 1250 * 0.01."""
+    training = {"steps": None, "batch_size": 24, "evaluations": 1}
+    options = {"calibration_images": 32}
+    made = derive(checkpoint, tmp_path / "m", rate=0.01, classes="3,7", training=training, options=options)
+    assert made.record.facts.steps == 13
 
 
 @pytest.mark.parametrize(
@@ -139,11 +135,10 @@ def test_what_forge_may_let_go_goes_where_most_is_to_go_and_else_stays(
 def test_a_super_network_is_taught_by_what_the_answers_feel_if_that_is_asked_for(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    teacher = {"teacher": "restricted", "token_weight": 1.0, "epochs": 1}
-    two_steps, found = {"steps": 2, "evaluations": 1}, []
-    for weighting in ("alike", "felt"):
-        options = {**teacher, "token_weighting": weighting}
-        make_supernet(checkpoint, tmp_path / weighting, training=two_steps, options=options)
+    taught, losses = {"steps": 2, "evaluations": 1, "teacher": "restricted", "token_weight": 1.0}, []
+    for weighting in ("alike", "sensitivity"):
+        training = {**taught, "token_weighting": weighting}
+        make_supernet(checkpoint, tmp_path / weighting, training=training, options={"epochs": 1})
         lines = (tmp_path / weighting / "history.jsonl").read_text().splitlines()
-        found.append(json.loads(lines[-1])["loss_tokens"])
-    assert found[0] != found[1]
+        losses.append(json.loads(lines[-1])["loss_tokens"])
+    assert losses[0] != losses[1]

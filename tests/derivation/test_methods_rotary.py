@@ -26,7 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mdp": FEW,
     "nuwa": {"purification_steps": 2, "purification": "always"},
     "dcvit": FEW,
-    "vulcan": {**FEW, "collapse": "weight"},
+    "vulcan": FEW,
     "taylor": FEW,
     "torch_pruning": FEW,
 }

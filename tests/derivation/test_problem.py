@@ -56,11 +56,11 @@ def test_unlabelled_images_without_a_teacher_are_refused_with_the_way_out(
     digits_checkpoint: Path, tmp_path: Path
 ) -> None:
     given: Any = {"unlabelled": "digits", "training": {"steps": 2}}
-    with pytest.raises(OptionError, match=r"vulcan has none as asked for; try --set vulcan\.teacher=restricted"):
+    with pytest.raises(OptionError, match="this training has none; add --teacher restricted"):
         derive_small(digits_checkpoint, tmp_path / "m", method="vulcan", **given)
     with pytest.raises(OptionError, match="with 0 steps nothing is trained"):
-        derive_small(digits_checkpoint, tmp_path / "m", method="vulcan", options={"teacher": "restricted"},
-                     unlabelled="digits", training={"steps": 0})  # fmt: skip
+        derive_small(digits_checkpoint, tmp_path / "m", method="vulcan", unlabelled="digits",
+                     training={"steps": 0, "teacher": "restricted"})  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["vulcan", "nuwa"])
@@ -69,25 +69,23 @@ def test_a_method_learns_from_the_restricted_base(
     digits_checkpoint: Path, tmp_path: Path, method: str, head: str
 ) -> None:
     quick = {"nuwa": {"purification": "none"}, "vulcan": {"calibration_images": 64}}
-    options = {"teacher": "restricted", "token_weight": "0.1", **quick[method]}
-    made = derive_small(digits_checkpoint, tmp_path / "m", method=method, head=head, options=options,
-                        unlabelled="digits", training={"steps": 3})  # fmt: skip
+    taught: Any = {"steps": 3, "teacher": "restricted", "token_weight": 0.1}
+    made = derive_small(digits_checkpoint, tmp_path / "m", method=method, head=head, options=quick[method],
+                        unlabelled="digits", training=taught)  # fmt: skip
     lines = [json.loads(line) for line in (tmp_path / "m" / "history.jsonl").read_text().splitlines()]
-    taught = [line for line in lines if line["stage"] in ("train", "finetune") and line["step"] > 1]
-    assert [line["step"] for line in taught] == [2, 3]  # at the first, vulcan's network is the teacher still
-    assert all(line["loss_teacher"] > 0 and line["loss_tokens"] > 0 for line in taught)
-    assert made.record.config["teacher"] == "restricted" and made.record.data.unlabelled.images > 1000
+    later = [line for line in lines if line["stage"] in ("train", "finetune") and line["step"] > 1]
+    assert [line["step"] for line in later] == [2, 3]  # at the first, vulcan's network is the teacher still
+    assert all(line["loss_teacher"] > 0 and line["loss_tokens"] > 0 for line in later)
+    assert made.record.training.more["teacher"] == "restricted" and made.record.data.unlabelled.images > 1000
 
 
 def test_the_finetuned_base_is_baseline_and_teacher_and_trained_once(digits_checkpoint: Path, tmp_path: Path) -> None:
-    given: Any = {"method": "nuwa", "training": {"steps": 4, "evaluations": 2}, "cache": False}
-    quick = {"purification": "none"}
-    taught = {**quick, "teacher": "finetuned", "teacher_weight": "1"}
-    alone = derive_small(digits_checkpoint, tmp_path / "a", options=taught, **given)
-    judged = derive_small(digits_checkpoint, tmp_path / "b", options=taught, finetune_base=True, **given)
-    restricted = derive_small(
-        digits_checkpoint, tmp_path / "c", options={**taught, "teacher": "restricted"}, finetune_base=True, **given
-    )
+    given: Any = {"method": "nuwa", "options": {"purification": "none"}, "cache": False}
+    taught: Any = {"steps": 4, "evaluations": 2, "teacher": "finetuned", "teacher_weight": 1.0}
+    alone = derive_small(digits_checkpoint, tmp_path / "a", training=taught, **given)
+    judged = derive_small(digits_checkpoint, tmp_path / "b", training=taught, finetune_base=True, **given)
+    other_teacher = {**taught, "teacher": "restricted"}
+    restricted = derive_small(digits_checkpoint, tmp_path / "c", training=other_teacher, finetune_base=True, **given)
     for name, tensor in judged.model.network.state_dict().items():
         torch.testing.assert_close(tensor, alone.model.network.state_dict()[name], rtol=0, atol=0, msg=name)
     for made in (alone, judged):
@@ -111,7 +109,7 @@ def test_resuming_with_other_unlabelled_images_is_refused(
 
     (tmp_path / "more").mkdir()
     Image.new("RGB", (9, 9)).save(tmp_path / "more" / "a.png")
-    given: Any = {"unlabelled": tmp_path / "more", "options": {"teacher": "restricted"}, "method": "vulcan"}
+    given: Any = {"unlabelled": tmp_path / "more", "training": {"teacher": "restricted"}, "method": "vulcan"}
     with monkeypatch.context() as patched, pytest.raises(Interrupted):
         patched.setattr(session, "_baselines", stop)
         derive_small(digits_checkpoint, tmp_path / "m", **given)

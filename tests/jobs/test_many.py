@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -169,11 +170,11 @@ def test_what_every_job_would_fail_with_is_refused_once_and_nothing_is_started(
 
 
 def test_a_training_that_a_later_job_cannot_do_is_refused_before_the_first_begins(
-    plan: Any, tmp_path: Path, edgevit_main: Any
+    plan: Any, tmp_path: Path, edgevit_main: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = {"name": "vulcan", "options": {"collapse": "activation"}, "training": {"grad_accum": 2}}
-    file = plan(checkpoint=str(write_checkpoint(tmp_path)), methods=[{"name": "nuwa"}, late])
-    assert "--grad-accum 2 computes them in parts" in edgevit_main("derive-many", file).error
+    monkeypatch.setitem(sys.modules, "torch_pruning", None)  # the library is not installed
+    file = plan(checkpoint=str(write_checkpoint(tmp_path)), methods=[{"name": "nuwa"}, {"name": "torch_pruning"}])
+    assert "torch-pruning" in edgevit_main("derive-many", file).error
     assert not (tmp_path / "out").exists()
 
 

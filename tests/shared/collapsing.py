@@ -1,4 +1,4 @@
-"""Two steps of Vulcan's multipliers by activations, into a file: as a script, in one of several processes."""
+"""Two steps of Vulcan's constraint as published, written to a file: a script, in one of several processes."""
 
 from __future__ import annotations
 
@@ -16,27 +16,22 @@ from edgevit.train.settings import Training
 
 
 def collapse(file: Path) -> None:
-    """What the penalty of this process's images is, and its gradient averaged over the processes, as training does."""
+    """Write the state of the constraint after two steps of this process's images."""
     torch.manual_seed(0)
     args = dict(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=2, num_classes=10)
     network = timm.create_model("vit_tiny_patch16_224", **args).train()
     images, compute = torch.randn(8, 3, 32, 32), open_compute(Training(device="cpu", batch_size=8))
     ffn = FfnPlan(torch.arange(200), torch.arange(256) % 200)
     plan = Plan(tuple(BlockPlan(i, AttentionPlan((0, 1), 16, 24), ffn) for i in range(2)))
-    config = Config(collapse="activation", rank=False, multiplier_update="ascent")
-    constraint, found = Redundancy(network, plan, config, compute), {}
+    constraint = Redundancy(network, plan, Config(as_published=True), compute)
     with constraint.watch():
-        for step in range(2):
+        for _ in range(2):
             network(compute.share_rows(images))
-            penalty, _ = constraint.penalty()
-            found[f"penalty {step}"] = penalty.detach()
+            constraint.penalty()
             constraint.after_step()
-    penalty.backward()
-    found |= {n: compute.mean(p.grad) for n, p in network.named_parameters() if p.grad is not None}
-    found["multipliers"] = constraint.multipliers
     rank = compute.accelerator.process_index
     several = compute.accelerator.num_processes > 1
-    save_file(found, file.with_suffix(f".{rank}") if several else file)
+    save_file(constraint.state(), file.with_suffix(f".{rank}") if several else file)
     close_compute()
 
 

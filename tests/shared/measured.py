@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import timm
 import torch
@@ -37,8 +36,7 @@ def measure(file: Path) -> None:
         found |= {f"sensitivity {i} {name}": tensor for name, tensor in vars(s).items()}
     importance = measure_importance(network, images, columns, passes, skip=[(0, "ffn")])
     found |= {f"importance {of}": tensor for of, tensor in importance.taylor.items()}
-    how: dict[str, Any] = {"probes": 2, "taylor": "full", "labels": "true", "gated": "tokens", "seed": 0}
-    scores = measure_scores(network, images, columns, passes, **how)
+    scores = measure_scores(network, images, columns, passes, probes=2, seed=0)
     found |= {"gates of tokens": scores.placed, **{f"gates of heads {i}": h for i, h in enumerate(scores.heads)}}
     for i, block in enumerate(squared_changes(network, images, columns, passes).blocks):
         found |= {f"squared changes {i} {name}": tensor for name, tensor in vars(block).items()}

@@ -11,7 +11,6 @@ import torch
 from small_models import with_fewer_tokens
 from teaching import CLASSES, Bench, divergence
 
-from edgevit.derivation.methods import load_method
 from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Decoder
@@ -21,13 +20,13 @@ from edgevit.train.distil import (
     Depth,
     Distillation,
     Lesson,
-    TeacherOptions,
     make_distillation,
     middle_depths,
     teacher_loss,
     token_loss,
     way_back,
 )
+from edgevit.train.settings import Training
 
 
 @pytest.fixture(autouse=True)
@@ -76,10 +75,10 @@ def test_middle_depths_are_apart_and_end_where_the_next_block_begins(
 def test_tokens_between_blocks_are_compared_in_the_networks_embedding(small_vit: Any, width: int | None) -> None:
     teacher, images = small_vit(depth=3).eval(), torch.randn(2, 3, 32, 32)
     encode = None if width is None else encoder(flat_basis(64), width)
-    options = TeacherOptions("restricted", token_weight=1.0, token_depths=1)
+    options = Training(teacher="restricted", token_weight=1.0, token_depths=1)
     by_token = [torch.rand(17, dtype=torch.float64) + 0.5 for _ in range(3)]
     distillation = make_distillation(teacher, options, encode, by_token=by_token)
-    assert distillation is not None and [d.layer for d in distillation.depths] == [1]
+    assert [d.layer for d in distillation.depths] == [1]
     network = teacher if encode is None else family_of(teacher).with_embedding(teacher, encode)
     lesson = Lesson(distillation, network, CLASSES)
     with lesson.watch(), torch.no_grad():
@@ -134,8 +133,7 @@ def test_tokens_of_another_embedding_are_compared_in_the_teachers(small_vit: Any
     """At full width they are the same tokens, but for their mean where no norm has taken it away."""
     teacher, images = small_vit(**args).eval(), torch.randn(2, 3, 32, 32)
     encode = encoder(flat_basis(64), 64)
-    distillation = make_distillation(teacher, TeacherOptions("restricted", token_weight=1.0), encode)
-    assert distillation is not None
+    distillation = make_distillation(teacher, Training(teacher="restricted", token_weight=1.0), encode)
     network = family_of(teacher).with_embedding(teacher, encode)
     lesson = Lesson(distillation, network, CLASSES)
     lesson.check(images)
@@ -170,20 +168,6 @@ def test_final_tokens_are_what_the_head_pools(small_vit: Any, args: dict[str, An
     torch.testing.assert_close(network.forward_head(seen[0]), logits)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"teacher_weight": 1.2}, r"vulcan\.teacher_weight=1\.2 is not in \[0, 1\]"),
-        ({"teacher_weight": float("nan")}, r"vulcan\.teacher_weight=nan is not in \[0, 1\]"),
-        ({"temperature": 0.0}, r"vulcan\.temperature=0 is not a number above 0"),
-        ({"token_weight": -1.0}, r"vulcan\.token_weight=-1 is not a number of at least 0"),
-    ],
-)
-def test_impossible_options_of_a_teacher_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        load_method("vulcan").Config(**options)
-
-
 def test_where_tokens_leave_those_are_compared_that_always_stay(bench: Bench) -> None:
     images, fewer = next(bench.task.train.batches(8))[0], with_fewer_tokens(bench.base, 6, 0)
     lesson = Lesson(bench.teacher(0.7, 2.0, 0.5), fewer, CLASSES)
@@ -207,7 +191,7 @@ def test_no_more_tokens_are_compared_than_the_distillation_says(bench: Bench) ->
         middle.append(family.layers(model)[0](family.first_tokens(model, images))[:, :3])
     torch.testing.assert_close(found, (token_loss(*final) + token_loss(*middle)) / 2)
     none = replace(distillation, compared=0)
-    with pytest.raises(OptionError, match="no token of it always stays to be compared; set token_weight to 0"):
+    with pytest.raises(OptionError, match="no token of it always stays to be compared; set --token-weight 0"):
         Lesson(none, network, CLASSES).check(images)
     Lesson(replace(none, tokens=0.0), network, CLASSES).check(images)
 
@@ -215,7 +199,7 @@ def test_no_more_tokens_are_compared_than_the_distillation_says(bench: Bench) ->
 def test_tokens_that_all_may_leave_are_not_compared(small_vit: Any) -> None:
     base = small_vit(class_token=False, global_pool="avg")
     lesson = Lesson(Distillation(base, 0.9, 2.0, tokens=1.0), with_fewer_tokens(base, 6, 0), CLASSES)
-    with pytest.raises(OptionError, match="no token of it always stays to be compared; set token_weight to 0"):
+    with pytest.raises(OptionError, match="no token of it always stays to be compared; set --token-weight 0"):
         lesson.check(torch.zeros(1, 3, 32, 32))
 
 

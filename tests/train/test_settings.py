@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,11 +13,20 @@ from edgevit.train.settings import Training, fill
 
 
 def test_a_method_that_is_gentle_warms_up_and_the_others_train_as_published():
-    assert fill(Training(steps=200), gentle=False) == Training(steps=200, warmup_steps=0, lr_by_loss=False)
+    published = fill(Training(steps=200), gentle=False)
+    assert published == Training(steps=200, warmup_steps=0, lr_by_loss=False, teacher="none", token_weight=0.0)
     gentle = fill(Training(steps=200), gentle=True)
     assert (gentle.warmup_steps, gentle.lr_by_loss) == (20, True)
-    asked = Training(steps=200, warmup_steps=3, lr_by_loss=False)
-    assert fill(asked, gentle=True) == asked, "what the user says holds"
+    asked = Training(steps=200, warmup_steps=3, lr_by_loss=False, teacher="finetuned", token_weight=0.5)
+    assert fill(asked, gentle=True, imitates_base=True) == asked, "what the user says holds"
+
+
+def test_a_method_that_imitates_its_base_has_it_as_its_teacher_where_there_is_training() -> None:
+    filled = fill(Training(steps=200), gentle=True, imitates_base=True)
+    assert (filled.teacher, filled.token_weight, filled.has_teacher) == ("restricted", 1.0, True)
+    assert not replace(filled, steps=0).has_teacher
+    untaught = fill(Training(steps=200, teacher="none"), gentle=True, imitates_base=True)
+    assert untaught.teacher == "none" and not untaught.has_teacher
 
 
 @pytest.mark.parametrize(
@@ -30,6 +41,11 @@ def test_a_method_that_is_gentle_warms_up_and_the_others_train_as_published():
         ({"lr": 0.0}, OptionError, r"--lr 0 is not in \(0, 1\]"),
         ({"lr": 3.0}, OptionError, r"--lr 3 is not in \(0, 1\]"),
         ({"augment": "flop"}, UnknownNameError, "did you mean 'flip'"),
+        ({"teacher": "nobody"}, UnknownNameError, "no teacher 'nobody'"),
+        ({"teacher_weight": 1.2}, OptionError, r"--teacher-weight 1\.2 is not in \[0, 1\]"),
+        ({"teacher_weight": float("nan")}, OptionError, r"--teacher-weight nan is not in \[0, 1\]"),
+        ({"teacher_temperature": 0.0}, OptionError, "--teacher-temperature 0 is not a finite number above 0"),
+        ({"token_weight": -1.0}, OptionError, "--token-weight -1 is not a finite number of at least 0"),
     ],
 )
 def test_impossible_settings_are_refused_in_one_line(training, error, message):

@@ -31,12 +31,11 @@ from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.embedding import channel_encoder
 from edgevit.network.cost import Geometry
 from edgevit.network.families import family_of
-from edgevit.train.distil import TeacherOptions
 from edgevit.train.settings import usual_steps
 
 
 @dataclass(frozen=True)
-class RankOptions(TeacherOptions):
+class RankOptions:
     """The options of every method that ranks units: its Config inherits them."""
 
     # Which units are ranked together: those of one kind in one block, so that all is cut alike (uniform), those of one
@@ -105,10 +104,10 @@ def choose_units(problem: Problem, options: RankOptions, scores: Scores, budget:
 
 def derive_by_rank(problem: Problem, options: RankOptions, scores: Scores) -> Derived:
     """Remove the units of the lowest scores, then train."""
-    return finish(problem, options, plan_of(problem.network, scores, choose_units(problem, options, scores)))
+    return finish(problem, plan_of(problem.network, scores, choose_units(problem, options, scores)))
 
 
-def finish(problem: Problem, options: TeacherOptions, plan: Plan, **more_facts: object) -> Derived:
+def finish(problem: Problem, plan: Plan, **more_facts: object) -> Derived:
     """Realise a plan, train the network and keep its best state on the validation part.
 
     Args:
@@ -116,7 +115,7 @@ def finish(problem: Problem, options: TeacherOptions, plan: Plan, **more_facts: 
     """
     slim = realise(problem.network.to(problem.compute.device), plan)
     before = accuracy_on_validation(problem, slim).top1
-    distillation = distillation_for(problem, options, embed=plan.embed)
+    distillation = distillation_for(problem, embed=plan.embed)
     done = train_for(problem, slim, distillation=distillation, keep="best")
     facts: dict[str, object] = {
         **facts_of_training(problem, "train", done),

@@ -1,11 +1,10 @@
-"""Widths of blocks: Vulcan's adaptive FFN widths (Eq. 3, 29) and QK/VO rates (Eq. 5, 6, 30), NuWa's, and by error."""
+"""Widths of blocks: Vulcan's adaptive FFN widths (Eq. 3) and QK/VO rates (Eq. 5, 6, 30), NuWa's, and by error."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, log
-from typing import Literal
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -15,22 +14,12 @@ from edgevit.derivation.solve.attention import head_singular_values
 from edgevit.derivation.solve.factorise import effective_rank
 from edgevit.network.anatomy import Block
 
-Normalisation = Literal["zscore", "minmax", "l2", "uniform"]
-HeadAllocation = Literal["effective_rank", "uniform"]
-SizeWeight = Literal["parameters", "log_parameters", "both"]
 
-
-def normalise(activation: Tensor, how: Normalisation) -> Tensor:
+def z_scores(activation: Tensor) -> Tensor:
     """Make the activations [e] of one block comparable with other blocks' (Vulcan, section H)."""
-    tiny = torch.finfo(activation.dtype).tiny
-    shift, scale = torch.zeros(()), torch.linalg.vector_norm(activation)
-    if how == "minmax":
-        shift, scale = activation.min(), activation.max() - activation.min()
-    elif how == "zscore":
-        shift = activation.mean()
-        scale = torch.linalg.vector_norm(activation - shift)
-    normalised: Tensor = (activation - shift) / scale.clamp_min(tiny)
-    return normalised
+    centred = activation - activation.mean()
+    scores: Tensor = centred / torch.linalg.vector_norm(centred).clamp_min(torch.finfo(activation.dtype).tiny)
+    return scores
 
 
 def adaptive_widths(scores: Sequence[Tensor], minimum: int = 1) -> Callable[[float], list[int]]:
@@ -81,7 +70,6 @@ def head_rates(
     attention_params: Sequence[int],
     widths: Sequence[tuple[int, int]],
     minimum: int,
-    size_weight: SizeWeight,
 ) -> Callable[[float], list[tuple[float, float]]]:
     """Pruning rates of QK and VO width in each block by their mean (Eq. 5, 6; Eq. 30 where blocks differ in size).
 
@@ -90,12 +78,11 @@ def head_rates(
         widths: (q, v) per block; no rate cuts below `minimum` of them.
     """
     ranks = [tuple(float(effective_rank(s).sum()) for s in pair) for pair in values]
-    size = [log(p) if size_weight == "log_parameters" else float(p) for p in attention_params]
     weights, sizes, caps = [], [], []
-    for (qk, vo), p, params, block_widths in zip(ranks, size, attention_params, widths, strict=True):
+    for (qk, vo), params, block_widths in zip(ranks, attention_params, widths, strict=True):
         whole = max(qk + vo, 1e-12)
         for other, width in zip((vo, qk), block_widths, strict=True):  # much rank elsewhere: more to prune here
-            weights.append(max(2 * other / whole * p / whole, 1e-12))
+            weights.append(max(2 * other / whole * float(params) / whole, 1e-12))
             sizes.append(float(params))
             caps.append(max(1 - minimum / width, 0.0))
 
@@ -106,44 +93,29 @@ def head_rates(
     return rates_at
 
 
-def adaptive(
-    blocks: Sequence[Block],
-    activations: Sequence[Tensor],
-    policy: Policy,
-    *,
-    normalisation: Normalisation = "zscore",
-    heads: HeadAllocation = "effective_rank",
-    size_weight: SizeWeight = "parameters",
-) -> Callable[[float], list[Widths]]:
+def adaptive(blocks: Sequence[Block], activations: Sequence[Tensor], policy: Policy) -> Callable[[float], list[Widths]]:
     """Vulcan's allocation: the widths that each block is to have where a share of everything prunable goes.
 
     FFN widths follow the neurons' activations [e] per block (Eq. 3), QK and VO the effective ranks (Eq. 5, 6).
     """
     dims = [b.dims for b in blocks]
     neurons = {i: b.ffn for i, b in enumerate(blocks) if b.ffn is not None}
-    scores = [normalise(activations[i], normalisation) for i in neurons]
-    if size_weight != "parameters":  # Eq. 29
-        ffn_params = [sum(w.numel() for w in (f.w1, f.w2, f.wg) if w is not None) for f in neurons.values()]
-        scores = [s / log(p) for s, p in zip(scores, ffn_params, strict=True)]
+    scores = [z_scores(activations[i]) for i in neurons]
     parts = {i: b.attention for i, b in enumerate(blocks) if b.attention is not None}
     values = head_singular_values(list(parts.values()))
     attention_params = [sum(w.numel() for w in (a.wq, a.wk, a.wv, a.wo)) for a in parts.values()]
-    widths = [(dims[i].qk, dims[i].vo) for i in parts]
+    head_widths = [(dims[i].qk, dims[i].vo) for i in parts]
     neurons_at = adaptive_widths(scores, policy.ffn_minimum) if scores else lambda _: []
-    rates_at = head_rates(values, attention_params, widths, policy.head_minimum, size_weight)
+    rates_at = head_rates(values, attention_params, head_widths, policy.head_minimum)
 
     def wishes_at(rate: float) -> list[Widths]:
-        if normalisation == "uniform":
-            ffn: list[float] = [dims[i].ffn * (1 - rate) for i in neurons]
-        else:
-            ffn = [float(k) for k in neurons_at(rate)]
-        rates = [(rate, rate)] * len(parts) if heads == "uniform" else rates_at(rate)
-        going, kept = dict(zip(parts, rates, strict=True)), dict(zip(neurons, ffn, strict=True))
-        found = []
+        rates = dict(zip(parts, rates_at(rate), strict=True))
+        ffn = dict(zip(neurons, neurons_at(rate), strict=True))
+        widths = []
         for i, d in enumerate(dims):
-            r_qk, r_vo = going.get(i, (0.0, 0.0))
-            found.append(Widths(d.qk * (1 - r_qk), d.vo * (1 - r_vo), kept.get(i, 0.0)))
-        return found
+            r_qk, r_vo = rates.get(i, (0.0, 0.0))
+            widths.append(Widths(d.qk * (1 - r_qk), d.vo * (1 - r_vo), float(ffn.get(i, 0))))
+        return widths
 
     return wishes_at
 

@@ -14,6 +14,7 @@ and, where they are not as most are:
 
     gentle=True                  if its training starts from weights that are nearly right: the learning rate warms
                                  up and is no higher than what is wrong with them needs (`train.settings.fill`)
+    imitates_base=True           if its default teacher is the restricted base; else training has no teacher
     needs_all_tokens=True        if it cannot cut a model that removes tokens: such a base is refused at once
     cuts_half_blocks=True        if it can cut a model whose blocks have lost their attention or their FFN
                                  (`Block.attention`, `Block.ffn` are None there); else such a base is refused at once

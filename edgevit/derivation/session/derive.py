@@ -353,10 +353,11 @@ def run(request: DeriveRequest, progress: Progress | None = None) -> Derivation:
         usual = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
         training = replace(training, steps=usual)
     # A base knows its classes, whatever the method: so it trains gently, and is one baseline for all methods.
-    base_training = fill(replace(training, steps=_base_steps(request, training.steps, len(task.train))), gentle=True)
-    training = fill(training, gentle=method.gentle)
+    base_steps = _base_steps(request, training.steps, len(task.train))
+    base_training = fill(replace(training, steps=base_steps, teacher="none"), gentle=True)
+    training = fill(training, gentle=method.gentle, imitates_base=method.imitates_base)
     if request.unlabelled is not None:
-        refuse_untaught(request.method, config, training.steps)
+        refuse_untaught(training)
     wanted = _Wanted(request, opened, earlier, method, config, budget, policy, training, base_training, rejection)
     with unfinished(request, wanted.resolved(), opened.passes.compute) as folder:
         return _carry_out(wanted, opened.problem(budget, policy, training, base_training, folder))

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,23 +42,21 @@ from edgevit.errors import OptionError, UnsupportedModelError
 from edgevit.network.anatomy import check_all_pass
 from edgevit.network.checkpoint import Model, derived_spec, open_network
 from edgevit.network.families import family_of
+from edgevit.numbers import COUNT, check_number
 from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import BaseCheckRecord, TrainingRecord
 from edgevit.records.model import ModelSpec
 from edgevit.records.supernet import SettingsRecord, SlicePoint, SupernetRecord, Unit
 from edgevit.request import as_request, takes_options
 from edgevit.text import format_count
-from edgevit.train.distil import TeacherOptions
 from edgevit.train.passes import accuracy_of
 from edgevit.train.settings import Training, fill
 
 
 @dataclass(frozen=True)
-class Config(TeacherOptions):
+class Config:
     """How a super-network is made. The paper: 1024 proxy images, 50 of 150 or more epochs of growth."""
 
-    # Whose answers are learnt: the base's own, as it is (restricted), or nobody's (none).
-    teacher: Literal["none", "restricted"] = "none"
     # The number of units that each attention is divided into; fewer where the shape policy allows no more.
     attention_groups: int = 8
     ffn_groups: int = 32  # The number of units that each FFN is divided into.
@@ -78,8 +76,8 @@ class Config(TeacherOptions):
     points: int = 10  # The number of slices whose accuracy is measured.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_below_one("attention_groups", "ffn_groups", "updates", "proxy_images", "epochs")
+        for name in ("attention_groups", "ffn_groups", "updates", "proxy_images", "epochs"):
+            check_number(f"supernet.{name}", getattr(self, name), COUNT)
         if not 0 <= self.growth <= 1:
             raise OptionError(f"supernet.growth={self.growth:g} is not in [0, 1]; the paper's is about 1/3")
         if not 0 <= self.dropout_rate < 1:
@@ -248,7 +246,7 @@ def _train(wanted: _Wanted, problem: Problem) -> tuple[nn.Module, list[Unit]]:
     rival = rival_of(config.dropout, config.dropout_rate)
     dropout = ProgressiveDropout(network, units, growth, proxy, columns, passes, training.seed, rival)
     embed = None if encode is None else EmbedPlan(len(encode), encode)
-    distillation = distillation_for(problem, config, embed)
+    distillation = distillation_for(problem, embed)
     train_for(problem, network, stage="supernet", constraint=dropout, distillation=distillation)
     with problem.stopwatch.stage("training"):
         dropout.finish()

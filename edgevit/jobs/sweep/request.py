@@ -23,7 +23,7 @@ from edgevit.records.contents import contents
 from edgevit.records.unfinished import has_state, partial_folder
 from edgevit.records.writing import refuse_existing
 from edgevit.request import BUDGETS, DATA, OUTPUT, SHAPE, TRAINING, Nested, Option, options_of
-from edgevit.train.settings import Training
+from edgevit.train.settings import TEACHING, Training
 
 
 def read_rates(text: str, _: Mapping[str, Any]) -> tuple[float, ...]:
@@ -81,8 +81,8 @@ class SweepRequest(Request):
     ] = None
     training: Annotated[
         Training,
-        # The other two are of a training that a teacher or a method steers.
-        Nested(without=("steps", "lr_by_loss", "early_stop")),
+        # The base is trained, on the labels alone, and for a number of steps of its own.
+        Nested(without=("steps", "lr_by_loss", "early_stop", *TEACHING)),
     ] = field(default_factory=lambda: Training(steps=0))
     threads: Threads = None
     cache: Cache = True

@@ -29,7 +29,7 @@ CLASSES = ["3", "5", "8"]
 
 
 def test_foreign_images_that_are_counted_are_not_trained_on(digits_checkpoint: Path, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"unlabelled": "digits", "options": {"teacher": "restricted"}, "training": {"steps": 1}}
+    given: dict[str, Any] = {"unlabelled": "digits", "training": {"steps": 1, "teacher": "restricted"}}
     task = open_task("digits", CLASSES, preprocessing={**PREPROCESSING, "input_size": (3, 32, 32)}, base_outputs=10)
     counted = sum(len(foreign_images(task, part, task.class_names)) for part in ("validation", "test"))
     seen = []

@@ -143,25 +143,24 @@ def test_methods_share_one_trained_base(
     assert record.facts.steps == 2 * math.ceil(record.data.images.train / 24)
 
 
-@pytest.mark.parametrize("options", [{"teacher": "restricted"}, {"teacher": "finetuned"}])
-def test_its_answers_are_the_restricted_teachers_too(
-    digits_checkpoint: Path, tmp_path: Path, options: dict[str, str]
-) -> None:
-    made = start(
-        digits_checkpoint, tmp_path / "m", "finetuned", options=options, training={"steps": 2, "lr": 1e-9}, rate=0.05
-    )
+@pytest.mark.parametrize("teacher", ["restricted", "finetuned"])
+def test_its_answers_are_the_restricted_teachers_too(digits_checkpoint: Path, tmp_path: Path, teacher: str) -> None:
+    training = {"steps": 2, "lr": 1e-9, "teacher": teacher}
+    made = start(digits_checkpoint, tmp_path / "m", "finetuned", training=training, rate=0.05)
     lines = [json.loads(line) for line in (made.folder / "history.jsonl").read_text().splitlines()]
     taught = [line["loss_teacher"] for line in lines if line["stage"] == "distil" and "loss_teacher" in line]
     assert taught and max(taught) < 0.02
 
 
 def test_a_teacher_is_trained_where_anything_learns_from_it(digits_checkpoint: Path, tmp_path: Path) -> None:
-    taught = {"teacher": "finetuned"}
-    closed = start(digits_checkpoint, tmp_path / "closed", "base", options=taught, base_steps=5, cache=False)
+    closed = start(
+        digits_checkpoint, tmp_path / "closed", "base", base_steps=5, cache=False,
+        training={**CLOSED, "teacher": "finetuned"},
+    )  # fmt: skip
     assert not [stage for stage in stages(closed.folder) if "finetune" in stage]
     trained = start(
-        digits_checkpoint, tmp_path / "trained", "base", method="vulcan", rate=0.1, options=taught, base_steps=5,
-        cache=False, training={"steps": 2, "lr": 3e-3},
+        digits_checkpoint, tmp_path / "trained", "base", method="vulcan", rate=0.1, base_steps=5,
+        cache=False, training={"steps": 2, "lr": 3e-3, "teacher": "finetuned"},
     )  # fmt: skip
     assert "finetune base" in stages(trained.folder)
 

@@ -1,8 +1,8 @@
-"""What forge knows of a block of the base before it knows the budget, and how the cache keeps it for every budget.
+"""The curves of a block: its predicted losses, which serve every budget, and how the cache stores them.
 
-Second moments are nearly all of it, [e, e] for e neurons. They are symmetric, so one triangle is kept. It is kept in
-fp32, less the product of the means, which are kept in fp64: so rounding stays below that of the fp32 products that were
-summed up (`measure.statistics.add_outer`), also where a mean is far larger than what varies about it.
+Most of the data are second moments, [e, e] for e neurons. They are symmetric, so one triangle is stored, in fp32 and
+less the product of the means. The means are stored in fp64. Rounding then stays below that of the fp32 products in the
+sums (`measure.statistics.add_outer`), even if a mean is far larger than the deviation.
 """
 
 from __future__ import annotations
@@ -23,101 +23,90 @@ from edgevit.network.anatomy import Ffn
 
 @dataclass(frozen=True)
 class BlockCurves:
-    """What is known of one block."""
+    """The statistics and predicted losses of one block."""
 
     statistics: BlockStatistics
     qk: Spectrum | None  # the singular directions of queries with keys, for the task's tokens; None: no attention
     vo: Spectrum | None  # the same of values with outputs
-    felt: Sensitivity  # its qk and vo have an entry for each of these directions, not for each dimension of the base
-    # The order in which neurons go, and how much of the FFN's output is lost with each; None: no FFN.
-    removal: Removal | None
-    ffn_losses: Tensor  # [e] nats, as each neuron goes, the first to go first
+    sensitivity: Sensitivity  # its qk and vo have an entry per direction of these spectra, not per dimension
+    removal: Removal | None  # the order in which neurons are removed, with the error of each; None: no FFN
+    ffn_losses: Tensor  # [e] nats of each neuron, in the order of removal
     block_loss: Tensor  # [1] nats without the whole block
-    site_losses: Tensor  # [2] nats without its attention, and without its FFN; infinite where not measured
+    site_losses: Tensor  # [2] nats without its attention and without its FFN; infinite if not measured
 
     def refitted(self, ffn: Ffn, width: int, ridge: float) -> Ffn:
-        """The block's FFN with the neurons that stay, and output weights for what they are given in the base."""
+        """Return the FFN with `width` neurons and output weights refitted for the base's inputs."""
         hidden = self.statistics.hidden
         assert hidden is not None and self.removal is not None
         return refit(ffn, self.removal.remaining(width), hidden, self.statistics.mean, ridge=ridge)
 
 
 def moment_of(statistics: BlockStatistics) -> Tensor:
-    """The second moment of the block's tokens, which forge takes of every block that has an attention."""
+    """Return the second moment of the tokens, which forge takes for every block with attention."""
     assert statistics.moment is not None
     return statistics.moment
 
 
-def blind(tokens: int, embed: int, qk: Spectrum | None, vo: Spectrum | None) -> Sensitivity:
-    """For `sensitivity=none`: the share of its module's output that each direction carries; tokens weigh alike."""
-    of_qk, of_vo = (
-        torch.empty(0, 0, dtype=torch.float64) if s is None else (s.values.square() / s.values.square().sum()).cpu()
-        for s in (qk, vo)
-    )
-    alike, metric = torch.ones(tokens, dtype=torch.float64), torch.eye(embed, dtype=torch.float64)
-    return Sensitivity(of_qk, of_vo, of_vo.sum(1), attention=alike, ffn=alike.clone(), metric=metric)
-
-
 def root(metric: Tensor) -> Tensor:
-    """Some R with R^T R = metric [d, d], which may be singular: norms leave the loss blind to some directions."""
+    """Compute R with R^T R = metric [d, d], which is singular where norms make the loss blind to a direction."""
     values, vectors = torch.linalg.eigh(metric)
-    found: Tensor = values.clamp_min(0).sqrt().unsqueeze(1) * vectors.mT
-    return found
+    factor: Tensor = values.clamp_min(0).sqrt().unsqueeze(1) * vectors.mT
+    return factor
 
 
 # -- in the cache ------------------------------------------------------------------------------------------------------
 
-_PARTS = {"statistics": BlockStatistics, "qk": Spectrum, "vo": Spectrum, "felt": Sensitivity, "removal": Removal}
+_PARTS = {"statistics": BlockStatistics, "qk": Spectrum, "vo": Spectrum, "sensitivity": Sensitivity, "removal": Removal}
 _LOSSES = ("ffn_losses", "block_loss", "site_losses")
-# The symmetric matrices, each with the name of its mean: one that is there, or the last column of a moment of [x 1].
+# The symmetric matrices, each with the name of its mean: a stored tensor, or the last column of a moment of [x 1].
 _MATRICES = {
     "statistics.moment": "mean.moment",
     "statistics.query": "mean.query",
     "statistics.hidden": "statistics.mean",
-    "felt.metric": None,
+    "sensitivity.metric": None,
 }
 
 
 def packed(curves: Sequence[BlockCurves]) -> dict[str, Tensor]:
-    """The tensors of all blocks by name."""
+    """Return the tensors of all blocks by name."""
     flat: dict[str, Tensor] = {}
     for i, block in enumerate(curves):
-        mine: dict[str, Tensor] = {name: getattr(block, name) for name in _LOSSES}
-        for part in _PARTS:
-            if (held := getattr(block, part)) is not None:
-                mine |= {f"{part}.{name}": t for name, t in vars(held).items() if t is not None}
+        tensors: dict[str, Tensor] = {name: getattr(block, name) for name in _LOSSES}
+        for name in _PARTS:
+            if (part := getattr(block, name)) is not None:
+                tensors |= {f"{name}.{field}": t for field, t in vars(part).items() if t is not None}
         for name, mean in _MATRICES.items():
-            if (matrix := mine.get(name)) is not None:
-                mine[name] = triangle(matrix - _square(mine, mean, matrix))
-        flat |= {f"{i}.{name}": tensor for name, tensor in mine.items()}
+            if (matrix := tensors.get(name)) is not None:
+                tensors[name] = triangle(matrix - _square(tensors, mean, matrix))
+        flat |= {f"{i}.{name}": tensor for name, tensor in tensors.items()}
     return flat
 
 
 def unpacked(flat: Mapping[str, Tensor]) -> list[BlockCurves]:
-    """The curves that were packed."""
+    """Return the curves from what `packed` returned."""
     blocks: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in flat.items():
-        i, _, rest = name.partition(".")
-        blocks.setdefault(i, {})[rest] = tensor
+    for key, tensor in flat.items():
+        i, _, name = key.partition(".")
+        blocks.setdefault(i, {})[name] = tensor
     return [_block(blocks[str(i)]) for i in range(len(blocks))]
 
 
-def _block(mine: dict[str, Tensor]) -> BlockCurves:
+def _block(tensors: dict[str, Tensor]) -> BlockCurves:
     for name, mean in _MATRICES.items():
-        if name in mine:
-            matrix = from_triangle(mine[name])
-            mine[name] = matrix + _square(mine, mean, matrix)
+        if name in tensors:
+            matrix = from_triangle(tensors[name])
+            tensors[name] = matrix + _square(tensors, mean, matrix)
     parts: dict[str, Any] = {}
     for name, kind in _PARTS.items():
-        held = {key.partition(".")[2]: t for key, t in mine.items() if key.startswith(f"{name}.")}
-        parts[name] = kind(**held) if held else None
-    parts |= {name: mine[name] for name in _LOSSES}
+        fields = {key.partition(".")[2]: t for key, t in tensors.items() if key.startswith(f"{name}.")}
+        parts[name] = kind(**fields) if fields else None
+    parts |= {name: tensors[name] for name in _LOSSES}
     return BlockCurves(**parts)
 
 
-def _square(mine: dict[str, Tensor], mean: str | None, matrix: Tensor) -> Tensor:
-    """m m^T of the mean m of a moment matrix, 0 where it has none; `mine` gets m where it lacks it."""
+def _square(tensors: dict[str, Tensor], mean: str | None, matrix: Tensor) -> Tensor:
+    """Return m m^T of the mean m of a moment matrix, 0 if it has none; add m to `tensors` if it is missing."""
     if mean is None:
         return matrix.new_zeros(())
-    m = mine.setdefault(mean, matrix[:, -1])
+    m = tensors.setdefault(mean, matrix[:, -1])
     return torch.outer(m, m)

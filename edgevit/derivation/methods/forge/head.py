@@ -1,8 +1,8 @@
-"""The classifier fitted again to the base's answers, for the features that a slim network has; no label is looked at.
+"""Fit the classifier to the base's answers on the slim network's features, without labels.
 
-The least mean KL(base || network) over the images, and of what draws the weights to those there are: convex, of a few
-hundred to a few thousand unknowns, by L-BFGS in fp64. How strongly they are drawn is chosen on the validation images.
-A model with two heads answers with the mean of both, so both are fitted at once.
+L-BFGS in fp64 minimises the mean KL(base || network) over the images plus a ridge towards the present weights: a convex
+problem of a few hundred to a few thousand unknowns. The ridge is chosen on the validation images. A model with two
+heads answers with their mean, so both are fitted at once.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from edgevit.network.families import family_of
 from edgevit.train.passes import Passes
 
 RIDGES = (1e-3, 1e-2, 1e-1)  # in units of the features' mean square
-ROUNDS = 100  # of the search
+ROUNDS = 100  # of L-BFGS
 
 
 @dataclass(frozen=True)
-class Taught:
-    """Images with the base's `answers` to them: [images, columns]."""
+class Answered:
+    """Images with the base's answers to them: [images, columns]."""
 
     images: Split
     answers: Tensor
 
 
-def refit_head(network: nn.Module, train: Taught, judge: Taught, columns: Sequence[int], passes: Passes) -> float:
-    """Fit the rows of these columns in place, in every process alike; return the divergence on the judge's images."""
+def refit_head(network: nn.Module, train: Answered, judge: Answered, columns: Sequence[int], passes: Passes) -> float:
+    """Fit the rows of these columns in place, the same in all processes; return the divergence on `judge`."""
     heads, rows = family_of(network).classifiers(network), torch.as_tensor(columns)
     before = torch.cat([_affine(head)[rows] for head in heads], dim=1) / len(heads)
-    features, unseen = (_features(network, heads, taught.images, passes) for taught in (train, judge))
+    features, validation = (_features(network, heads, part.images, passes) for part in (train, judge))
     fits = [_fitted(before, features, train.answers, ridge) for ridge in RIDGES]
-    losses = [divergence(judge.answers, (unseen @ fit.mT).log_softmax(1)) for fit in fits]
+    losses = [divergence(judge.answers, (validation @ fit.mT).log_softmax(1)) for fit in fits]
     best = fits[losses.index(min(losses))] * len(heads)
     for head, matrix in zip(heads, best.chunk(len(heads), dim=1), strict=True):
         head.weight.data[rows] = matrix[:, :-1].to(head.weight)
@@ -48,32 +48,32 @@ def refit_head(network: nn.Module, train: Taught, judge: Taught, columns: Sequen
 
 
 def _features(network: nn.Module, heads: Sequence[nn.Linear], images: Split, passes: Passes) -> Tensor:
-    """[x 1] of every head, side by side, the one left out where it has no bias: [images, D] in fp64 on the CPU."""
-    seen: list[list[Tensor]] = [[] for _ in heads]
+    """Return [x 1] of every head side by side, with 0 for 1 if it has no bias: [images, D] in fp64 on the CPU."""
+    features: list[list[Tensor]] = [[] for _ in heads]
 
-    def see(head: int, inputs: Any, _: Tensor) -> None:
-        seen[head].append(F.pad(inputs[0].double().cpu(), (0, 1), value=float(heads[head].bias is not None)))
+    def add(head: int, inputs: Any, _: Tensor) -> None:
+        features[head].append(F.pad(inputs[0].double().cpu(), (0, 1), value=float(heads[head].bias is not None)))
 
-    replace(passes, shared=False).run(network, images, lambda *_: None, [(heads, see)])
-    return torch.cat([torch.cat(batches) for batches in seen], dim=1)
+    replace(passes, shared=False).run(network, images, lambda *_: None, [(heads, add)])
+    return torch.cat([torch.cat(batches) for batches in features], dim=1)
 
 
 def _affine(head: nn.Linear) -> Tensor:
-    """[W b] in fp64 on the CPU: [rows, d + 1]."""
+    """Return [W b] in fp64 on the CPU: [rows, d + 1]."""
     bias = torch.zeros(head.out_features) if head.bias is None else head.bias.detach().cpu()
     return torch.cat([head.weight.detach().cpu(), bias.unsqueeze(1)], dim=1).double()
 
 
 @torch.enable_grad()
-def _fitted(before: Tensor, features: Tensor, taught: Tensor, ridge: float) -> Tensor:
-    """The weights [C, D] of least loss, from those there are. Shapes: features [images, D], taught [images, C]."""
+def _fitted(before: Tensor, features: Tensor, target: Tensor, ridge: float) -> Tensor:
+    """Find the weights [C, D] of least loss. Shapes: features [images, D], target [images, C]."""
     weights = before.clone().requires_grad_()
     search: Any = torch.optim.LBFGS([weights], max_iter=ROUNDS, line_search_fn="strong_wolfe")
     lift = ridge * features.square().mean()
 
     def loss() -> Tensor:
-        found = (features @ weights.mT).log_softmax(1)
-        total = F.kl_div(found, taught, log_target=True, reduction="batchmean")
+        answers = (features @ weights.mT).log_softmax(1)
+        total = F.kl_div(answers, target, log_target=True, reduction="batchmean")
         total = total + lift * (weights - before).square().sum()
         (weights.grad,) = torch.autograd.grad(total, [weights])
         return total

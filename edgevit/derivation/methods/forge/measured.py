@@ -1,4 +1,4 @@
-"""What no gradient says: the loss with a part of one block changed or left out, each measured by itself."""
+"""Measure the loss with a part of one block changed or removed, one part at a time: no gradient predicts it."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ class MeasuredLosses:
     """KL(base || changed) in nats per image, for every block: [L] each, fp64 on the CPU."""
 
     narrowed: Tensor  # with the narrow block in its place
-    without: Tensor  # without it
-    # [L, 2] without its attention, without its FFN; infinite where that was not asked for, or one of them is gone
-    sites: Tensor
+    without: Tensor  # without the block
+    sites: Tensor  # [L, 2] without its attention, without its FFN; infinite if not measured, or if it has one site only
 
 
 def _past(branch: Branch | None, tokens: Tensor) -> Tensor:
-    """The tokens after a site."""
+    """Return the tokens after a site."""
     return tokens if branch is None else tokens + branch.added(branch.module(branch.before(tokens)))
 
 
 def measure_losses(
     problem: Problem, narrowed: nn.Module, images: Split, *, sites: bool, quick: bool = False
 ) -> MeasuredLosses:
-    """Replace the blocks one at a time, the rest being the base's.
+    """Measure the loss with one block narrowed or removed, for each block; the other blocks are the base's.
 
     Args:
-        narrowed: the base with the blocks that are put in.
-        sites: whether either site is left out as well, which takes as long again.
+        narrowed: the base with all blocks narrowed.
+        sites: whether to remove each site alone, too, which doubles the time.
         quick: as for `Passes.show`.
     """
     family = family_of(problem.network)
-    others, branches = family.layers(narrowed.to(problem.compute.device).eval()), family.branches(problem.network)
+    narrow_layers = family.layers(narrowed.to(problem.compute.device).eval())
+    branches = family.branches(problem.network)
 
     def changed(i: int, x: Tensor) -> list[Tensor]:
         attention, ffn = branches[i]
         both = attention is not None and ffn is not None
-        return [others[i](x), x, *([_past(ffn, x), _past(attention, x)] if sites and both else [])]
+        return [narrow_layers[i](x), x, *([_past(ffn, x), _past(attention, x)] if sites and both else [])]
 
     means = _measured(problem, images, changed, 4 if sites else 2, quick)
     return MeasuredLosses(means[0], means[1], _of_sites(means[2:], branches))
@@ -55,9 +55,10 @@ def measure_losses(
 def measure_replaced(
     problem: Problem, replacements: Sequence[BlockReplacements], images: Split, *, sites: bool, quick: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`without` and `sites` of `MeasuredLosses`, with what stands in for the sites of each block where they are gone.
+    """Measure `without` and `sites` of `MeasuredLosses` with affine maps in place of the removed sites.
 
-    sites, quick: as for `measure_losses`.
+    Args:
+        sites, quick: as for `measure_losses`.
     """
     branches = family_of(problem.network).branches(problem.network)
 
@@ -80,7 +81,8 @@ def _measured(
 ) -> Tensor:
     """KL(base || changed) in nats per image: [rows, L], fp64 on the CPU.
 
-    changed: the tokens behind a block in each of the ways, from those before it.
+    Args:
+        changed: computes the tokens after a block, changed in each way, from those before it.
     """
     network, device = problem.network, problem.compute.device
     family = family_of(network)
@@ -92,7 +94,7 @@ def _measured(
             x = layer(x)
         return F.log_softmax(family.answers(network, x)[:, columns].float(), dim=1)
 
-    def see(batch: Tensor, _: Tensor) -> None:
+    def add(batch: Tensor, _: Tensor) -> None:
         tokens = [family.first_tokens(network, batch)]
         for layer in layers:
             tokens.append(layer(tokens[-1]))
@@ -101,12 +103,12 @@ def _measured(
             for row, y in enumerate(changed(i, x)):
                 losses[row, i] += F.kl_div(answers(y, i + 1), whole, log_target=True, reduction="sum")
 
-    problem.passes.show(network, images, see, stage="loss without each block", quick=quick)
+    problem.passes.show(network, images, add, stage="loss without each block", quick=quick)
     return (problem.compute.sum(losses) / len(images)).cpu().clamp_min(0)
 
 
 def _of_sites(means: Tensor, branches: Sequence[tuple[Branch | None, Branch | None]]) -> Tensor:
-    """[L, 2] of [2, L], or of none; infinite where a site is gone already or none was measured."""
+    """Transpose [2, L], or an empty tensor, to [L, 2]; infinite where a block has one site or none was measured."""
     alone = means.mT if len(means) else torch.full((len(branches), 2), torch.inf, dtype=torch.float64)
     alone[[attention is None or ffn is None for attention, ffn in branches]] = torch.inf
     return alone.contiguous()

@@ -1,4 +1,4 @@
-"""Every way to make a block, with what it costs in the budget's quantity and what it is predicted to lose."""
+"""The menu of a block: each way to shrink it, with its cost in the budget's quantity and its predicted loss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,30 +21,30 @@ from edgevit.network.cost import Geometry
 
 
 @dataclass(frozen=True)
-class Goes:
-    """What of a block may go."""
+class Removable:
+    """The parts of a block that may be removed."""
 
     heads: bool
     block: bool
-    sites: bool
+    sites: bool  # one site alone
 
 
 @dataclass(frozen=True)
 class ModuleCosts:
-    """What one block's modules cost in the budget's quantity."""
+    """The costs of one block's modules in the budget's quantity."""
 
     attention: Callable[[int, Tensor, Tensor], Tensor]  # of a number of heads with each pair of widths qk and vo
     ffn: Callable[[int], float]
-    # What either costs more without the other: with both, what a block costs at any width is part of `attention`.
+    # The additional cost of a site without the other: with both, the block's fixed cost is part of `attention`.
     attention_alone: float
     ffn_alone: float
 
 
 def block_costs(budget: Budget, geometry: Geometry, block: int, passed: int = 0) -> ModuleCosts:
-    """Of a block that passes on so many tokens; 0: all that it is given."""
+    """Return the costs of a block that passes on this number of tokens; 0: all that it gets."""
     prices = budget.prices_at(geometry)
     if prices is not None:
-        cut = prices.cut(passed)  # needs the block's attention
+        cut = prices.cut(passed)  # the ranking of tokens, which needs the block's attention
 
         def listed(heads: int, qk: Tensor, vo: Tensor) -> Tensor:
             pairs = zip(qk.tolist(), vo.tolist(), strict=True)
@@ -53,7 +52,7 @@ def block_costs(budget: Budget, geometry: Geometry, block: int, passed: int = 0)
             return torch.tensor(costs, dtype=torch.float64)
 
         return ModuleCosts(listed, partial(prices.ffn, block), -prices.together(block), 0.0)
-    # What a block costs whatever its widths goes with its attention: it goes with the block.
+    # The fixed cost of a block is counted with its attention.
     itself = geometry.fixed(1, budget.linear) - geometry.fixed(0, budget.linear)
     of_ffn = geometry.site_fixed("ffn", budget.linear)
 
@@ -69,23 +68,27 @@ def block_costs(budget: Budget, geometry: Geometry, block: int, passed: int = 0)
 
 def block_menu(
     dims: BlockDims,
-    known: BlockCurves,
+    curves: BlockCurves,
     policy: Policy,
     costs: ModuleCosts,
-    goes: Goes,
+    removable: Removable,
     frozen: Collection[Axis],
     at_least: BlockDims | None = None,
 ) -> BlockMenu:
-    """The choices for one block. With `at_least` it keeps those sites, and no size is below these."""
-    how: dict[str, Any] = {"drop_heads": goes.heads, "frozen": frozen, "at_least": at_least}
-    attention = attention_menu(dims, known.felt, policy, costs.attention, **how) if dims.has_attention else []
-    least = 0 if at_least is None else at_least.ffn
-    ffn = ffn_menu(known.ffn_losses, policy, costs.ffn, frozen, least) if dims.has_ffn else []
-    dropped = float(known.block_loss)
-    menu = BlockMenu(attention, ffn, dropped if goes.block and dropped < inf and "block" not in frozen else None)
-    without_attention, without_ffn = known.site_losses.tolist()
-    menu = as_it_stands(menu, costs)
-    if attention and ffn and goes.sites and "site" not in frozen:
+    """List the choices for one block. With `at_least` it keeps those sites, and no size falls below these."""
+    attention, ffn = [], []
+    if dims.has_attention:
+        attention = attention_menu(
+            dims, curves.sensitivity, policy, costs.attention, drop_heads=removable.heads, frozen=frozen,
+            at_least=at_least,
+        )  # fmt: skip
+    if dims.has_ffn:
+        ffn = ffn_menu(curves.ffn_losses, policy, costs.ffn, frozen, 0 if at_least is None else at_least.ffn)
+    loss = float(curves.block_loss)
+    menu = BlockMenu(attention, ffn, loss if removable.block and loss < inf and "block" not in frozen else None)
+    without_attention, without_ffn = curves.site_losses.tolist()
+    menu = with_single_site(menu, costs)
+    if attention and ffn and removable.sites and "site" not in frozen:
         menu = replace(
             menu,
             attention_alone=[_moved(choice, costs.attention_alone, without_ffn) for choice in attention],
@@ -94,8 +97,8 @@ def block_menu(
     return menu if at_least is None else _with_sites(menu, at_least)
 
 
-def as_it_stands(menu: BlockMenu, costs: ModuleCosts) -> BlockMenu:
-    """The menu of a block whose base has lost a site already, which loses nothing more by that; any other as it is."""
+def with_single_site(menu: BlockMenu, costs: ModuleCosts) -> BlockMenu:
+    """Let a block that has one site only, which loses nothing by the other, keep that site; return others unchanged."""
     if menu.attention and menu.ffn:
         return menu
     return replace(
@@ -106,7 +109,7 @@ def as_it_stands(menu: BlockMenu, costs: ModuleCosts) -> BlockMenu:
 
 
 def _with_sites(menu: BlockMenu, dims: BlockDims) -> BlockMenu:
-    """Only the choices that leave exactly the sites that these sizes have."""
+    """Keep only the choices with exactly the sites that these sizes have."""
     if not dims.has_ffn:
         return BlockMenu((), (), None, attention_alone=menu.attention_alone)
     if not dims.has_attention:
@@ -115,5 +118,5 @@ def _with_sites(menu: BlockMenu, dims: BlockDims) -> BlockMenu:
 
 
 def _moved(choice: Choice, cost: float, loss: float) -> Choice:
-    """The same at another cost and with more loss: costs are added as decimal numbers."""
+    """Return a choice with an additional cost, added as decimal numbers, and an additional loss."""
     return Choice(round(choice.cost + cost, DECIMALS), choice.loss + loss, choice.value)

@@ -1,24 +1,25 @@
-"""Forge, edgevit's own method: measure what every width is worth, spend one budget on all of them, solve, then distil.
+"""Forge, edgevit's own method: price every width by its loss, spend one budget on all of them, solve, then distil.
 
-1. Curves: what the answers lose with each direction of QK and VO, each head, each FFN neuron and each block, in nats.
-   Attention is factorised for the task's own tokens; neurons go in the order of optimal brain surgeon's elimination in
-   the loss's own metric; tokens count by how much the answers feel them (`measure.sensitivity`, `allocate.menus`).
+1. Curves: the loss in nats of each direction of QK and VO, each head, each FFN neuron and each block. Attention is
+   factorised for the task's own tokens. Neurons are removed in the order of optimal brain surgeon's elimination in the
+   loss's own metric. Tokens are weighted by the loss's sensitivity to them (`measure.sensitivity`, `allocate.menus`).
 2. Allocation: the least predicted loss within the budget over QK and VO, FFN, heads and whole blocks at once, in the
-   steps that the shape policy allows: by dynamic programming, as exact as `allocate.knapsack` says; and so for every
-   rung of a ladder of embedding widths, of which the one that loses least is taken (`derive.embedding`). Where much
-   is lost, likewise for some ladders of tokens that leave, as a second plan (`choose`).
-3. Closed form: block by block, output weights solved for the slim network's own inputs (`sequential`), for both plans
-   at once; the second stays only if its answers are clearly nearer to the base's on the validation images (`solve`).
-4. Distillation from the base restricted to the classes; the best state on the validation part is kept, and the closed
-   form is among them. `--steps 0` leaves it out: nothing is trained, and no label is looked at.
+   steps of the shape policy, by dynamic programming (`allocate.knapsack` bounds its error); repeated for candidate
+   widths of the embedding, of which the one of least loss is chosen. Where the loss is large, likewise for some token
+   schedules, as a second plan (`choose`).
+3. Closed form: output weights are solved block by block for the slim network's own inputs (`sequential`), for both
+   plans at once. The second plan is used only if its answers are clearly nearer to the base's on the validation images
+   (`solve`).
+4. Distillation from the base restricted to the classes. The best state on the validation part is kept, the closed form
+   included. `--steps 0` skips it: nothing is trained, and no label is used.
 
-Each step can be taken away by its option; benchmarks/product/RESULTS.md has what each is worth.
+Each step has an option that turns it off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple, replace
+from dataclasses import astuple, replace
 from functools import partial
 from math import inf
 from typing import Any
@@ -39,9 +40,9 @@ from edgevit.derivation.measure.thinning import ENOUGH_TOKENS, thinning
 from edgevit.derivation.method import Method
 from edgevit.derivation.methods.forge.choose import AS_PREDICTED, choose, plan_of
 from edgevit.derivation.methods.forge.config import Config
-from edgevit.derivation.methods.forge.curves import BlockCurves, blind, moment_of, packed, root, unpacked
-from edgevit.derivation.methods.forge.ladders import ladders
+from edgevit.derivation.methods.forge.curves import BlockCurves, moment_of, packed, root, unpacked
 from edgevit.derivation.methods.forge.measured import measure_losses, measure_replaced
+from edgevit.derivation.methods.forge.schedules import schedules
 from edgevit.derivation.methods.forge.solve import judge_plans, solve
 from edgevit.derivation.methods.forge.streams import keeping, show_stream
 from edgevit.derivation.problem import (
@@ -61,34 +62,31 @@ from edgevit.train.passes import Observer
 from edgevit.train.settings import usual_steps
 
 QUANTITIES = ("macs", "params", "ms", "mj")
-PROBE = 8  # FFN curves are scaled to the loss measured at this part of the width
-PER_NEURON = 8  # tokens at least for each neuron of the widest FFN, in second moments
-PER_STAND_IN = 16  # tokens at least for each width of the embedding, in what stands in for a site
+PROBE = 8  # FFN curves are scaled to the loss measured at 1 / PROBE of the width
+PER_NEURON = 8  # least number of tokens per neuron of the widest FFN in second moments
+PER_CHANNEL = 16  # least number of tokens per channel of the embedding in an affine replacement of a site
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
-    """Steps of distillation."""
+    """Return the steps of distillation."""
     return usual_steps(images, batch_size)
 
 
 def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
-    """What it may take away."""
-    family, joint = family_of(network), config.allocation == "joint"
+    """Return what it may remove."""
+    family = family_of(network)
     blocks = family.read(network)
-    switches = ("cut_embedding", "drop_blocks", "drop_heads", "drop_sites")
     return SearchSpace(
-        heads=joint and config.drop_heads,
-        blocks=joint and config.by_loss and config.drop_blocks,
-        sites=joint and config.by_loss and config.drop_sites,
-        embed=embedding.narrowest(network, policy, config.embed_width, "forge") if config.cuts_embedding else 0,
+        heads=config.drop_heads,
+        blocks=config.drop_blocks,
+        sites=config.drop_sites,
+        embed=embedding.narrowest(network, policy, config.embed_width, "forge") if config.cut_embedding else 0,
         images=config.calibration_images,
-        ladders=ladders(family.geometry(network), len(blocks)) if config.cut_tokens == "predicted" else (),
+        ladders=schedules(family.geometry(network), len(blocks)) if config.cut_tokens == "predicted" else (),
         more={
-            **dict.fromkeys(switches, True),
+            **dict.fromkeys(("cut_embedding", "drop_blocks", "drop_heads", "drop_sites"), True),
             "cut_tokens": "predicted",
             "embed_width": 0,
-            "allocation": "joint",
-            "sensitivity": "fisher",
         },
     )
 
@@ -100,17 +98,18 @@ def check_options(target: Target, config: Config) -> None:
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
-def _sensitivities(problem: Problem, config: Config, network: nn.Module, stage: str, **how: Any) -> list[Sensitivity]:
+def _sensitivities(
+    problem: Problem, config: Config, network: nn.Module, stage: str, **options: Any
+) -> list[Sensitivity]:
     images, seed = problem.task.train.subset(config.sensitivity_images), problem.training.seed
-    return measure_sensitivity(network, images, problem.columns, problem.passes, seed=seed, stage=stage, **how)
+    return measure_sensitivity(network, images, problem.columns, problem.passes, seed=seed, stage=stage, **options)
 
 
 def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenStatistics | None]:
-    """Take the curves of every block, or find them in the cache: they depend on the task and not on the budget.
+    """Take the curves of every block and the tokens' moments, or read them from the cache.
 
-    Beside them what is known of the tokens; None where the embedding has to stay, or nothing says what is felt.
+    They depend on the task and not on the budget. The moments are None where the embedding cannot be narrowed.
     """
-    names = ("sensitivity", "ridge")
     images = problem.task.train.subset(config.calibration_images)
     key = {
         **problem.identity,
@@ -120,102 +119,96 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenS
         "stream": config.sequential,
         "measured": problem.task.train.subset(config.measured_images).content_sha256(),
         "quick": config.quick,
-        "config": {name: getattr(config, name) for name in names},
-        "sites": config.drop_sites and config.by_loss,
+        "ridge": config.ridge,
+        "sites": config.drop_sites,
         "seed": problem.training.seed,
     }
-    found = dict(problem.cache.tensors("curves", key, lambda: _make_curves(problem, config)))
-    tokens = TokenStatistics.pop_from(found)
-    return unpacked(found), tokens
+    tensors = dict(problem.cache.tensors("curves", key, lambda: _make_curves(problem, config)))
+    tokens = TokenStatistics.pop_from(tensors)
+    return unpacked(tensors), tokens
 
 
 def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
     network = problem.network.to(problem.compute.device).eval()
     images = problem.task.train.subset(config.calibration_images)
     thinned = thinning(network, len(images), PER_NEURON)
-    by_token, moment = None, None
-    if config.by_loss:
-        # One pass for the sites and for the norms, and one for the moments that their tokens are weighed in. The first
-        # may be rounded: what a token is worth hangs on no small difference, as what a direction is worth may.
-        norms = [norm_gradients(network)] if has_directions(network, len(images)) else []
-        with problem.stopwatch.stage("sensitivity"):
-            how: Any = {"also": norms, "quick": config.quick}
-            by_token = [s.by_token for s in _sensitivities(problem, config, network, "worth of tokens", **how)]
-        for worth in norms:
-            weights = worth.means(len(problem.task.train.subset(config.sensitivity_images)), problem.passes)
-            moment = TokenMoments(network, weights, problem.passes, thinned)
+    # One pass takes the gradients for the sites and the norms, and another the moments of the tokens, weighted by them.
+    # The first pass may be rounded: the weight of a token is not a small difference, as that of a direction may be.
+    norms = [norm_gradients(network)] if has_directions(network, len(images)) else []
+    with problem.stopwatch.stage("sensitivity"):
+        sensitivities = _sensitivities(problem, config, network, "worth of tokens", also=norms, quick=config.quick)
+    moment = None
+    for worth in norms:
+        weights = worth.means(len(problem.task.train.subset(config.sensitivity_images)), problem.passes)
+        moment = TokenMoments(network, weights, problem.passes, thinned)
     with problem.stopwatch.stage("statistics"):
-        how = {"factorisation": "activations", "hidden": True, "by_token": by_token, "thinning": thinned}
-        statistics = calibrate(network, images, problem.passes, show=_shown(problem, config, images, moment), **how)
-    found = packed(_block_curves(problem, config, statistics))
+        statistics = calibrate(
+            network, images, problem.passes, show=_shown(problem, config, images, moment),
+            factorisation="activations", hidden=True, by_token=[s.by_token for s in sensitivities], thinning=thinned,
+        )  # fmt: skip
+    tensors = packed(_block_curves(problem, config, statistics))
     if moment is not None:
         with problem.stopwatch.stage("embedding"):
-            found |= moment.statistics().tensors()
-    return found
+            tensors |= moment.statistics().tensors()
+    return tensors
 
 
 def _shown(
     problem: Problem, config: Config, images: Split, moment: TokenMoments | None
 ) -> Callable[[Sequence[Observer]], None]:
-    """How the calibration images are shown to the base: once, for the moments of its sites and of its tokens.
+    """Return the pass of the calibration images through the base, for the moments of its sites and of its tokens.
 
-    Where the sequential solution will want what the sites put out, they pass as its stream, which keeps that. On a GPU,
-    which passes images sooner than tokens come and go, nothing is kept.
+    If the sequential solution will need the outputs of the sites, the pass stores them. A GPU, which computes them
+    faster than they are read, stores nothing.
     """
     network, passes = problem.network, problem.passes
-    beside = [] if moment is None else [moment.observer]
+    of_tokens = [] if moment is None else [moment.observer]
 
     def show(observers: Sequence[Observer]) -> None:
+        every = [*observers, *of_tokens]
         if config.sequential and problem.compute.device.type == "cpu":
-            how: dict[str, Any] = {"keep": keeping(problem, images, quick=config.quick), "quick": config.quick}
-            show_stream(network, images, passes, [*observers, *beside], **how)
+            keep = keeping(problem, images, quick=config.quick)
+            show_stream(network, images, passes, every, keep=keep, quick=config.quick)
         else:
-            how = {"stage": "statistics of activations", "quick": config.quick}
-            passes.run(network, images, lambda *_: None, [*observers, *beside], **how)
+            stage = "statistics of activations"
+            passes.run(network, images, lambda *_: None, every, stage=stage, quick=config.quick)
 
     return show
 
 
 def _block_curves(problem: Problem, config: Config, statistics: Sequence[BlockStatistics]) -> list[BlockCurves]:
-    network, by_loss = problem.network, config.by_loss
-    blocks = family_of(network).read(network)
+    blocks = family_of(problem.network).read(problem.network)
     spectra = _spectra(problem, blocks, statistics)
-    if by_loss:
-        felt = _felt(problem, config, blocks, statistics, spectra)
-    else:
-        tokens: int = family_of(network).geometry(network).tokens
-        felt = [blind(tokens, b.embed, *pair) for b, pair in zip(blocks, spectra, strict=True)]
-    made = []
+    sensitivities = _of_directions(problem, config, blocks, statistics, spectra)
+    curves = []
     with (
         problem.stopwatch.stage("closed_form"),
         problem.progress.stage("order of neurons", len(blocks), "block") as stage,
     ):
-        for i, (block, s) in enumerate(zip(blocks, statistics, strict=True)):
-            removal, losses = _removal(config, block.ffn, s, felt[i])
-            unknown = [torch.full((count,), inf, dtype=torch.float64) for count in (1, 2)]
-            qk, vo = spectra[i]
-            made.append(BlockCurves(s, qk, vo, felt[i], removal, losses, *unknown))
+        for i, (block, s, (qk, vo)) in enumerate(zip(blocks, statistics, spectra, strict=True)):
+            removal, losses = _removal(config, block.ffn, s, sensitivities[i])
+            unmeasured = [torch.full((count,), inf, dtype=torch.float64) for count in (1, 2)]
+            curves.append(BlockCurves(s, qk, vo, sensitivities[i], removal, losses, *unmeasured))
             stage.update(i + 1)
-    if not by_loss:
-        return [replace(b, ffn_losses=b.ffn_losses / b.ffn_losses.sum()) for b in made]
-    return _scaled(problem, config, blocks, made)
+    return _scaled(problem, config, blocks, curves)
 
 
 def _removal(
-    config: Config, part: Ffn | None, known: BlockStatistics, felt: Sensitivity
+    config: Config, part: Ffn | None, statistics: BlockStatistics, sensitivity: Sensitivity
 ) -> tuple[Removal | None, Tensor]:
-    """The order in which an FFN's neurons go, and what is lost as each does; neither where there is no FFN."""
+    """Order an FFN's neurons for removal, with the loss of each; None and no losses without an FFN."""
     if part is None:
         return None, torch.empty(0, dtype=torch.float64)
-    assert known.hidden is not None
+    assert statistics.hidden is not None
     # the error of W_2 in the metric of the loss is the plain error of R W_2
-    seen = root(felt.metric) @ part.w2.detach().double().cpu()
-    centre = refittable_mean(part, known.mean)
-    removal = removal_order(seen, known.hidden, centre, ridge=config.ridge)
-    return removal, removal_in_order(removal.order, seen, known.hidden, centre, ridge=config.ridge).cost / 2
+    weights = root(sensitivity.metric) @ part.w2.detach().double().cpu()
+    centre = refittable_mean(part, statistics.mean)
+    removal = removal_order(weights, statistics.hidden, centre, ridge=config.ridge)
+    ordered = removal_in_order(removal.order, weights, statistics.hidden, centre, ridge=config.ridge)
+    return removal, ordered.cost / 2
 
 
-_Pair = tuple[Spectrum, Spectrum] | tuple[None, None]  # QK and VO of a block; none where it has no attention
+_Pair = tuple[Spectrum, Spectrum] | tuple[None, None]  # QK and VO of a block; None without attention
 
 
 def _spectra(problem: Problem, blocks: Sequence[Block], statistics: Sequence[BlockStatistics]) -> list[_Pair]:
@@ -226,28 +219,28 @@ def _spectra(problem: Problem, blocks: Sequence[Block], statistics: Sequence[Blo
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
         queries = [s.query for s in statistics if s.query is not None] or None
         moments = [moment_of(statistics[i]) for i in parts]
-        found = attention_spectra(list(parts.values()), moments, query_moments=queries)
-    pairs = dict(zip(parts, zip(found.qk, found.vo, strict=True), strict=True))
+        spectra = attention_spectra(list(parts.values()), moments, query_moments=queries)
+    pairs = dict(zip(parts, zip(spectra.qk, spectra.vo, strict=True), strict=True))
     return [pairs.get(i, (None, None)) for i in range(len(blocks))]
 
 
-def _felt(
+def _of_directions(
     problem: Problem,
     config: Config,
     blocks: Sequence[Block],
     statistics: Sequence[BlockStatistics],
     spectra: Sequence[_Pair],
 ) -> list[Sensitivity]:
-    """Measure each direction of the spectra in the network that has them and is otherwise equal."""
+    """Measure the sensitivity to each direction of the spectra, in a network rotated into them."""
     turned, restored = [], list[Tensor | None]()
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
-        for block, known, (qk, vo) in zip(blocks, statistics, spectra, strict=True):
+        for block, s, (qk, vo) in zip(blocks, statistics, spectra, strict=True):
             whole = None
             if block.attention is not None and qk is not None and vo is not None:
-                a, moment = block.attention, moment_of(known)
+                a, moment = block.attention, moment_of(s)
                 (whole,) = narrow([a], [(a.qk, a.vo)], [moment], Spectra((qk,), (vo,)))
             turned.append(Block(whole, block.ffn))
-            restored.append(None if whole is None or whole.bo is None else mean_values(whole, moment_of(known)))
+            restored.append(None if whole is None or whole.bo is None else mean_values(whole, moment_of(s)))
         rotated = family_of(problem.network).build(problem.network, turned)
     with problem.stopwatch.stage("sensitivity"):
         return _sensitivities(problem, config, rotated, "worth of attention's directions", restored=restored)
@@ -256,12 +249,12 @@ def _felt(
 def _scaled(
     problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves]
 ) -> list[BlockCurves]:
-    """Scale each FFN's curve to the loss measured at one width, and measure what leaving each block out loses."""
+    """Scale each FFN's curve to the loss measured at one width, and measure the loss without each block."""
     probes = [max(b.dims.ffn // PROBE, 1) for b in blocks]
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
         thin = [
-            Block(b.attention, None if b.ffn is None else known.refitted(b.ffn, width, config.ridge))
-            for b, known, width in zip(blocks, curves, probes, strict=True)
+            Block(b.attention, None if b.ffn is None else c.refitted(b.ffn, width, config.ridge))
+            for b, c, width in zip(blocks, curves, probes, strict=True)
         ]
         narrowed = family_of(problem.network).build(problem.network, thin)
     with problem.stopwatch.stage("sensitivity"):
@@ -269,34 +262,30 @@ def _scaled(
         measured = measure_losses(problem, narrowed, images, sites=config.drop_sites, quick=config.quick)
     scaled = []
     rows = zip(curves, probes, measured.narrowed, measured.without, measured.sites, strict=True)
-    for known, probe, loss, without, sites in rows:
-        predicted = known.ffn_losses[: len(known.ffn_losses) - probe].sum()
+    for c, probe, loss, without, sites in rows:
+        predicted = c.ffn_losses[: len(c.ffn_losses) - probe].sum()
         scale = loss / predicted if predicted > 0 and loss > 0 else torch.ones(())
-        losses = {
-            "ffn_losses": known.ffn_losses * scale,
-            "block_loss": without.reshape(1),
-            "site_losses": sites.clone(),
-        }
-        scaled.append(replace(known, **losses))
+        losses = {"ffn_losses": c.ffn_losses * scale, "block_loss": without.reshape(1), "site_losses": sites.clone()}
+        scaled.append(replace(c, **losses))
     return scaled
 
 
-def _stood_in(problem: Problem, config: Config, curves: Sequence[BlockCurves]) -> list[BlockCurves]:
-    """The curves with blocks and sites that go priced with what stands in for them in their place.
+def _with_replacements(problem: Problem, config: Config, curves: Sequence[BlockCurves]) -> list[BlockCurves]:
+    """Return the curves with removed blocks and sites priced with an affine map in their place.
 
-    It is measured when it is first asked for, or found in the cache: it depends on the task and not on the budget.
+    The losses are measured, or read from the cache: they depend on the task and not on the budget.
     """
     network, task = problem.network, problem.task
     geometry = family_of(network).geometry(network)
-    tokens = max(PER_STAND_IN * geometry.embed, ENOUGH_TOKENS)
+    tokens = max(PER_CHANNEL * geometry.embed, ENOUGH_TOKENS)
     fitted = task.train.subset(min(-(-tokens // geometry.tokens), config.calibration_images))
     images = task.train.subset(config.measured_images)
 
     def measure() -> dict[str, Tensor]:
         with problem.stopwatch.stage("sensitivity"), torch.no_grad():
-            how: Any = {"sites": config.drop_sites, "quick": config.quick}
-            found = measure_replaced(problem, fit_replacements(network, fitted, problem.passes), images, **how)
-        return dict(zip(("without", "sites"), found, strict=True))
+            maps = fit_replacements(network, fitted, problem.passes)
+            without, sites = measure_replaced(problem, maps, images, sites=config.drop_sites, quick=config.quick)
+        return {"without": without, "sites": sites}
 
     key = {
         **problem.identity,
@@ -304,9 +293,9 @@ def _stood_in(problem: Problem, config: Config, curves: Sequence[BlockCurves]) -
         "sites": config.drop_sites,
         "quick": config.quick,
     }
-    found = problem.cache.tensors("replacements", key, measure)
-    losses = zip(curves, found["without"], found["sites"], strict=True)
-    return [replace(known, block_loss=without.reshape(1), site_losses=sites) for known, without, sites in losses]
+    losses = problem.cache.tensors("replacements", key, measure)
+    rows = zip(curves, losses["without"], losses["sites"], strict=True)
+    return [replace(c, block_loss=without.reshape(1), site_losses=sites) for c, without, sites in rows]
 
 
 def _warn_of_few_images(problem: Problem, config: Config) -> None:
@@ -323,25 +312,27 @@ def derive(problem: Problem, config: Config) -> Derived:
     curves, tokens = _curves(problem, config)
     with problem.stopwatch.stage("allocation"):
         blocks = family_of(problem.network).read(problem.network)
-        by_token = [known.felt.by_token for known in curves]
-        stand, judge = partial(_stood_in, problem, config, curves), partial(judge_plans, problem, config, by_token)
-        choices = choose(problem, config, blocks, curves, tokens, stand, judge)
+        by_token = [c.sensitivity.by_token for c in curves]
+        replaced = partial(_with_replacements, problem, config, curves)
+        choices = choose(
+            problem, config, blocks, curves, tokens, replaced, partial(judge_plans, problem, config, by_token)
+        )
     with problem.stopwatch.stage("closed_form"):
-        plans = {name: plan_of(config, blocks, curves, one.shape, one.embed) for name, one in choices.items()}
-    mended = replace(config, align=False, refit_head=False) if choices[AS_PREDICTED].loses_little else config
-    curves.clear()  # second moments are most of what is in memory, and the plans hold what was wanted of them
-    solved = solve(problem, mended, by_token, plans)
+        plans = {name: plan_of(config, blocks, curves, c.shape, c.embed) for name, c in choices.items()}
+    if choices[AS_PREDICTED].loses_little:
+        config = replace(config, align=False, refit_head=False)
+    curves.clear()  # the second moments, most of the memory, are not needed after the plans are made
+    solved = solve(problem, config, by_token, plans)
     slim, chosen, plan = solved.network, choices[solved.name], plans[solved.name]
     shape = chosen.shape
     validation = accuracy_on_validation(problem, slim).top1
-    felt = [of_ffn for _, of_ffn in by_token] if config.by_loss else None
-    distillation = distillation_for(problem, config, plan.embed, plan.kept_blocks, felt)
+    distillation = distillation_for(problem, plan.embed, plan.kept_blocks, [of_ffn for _, of_ffn in by_token])
     done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")
     facts: dict[str, object] = {
         **facts_of_training(problem, "distil", done),
         "accuracy_validation_closed_form": validation,
         "predicted_nats": shape.predicted_nats,
-        "tried": {name: asdict(tried) for name, tried in solved.tried.items()},
+        "tried": {n: {"kept": t.helped, "before": t.before, "after": t.after} for n, t in solved.tried.items()},
         **chosen.facts,
         "kept_blocks": plan.kept_blocks,
         "kept_heads": [[] if b[0] is None else list(b[0].heads) for b in shape.blocks if b is not None],
@@ -356,5 +347,6 @@ METHOD = Method(
     search_space=search_space,
     check_options=check_options,
     gentle=True,
+    imitates_base=True,
     cuts_half_blocks=True,
 )

@@ -1,9 +1,9 @@
-"""Which sites stay, where many have to go: a search that solves what it judges.
+"""Search for the sites to keep where many must be removed, by solving the plans that it judges.
 
-Sums of what each site is worth by itself say little of what many lose together once the rest is solved again: over sets
-of sites that take as long, their rank correlation with what is lost in the end is 0.3, and 0.7 with an affine map where
-a site was (decision 009). So plans by both prices, and by means of them, are solved for some images, and then those
-that differ from the best one in a site or two, until none of them is better.
+The sum of the losses of single sites predicts poorly what many lose together after the other weights are solved again.
+Over sets of sites of equal cost, its rank correlation with the final loss is 0.3, and 0.7 if an affine map replaces
+each removed site (decision 009). So plans by both prices, and by geometric means of them, are solved for some images.
+Then plans that differ from the best one in one or two sites are solved, until none is better.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 from edgevit.derivation.methods.forge.curves import BlockCurves
 from edgevit.progress import Progress
 
-LEFT_OUT = 0.25  # of the sites: a search is worth its time where the plan leaves out so many
-MIXED = (0.25, 0.5, 0.75, 1.0)  # shares of stand-ins in the geometric means of prices, of the plans that it begins with
-AT_ONCE, ROUNDS = 12, 4  # plans that are solved in one sweep, and how often those near the best one are
-BETTER = 0.97  # of what the best plan loses: else the search ends
+LEFT_OUT = 0.25  # share of removed sites from which a search is worth its time
+MIXED = (0.25, 0.5, 0.75, 1.0)  # weights of affine replacements in the mean prices of the first plans
+AT_ONCE, ROUNDS = 12, 4  # plans solved in one sweep, and the number of sweeps around the best plan
+BETTER = 0.97  # the search ends if a sweep does not lower the loss to this share
 FORBIDDEN = 1e6  # nats
 
 Sites = tuple[tuple[bool, bool], ...]  # per block, whether its attention and its FFN stay
@@ -39,106 +39,107 @@ class Planned(Protocol):
 P = TypeVar("P", bound=Planned)
 
 
-def mixed_prices(curves: Sequence[BlockCurves], stood_in: Sequence[BlockCurves], share: float) -> list[BlockCurves]:
-    """The curves with geometric means of both prices: `share` of those with stand-ins."""
+def mixed_prices(curves: Sequence[BlockCurves], replaced: Sequence[BlockCurves], share: float) -> list[BlockCurves]:
+    """Return the curves with geometric means of both prices, `share` the weight of those with replacements."""
 
     def mean(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a.pow(1 - share) * b.pow(share)
 
     return [
         replace(
-            known,
-            block_loss=mean(known.block_loss, other.block_loss),
-            site_losses=mean(known.site_losses, other.site_losses),
+            plain,
+            block_loss=mean(plain.block_loss, affine.block_loss),
+            site_losses=mean(plain.site_losses, affine.site_losses),
         )
-        for known, other in zip(curves, stood_in, strict=True)
+        for plain, affine in zip(curves, replaced, strict=True)
     ]
 
 
 def forced_to(curves: Sequence[BlockCurves], stay: Sites) -> list[BlockCurves]:
-    """The curves with prices by which exactly these sites stay, if the budget is enough for them."""
+    """Return the curves with prices by which exactly these sites stay, if the budget allows."""
 
-    def price(gone: bool) -> float:
-        return 0.0 if gone else FORBIDDEN
+    def price(removed: bool) -> float:
+        return 0.0 if removed else FORBIDDEN
 
     return [
         replace(
-            known,
+            block,
             block_loss=torch.tensor([price(not attention and not ffn)], dtype=torch.float64),
             site_losses=torch.tensor([price(ffn and not attention), price(attention and not ffn)], dtype=torch.float64),
         )
-        for known, (attention, ffn) in zip(curves, stay, strict=True)
+        for block, (attention, ffn) in zip(curves, stay, strict=True)
     ]
 
 
 def priced(curves: Sequence[BlockCurves], stay: Sites) -> float:
-    """What the sites that go lose by themselves, in nats: both of a block together."""
+    """Sum the losses of the removed sites, each by itself, in nats; both sites of a block count together."""
     nats = 0.0
-    for known, (attention, ffn) in zip(curves, stay, strict=True):
-        without_attention, without_ffn = known.site_losses.tolist()
+    for block, (attention, ffn) in zip(curves, stay, strict=True):
+        without_attention, without_ffn = block.site_losses.tolist()
         if not attention and not ffn:
-            nats += float(known.block_loss)
+            nats += float(block.block_loss)
         elif not (attention and ffn):
-            lost = without_ffn if attention else without_attention
-            nats += lost if isfinite(lost) else 0.0  # a site that the base has not loses nothing
+            loss = without_ffn if attention else without_attention
+            nats += loss if isfinite(loss) else 0.0  # a site that the base lacks loses nothing
     return nats
 
 
 def near(stay: Sites, prices: Sequence[tuple[float, float]]) -> list[Sites]:
-    """The sets that differ in one site, or in one that goes for one that comes; by what that seems to be worth.
+    """List the sets that differ by one site, or by one removed and one added, the most promising first.
 
-    prices: what each site loses that goes, per block.
+    Args:
+        prices: the loss without each site, per block.
     """
-    flat = [there for block in stay for there in block]
-    worth = [min(nats, FORBIDDEN) for block in prices for nats in block]  # infinite where a block has but one
-    there, away = ([i for i, kept in enumerate(flat) if kept is which] for which in (True, False))
-    moves: list[tuple[float, tuple[int, ...]]] = [(worth[i] - worth[j], (i, j)) for i, j in product(there, away)]
-    moves += [(-worth[j], (j,)) for j in away]
-    moves += [(worth[i], (i,)) for i in there]
+    flat = [present for block in stay for present in block]
+    worth = [min(nats, FORBIDDEN) for block in prices for nats in block]  # infinite where a block has one site only
+    in_plan, removed = ([i for i, present in enumerate(flat) if present is state] for state in (True, False))
+    moves: list[tuple[float, tuple[int, ...]]] = [(worth[i] - worth[j], (i, j)) for i, j in product(in_plan, removed)]
+    moves += [(-worth[j], (j,)) for j in removed]
+    moves += [(worth[i], (i,)) for i in in_plan]
 
     def moved(places: tuple[int, ...]) -> Sites:
-        now = [kept is not (i in places) for i, kept in enumerate(flat)]
-        return tuple(zip(now[::2], now[1::2], strict=True))
+        changed = [present is not (i in places) for i, present in enumerate(flat)]
+        return tuple(zip(changed[::2], changed[1::2], strict=True))
 
     return [moved(places) for _, places in sorted(moves)]
 
 
 def search(
-    begun: Sequence[P],
+    first: Sequence[P],
     forced: Callable[[Sites, int | None], P | None],
     judge: Callable[[Sequence[P]], list[float]],
     prices: Sequence[tuple[float, float]],
     progress: Progress,
 ) -> tuple[P, int]:
-    """The plan whose answers are the nearest to the base's, and how many were solved.
+    """Return the plan whose answers are nearest to the base's, and the number of plans solved.
 
     Args:
-        begun: plans to begin with.
-        forced: the plan with exactly these sites at this width of the embedding; None: the budget is not enough.
-        judge: what plans lose once they are solved.
+        first: the plans to begin with.
+        forced: makes the plan with exactly these sites at this width of the embedding; None: the budget is too small.
+        judge: solves plans and returns their losses.
         prices: as for `near`.
     """
-    seen: set[tuple[Sites, int | None]] = set()
+    solved: set[tuple[Sites, int | None]] = set()
 
-    def unseen(plans: Iterator[P | None]) -> list[P]:
-        found: list[P] = []
+    def untried(plans: Iterator[P | None]) -> list[P]:
+        batch: list[P] = []
         for plan in plans:
-            if plan is not None and (key := (plan.stay, plan.width)) not in seen:
-                seen.add(key)
-                found.append(plan)
-                if len(found) == AT_ONCE:
+            if plan is not None and (key := (plan.stay, plan.width)) not in solved:
+                solved.add(key)
+                batch.append(plan)
+                if len(batch) == AT_ONCE:
                     break
-        return found
+        return batch
 
     with progress.stage("search of sites", 1 + ROUNDS, "sweep") as stage:
-        plans = unseen(iter(begun))
+        plans = untried(iter(first))
         losses = judge(plans)
         least = min(losses)
         best = plans[losses.index(least)]
         for done in range(1, 1 + ROUNDS):
             stage.update(done, loss=least)
-            of_best = best
-            plans = unseen(forced(stay, of_best.width) for stay in near(of_best.stay, prices))
+            stay, width = best.stay, best.width
+            plans = untried(forced(sites, width) for sites in near(stay, prices))
             if not plans:
                 break
             losses = judge(plans)
@@ -147,4 +148,4 @@ def search(
             least = min(losses)
             best = plans[losses.index(least)]
         stage.update(1 + ROUNDS, loss=least)
-    return best, len(seen)
+    return best, len(solved)

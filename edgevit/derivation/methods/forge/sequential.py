@@ -1,20 +1,20 @@
-"""Closed form, block by block: a slim network's output weights solved for its own inputs and the base's tokens.
+"""Solve a slim network's output weights block by block, for its own inputs and the base's tokens.
 
-Factors and neurons chosen for the base's inputs meet other inputs in the slim network, because the blocks before them
-have errors of their own. So, from the first block to the last, W_O and W_2 are solved again by least squares: the
-inputs are what the slim network itself computes so far, the targets what brings its tokens back to the base's,
+Factors and neurons were chosen for the base's inputs, but in the slim network the blocks before have errors. So W_O and
+W_2 are solved again by least squares, from the first block to the last. The inputs are those that the slim network
+computes so far, and the targets bring its tokens back to the base's:
 
     attention:  (x_mid - x') / s_1     with x_mid the base's tokens after attention and x' the slim network's before it
     FFN:        (x_next - x'_mid) / s_2     with x_next the base's tokens where the next block that is kept begins
 
-so that each block mends what it can of what was lost before it, and takes over what it can of what was dropped after
-it; the attention of a block without an FFN has the FFN's target. Tokens count by how much the answers feel them. Where
-the images leave a direction open, the weights stay what they were.
+So each block corrects errors of the blocks before it and replaces blocks removed after it, as far as it can. The
+attention of a block without an FFN has the FFN's target. Tokens are weighted by the loss's sensitivity to them. A ridge
+keeps the weights unchanged in directions that the images do not determine.
 
-Before that, where it is asked for, the layers that read a site's normalised tokens n' are *aligned*: with n the base's,
-T and t of least E|n - T n' - t|^2 are multiplied into them, W <- W T and b <- b + W t, drawn to T = 1.
+With `align`, the layers that read a site's normalised tokens n' are aligned first: with n the base's, T and t minimise
+E|n - T n' - t|^2 and are multiplied into them, W <- W T and b <- b + W t, with a ridge towards T = 1.
 
-Several slim networks share the base's pass; each of them computes every site once.
+Several slim networks share the base's pass, and each computes every site once.
 """
 
 from __future__ import annotations
@@ -38,45 +38,45 @@ ALIGN_RIDGE = 1e-2  # in units of the normalised tokens' mean square
 
 @dataclass(frozen=True)
 class Slim:
-    """A network whose output weights are to be solved, in place."""
+    """A network whose output weights are solved in place."""
 
     network: nn.Module
-    kept: Sequence[int]  # for each of its blocks, the block of the base that it stands for
-    align: bool = False  # whether what reads normalised tokens is aligned first
-    encode: Tensor | None = None  # [d', d]: its tokens are to be encode times the base's; None: the base's
+    blocks: Sequence[int]  # for each of its blocks, the number of the base's block
+    align: bool = False  # whether layers that read normalised tokens are aligned first
+    encode: Tensor | None = None  # [d', d]: the target of its tokens is encode times the base's; None: the base's
 
 
-def _before_scale(wanted: Tensor, scale: Scale) -> Tensor:
-    """What a site is to put out for its LayerScale to make of it what is wanted; nothing in channels that it shuts."""
+def _before_scale(target: Tensor, scale: Scale) -> Tensor:
+    """Divide a target by the LayerScale that follows; 0 in channels with a scale of 0."""
     if isinstance(scale, float):
-        return wanted / scale
-    return torch.where(scale == 0, 0.0, wanted / scale)
+        return target / scale
+    return torch.where(scale == 0, 0.0, target / scale)
 
 
-class _Seen(Exception):
-    """Ends a module's forward pass where all has been seen that was to be."""
+class _EndOfPass(Exception):
+    """Ends a module's forward pass early."""
 
 
-def _given(branch: Branch, tokens: Tensor) -> Tensor:
-    """What the output layer of a site is given for these tokens; the layer itself, half of an FFN, is not computed."""
+def _output_inputs(branch: Branch, tokens: Tensor) -> Tensor:
+    """Compute the inputs of a site's output layer for these tokens, without the layer itself, half of an FFN."""
 
     def end(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.append(inputs[0])
-        raise _Seen
+        captured.append(inputs[0])
+        raise _EndOfPass
 
-    seen: list[Tensor] = []
+    captured: list[Tensor] = []
     hook = branch.output.register_forward_pre_hook(end)
     try:
-        with suppress(_Seen):
+        with suppress(_EndOfPass):
             branch.module(branch.before(tokens))
     finally:
         hook.remove()
-    return seen[0].float()
+    return captured[0].float()
 
 
 @dataclass
 class _Layer:
-    """One layer of the base, and what it computed for every batch, as far as somebody asks for it."""
+    """One layer of the base, with its tensors for every batch where a solver needs them."""
 
     number: int
     branches: tuple[Branch | None, Branch | None]
@@ -86,7 +86,7 @@ class _Layer:
 
 
 class _Solver:
-    """One slim network on its way through the layers, a block at a time."""
+    """Solves one slim network, a block at a time."""
 
     def __init__(
         self,
@@ -98,61 +98,62 @@ class _Solver:
     ) -> None:
         self.align, self.stream, self.by_token = slim.align, stream, by_token
         self.ridge, self.thinning = ridge, thinning
-        self.blocks = dict(zip(slim.kept, family_of(slim.network).branches(slim.network), strict=True))
-        self.ends = dict(zip(slim.kept, [*slim.kept[1:], len(by_token)], strict=True))
+        self.blocks = dict(zip(slim.blocks, family_of(slim.network).branches(slim.network), strict=True))
+        self.ends = dict(zip(slim.blocks, [*slim.blocks[1:], len(by_token)], strict=True))
         self.encode = None if slim.encode is None else slim.encode.to(stream.device).float()
-        self.tokens = [stream.room.keep(self._encoded(x.to(stream.device))) for x in stream.tokens]  # before the block
+        self.tokens = [stream.store.copy(self._encoded(x.to(stream.device))) for x in stream.tokens]  # before the block
 
     def _encoded(self, tokens: Tensor) -> Tensor:
-        """The base's tokens as this network is to have them."""
+        """Return the base's tokens in this network's embedding."""
         return tokens if self.encode is None else tokens @ self.encode.mT
 
-    def _wanted(self, own: Branch, base: Branch | None, tokens: Tensor) -> Tensor:
-        """What the readers of a site are to be given, for the base's tokens there, normalised as the base does."""
-        # With a change of basis the base's norm went into the readers.
-        norm, seen = (own, self._encoded(tokens)) if base is None or self.encode is not None else (base, tokens)
-        normalised: Tensor = norm.before(seen)
+    def _normalised(self, branch: Branch, base: Branch | None, tokens: Tensor) -> Tensor:
+        """Normalise the base's tokens for the readers of a site as the base does."""
+        # A change of basis moved the base's norm into the readers.
+        if base is None or self.encode is not None:
+            base, tokens = branch, self._encoded(tokens)
+        normalised: Tensor = base.before(tokens)
         return normalised
 
     def begin(self, layer: _Layer) -> None:
-        """Start with the block that stands for this layer, whose tokens the base's stream has now."""
+        """Start with the block of this layer, whose tokens the base's stream has now."""
         self.layer = layer
-        self.heads: list[Tensor] = []  # what the attention's output layer is given
+        self.heads: list[Tensor] = []  # the inputs of the attention's output layer
         self.attention, self.ffn = self.blocks[layer.number]
-        # A block stands for all that are gone behind it, too: its FFN's errors are weighted as the last of these is.
-        self.felt = self.by_token[layer.number][0], self.by_token[self.ends[layer.number] - 1][1]
+        # A block also replaces the removed blocks after it: its FFN's errors are weighted as those of the last of them.
+        self.weights = self.by_token[layer.number][0], self.by_token[self.ends[layer.number] - 1][1]
         if self.attention is not None:
             self.sums = _regression(self.attention.output)
             if self.align:
                 self._align(self.attention, layer.branches[0], zip(self.stream.tokens, self.tokens, strict=True), 0)
 
     def attend(self, batch: int, base: Passed) -> None:
-        """See what the base's attention makes of its tokens."""
+        """Add a batch of the base's attention to the sums."""
         if self.attention is None:
             return
         y = self.stream.of(self.tokens, batch)
-        heads = self._given(self.attention, y)
-        self.heads.append(self.stream.room.keep(heads))
+        heads = self._inputs(self.attention, y)
+        self.heads.append(self.stream.store.copy(heads))
         scales = self.layer.scales
         if scales is not None and self.ffn is None:
-            return  # its target is still to come
+            return  # its target follows in `finish`
         assert base.attention is not None
         of = self.thinning.of
         if scales is None:
             target = of(base.attention)
         elif self.encode is None:
             target = _before_scale(of(base.before) - of(y), scales[0]) + of(base.attention)
-        else:  # LayerScale went into the weights with the change of basis
+        else:  # a change of basis moved LayerScale into the weights
             target = self._encoded(of(base.middle)) - of(y)
-        self._add(heads, target, self.felt[0])
+        self._add(heads, target, self.weights[0])
 
     def settle(self) -> None:
-        """Solve the attention, if the base has told its target."""
+        """Solve the attention, unless its target is that of a removed FFN."""
         if self.attention is not None and (self.ffn is not None or self.layer.scales is None):
             self._solve(self.attention)
 
     def finish(self) -> None:
-        """Solve the rest of the block for the tokens that the base's stream has now, and move past it."""
+        """Solve the remaining site of the block for the present tokens of the base's stream, and move past it."""
         scales, of = self.layer.scales, self.stream.of
         if scales is not None and self.encode is not None:
             scales = (1.0, 1.0)
@@ -161,12 +162,12 @@ class _Solver:
             assert self.attention is not None
             for i in batches:
                 target = _before_scale(self._missing(i, of(self.tokens, i)), scales[0])
-                self._add(of(self.heads, i), target, self.felt[1])
+                self._add(of(self.heads, i), target, self.weights[1])
             self._solve(self.attention)
         if self.attention is not None:
             for tokens, heads in zip(self.tokens, self.heads, strict=True):
-                put_out = self.attention.output(heads.to(self.stream.device))
-                tokens.add_(self.attention.added(put_out).to(tokens.device))
+                output = self.attention.output(heads.to(self.stream.device))
+                tokens.add_(self.attention.added(output).to(tokens.device))
         if self.ffn is None:
             return
         if self.align:
@@ -175,29 +176,29 @@ class _Solver:
         neurons: list[Tensor] = []
         for i in batches:
             middle = of(self.tokens, i)
-            given = self._given(self.ffn, middle)
-            neurons.append(self.stream.room.keep(given))
+            inputs = self._inputs(self.ffn, middle)
+            neurons.append(self.stream.store.copy(inputs))
             if scales is None:
                 target = self.thinning.of(of(self.layer.ffn_outputs, i))
             else:
                 target = _before_scale(self._missing(i, middle), scales[1])
-            self._add(given, target, self.felt[1])
+            self._add(inputs, target, self.weights[1])
         self._solve(self.ffn)
         for i in batches:
             self.tokens[i].add_(self.ffn.added(self.ffn.output(of(neurons, i))).to(self.tokens[i].device))
 
     def _missing(self, batch: int, tokens: Tensor) -> Tensor:
-        """What these lack to be the base's, where they are taken: [T, d']."""
+        """Subtract these tokens from the base's, after thinning: [T, d']."""
         of = self.thinning.of
         return self._encoded(of(self.stream.of(self.stream.tokens, batch))) - of(tokens)
 
-    def _given(self, branch: Branch, tokens: Tensor) -> Tensor:
+    def _inputs(self, branch: Branch, tokens: Tensor) -> Tensor:
         with self.stream.passes.rounded(self.stream.quick):
-            return _given(branch, tokens)
+            return _output_inputs(branch, tokens)
 
-    def _add(self, given: Tensor, target: Tensor, felt: Tensor) -> None:
-        """Take a batch [B, N, r] of what the output layer is given; the target is that of the tokens taken of it."""
-        self.sums.add(self.thinning.of(given), target, self.thinning.weights(len(given), felt, given.device))
+    def _add(self, inputs: Tensor, target: Tensor, weights: Tensor) -> None:
+        """Add a batch of inputs [B, N, r] of the output layer to the sums; the target is thinned already."""
+        self.sums.add(self.thinning.of(inputs), target, self.thinning.weights(len(inputs), weights, inputs.device))
 
     def _solve(self, branch: Branch) -> None:
         layer = branch.output
@@ -208,20 +209,20 @@ class _Solver:
         if bias is not None:
             layer.bias.copy_(bias)
 
-    def _align(self, own: Branch, base: Branch | None, pairs: Iterable[tuple[Tensor, Tensor]], site: int) -> None:
-        """Align what reads a site's normalised tokens, given the base's and the slim network's before any norm."""
+    def _align(self, branch: Branch, base: Branch | None, pairs: Iterable[tuple[Tensor, Tensor]], site: int) -> None:
+        """Align the readers of a site, given pairs of the base's and the slim network's tokens before any norm."""
         sums = None
-        for theirs, tokens in pairs:
+        for of_base, tokens in pairs:
             images, of = len(tokens), self.thinning.of
-            x = own.before(of(tokens.to(self.stream.device)))
-            wanted = self._wanted(own, base, of(theirs.to(self.stream.device)))
+            x = branch.before(of(tokens.to(self.stream.device)))
+            target = self._normalised(branch, base, of(of_base.to(self.stream.device)))
             sums = sums or Regression(x.shape[-1], x.shape[-1], x.device)
-            sums.add(x, wanted, self.thinning.weights(images, self.felt[site], x.device))
+            sums.add(x, target, self.thinning.weights(images, self.weights[site], x.device))
         assert sums is not None, "there is an image"
-        constant = all(reader.bias is not None for reader in own.readers)
-        one = torch.eye(sums.rows - 1, dtype=torch.float64)
-        turn, shift = sums.map(self.stream.compute.sum).solve(ALIGN_RIDGE, prior=one, bias=constant)
-        for reader in own.readers:
+        constant = all(reader.bias is not None for reader in branch.readers)
+        identity = torch.eye(sums.rows - 1, dtype=torch.float64)
+        turn, shift = sums.map(self.stream.compute.sum).solve(ALIGN_RIDGE, prior=identity, bias=constant)
+        for reader in branch.readers:
             weights = reader.weight.to(turn)
             if shift is not None:
                 reader.bias.copy_(reader.bias + weights @ shift)
@@ -233,15 +234,15 @@ def _regression(layer: nn.Linear) -> Regression:
 
 
 def _pass(layer: _Layer, stream: BaseStream, starting: Sequence[_Solver]) -> None:
-    """Move the base's stream past one layer, and show its outputs to the solvers that keep this block."""
+    """Move the base's stream past one layer and pass its outputs to the solvers whose networks have this block."""
     aligns, no_sum = any(s.align for s in starting), starting and layer.scales is None
     for i, passed in enumerate(stream.past(layer.number)):
         for solver in starting:
             solver.attend(i, passed)
         if aligns:
-            layer.middles.append(stream.room.keep(passed.middle))
+            layer.middles.append(stream.store.copy(passed.middle))
         if no_sum and passed.ffn is not None:
-            layer.ffn_outputs.append(stream.room.keep(passed.ffn))
+            layer.ffn_outputs.append(stream.store.copy(passed.ffn))
 
 
 @torch.no_grad()
@@ -259,16 +260,16 @@ def solve_in_sequence(
 ) -> None:
     """Solve the output weights of every block of the slim networks in place.
 
-    Sums are fp64 and of one size. Beside them the tokens of all images are kept between two blocks, of the base and of
-    every slim network, and what the sites of one block are given: beyond `IN_MEMORY_BYTES` in files, so that memory
-    does not grow with the number of images.
+    Sums are fp64 and of constant size. The tokens of all images between two blocks, of the base and of every slim
+    network, and the inputs of one block's sites are stored: beyond `IN_MEMORY_BYTES` in files, so that memory does not
+    grow with the number of images.
 
     Args:
-        by_token: per block of the base, how much attention's and FFN's output matter at each token: two of [N].
-        ridge: of the solutions, in units of the inputs' mean square; it draws them to the weights there are.
-        thinning: over which tokens sums are taken.
-        keep: where what the base's sites put out is kept, for these images.
-        quick: the sites of all networks multiply as `Passes.rounded` does, and what is solved is in fp64.
+        by_token: per block of the base, the weight of attention's and FFN's output at each token: two of [N].
+        ridge: of the solutions towards the present weights, in units of the inputs' mean square.
+        thinning: which tokens are in the sums.
+        keep: stores the outputs of the base's sites for these images.
+        quick: the sites of all networks multiply as in `Passes.rounded`; solutions are in fp64.
     """
     for network in (base, *(slim.network for slim in slims)):
         network.to(passes.compute.device).eval()
@@ -276,8 +277,8 @@ def solve_in_sequence(
     stream = BaseStream(base, images, passes, keep, quick=quick)
     solvers = [_Solver(slim, stream, by_token, ridge, thinning) for slim in slims]
     blocks = zip(family.branches(base), family.residual_scales(base), strict=True)
-    told = passes.progress.stage("solve block by block", len(by_token), "block")
-    with told as stage, passes.products(base):
+    progress = passes.progress.stage("solve block by block", len(by_token), "block")
+    with progress as stage, passes.products(base):
         for number, (branches, scales) in enumerate(blocks):
             layer = _Layer(number, branches, scales, [], [])
             starting = [solver for solver in solvers if number in solver.blocks]

@@ -1,8 +1,9 @@
-"""The base's tokens on their way through its layers, beside which slim networks are solved.
+"""Pass the base's tokens through its layers, one layer at a time, while slim networks are solved beside it.
 
-They depend on the task and not on the budget. So what each site puts out is kept in the cache, and a further budget of
-the task passes nothing through the base: it adds up what was kept. It is kept in fp16, and what was just worked out is
-so rounded before the tokens go on with it: with and without the cache the weights are the same to the last bit.
+The tokens depend on the task and not on the budget. So the cache stores the output of each site, and for a further
+budget of the task the base computes nothing: its stored outputs are added up. They are stored in fp16, and a computed
+output is rounded to fp16 before it is added, so that the weights are the same to the last bit with and without the
+cache.
 """
 
 from __future__ import annotations
@@ -25,47 +26,52 @@ from edgevit.network.families import Branch, family_of
 from edgevit.records.writing import writing
 from edgevit.train.passes import Observer, Passes, observed
 
-IN_MEMORY_BYTES = 2 * 10**9  # of tokens and of what sites are given; what is beyond lies in files
+IN_MEMORY_BYTES = 2 * 10**9  # of tokens and inputs of sites; the rest is stored in files
 SITES = ("attention", "ffn")
 
-Keep = Callable[[int, Callable[[], Tensors]], Tensors]  # keep(layer, compute): what is stored, or computed and stored
+Keep = Callable[[int, Callable[[], Tensors]], Tensors]  # keep(layer, compute): the stored tensors, or compute and store
 
 
 def keeping(problem: Problem, images: Split, *, quick: bool = False) -> Keep | None:
-    """How what the sites put out is kept for other budgets; None: it is not. `quick` is as for `Passes.rounded`."""
+    """Return a function that stores the outputs of the sites for other budgets; None: they are not stored.
+
+    Args:
+        quick: as for `Passes.rounded`.
+    """
     geometry, layers = family_of(problem.network).geometry(problem.network), family_of(problem.network).layers
     nbytes = 2 * 2 * len(layers(problem.network)) * len(images) * geometry.tokens * geometry.embed
-    # A GPU computes it sooner than it is read; and entries beyond their share of the cache would push each other out.
+    # A GPU computes outputs faster than they are read. Entries beyond their share of the cache would evict each other.
     if problem.compute.device.type != "cpu" or problem.cache.folder is None or nbytes > problem.cache.streams_bytes:
         return None
     key = {**problem.identity, "images": images.content_sha256(), "quick": quick}
-    return lambda layer, make: problem.cache.tensors(STREAMS, {**key, "layer": layer}, make)
+    return lambda layer, compute: problem.cache.tensors(STREAMS, {**key, "layer": layer}, compute)
 
 
-class Room:
-    """Where values of all batches are kept, on the CPU: in memory, and beyond `IN_MEMORY_BYTES` in files."""
+class TensorStore:
+    """Stores tensors of all batches on the CPU: in memory, and beyond `IN_MEMORY_BYTES` in files."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
-    def keep(self, values: Tensor) -> Tensor:
-        self._take(values.nbytes)
-        room = torch.empty(values.shape) if self.bytes <= IN_MEMORY_BYTES else _in_a_file(values.shape)
-        weakref.finalize(room, self._take, -values.nbytes)
-        return room.copy_(values)
+    def copy(self, values: Tensor) -> Tensor:
+        """Store a copy in fp32, until nothing refers to it."""
+        self._count(values.nbytes)
+        stored = torch.empty(values.shape) if self.bytes <= IN_MEMORY_BYTES else _in_a_file(values.shape)
+        weakref.finalize(stored, self._count, -values.nbytes)
+        return stored.copy_(values)
 
-    def _take(self, nbytes: int) -> None:
+    def _count(self, nbytes: int) -> None:
         self.bytes += nbytes
 
 
 def _in_a_file(shape: torch.Size) -> Tensor:
-    """Room for fp32 values in a file of the system's folder for such files, gone with the tensor.
+    """Allocate an fp32 tensor in a temporary file, which is removed with the tensor.
 
     Raises:
         OutputError: the disk is full.
     """
     with tempfile.NamedTemporaryFile(prefix="edgevit-tokens-") as file:
-        with writing(Path(file.name)):  # a full disk is to be met here, and not in the middle of a sum
+        with writing(Path(file.name)):  # detects a full disk now instead of in the middle of a sum
             os.posix_fallocate(file.fileno(), 0, 4 * shape.numel())
         return torch.from_file(file.name, shared=True, size=shape.numel()).view(shape)
 
@@ -74,59 +80,64 @@ def _in_a_file(shape: torch.Size) -> Tensor:
 class Passed:
     """A batch at one layer of the base: [B, N, d] each, fp32 on the device."""
 
-    before: Tensor  # the tokens
-    attention: Tensor | None  # what its output layer puts out
-    middle: Tensor  # the tokens after the attention
-    ffn: Tensor | None  # what its output layer puts out
-    after: Tensor  # the tokens
+    before: Tensor  # the tokens before the layer
+    attention: Tensor | None  # the output of the attention's last linear layer
+    middle: Tensor  # the tokens between attention and FFN
+    ffn: Tensor | None  # the output of the FFN's last linear layer
+    after: Tensor  # the tokens after the layer
 
 
 class BaseStream:
-    """The base's tokens between two layers, batch by batch. `quick`: its sites multiply as `Passes.rounded` does."""
+    """The base's tokens between two layers, batch by batch; with `quick` its sites multiply as in `Passes.rounded`."""
 
     def __init__(
         self, base: nn.Module, images: Split, passes: Passes, keep: Keep | None = None, *, quick: bool = False
     ) -> None:
-        self.passes, self.compute, self.keep, self.room = passes, passes.compute, keep, Room()
+        self.passes, self.compute, self.keep, self.store = passes, passes.compute, keep, TensorStore()
         self.quick = quick
         self.device = self.compute.device
         family = family_of(base)
         self.branches = family.branches(base)
         self.tokens: list[Tensor] = []
-        passes.show(base, images, lambda batch, _: self.tokens.append(self.room.keep(family.first_tokens(base, batch))))
 
-    def of(self, kept: Sequence[Tensor], batch: int) -> Tensor:
-        return kept[batch].to(self.device)
+        def add(batch: Tensor, _: Tensor) -> None:
+            self.tokens.append(self.store.copy(family.first_tokens(base, batch)))
 
-    def past(self, layer: int, *, anew: bool = False) -> Iterator[Passed]:
-        """Move past a layer; a batch has moved when the next one is asked for.
+        passes.show(base, images, add)
 
-        `anew`: what was kept before is not used.
+    def of(self, tensors: Sequence[Tensor], batch: int) -> Tensor:
+        return tensors[batch].to(self.device)
+
+    def past(self, layer: int, *, recompute: bool = False) -> Iterator[Passed]:
+        """Move past a layer; a batch has moved when the next one is requested.
+
+        Args:
+            recompute: compute the outputs even if they are stored.
         """
-        kept = None
+        stored = None
         if self.keep is not None:
-            made = self._all_put_out(layer) if anew else None
-            kept = self.keep(layer, lambda: self._all_put_out(layer) if made is None else made)
+            computed = self._all_outputs(layer) if recompute else None
+            stored = self.keep(layer, lambda: self._all_outputs(layer) if computed is None else computed)
         attention, ffn = self.branches[layer]
         for i in range(len(self.tokens)):
             x = self.of(self.tokens, i)
-            of_attention, of_ffn = self._put_out(layer, x) if kept is None else (kept.get(f"{i}.{s}") for s in SITES)
-            of_attention, of_ffn = (None if y is None else y.to(x) for y in (of_attention, of_ffn))
+            outputs = self._outputs(layer, x) if stored is None else [stored.get(f"{i}.{site}") for site in SITES]
+            of_attention, of_ffn = (None if y is None else y.to(x) for y in outputs)
             middle = _past(attention, x, of_attention)
             after = _past(ffn, middle, of_ffn)
             yield Passed(x, of_attention, middle, of_ffn, after)
             self.tokens[i].copy_(after)
 
-    def _all_put_out(self, layer: int) -> Tensors:
-        """The entry of a layer: by batch and site."""
-        found: Tensors = {}
+    def _all_outputs(self, layer: int) -> Tensors:
+        """Compute the outputs of a layer's sites, by batch and site."""
+        tensors: Tensors = {}
         for i in range(len(self.tokens)):
-            outputs = self._put_out(layer, self.of(self.tokens, i))
-            found |= {f"{i}.{site}": y for site, y in zip(SITES, outputs, strict=True) if y is not None}
-        return found
+            outputs = self._outputs(layer, self.of(self.tokens, i))
+            tensors |= {f"{i}.{site}": y for site, y in zip(SITES, outputs, strict=True) if y is not None}
+        return tensors
 
-    def _put_out(self, layer: int, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """What the output layers of both sites put out, rounded."""
+    def _outputs(self, layer: int, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Compute the outputs of both sites, rounded."""
         attention, ffn = self.branches[layer]
         with self.passes.rounded(self.quick):
             of_attention = None if attention is None else _rounded(attention.module(attention.before(tokens)))
@@ -144,30 +155,30 @@ def show_stream(
     *,
     quick: bool = False,
 ) -> None:
-    """Let the base classify every image as its stream goes, before the eyes of observers, and keep what it puts out."""
+    """Classify every image layer by layer, with observers attached, and store the outputs of the sites."""
     base.to(passes.compute.device).eval()
     stream = BaseStream(base, images, passes, keep, quick=quick)
     with (
         ExitStack() as stack,
-        passes.progress.stage("statistics of activations", len(stream.branches), "block") as told,
+        passes.progress.stage("statistics of activations", len(stream.branches), "block") as stage,
         passes.products(base),
     ):
         for modules, observe in observers:
             stack.enter_context(observed(modules, observe))
         for layer in range(len(stream.branches)):
-            for _ in stream.past(layer, anew=True):
+            for _ in stream.past(layer, recompute=True):
                 pass
-            told.update(layer + 1)
+            stage.update(layer + 1)
         for tokens in stream.tokens:
             family_of(base).answers(base, tokens.to(stream.device))
 
 
 def _rounded(values: Tensor) -> Tensor:
-    """In fp16, or as they are where that does not reach."""
+    """Convert to fp16, unless a value is out of its range."""
     half = values.half()
     return half if half.isfinite().all() else values
 
 
-def _past(branch: Branch | None, tokens: Tensor, put_out: Tensor | None) -> Tensor:
-    """The tokens after a site."""
-    return tokens if branch is None or put_out is None else tokens + branch.added(put_out.to(tokens))
+def _past(branch: Branch | None, tokens: Tensor, output: Tensor | None) -> Tensor:
+    """Return the tokens after a site."""
+    return tokens if branch is None or output is None else tokens + branch.added(output.to(tokens))

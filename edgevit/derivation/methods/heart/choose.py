@@ -1,8 +1,7 @@
-"""Which heads go, and how many tokens go on after each block: by ratios, by the loss, or by MACs.
+"""Choose the heads to remove and the number of tokens that each block passes on: by ratios, by loss or by cost.
 
-Tokens that have left do not come back. So a *ladder* says for each block on which rung it stands, of the numbers of
-tokens that there may be, and no block stands higher than the one before it. What a ladder loses is the sum over the
-tokens of their score after the block where they leave.
+Removed tokens do not return, so the numbers of tokens never rise from block to block. The predicted loss of a token
+schedule is the sum of the tokens' scores after the block that removes them.
 """
 
 from __future__ import annotations
@@ -25,35 +24,35 @@ Ratios = Literal["sensitivity", "uniform"]
 
 @dataclass(frozen=True)
 class PruningLevels:
-    """For each block the rung of how many tokens it passes on, and how many heads go, the least felt first."""
+    """How much of each block is removed."""
 
-    rungs: tuple[int, ...]
-    heads_gone: tuple[int, ...]
+    tokens: tuple[int, ...]  # the index of the number of tokens passed on in `Candidates.lengths`: 0 for all of them
+    heads: tuple[int, ...]  # the number of heads removed, those of the lowest scores
 
-    def lower(self, block: int, rung: int) -> PruningLevels:
-        """With a block on a lower rung, and those behind it no higher."""
-        return replace(self, rungs=(*self.rungs[:block], *(max(r, rung) for r in self.rungs[block:])))
+    def with_fewer_tokens(self, block: int, level: int) -> PruningLevels:
+        """Return the levels where this block, and each behind it, passes on no more tokens than `level` says."""
+        return replace(self, tokens=(*self.tokens[:block], *(max(t, level) for t in self.tokens[block:])))
 
     def without_head(self, block: int) -> PruningLevels:
-        gone = list(self.heads_gone)
-        gone[block] += 1
-        return replace(self, heads_gone=tuple(gone))
+        heads = list(self.heads)
+        heads[block] += 1
+        return replace(self, heads=tuple(heads))
 
 
 def lengths(geometry: Geometry, token_multiple: int, *, merge: bool) -> list[int]:
-    """Numbers of tokens that may reach a block, all of them first; a rung of full tiles is a multiple of the tile."""
+    """List the numbers of tokens that may reach a block, all tokens first; the others are multiples of the tile."""
     least = geometry.tokens - geometry.patches + 1 + int(merge)
     fewer = range(geometry.tokens - 1 - int(merge), least - 1, -1)
     return [geometry.tokens, *(n for n in fewer if n % token_multiple == 0)]
 
 
 def may_leave(geometry: Geometry, depth: int) -> list[bool]:
-    """Whether tokens may leave behind each block; behind the last one it would save nothing."""
+    """Say for each block whether tokens may be removed after it; after the last block that would save nothing."""
     return [i < depth - 1 and "tokens" not in geometry.frozen(i) for i in range(depth)]
 
 
 class Candidates:
-    """Everything that may go from one model, what each choice of it costs, and what it loses."""
+    """All tokens and heads that may be removed from one model, with the cost and predicted loss of each choice."""
 
     def __init__(
         self, dims: Sequence[BlockDims], geometry: Geometry, budget: Budget, scores: HessianScores, *,
@@ -62,20 +61,20 @@ class Candidates:
         self.dims, self.geometry, self.budget = dims, geometry, budget
         self.lengths, self.may_leave = lengths(geometry, token_multiple, merge=merge), may_leave(geometry, len(dims))
         if budget.prices is not None:
-            # One token less saves nothing that a table could tell, and ranking costs.
-            listed = {geometry.tokens, *(one.tokens for one in budget.prices.fewer)}
+            # A cost table lists few numbers of tokens. Between them removal saves nothing, and ranking tokens costs.
+            listed = {geometry.tokens, *(entry.tokens for entry in budget.prices.fewer)}
             self.lengths = [n for n in self.lengths if n in listed]
         grown = budget.at_least or {}
-        # The lowest rung that each block may pass tokens on to.
-        self.lowest = [len(self.lengths) - 1] * len(dims)
+        # For each block the highest level, which passes on the fewest tokens.
+        self.highest = [len(self.lengths) - 1] * len(dims)
         if grown:
             passed = list(accumulate((grown[i].tokens for i in sorted(grown)), _passed, initial=geometry.tokens))
-            self.lowest = [self.lengths.index(n) for n in passed[1:]]
-        self.token_scores: list[list[float]] = tokens.tolist()  # [L - 1, M], in the order in which they leave
+            self.highest = [self.lengths.index(n) for n in passed[1:]]
+        self.token_scores: list[list[float]] = tokens.tolist()  # [L - 1, M], in the order of removal
         self.head_scores = [h.sort(stable=True).values.tolist() for h in scores.heads]
         self.head_order = [h.argsort(stable=True).tolist() for h in scores.heads]
-        self.tokens_lost = [_running(row) for row in self.token_scores]
-        self.heads_lost = [_running(row) for row in self.head_scores]
+        self.token_losses = [_running(row) for row in self.token_scores]
+        self.head_losses = [_running(row) for row in self.head_scores]
         self.most_heads = [
             max(d.heads - max(least_heads, 1, grown[i].heads if grown else 0), 0)
             if "heads" not in geometry.frozen(i)
@@ -89,82 +88,83 @@ class Candidates:
         return PruningLevels((0,) * len(self.dims), (0,) * len(self.dims))
 
     def shaped(self, choice: PruningLevels) -> list[BlockDims]:
-        """The blocks of a choice; those after which no token leaves pass on as many as they are given."""
+        """Return the blocks of a choice; `tokens` is 0 where a block passes on all that it gets."""
         shaped, before = [], 0
-        for d, rung, gone in zip(self.dims, choice.rungs, choice.heads_gone, strict=True):
-            shaped.append(replace(d, heads=d.heads - gone, tokens=self.lengths[rung] if rung > before else 0))
-            before = rung
+        for d, level, removed in zip(self.dims, choice.tokens, choice.heads, strict=True):
+            shaped.append(replace(d, heads=d.heads - removed, tokens=self.lengths[level] if level > before else 0))
+            before = level
         return shaped
 
     def cost(self, choice: PruningLevels) -> float:
-        """What a model of this choice costs, in the budget's quantity."""
-        prices, rung = self.budget.prices, 0
+        """Return the cost of a model of this choice, in the budget's quantity."""
+        prices, level = self.budget.prices, 0
         total = float(self.geometry.fixed(0, self.budget.linear)) if prices is None else prices.fixed
-        for i, (next_rung, gone) in enumerate(zip(choice.rungs, choice.heads_gone, strict=True)):
-            key = (i, rung, gone)
+        for i, (next_level, removed) in enumerate(zip(choice.tokens, choice.heads, strict=True)):
+            key = (i, level, removed)
             if key not in self._costs:
                 self._costs[key] = self._block_cost(*key)
             total += self._costs[key]
-            if prices is not None and next_rung > rung:
-                total += prices.cut(self.lengths[next_rung])
-            rung = next_rung
+            if prices is not None and next_level > level:
+                total += prices.cut(self.lengths[next_level])
+            level = next_level
         return total
 
-    def _block_cost(self, i: int, rung: int, heads_gone: int) -> float:
-        """What a block costs that is given the tokens of a rung."""
-        block, at = replace(self.dims[i], heads=self.dims[i].heads - heads_gone), self.geometry.at(self.lengths[rung])
+    def _block_cost(self, i: int, level: int, removed: int) -> float:
+        """Return the cost of a block that gets the tokens of this level and has this number of heads removed."""
+        block, at = replace(self.dims[i], heads=self.dims[i].heads - removed), self.geometry.at(self.lengths[level])
         if (prices := self.budget.prices_at(at)) is not None:
             return prices.block(i, block)
         return at.cost([block], self.budget.linear) - at.fixed(0, self.budget.linear)
 
-    def lost(self, choice: PruningLevels) -> float:
-        """Nats that are predicted to be lost with it."""
+    def loss(self, choice: PruningLevels) -> float:
+        """Return the predicted loss of a choice in nats."""
         total, before = 0.0, 0
-        for i, rung in enumerate(choice.rungs[:-1]):
-            gone = self.geometry.tokens - self.lengths[rung]
-            total += self.tokens_lost[i][gone] - self.tokens_lost[i][before]
-            before = gone
-        return total + sum(lost[gone] for lost, gone in zip(self.heads_lost, choice.heads_gone, strict=True))
+        for i, level in enumerate(choice.tokens[:-1]):
+            removed = self.geometry.tokens - self.lengths[level]
+            total += self.token_losses[i][removed] - self.token_losses[i][before]
+            before = removed
+        return total + sum(losses[count] for losses, count in zip(self.head_losses, choice.heads, strict=True))
 
-    def rung(self, gone: int) -> int:
-        """The lowest rung on which no more than so many tokens are gone."""
-        return max(i for i, n in enumerate(self.lengths) if self.geometry.tokens - n <= gone)
+    def _level(self, removed: int) -> int:
+        """Return the highest level at which no more than this number of tokens is removed."""
+        return max(i for i, n in enumerate(self.lengths) if self.geometry.tokens - n <= removed)
 
-    def ladder(self, gone: Sequence[int], heads_gone: Sequence[int]) -> PruningLevels:
-        """The choice in which no more than these many tokens are gone after each block, and these heads."""
-        choice = PruningLevels(self.whole.rungs, tuple(map(min, heads_gone, self.most_heads)))
-        for i, count in enumerate(gone):
+    def choice(self, tokens: Sequence[int], heads: Sequence[int]) -> PruningLevels:
+        """Return the choice with at most these numbers of tokens and heads removed after and in each block."""
+        choice = PruningLevels(self.whole.tokens, tuple(map(min, heads, self.most_heads)))
+        for i, count in enumerate(tokens):
             if self.may_leave[i]:
-                choice = choice.lower(i, min(self.rung(min(count, self.geometry.patches - 1)), self.lowest[i]))
+                level = min(self._level(min(count, self.geometry.patches - 1)), self.highest[i])
+                choice = choice.with_fewer_tokens(i, level)
         return choice
 
 
-def _passed(given: int, tokens: int) -> int:
-    """How many tokens a block passes on that is given so many, and whose sizes say so; 0: all."""
-    return tokens or given
+def _passed(tokens_in: int, tokens: int) -> int:
+    """Return the number of tokens that a block passes on, from `BlockDims.tokens`, where 0 means all."""
+    return tokens or tokens_in
 
 
 def _running(scores: Sequence[float]) -> list[float]:
-    """Sums of the first 0, 1, 2, ... scores; one below zero counts as zero, as nothing is won by what a model loses."""
+    """Sum the first 0, 1, 2, ... scores, with those below zero as zero: removal is not credited with a gain."""
     total = [0.0]
     for score in scores:
         total.append(total[-1] + max(score, 0.0))
     return total
 
 
-# -- by MACs -----------------------------------------------------------------------------------------------------------
+# -- by cost -----------------------------------------------------------------------------------------------------------
 
 
 def by_macs(candidates: Candidates, ratios: Ratios) -> PruningLevels:
-    """The choice that meets the budget and is predicted to lose little: see `_steps`; or the best of equal ratios."""
+    """Choose greedily by predicted loss per cost until the budget holds; with uniform ratios the best equal ones."""
     if ratios == "uniform":
         return _best_uniform(candidates)
     choice, budget = candidates.whole, candidates.budget
     while not budget.holds(cost := candidates.cost(choice)):
-        lost = candidates.lost(choice)
+        loss = candidates.loss(choice)
 
-        def price(other: PruningLevels, cost: float = cost, lost: float = lost) -> float:
-            return max(candidates.lost(other) - lost, 0.0) / (cost - candidates.cost(other))
+        def price(next_choice: PruningLevels, cost: float = cost, loss: float = loss) -> float:
+            return max(candidates.loss(next_choice) - loss, 0.0) / (cost - candidates.cost(next_choice))
 
         smaller = [c for c in _steps(candidates, choice) if candidates.cost(c) < cost]
         if not smaller:
@@ -174,68 +174,67 @@ def by_macs(candidates: Candidates, ratios: Ratios) -> PruningLevels:
 
 
 def _smallest(candidates: Candidates) -> PruningLevels:
-    """All gone that may go, where ranking tokens takes more than any step saves, and only many together save.
+    """Remove all that may be removed, where no single step saves more than the ranking of its tokens costs.
 
     Raises:
-        BudgetError: that is not within the budget either.
+        BudgetError: that does not meet the budget either.
     """
     budget = candidates.budget
     depth, patches = len(candidates.dims), candidates.geometry.patches
-    choice = candidates.ladder([patches] * (depth - 1), candidates.most_heads)
+    choice = candidates.choice([patches] * (depth - 1), candidates.most_heads)
     if not budget.holds(least := candidates.cost(choice)):
         raise BudgetError(
-            f"{budget.asked} leaves {budget.told(budget.limit)}, and with all tokens and heads gone that may go this "
-            f"takes {budget.told(least)}; raise the budget",
+            f"{budget.asked} leaves {budget.told(budget.limit)}, and the model without all tokens and heads that may "
+            f"be removed takes {budget.told(least)}; raise the budget",
             least=least,
         )
     return choice
 
 
 def _steps(candidates: Candidates, choice: PruningLevels) -> Iterator[PruningLevels]:
-    """All choices a step smaller: tokens leave down to the next rung after some block, or a head goes.
+    """List the choices that remove one more head, or tokens to the next level after one block.
 
-    By a table, to any lower rung: it may be the next that saves next to nothing.
+    With a cost table, tokens go to any higher level, because the next one may save almost nothing.
     """
-    for i, rung in enumerate(choice.rungs):
-        last = candidates.lowest[i] if candidates.budget.prices is not None else min(rung + 1, candidates.lowest[i])
-        for lower in range(rung + 1, last + 1) if candidates.may_leave[i] else ():
-            yield choice.lower(i, lower)
-    for i, gone in enumerate(choice.heads_gone):
-        if gone < candidates.most_heads[i]:
+    for i, level in enumerate(choice.tokens):
+        last = candidates.highest[i] if candidates.budget.prices is not None else min(level + 1, candidates.highest[i])
+        for higher in range(level + 1, last + 1) if candidates.may_leave[i] else ():
+            yield choice.with_fewer_tokens(i, higher)
+    for i, removed in enumerate(choice.heads):
+        if removed < candidates.most_heads[i]:
             yield choice.without_head(i)
 
 
 def _best_uniform(candidates: Candidates) -> PruningLevels:
-    """Of all pairs of a number of tokens and a number of heads, alike in all blocks, that meet the budget."""
-    found = []
+    """Choose the best pair of a number of tokens and a number of heads, equal in all blocks, within the budget."""
+    choices = []
     for heads in range(max(candidates.most_heads, default=0) + 1):
         for length in candidates.lengths:
             choice = _uniform(candidates, candidates.geometry.tokens - length, [heads] * len(candidates.dims))
             if candidates.budget.holds(candidates.cost(choice)):
-                found.append(choice)
+                choices.append(choice)
                 break
-    return min(found, key=candidates.lost)
+    return min(choices, key=candidates.loss)
 
 
-def _uniform(candidates: Candidates, tokens_gone: int, heads_gone: Sequence[int]) -> PruningLevels:
-    return candidates.ladder([tokens_gone] * (len(candidates.dims) - 1), heads_gone)
+def _uniform(candidates: Candidates, tokens: int, heads: Sequence[int]) -> PruningLevels:
+    return candidates.choice([tokens] * (len(candidates.dims) - 1), heads)
 
 
 # -- by ratios ---------------------------------------------------------------------------------------------------------
 
 
 def by_ratio(candidates: Candidates, ratios: Ratios, tokens: float, heads: float) -> PruningLevels:
-    """Let these shares of tokens and heads go: of each block's own, or the least felt of all blocks' together."""
+    """Remove these shares of the tokens and heads: of each block, or the lowest scores of all blocks together."""
     if ratios == "uniform":
         return _uniform(
             candidates, int(tokens * candidates.geometry.patches), [int(heads * d.heads) for d in candidates.dims]
         )
-    gone = _below(candidates.token_scores, tokens)
-    return candidates.ladder(gone, _below(candidates.head_scores, heads))
+    return candidates.choice(_below(candidates.token_scores, tokens), _below(candidates.head_scores, heads))
 
 
 def _below(rows: Sequence[Sequence[float]], share: float) -> list[int]:
-    """How many of each row are among the lowest share of all of them; of equal ones those of the first rows."""
+    """Count per row the scores among the lowest share of all rows; of equal scores, the first rows' come first."""
     all_ = sorted((score, i) for i, row in enumerate(rows) for score in row)
     lowest = [i for _, i in all_[: int(share * len(all_))]]
     return [lowest.count(i) for i in range(len(rows))]
@@ -245,41 +244,44 @@ def _below(rows: Sequence[Sequence[float]], share: float) -> list[int]:
 
 
 def by_loss(candidates: Candidates, ratios: Ratios, nats: float) -> PruningLevels:
-    """Let go what costs no more than so many nats: an equal part of them in each block, or the least felt of all."""
+    """Remove what is predicted to lose at most `nats`: an equal part of them per block, or the lowest of all scores."""
     blocks = range(len(candidates.dims))
     groups = [[i] for i in blocks] if ratios == "uniform" else [list(blocks)]
-    gone, heads_gone = [0] * len(candidates.dims), [0] * len(candidates.dims)
+    tokens, heads = [0] * len(candidates.dims), [0] * len(candidates.dims)
     for group in groups:
-        left = nats / len(groups)
-        while (cheapest := min(_next(candidates, group, gone, heads_gone), default=None)) is not None:
+        unspent = nats / len(groups)
+        while (cheapest := min(_next(candidates, group, tokens, heads), default=None)) is not None:
             price, block, is_head = cheapest
-            if (left := left - price) < 0:
+            if (unspent := unspent - price) < 0:
                 break
-            (heads_gone if is_head else gone)[block] += 1
-    return candidates.ladder(gone[:-1], heads_gone)
+            (heads if is_head else tokens)[block] += 1
+    return candidates.choice(tokens[:-1], heads)
 
 
 def _next(
-    candidates: Candidates, group: Sequence[int], gone: Sequence[int], heads_gone: Sequence[int]
+    candidates: Candidates, group: Sequence[int], tokens: Sequence[int], heads: Sequence[int]
 ) -> Iterator[tuple[float, int, bool]]:
-    """The next token and the next head of each block: nats, block, and whether it is a head."""
+    """List the next token and the next head of each block: nats, block, and whether it is a head."""
     for i in group:
-        if candidates.may_leave[i] and gone[i] < candidates.geometry.patches - 1:
-            yield max(candidates.token_scores[i][gone[i]], 0.0), i, False
-        if heads_gone[i] < candidates.most_heads[i]:
-            yield max(candidates.head_scores[i][heads_gone[i]], 0.0), i, True
+        if candidates.may_leave[i] and tokens[i] < candidates.geometry.patches - 1:
+            yield max(candidates.token_scores[i][tokens[i]], 0.0), i, False
+        if heads[i] < candidates.most_heads[i]:
+            yield max(candidates.head_scores[i][heads[i]], 0.0), i, True
 
 
-def least_amount(candidates: Candidates, chosen: Callable[[float], PruningLevels], what: str) -> PruningLevels:
-    """The choice of the least amount, in [0, 1], that meets the budget.
+def least_amount(candidates: Candidates, chosen: Callable[[float], PruningLevels], options: str) -> PruningLevels:
+    """Return the choice of the least amount, in [0, 1], that meets the budget.
+
+    Args:
+        options: the options that set the amount, for the message.
 
     Raises:
-        BudgetError: none does; the message says what `what` reaches.
+        BudgetError: no amount meets it.
     """
     budget, most = candidates.budget, chosen(1.0)
     if not budget.holds(least := candidates.cost(most)):
         raise BudgetError(
-            f"{what} leaves {budget.told(least)}, rate {1 - least / budget.base:.3f}, and {budget.asked} asks for "
+            f"{options} leaves {budget.told(least)}, rate {1 - least / budget.base:.3f}, and {budget.asked} asks for "
             f"{budget.told(budget.limit)}: let more go, or raise the budget",
             least=least,
         )

@@ -1,12 +1,12 @@
-"""Gates that close while a network trains, so that it learns to do without what goes (HEART-ViT, Eq. 10).
+"""Close gates while a network trains, so that it learns to do without what is removed (HEART-ViT, Eq. 10).
 
-G = sigmoid(gamma (S - tau)), with gamma rising from step to step. Of a head S is the Hessian's standardised score, and
-G multiplies its output. Of a token S is what ranks it at inference, standardised image by image, and tau lies between
-the last that goes on and the first that leaves. What goes on behind a token's gate is its weight in all later
-attention, exp(logit) times G, and in the mean that the head may take; the token itself is not multiplied, as the paper
-has it: LayerNorm gives a token that was made small its full size back, so that no block sees a gate before it is shut.
-So gates that are shut are exactly tokens that have left, unless the head pools patches otherwise than by their mean,
-which the method refuses. No gradient passes through S. What is merged at inference is not merged here.
+G = sigmoid(gamma (S - tau)), and gamma rises from step to step. For a head, S is its standardised Hessian score, and G
+multiplies its output. For a token, S is the score that ranks it at inference, standardised per image, and tau lies
+between the last token that stays and the first that is removed. A token's G weighs it in all later attention,
+exp(logit) times G, and in the mean that the head may take. Unlike in the paper, G does not multiply the token itself:
+LayerNorm restores the token's size, so that no block would notice a gate before it is shut. This way shut gates equal
+removed tokens exactly, unless the head pools patches otherwise than by their mean, which the method refuses. No
+gradient passes through S. Merging, if any, happens at inference only.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ SHUT = 1e-6  # the smallest gate: its logarithm is added to logits
 
 @dataclass(frozen=True)
 class Closing:
-    """What is to go, and how fast gates close."""
+    """What is removed, and how fast gates close."""
 
-    plan: Callable[[nn.Module], Plan]  # what becomes of the network, with its weights as they are
-    dims: Sequence[BlockDims]  # that it comes to
-    head_gates: Sequence[Tensor]  # [H_l] per block: S - tau, above 0 of those that stay; infinite where none goes
+    plan: Callable[[nn.Module], Plan]  # the plan for the network with its present weights
+    dims: Sequence[BlockDims]  # of the pruned blocks
+    head_gates: Sequence[Tensor]  # [H_l] per block: S - tau, above 0 for heads that stay; infinite if none is removed
     first: float  # gamma at the first step
     last: float  # gamma at the last
     steps: int
 
 
 class ClosingGates:
-    """The constraint of a training in which gates close; see `train.constraint`."""
+    """The `train.constraint.Constraint` of a training in which gates close."""
 
     def __init__(self, network: nn.Module, closing: Closing) -> None:
         self.network, self.closing, self.family = network, closing, family_of(network)
         self.step = 0
-        self.log_gates = torch.zeros(0)  # [B, N], of the tokens as the next block is to see them
+        self.log_gates = torch.zeros(0)  # [B, N], of the tokens that the next block reads
         geometry = self.family.geometry(network)
         self.prefix = geometry.tokens - geometry.patches
         self._scores = torch.zeros(0)
@@ -55,7 +55,7 @@ class ClosingGates:
         c = self.closing
         return float(c.first * (c.last / c.first) ** (self.step / max(c.steps - 1, 1)))
 
-    # -- while it trains
+    # -- in forward passes
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -79,53 +79,53 @@ class ClosingGates:
         return (self.gamma * self.closing.head_gates[block]).sigmoid()
 
     def _begin(self) -> Any:
-        def see(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            self.log_gates = given[0].new_zeros(given[0].shape[:2])
+        def open_all(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            self.log_gates = inputs[0].new_zeros(inputs[0].shape[:2])
 
-        return see
+        return open_all
 
     def _log_weights(self) -> Tensor | None:
-        # A copy without gates yet needs no weights: attention stays fused.
+        # While all gates are open there are no weights, and attention stays fused.
         return self.log_gates if bool((self.log_gates < 0).any()) else None
 
     def _rank(self, block: int) -> Any:
         @torch.no_grad()
-        def see(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            there = SoftGates(self.log_gates, self._heads(block).to(given[0]))
-            self._scores = self.family.token_scores(self.network, block, given[0], there)
+        def score_tokens(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            gates = SoftGates(self.log_gates, self._heads(block).to(inputs[0]))
+            self._scores = self.family.token_scores(self.network, block, inputs[0], gates)
 
-        return see
+        return score_tokens
 
     def _leave(self, block: int) -> Any:
         count = self.closing.dims[block].tokens
 
         @torch.no_grad()
-        def see(_: nn.Module, __: Any, ___: Tensor) -> None:
+        def close(_: nn.Module, __: Any, ___: Tensor) -> None:
             if count:
                 gates = closing_gates(self._scores[:, self.prefix :].float(), count - self.prefix, self.gamma)
                 shut = gates.clamp_min(SHUT).log().to(self.log_gates)
                 self.log_gates = self.log_gates + torch.nn.functional.pad(shut, (self.prefix, 0))
 
-        return see
+        return close
 
     def _gate_heads(self, block: int) -> Any:
-        def see(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor]:
-            gates = self._heads(block).to(given[0])
-            return (given[0] * gates.repeat_interleave(given[0].shape[-1] // len(gates)),)
+        def weigh(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+            gates = self._heads(block).to(inputs[0])
+            return (inputs[0] * gates.repeat_interleave(inputs[0].shape[-1] // len(gates)),)
 
-        return see
+        return weigh
 
     def _pool(self) -> Any:
         """Weigh patches by their gates, for a head that takes their mean."""
 
-        def see(_: nn.Module, __: Any, tokens: Tensor) -> Tensor:
+        def weigh(_: nn.Module, __: Any, tokens: Tensor) -> Tensor:
             gates = self.log_gates[:, self.prefix :].exp()
             weight = (gates / gates.mean(1, keepdim=True)).to(tokens).unsqueeze(-1)
             return torch.cat([tokens[:, : self.prefix], tokens[:, self.prefix :] * weight], dim=1)
 
-        return see  # no bound method: a copy of the network would copy this object, too
+        return weigh  # not a bound method, which a copy of the network would copy together with this object
 
-    # -- what the training loop asks
+    # -- for the training loop
 
     def penalty(self) -> tuple[Tensor, dict[str, float]]:
         return next(self.network.parameters()).new_zeros(()), {"gamma": self.gamma}
@@ -144,17 +144,17 @@ class ClosingGates:
 
 
 def closing_gates(scores: Tensor, stay: int, gamma: float) -> Tensor:
-    """G of each token: above 1/2 of the `stay` that are looked at most. Shapes: scores [B, M], to [B, M]."""
+    """Return G of each token, above 1/2 for the `stay` highest scores. Shapes: scores [B, M], to [B, M]."""
     standard = (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True).clamp_min(1e-12)  # Eq. 8
     ordered = standard.sort(1, descending=True).values
     tau = (ordered[:, stay - 1] + ordered[:, stay]) / 2
     return (gamma * (standard - tau.unsqueeze(1))).sigmoid()
 
 
-def head_gates(scores: Tensor, gone: Sequence[int]) -> Tensor:
-    """S - tau of each head [H], with tau between those that go and those that stay; infinite where none goes."""
-    if not gone:
+def head_gates(scores: Tensor, removed: Sequence[int]) -> Tensor:
+    """Return S - tau of each head [H], with tau between the removed heads and the others; infinite if none is."""
+    if not removed:
         return torch.full_like(scores, torch.inf)
-    stays = torch.ones(len(scores), dtype=torch.bool)
-    stays[list(gone)] = False
-    return scores - (scores[stays].min() + scores[~stays].max()) / 2
+    mask = torch.ones(len(scores), dtype=torch.bool)
+    mask[list(removed)] = False
+    return scores - (scores[mask].min() + scores[~mask].max()) / 2

@@ -1,8 +1,8 @@
-"""Self-knowledge purification (NuWa): which FFN neurons the target classes are better off without.
+"""Self-knowledge purification (NuWa): find the FFN neurons that harm the target classes.
 
-The base is frozen. In every block a mask M [e], all ones at first, multiplies the neurons before W_2, and a scalar beta
-says how many of them count: the binary mask keeps the ceil(e * sigmoid(beta)) largest entries of M. Both are trained on
-the task loss alone, straight through the binarisation. As released, weight decay acts on both: it is what draws beta
+The base is frozen. In every block a mask M [e], which starts at ones, multiplies the neurons before W_2. A scalar beta
+sets how many entries count: the binary mask keeps the ceil(e * sigmoid(beta)) largest entries of M. Both are trained on
+the task loss alone, with a straight-through gradient. Weight decay acts on both, as in the released code: it moves beta
 from 5 (99 % kept) towards 0 (half), against the loss.
 """
 
@@ -24,27 +24,18 @@ from edgevit.network.families import family_of
 from edgevit.train.order import sample_order
 from edgevit.train.passes import accuracy_of, weights_frozen
 
-
-@dataclass(frozen=True)
-class Purification:
-    """How masks are trained."""
-
-    steps: int
-    batch_size: int
-    mask_lr: float
-    beta_lr: float
-    weight_decay: float
-    evaluations: int = 10
+MASK_LR, BETA_LR, WEIGHT_DECAY = 1e-3, 1e-1, 0.05  # of AdamW
+EVALUATIONS = 10
 
 
 class _Binarised(torch.autograd.Function):
-    """The largest entries of M as ones, the rest zeros; the gradient goes straight through to M, and summed to beta."""
+    """Set the largest entries of M to one and the others to zero; M gets the gradient as it is, beta its sum."""
 
     @staticmethod
     def forward(ctx: Any, mask: Tensor, beta: Tensor) -> Tensor:
-        kept = ceil(len(mask) * float(torch.sigmoid(beta)))
+        count = ceil(len(mask) * float(torch.sigmoid(beta)))
         binary = torch.zeros_like(mask)
-        binary[torch.argsort(mask, descending=True, stable=True)[:kept]] = 1
+        binary[torch.argsort(mask, descending=True, stable=True)[:count]] = 1
         ctx.save_for_backward(binary)
         return binary
 
@@ -57,25 +48,25 @@ class _Binarised(torch.autograd.Function):
 
 @contextmanager
 def masks_applied(network: nn.Module, masks: Sequence[Tensor]) -> Iterator[None]:
-    """Multiply every block's FFN neurons by its mask [e] in each forward pass."""
+    """Multiply the FFN neurons of every block by its mask [e] in each forward pass."""
     with ExitStack() as stack:
         for module, mask in zip(family_of(network).ffn_outputs(network), masks, strict=True):
             if module is not None:
-                hook = module.register_forward_pre_hook(lambda _, given, mask=mask: (given[0] * mask,))
+                hook = module.register_forward_pre_hook(lambda _, inputs, mask=mask: (inputs[0] * mask,))
                 stack.callback(hook.remove)
         yield
 
 
 class _Masks:
-    """The masks and scalars of all blocks, and their optimiser."""
+    """The masks and scalars of all blocks with their optimiser."""
 
-    def __init__(self, problem: Problem, how: Purification) -> None:
+    def __init__(self, problem: Problem) -> None:
         blocks, device = family_of(problem.network).read(problem.network), problem.compute.device
         self.compute = problem.compute
         self.masks = [torch.ones(f.neurons, device=device, requires_grad=True) for f in ffns(blocks)]
         self.betas = [torch.full((), 5.0, device=device, requires_grad=True) for _ in blocks]
-        groups = [{"params": self.masks, "lr": how.mask_lr}, {"params": self.betas, "lr": how.beta_lr}]
-        self.optimizer = torch.optim.AdamW(groups, weight_decay=how.weight_decay)
+        groups = [{"params": self.masks, "lr": MASK_LR}, {"params": self.betas, "lr": BETA_LR}]
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=WEIGHT_DECAY)
 
     def binary(self) -> list[Tensor]:
         pairs = zip(self.masks, self.betas, strict=True)
@@ -92,7 +83,7 @@ class _Masks:
 
 @dataclass
 class _Best:
-    """The anchor so far: best on the validation part; of equals, the one with fewer neurons."""
+    """The best anchor so far on the validation part; of equal ones the one with fewer neurons."""
 
     accuracy: float
     masks: list[Tensor]
@@ -105,44 +96,44 @@ class _Best:
             self.accuracy, self.masks = accuracy, masks
 
 
-def purify(problem: Problem, how: Purification) -> list[Tensor]:
-    """Train masks and return those of the anchor, the best on the validation part: [e] of ones and zeros per block.
+def purify(problem: Problem, steps: int, batch_size: int) -> list[Tensor]:
+    """Train masks and return the best on the validation part, the anchor's: [e] of ones and zeros per block.
 
-    Ones everywhere, the base itself, is the first candidate.
+    The first candidate is the base itself: all ones.
     """
     network, task, compute = problem.network.to(problem.compute.device), problem.task, problem.compute
-    training = replace(problem.training, batch_size=how.batch_size, grad_accum=1)
+    training = replace(problem.training, batch_size=batch_size, grad_accum=1)
     accelerator = compute.accelerator
-    order = sample_order(len(task.train), training, 0, how.steps, accelerator.process_index, accelerator.num_processes)
+    order = sample_order(len(task.train), training, 0, steps, accelerator.process_index, accelerator.num_processes)
     batches = task.train.training_batches(order, training.augment, compute.workers)
     target = torch.as_tensor(problem.columns, device=compute.device)
-    state = _Masks(problem, how)
-    every = max(how.steps // how.evaluations, 1)
+    state = _Masks(problem)
+    every = max(steps // EVALUATIONS, 1)
     best = _Best(-1.0, [])
 
-    def look(step: int, binary: list[Tensor], **figures: float) -> float:
+    def evaluate(step: int, binary: list[Tensor], **figures: float) -> float:
         with masks_applied(network, binary):
             accuracy = accuracy_of(network, task.validation, problem.columns, task.class_names, problem.passes).top1
         best.offer(accuracy, binary)
-        kept = sum(float(b.mean()) for b in binary) / len(binary)
+        share = sum(float(b.mean()) for b in binary) / len(binary)
         if compute.is_main:
-            problem.history.add(stage="purify", step=step, accuracy_anchor=accuracy, neurons_kept=kept, **figures)
+            problem.history.add(stage="purify", step=step, accuracy_anchor=accuracy, neurons_kept=share, **figures)
         return accuracy
 
     if compute.is_main:
-        problem.history.rewind("purify", -1)  # an interrupted one begins anew
+        problem.history.rewind("purify", -1)  # an interrupted purification starts again
     network.eval()
-    look(0, [torch.ones_like(mask).detach() for mask in state.masks])
-    with weights_frozen(network), problem.progress.stage("masks of neurons", how.steps, "step") as stage:
+    evaluate(0, [torch.ones_like(mask).detach() for mask in state.masks])
+    with weights_frozen(network), problem.progress.stage("masks of neurons", steps, "step") as stage:
         for step, (images, labels) in enumerate(batches, 1):
             with masks_applied(network, state.binary()):
                 logits = network(images.to(compute.device))
             loss = F.cross_entropy(logits.float(), target[labels.to(compute.device)])
             state.step(loss)
-            looked = {}
-            if step % every == 0 or step == how.steps:
+            figures = {}
+            if step % every == 0 or step == steps:
                 with torch.no_grad():
                     binary = state.binary()
-                looked["accuracy_anchor"] = look(step, binary, loss_task=float(loss.detach()))
-            stage.update(step, **looked)
+                figures["accuracy_anchor"] = evaluate(step, binary, loss_task=float(loss.detach()))
+            stage.update(step, **figures)
     return [mask.cpu() for mask in best.masks]

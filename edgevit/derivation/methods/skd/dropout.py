@@ -1,29 +1,28 @@
-"""The rivals of PIAD in Table 7 of its paper: what each of them drops in a training step.
+"""Rivals of PIAD (Table 7 of its paper): other ways to draw what a training step drops.
 
 `channel` (Tompson et al., 2015, SpatialDropout): every channel is dropped with the same probability, at all positions
-of an image. What stays is divided by the probability of staying, where Torch's `SpatialDropout` multiplies by it when
-the network is evaluated. Rate 0.5, as by default there.
+of an image. The others are divided by the probability of staying; Torch's `SpatialDropout` instead multiplies by it at
+evaluation. Rate 0.5, its default there.
 
 `weighted` (Hou and Wang, 2019, weighted channel dropout): a fixed number of channels stays in each module. A channel's
 score is its mean activation over an image, and channels are drawn without replacement by their scores: those with the
-largest u^(1/score), u uniform in [0, 1). What stays is multiplied by the sum of all scores over that of the channels
-drawn, and no gradient passes through scores. We have this from the paper's abstract and from code that follows it. Its
-scores are of activations behind a ReLU; queries, values and GELU have signs, so the absolute value is taken here. Its
-third module, which drops some of the drawn channels once more at random, is left out: one rate says how much goes.
-Rate 0.2 is a choice of ours.
+largest u^(1/score), u uniform in [0, 1). The drawn ones are multiplied by the sum of all scores over the sum of theirs,
+and no gradient passes through scores. This follows the paper's abstract and later code. Its scores are of activations
+after a ReLU; queries, values and GELU have signs, so here the absolute value is used. Its third module, which drops
+some of the drawn channels again at random, is left out: one rate sets how much is dropped. Rate 0.2 is our choice.
 
-`layer` (Fan et al., 2020, LayerDrop): every block is dropped with the same probability, and nothing is rescaled. Rate
-0.2, as in the networks that they published.
+`layer` (Fan et al., 2020, LayerDrop): every block is dropped with the same probability, without rescaling. Rate 0.2, as
+in the networks that they published.
 
 `none`: nothing is dropped.
 
-The paper of PIAD says no more than their names. Decided here:
+The paper of PIAD gives only their names. Our choices:
 - A channel is the least that a slice can lack: one width of an attention, of the queries and values of all heads, or
-  one neuron. Channels of the embedding are dropped by PIAD alone.
+  one neuron. Only PIAD drops channels of the embedding.
 - One draw serves all images of a step, as PIAD's does. With `weighted` the random numbers are shared and the scores are
   those of each image, so that a step is the same however its batch is shared among processes and micro-batches.
-- A dropped block is one whose attention and FFN are masked whole; their output biases stay, as they do in every slice.
-- Rivals train from WPAC's order, too, and their slices are cut by the list that PIAD's measure of importance gives.
+- A dropped block is one whose attention and FFN are masked whole; their output biases stay, as in every slice.
+- Rivals train from WPAC's order, too, and their slices are cut by the list of PIAD's importance.
 """
 
 from __future__ import annotations
@@ -44,19 +43,19 @@ RATES = {"channel": 0.5, "weighted": 0.2, "layer": 0.2}
 
 
 def _width(dims: BlockDims) -> int:
-    """How many widths an attention has: those of queries and keys, or of values, where these are more."""
+    """Return the number of widths of an attention: of queries and keys, or of values if these are more."""
     return max(dims.qk, dims.vo)
 
 
 def _per_output(family: Family, dims: BlockDims, widths: Tensor) -> Tensor:
-    """What the widths [..., w] are multiplied by, for each output of the projection [..., H * (2q + v)]; keys stay."""
+    """Expand the factors of the widths [..., w] to the projection's outputs [..., H * (2q + v)]; keys have factor 1."""
     queries, values = (widths[..., None, :n].expand(*widths.shape[:-1], dims.heads, n) for n in (dims.qk, dims.vo))
     return family.pack(queries, torch.ones_like(queries), values)
 
 
 @dataclass(frozen=True)
 class WeightedMasks:
-    """Channels that are drawn for each image by how strongly it activates them."""
+    """Channels drawn for each image by their mean activation."""
 
     family: Family
     whole: Sequence[BlockDims]
@@ -70,13 +69,13 @@ class WeightedMasks:
         scores = self._scores(tensor.detach().float(), block, part).clamp_min(torch.finfo(torch.float32).tiny)
         keys = self.draws[block][part].log() / scores  # ranked as u^(1/score)
         drawn = keys.topk(stay(scores.shape[-1], self.rate), dim=-1).indices
-        kept = torch.zeros_like(scores).scatter(-1, drawn, 1.0)
-        kept = kept * (scores.sum(-1, keepdim=True) / (scores * kept).sum(-1, keepdim=True))
-        factors = kept if part == 1 else _per_output(self.family, self.whole[block], kept)
+        mask = torch.zeros_like(scores).scatter(-1, drawn, 1.0)
+        mask = mask * (scores.sum(-1, keepdim=True) / (scores * mask).sum(-1, keepdim=True))
+        factors = mask if part == 1 else _per_output(self.family, self.whole[block], mask)
         return tensor * factors[:, None].to(tensor.dtype)
 
     def _scores(self, tensor: Tensor, block: int, part: int) -> Tensor:
-        """Mean absolute activation of each channel, [B, w] or [B, e]."""
+        """Return the mean absolute activation of each channel, [B, w] or [B, e]."""
         if part == 1:
             return tensor.abs().mean(1)
         dims = self.whole[block]
@@ -88,13 +87,13 @@ class WeightedMasks:
 
 
 def stay(channels: int, rate: float) -> int:
-    """How many of a module's channels `weighted` draws."""
+    """Return how many of a module's channels `weighted` draws."""
     return max(round((1 - rate) * channels), min(channels, 1))
 
 
 @dataclass(frozen=True)
 class Rival:
-    """What draws the sub-network of each step in place of PIAD."""
+    """Draws the sub-network of each step in place of PIAD."""
 
     kind: Literal["channel", "weighted", "layer", "none"]
     rate: float  # the share that is dropped
@@ -102,29 +101,29 @@ class Rival:
     def draw(
         self, family: Family, whole: Sequence[BlockDims], generator: Generator, device: torch.device
     ) -> tuple[Dropping | None, float]:
-        """Draw what the next step drops (None: nothing), and say which share of the dimensions stays."""
+        """Draw what the next step drops (None: nothing), and return the share of the dimensions that stays."""
         if self.kind == "none":
             return None, 1.0
         widths = [(_width(dims), dims.ffn) for dims in whole]
         if self.kind == "layer":
             of_blocks = torch.rand(len(whole), generator=generator)
-            draws = [(one.expand(w), one.expand(e)) for one, (w, e) in zip(of_blocks, widths, strict=True)]
+            draws = [(u.expand(w), u.expand(e)) for u, (w, e) in zip(of_blocks, widths, strict=True)]
         else:
             draws = [(torch.rand(w, generator=generator), torch.rand(e, generator=generator)) for w, e in widths]
         channels = sum(map(sum, widths))
         if self.kind == "weighted":
-            there = [(w.to(device), e.to(device)) for w, e in draws]
-            left = sum(stay(n, self.rate) for pair in widths for n in pair)
-            return WeightedMasks(family, whole, there, self.rate), left / channels
-        kept = [(w >= self.rate, e >= self.rate) for w, e in draws]
+            on_device = [(w.to(device), e.to(device)) for w, e in draws]
+            count = sum(stay(n, self.rate) for pair in widths for n in pair)
+            return WeightedMasks(family, whole, on_device, self.rate), count / channels
+        present = [(w >= self.rate, e >= self.rate) for w, e in draws]
         factor = 1 / (1 - self.rate) if self.kind == "channel" else 1.0
         masks = [
             (_per_output(family, dims, factor * w).to(device), (factor * e).to(device))
-            for dims, (w, e) in zip(whole, kept, strict=True)
+            for dims, (w, e) in zip(whole, present, strict=True)
         ]
-        return Masks(masks), sum(int(part.sum()) for pair in kept for part in pair) / channels
+        return Masks(masks), sum(int(part.sum()) for pair in present for part in pair) / channels
 
 
 def rival_of(dropout: Dropout, rate: float) -> Rival | None:
-    """The rival of this name, at its own rate where none is given; None: PIAD itself."""
+    """Return the rival of this name, at its own rate if `rate` is 0; None for PIAD itself."""
     return None if dropout == "piad" else Rival(dropout, rate or RATES.get(dropout, 0.0))

@@ -1,9 +1,9 @@
-"""Masks: a network computes what a slice of it does, and no shape changes.
+"""Masks: let a network compute what a slice of it does, without changing a shape.
 
-Queries and values beyond the kept widths, and neurons, are multiplied by zero. With queries zero the keys no longer
-matter, so this is the slice exactly (`piad.cut`). Where the network has its largest directions in the first channels of
-the embedding (`algebra.embedding.nested_basis`), the last ones are zeros before each norm, and what the first ones
-share is taken away, as the slice's norm does.
+Queries and values beyond the slice's widths, and neurons, are multiplied by zero. Keys do not matter where queries are
+zero, so the result is exactly that of the slice (`piad.cut`). If the network has its largest directions in the first
+channels of the embedding (`solve.embedding.nested_basis`), the other channels are zeroed before each norm, and the mean
+of the first ones is subtracted, as the slice's norm does.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from edgevit.network.families import Family, family_of
 
 
 class Dropping(Protocol):
-    """What a network leaves out of a forward pass."""
+    """What a network drops in a forward pass."""
 
     def of_module(self, tensor: Tensor, block: int, part: int) -> Tensor:
-        """What stays of a projection's output [B, N, H * (2q + v)] (part 0), or of the neurons [B, N, e] (part 1)."""
+        """Mask a projection's output [B, N, H * (2q + v)] (part 0), or the neurons [B, N, e] (part 1)."""
 
     def narrowed(self, tokens: Tensor) -> Tensor:
-        """Tokens [..., d] as a norm is given them."""
+        """Mask tokens [..., d] before a norm."""
 
 
 @dataclass(frozen=True)
 class Masks:
-    """What each dimension is multiplied by: of a slice zero or one."""
+    """The factor of each dimension: zero or one for a slice."""
 
     blocks: list[tuple[Tensor, Tensor]]  # per block, the projection's output [H * (2q + v)] and the neurons [e]
-    embed: int | None = None  # how many of the first channels of tokens stay before each norm; None: all
+    embed: int | None = None  # how many of the first channels of tokens reach each norm; None: all
 
     def of_module(self, tensor: Tensor, block: int, part: int) -> Tensor:
         return tensor * self.blocks[block][part].to(tensor.dtype)
@@ -51,33 +51,35 @@ class Masks:
 def make_masks(
     family: Family,
     whole: Sequence[BlockDims],
-    kept: Sequence[BlockDims],
+    dims: Sequence[BlockDims],
     device: torch.device,
     embed: int | None = None,
 ) -> Masks:
+    """Make the masks of the slice with these dimensions and this number of channels."""
+
     def ones(width: int, of: int) -> Tensor:
         return (torch.arange(of, device=device) < width).float()
 
     masks = []
-    for now, then in zip(whole, kept, strict=True):
-        of_one_head = (ones(then.qk, now.qk), ones(now.qk, now.qk), ones(then.vo, now.vo))
-        heads = family.pack(*(part.repeat(now.heads, 1) for part in of_one_head))
-        masks.append((heads, ones(then.ffn, now.ffn)))
+    for before, after in zip(whole, dims, strict=True):
+        of_head = (ones(after.qk, before.qk), ones(before.qk, before.qk), ones(after.vo, before.vo))
+        heads = family.pack(*(part.repeat(before.heads, 1) for part in of_head))
+        masks.append((heads, ones(after.ffn, before.ffn)))
     return Masks(masks, embed)
 
 
 @contextmanager
 def masking(network: nn.Module, masks: Callable[[], Dropping | None]) -> Iterator[None]:
-    """Apply the masks that are asked for at each forward pass; None applies none."""
+    """Apply the masks that the function returns at each forward pass; None applies none."""
     family = family_of(network)
 
     def masked(tensor: Tensor, block: int, part: int) -> Tensor:
-        now = masks()
-        return tensor if now is None else now.of_module(tensor, block, part)
+        dropping = masks()
+        return tensor if dropping is None else dropping.of_module(tensor, block, part)
 
-    def narrowed_tokens(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        now = masks()
-        return None if now is None else (now.narrowed(given[0]), *given[1:])
+    def narrowed_tokens(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        dropping = masks()
+        return None if dropping is None else (dropping.narrowed(inputs[0]), *inputs[1:])
 
     with ExitStack() as stack:
         if family.geometry(network).fixed_embed is None:
@@ -90,17 +92,17 @@ def masking(network: nn.Module, masks: Callable[[], Dropping | None]) -> Iterato
                 hook = heads.register_forward_hook(lambda _, __, output, i=block: masked(output, i, 0))
                 stack.callback(hook.remove)
             if neurons is not None:
-                before = neurons.register_forward_pre_hook(lambda _, given, i=block: (masked(given[0], i, 1),))
+                before = neurons.register_forward_pre_hook(lambda _, inputs, i=block: (masked(inputs[0], i, 1),))
                 stack.callback(before.remove)
         yield
 
 
 @contextmanager
 def masked(
-    network: nn.Module, kept: Sequence[BlockDims], device: torch.device, embed: int | None = None
+    network: nn.Module, dims: Sequence[BlockDims], device: torch.device, embed: int | None = None
 ) -> Iterator[None]:
-    """Let the network compute what its slice of these dimensions, and of so many channels, does."""
+    """Let the network compute what its slice with these dimensions and this number of channels does."""
     family = family_of(network)
-    masks = make_masks(family, [b.dims for b in family.read(network)], kept, device, embed)
+    masks = make_masks(family, [b.dims for b in family.read(network)], dims, device, embed)
     with masking(network, lambda: masks):
         yield

@@ -1,6 +1,6 @@
-"""SKD super-network (Li et al.): cut a slice out of a network that was trained for every size (`edgevit supernet`).
+"""SKD super-network (Li et al.): cut a slice from a network trained for every size (`edgevit supernet`).
 
-No training and no data are needed; `--steps N` trains the slice afterwards.
+This needs no training and no data. `--steps N` trains the slice afterwards; its teacher is the whole super-network.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import nn
 from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.feasibility import SearchSpace
 from edgevit.derivation.method import Method, no_steps
-from edgevit.derivation.methods.skd.piad import embed_left
+from edgevit.derivation.methods.skd.piad import embed_without
 from edgevit.derivation.methods.skd.slices import plan_of_slice, read_supernet
 from edgevit.derivation.problem import Derived, Problem, distillation_for, train_for
 from edgevit.derivation.realise import realise
@@ -20,39 +20,38 @@ from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.solve.factorise import one_thread
 from edgevit.network.checkpoint import Model
 from edgevit.network.families import family_of
-from edgevit.train.distil import TeacherOptions
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 NEEDS_IMAGES = False
 
 
 @dataclass(frozen=True)
-class Config(TeacherOptions):  # the teacher of --steps is the whole super-network
-    supernet: str = ""  # The folder of the super-network, which is the base, too; --supernet gives it.
+class Config:
+    supernet: str = ""  # The folder of the super-network, which is also the base; --supernet sets it.
 
 
 def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
-    """What it may take away: the embedding, where the super-network was made for that."""
+    """Return what it may remove: the embedding only if the super-network was made for that."""
     if not config.supernet:
         return SearchSpace()
     whole: int = family_of(network).geometry(network).embed
-    narrowest = embed_left(whole, read_supernet(config.supernet).order)
+    narrowest = embed_without(whole, read_supernet(config.supernet).order)
     return SearchSpace(embed=narrowest if narrowest < whole else 0)
 
 
 def check_base(base: Model, config: Config, request: DeriveRequest) -> None:
-    """Refuse a size or classes that the super-network cannot give."""
+    """Refuse a size or classes that the super-network does not have."""
     size = {"rate": request.rate, "macs": request.macs, "params": request.params}
     read_supernet(config.supernet).check(base.spec, base.network, request.classes, **size)
 
 
 def derive(problem: Problem, config: Config) -> Derived:
-    with problem.stopwatch.stage("slice"), one_thread():  # copies are too short to share on a busy machine
+    with problem.stopwatch.stage("slice"), one_thread():  # each copy is too short for several threads on a busy machine
         plan = plan_of_slice(problem.network, read_supernet(config.supernet).order, problem.budget, problem.policy)
         slim = realise(problem.network, plan)
     done = 0
     if problem.training.steps:
-        distillation = distillation_for(problem, config, plan.embed)
+        distillation = distillation_for(problem, plan.embed)
         done = train_for(problem, slim, stage="finetune", distillation=distillation)
     return Derived(slim, plan, {"steps": done, "steps_planned": problem.training.steps})
 

@@ -1,16 +1,16 @@
-"""Progressive importance-aware dropout (SKD super-network): in which order a network's units are best done without.
+"""Progressive importance-aware dropout (SKD super-network): order a network's units by importance while it trains.
 
 A unit is a group of neighbouring dimensions of one module: of the query, key and value widths of all heads alike, or of
-the FFN's neurons. Units of a module go from the last to the first, so that whatever is left is a prefix. While the
-network trains, the list of units that may be dropped grows to the target, and every step drops a random number of them,
-the least important first.
+the FFN's neurons. The units of a module are dropped from the last to the first, so that the remaining ones are a
+prefix. During training the list of units that may be dropped grows to its target, and every step drops a random number
+of them, the least important first.
 
-A dropped unit is masked (masks.py). Channels of the embedding may be units, too, where the network has its largest
-directions in the first ones (`algebra.embedding.nested_basis`). What a step drops may be drawn otherwise, as rivals of
-PIAD do it (dropout.py); the list grows alike.
+A dropped unit is masked (`masks`). Channels of the embedding may be units, too, if the network has its largest
+directions in the first channels (`solve.embedding.nested_basis`). Rivals of PIAD draw otherwise what a step drops
+(`dropout`); the list grows in the same way.
 
-Differences from the paper: a module counts as skipped when all its units are masked, its output bias staying, as it
-does in every slice; and the random cut may also drop the whole list, because that slice is offered, too.
+Differences from the paper: a module counts as skipped when all its units are masked and its output bias stays, as in
+every slice; and the random cut may drop the whole list, because that slice is offered, too.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from edgevit.train.passes import Passes, observed
 
 
 def narrowed(dims: BlockDims, kind: ModuleKind, width: int) -> BlockDims:
-    """The block with one of its modules at most so wide."""
+    """Return the block with one of its modules narrowed to at most this width."""
     if kind == "ffn":
         return replace(dims, ffn=min(dims.ffn, width))
     return replace(dims, qk=min(dims.qk, width), vo=min(dims.vo, width))
 
 
-def embed_left(embed: int, dropped: Sequence[Unit]) -> int:
-    """How wide the embedding is that is left of one so wide."""
+def embed_without(embed: int, dropped: Sequence[Unit]) -> int:
+    """Return the width of the embedding without the dropped units."""
     return min([embed, *(unit.first for unit in dropped if unit.kind == "embed")])
 
 
 def _cuts(width: int, minimum: int, step: int, groups: int) -> list[int]:
-    """Widths from the whole down to the minimum, about `groups` of them, all but the whole multiples of `step`."""
+    """List about `groups` widths from the whole one down to the minimum, multiples of `step` but for the whole one."""
     size = step * ceil(width / groups / step)
     return [width, *(w for w in range(width // size * size, minimum, -size) if w < width), minimum]
 
@@ -70,10 +70,10 @@ def make_units(
     ffn_groups: int,
     embeds: Sequence[int] = (),
 ) -> list[Unit]:
-    """Divide every module into units that the policy allows to be dropped; those of a module from the last on.
+    """Divide every module into units that the policy allows to drop, those of a module from the last to the first.
 
     Args:
-        embeds: the widths that the embedding may have, its own first; none if it stays.
+        embeds: the widths that the embedding may have, its own first; empty if it stays.
     """
     units = []
     for last, first in pairwise(embeds):
@@ -94,23 +94,23 @@ def make_units(
 
 
 def dims_without(dims: Sequence[BlockDims], dropped: Sequence[Unit]) -> tuple[BlockDims, ...]:
-    """The dimensions of blocks that are left."""
-    left = list(dims)
+    """Return the dimensions of the blocks without the dropped units."""
+    remaining = list(dims)
     for unit in dropped:
         if unit.kind == "embed":
             continue
-        left[unit.block] = narrowed(left[unit.block], unit.kind, unit.first)
-    return tuple(left)
+        remaining[unit.block] = narrowed(remaining[unit.block], unit.kind, unit.first)
+    return tuple(remaining)
 
 
-def slice_plan(blocks: Sequence[Block], kept: Sequence[BlockDims], embed: int | None = None) -> Plan:
-    """The plan of the slice of every module's first dimensions and of these first channels of the embedding."""
+def slice_plan(blocks: Sequence[Block], dims: Sequence[BlockDims], embed: int | None = None) -> Plan:
+    """Make the plan of the slice with the first dimensions of every module and these first channels."""
     plans = []
-    for i, (attention, ffn, dims) in enumerate(zip(attentions(blocks), ffns(blocks), kept, strict=True)):
-        assert dims.heads == attention.heads
-        first = attention.first(dims.qk, dims.vo)
-        planned = AttentionPlan(tuple(range(dims.heads)), dims.qk, dims.vo, weights=first)
-        ffn_plan = FfnPlan(torch.arange(dims.ffn), weights=ffn.keep(slice(dims.ffn)))
+    for i, (attention, ffn, d) in enumerate(zip(attentions(blocks), ffns(blocks), dims, strict=True)):
+        assert d.heads == attention.heads
+        first = attention.first(d.qk, d.vo)
+        planned = AttentionPlan(tuple(range(d.heads)), d.qk, d.vo, weights=first)
+        ffn_plan = FfnPlan(torch.arange(d.ffn), weights=ffn.keep(slice(d.ffn)))
         plans.append(BlockPlan(i, planned, ffn_plan))
     whole = attentions(blocks)[0].embed
     if embed is None or embed == whole:
@@ -119,10 +119,10 @@ def slice_plan(blocks: Sequence[Block], kept: Sequence[BlockDims], embed: int | 
 
 
 @torch.no_grad()
-def cut(network: nn.Module, kept: Sequence[BlockDims], embed: int | None = None) -> nn.Module:
-    """Return a slim copy that has the first dimensions of every module, and these first channels of the embedding."""
-    with one_thread():  # copies are too short to share on a busy machine
-        return realise(network, slice_plan(family_of(network).read(network), kept, embed))
+def cut(network: nn.Module, dims: Sequence[BlockDims], embed: int | None = None) -> nn.Module:
+    """Return a slim copy with the first dimensions of every module and these first channels of the embedding."""
+    with one_thread():  # each copy is too short for several threads on a busy machine
+        return realise(network, slice_plan(family_of(network).read(network), dims, embed))
 
 
 # -- importance --------------------------------------------------------------------------------------------------------
@@ -130,16 +130,16 @@ def cut(network: nn.Module, kept: Sequence[BlockDims], embed: int | None = None)
 
 @dataclass(frozen=True)
 class Importance:
-    """What the loss over some images would lose, to first order, with each dimension (Eq. 9), and with each module."""
+    """The importance of each dimension, to first order (Eq. 9), and the loss without each module."""
 
-    loss: float  # mean over the images
+    loss: float  # the mean over the images
     taylor: dict[Module, Tensor]  # [w] per module: |gradient * activation|, summed over heads, tokens and images
     skipped: dict[Module, float]  # the loss without the module
     narrowed: dict[int, float] = field(default_factory=dict)  # the loss at other widths of the embedding
 
 
 def _by_width(family: Family, scores: Tensor, dims: BlockDims) -> Tensor:
-    """Scores [H * (2q + v)] of queries, keys and values to those of head widths [max(q, v)]: query plus value."""
+    """Sum scores [H * (2q + v)] of queries, keys and values to those of head widths [max(q, v)]: query plus value."""
     query, _, value = family.unpack(scores, dims)
     total = scores.new_zeros(max(dims.qk, dims.vo))
     total[: dims.qk] += query.sum(0)
@@ -153,84 +153,84 @@ def measure_importance(
     columns: Sequence[int],
     passes: Passes,
     *,
-    kept: Sequence[BlockDims] | None = None,
+    dims: Sequence[BlockDims] | None = None,
     embed: int | None = None,
     skip: Sequence[Module] = (),
     embeds: Sequence[int] = (),
 ) -> Importance:
-    """Run the images through the network, or through its slice of `kept` and of `embed` channels, and back once.
+    """Take importances in one forward and backward pass of the network, or of its slice of `dims` and `embed`.
 
     Args:
         columns: for each target class, its column in the logits.
-        skip: modules without which the loss is wanted: one more forward pass each.
-        embeds: widths of the embedding at which it is wanted, likewise.
+        skip: modules to measure the loss without: one more forward pass each.
+        embeds: widths of the embedding to measure the loss at, likewise.
     """
     family, compute = family_of(network), passes.compute
     whole = [b.dims for b in family.read(network)]
-    kept = whole if kept is None else kept
-    variants = [make_masks(family, whole, kept, compute.device, embed)]
+    dims = whole if dims is None else dims
+    variants = [make_masks(family, whole, dims, compute.device, embed)]
     for block, kind in skip:
-        dims = [narrowed(d, kind, 0) if i == block else d for i, d in enumerate(kept)]
-        variants.append(make_masks(family, whole, dims, compute.device, embed))
+        fewer = [narrowed(d, kind, 0) if i == block else d for i, d in enumerate(dims)]
+        variants.append(make_masks(family, whole, fewer, compute.device, embed))
     variants += [replace(variants[0], embed=width) for width in embeds]
     target = torch.as_tensor(columns, device=compute.device)
     losses = torch.zeros(len(variants), dtype=torch.float64, device=compute.device)
     sums: list[Tensor] = [torch.zeros((), dtype=torch.float64, device=compute.device)] * (2 * len(whole))
     outputs: list[Tensor] = []  # of the pass with gradients: projection and neurons of each block in turn
-    now = variants[0]
+    masks = variants[0]
 
-    def keep(i: int, given: Any, output: Tensor) -> None:
-        kept_here = output if i < len(whole) else given[0]  # queries, keys and values; or the neurons
-        if kept_here.requires_grad:
-            outputs.append(kept_here)
+    def keep(i: int, inputs: Any, output: Tensor) -> None:
+        tensor = output if i < len(whole) else inputs[0]  # queries, keys and values; or the neurons
+        if tensor.requires_grad:
+            outputs.append(tensor)
 
     def loss_of(batch: Tensor, labels: Tensor) -> Tensor:
         with compute.accelerator.autocast():
             return F.cross_entropy(network(batch).float(), target[labels], reduction="sum")
 
-    def see(batch: Tensor, labels: Tensor) -> None:
-        nonlocal now
-        now = variants[0]
+    def add(batch: Tensor, labels: Tensor) -> None:
+        nonlocal masks
+        masks = variants[0]
         loss = loss_of(batch, labels)
         losses[0] += loss.detach()
         for i, (h, gradient) in enumerate(zip(outputs, torch.autograd.grad(loss, outputs), strict=True)):
             sums[i] = sums[i] + (h.detach() * gradient).abs().sum((0, 1), dtype=torch.float64)
         outputs.clear()
         with torch.no_grad():
-            for i, now in enumerate(variants[1:], 1):  # noqa: B007  # what the masking asks for
+            for i, masks in enumerate(variants[1:], 1):  # noqa: B007  # read by `masking`
                 losses[i] += loss_of(batch, labels)
 
     watched = [*family.projections(network), *family.ffn_outputs(network)]
-    with masking(network, lambda: now), observed(watched, keep):
-        passes.show(network, images, see, gradients=True)
-    loss, *others = (compute.sum(losses) / max(len(images), 1)).tolist()
+    with masking(network, lambda: masks), observed(watched, keep):
+        passes.show(network, images, add, gradients=True)
+    loss, *more = (compute.sum(losses) / max(len(images), 1)).tolist()
     sums = [compute.sum(s).cpu() for s in sums]
     taylor: dict[Module, Tensor] = {(i, "attention"): _by_width(family, sums[2 * i], d) for i, d in enumerate(whole)}
     taylor |= {(i, "ffn"): sums[2 * i + 1] for i in range(len(whole))}
-    without_them, narrower = others[: len(skip)], others[len(skip) :]
-    skipped = dict(zip(skip, without_them, strict=True))
+    without, narrower = more[: len(skip)], more[len(skip) :]
+    skipped = dict(zip(skip, without, strict=True))
     return Importance(loss, taylor, skipped, dict(zip(embeds, narrower, strict=True)))
 
 
 def score_units(units: Sequence[Unit], importance: Importance) -> list[float]:
-    """Importance per MAC (Eq. 13 to 15), made to fall from each module's first unit to its last.
+    """Compute importance per MAC (Eq. 13 to 15), made to fall from each module's first unit to its last.
 
-    A unit cannot stay when those before it go: where a later one scores higher than an earlier one, both count with
-    their mean. What channels of the embedding are worth is measured, width by width.
+    A unit cannot stay if one before it is dropped: where a later one scores higher than an earlier one, both get their
+    mean. The importance of the embedding's channels is measured, width by width.
     """
     scores = [0.0] * len(units)
     for module in {u.module for u in units}:
-        mine = sorted((i for i, u in enumerate(units) if u.module == module), key=lambda i: -units[i].first)
-        worth = _worth([units[i] for i in mine], importance)
-        raw = [of_one / units[i].macs for i, of_one in zip(mine, worth, strict=True)]
-        pooled = isotonic_regression(raw, sample_weight=[units[i].macs for i in mine])
-        for i, score in zip(mine, pooled, strict=True):
+        indices = sorted((i for i, u in enumerate(units) if u.module == module), key=lambda i: -units[i].first)
+        worth = _worth([units[i] for i in indices], importance)
+        raw = [w / units[i].macs for i, w in zip(indices, worth, strict=True)]
+        pooled = isotonic_regression(raw, sample_weight=[units[i].macs for i in indices])
+        for i, score in zip(indices, pooled, strict=True):
             scores[i] = float(score)
     return scores
 
 
 def _worth(units: Sequence[Unit], importance: Importance) -> list[float]:
-    """By how much of itself the loss rises with each unit of one module, those from the last on."""
+    """Compute the relative rise of the loss without each unit of one module, from the last to the first."""
     tiny = torch.finfo(torch.float64).tiny
     module, scale = units[0].module, max(importance.loss, tiny)
     if module[1] == "embed":
@@ -247,11 +247,11 @@ def _worth(units: Sequence[Unit], importance: Importance) -> list[float]:
 
 @dataclass(frozen=True)
 class DropoutSchedule:
-    """How the dropout list comes to be."""
+    """How the dropout list grows."""
 
-    macs: int  # to be dropped in the end
-    updates: int  # P_e: times that the list grows
-    steps: int  # over which it does
+    macs: int  # of the units on the list in the end
+    updates: int  # P_e: the number of times that the list grows
+    steps: int  # the number of training steps in which it grows
 
 
 class ProgressiveDropout:
@@ -271,16 +271,16 @@ class ProgressiveDropout:
         """Begin with an empty list.
 
         Args:
-            rival: what draws the sub-networks in place of the list.
+            rival: draws the sub-networks in place of the list.
         """
         self.network, self.units, self.growth, self.passes = network, units, growth, passes
         self.proxy, self.columns, self.seed, self.rival = proxy, columns, seed, rival
         self.family = family_of(network)
         self.whole, self.geometry = [b.dims for b in self.family.read(network)], self.family.geometry(network)
-        self.order: list[int] = []  # units, the first to go first
+        self.order: list[int] = []  # indices of units, in the order of dropping
         self.updates, self.steps = 0, 0
         self.masks: Dropping | None = None
-        self.kept_share = 1.0  # in the step under way, of the units' MACs; of the dimensions, if a rival draws
+        self.share = 1.0  # of the units' MACs in the present step; of the dimensions, if a rival draws
 
     @property
     def dropped(self) -> list[Unit]:
@@ -290,58 +290,58 @@ class ProgressiveDropout:
     # -- the list --------------------------------------------------------------------------------------------------
 
     def _embed(self, dropped: Sequence[Unit]) -> int:
-        return embed_left(self.geometry.embed, dropped)
+        return embed_without(self.geometry.embed, dropped)
 
     def saved_macs(self) -> int:
-        """What the whole list saves: channels cost less where widths are gone."""
-        left = self.geometry.with_embed(self._embed(self.dropped)).macs(dims_without(self.whole, self.dropped))
-        return self.geometry.macs(self.whole) - left
+        """Return the MACs that dropping the whole list saves; they are less than the sum over its units."""
+        smallest = self.geometry.with_embed(self._embed(self.dropped)).macs(dims_without(self.whole, self.dropped))
+        return self.geometry.macs(self.whole) - smallest
 
     def grow(self) -> None:
-        """Add the units that the smallest sub-network so far can best do without, up to this update's share."""
+        """Add the least important units of the smallest sub-network so far, up to this update's share of MACs."""
         self.updates += 1
-        left = sorted(set(range(len(self.units))) - set(self.order))
+        remaining = sorted(set(range(len(self.units))) - set(self.order))
         due = self.growth.macs * self.updates / self.growth.updates
-        if not left or self.saved_macs() >= due:
+        if not remaining or self.saved_macs() >= due:
             return
-        units = [self.units[i] for i in left]
+        units = [self.units[i] for i in remaining]
         importance = measure_importance(
             self.network,
             self.proxy,
             self.columns,
             self.passes,
-            kept=dims_without(self.whole, self.dropped),
+            dims=dims_without(self.whole, self.dropped),
             embed=self._embed(self.dropped),
             skip=sorted({u.module for u in units if u.kind != "embed"}),
             embeds=[u.first for u in units if u.kind == "embed"],
         )
         scores = score_units(units, importance)
-        # Of equals in one module the last goes first: whatever is left is a prefix.
+        # Of equal scores in one module the last unit is dropped first, so that the remaining units are a prefix.
         for i in sorted(range(len(units)), key=lambda i: (scores[i], units[i].module, -units[i].first)):
             if self.saved_macs() >= due:
                 break
-            self.order.append(left[i])
+            self.order.append(remaining[i])
 
     def finish(self) -> None:
-        """Let the list grow to its target, if training ended before it had."""
+        """Let the list grow to its target, if training ended before."""
         while self.updates < self.growth.updates:
             self.grow()
 
     def _prepare(self) -> None:
-        """Grow the list if it is time, and draw the next step's sub-network: a function of seed and step alone."""
+        """Grow the list if an update is due, and draw the next step's sub-network from seed and step alone."""
         every = max(self.growth.steps // self.growth.updates, 1)
         while self.updates < min(1 + self.steps // every, self.growth.updates):
             self.grow()
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.steps)
         device = self.passes.compute.device
         if self.rival is not None:
-            self.masks, self.kept_share = self.rival.draw(self.family, self.whole, generator, device)
+            self.masks, self.share = self.rival.draw(self.family, self.whole, generator, device)
             return
         count = int(torch.randint(len(self.order) + 1, (), generator=generator))
         dropped = self.dropped[:count]
-        kept = dims_without(self.whole, dropped)
-        self.masks = make_masks(self.family, self.whole, kept, device, self._embed(dropped))
-        self.kept_share = 1 - sum(u.macs for u in dropped) / sum(u.macs for u in self.units)
+        dims = dims_without(self.whole, dropped)
+        self.masks = make_masks(self.family, self.whole, dims, device, self._embed(dropped))
+        self.share = 1 - sum(u.macs for u in dropped) / sum(u.macs for u in self.units)
 
     # -- train.constraint.Constraint -------------------------------------------------------------------------------
 
@@ -352,14 +352,14 @@ class ProgressiveDropout:
             yield
 
     def penalty(self) -> tuple[Tensor, dict[str, float]]:
-        return torch.zeros((), device=self.passes.compute.device), {"units_kept": self.kept_share}
+        return torch.zeros((), device=self.passes.compute.device), {"units_kept": self.share}
 
     def after_step(self) -> None:
         self.steps += 1
         self._prepare()
 
     def pruned(self) -> nn.Module:
-        """The smallest slice."""
+        """Return the smallest slice."""
         return cut(self.network, dims_without(self.whole, self.dropped), self._embed(self.dropped))
 
     def state(self) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
-"""A super-network's slices: which there are, how good each was, and how one of any size is cut.
+"""Slices of a super-network: read their order and accuracies, and cut one of any size.
 
-A super-network is a model folder whose dimensions are in order of importance, with `supernet.json` beside the weights:
-the units in the order in which they are dropped, and the accuracy of some slices on the validation part. Any budget
-inside its range is met by following that order, so a slice costs no more than copying the weights it keeps.
+A super-network is a model folder whose dimensions are in order of importance. Its `supernet.json` lists the units in
+the order of dropping, and the accuracy of some slices on the validation part. Following that order meets any budget in
+its range, so cutting a slice costs no more than copying its weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 from edgevit.derivation.allocate.budget import Budget, quantity_name, remainder
 from edgevit.derivation.allocate.embedding import geometry_at
 from edgevit.derivation.allocate.policy import Policy, Widths, fit
-from edgevit.derivation.methods.skd.piad import dims_without, embed_left, slice_plan
+from edgevit.derivation.methods.skd.piad import dims_without, embed_without, slice_plan
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.realise import realise
 from edgevit.derivation.session.opening import known_classes
@@ -38,7 +38,7 @@ Classes = str | Path | Sequence[str | int] | None
 
 @dataclass(frozen=True)
 class SuperNet:
-    """A super-network, of which slices are cut."""
+    """A super-network in its folder."""
 
     folder: Path
     record: SupernetRecord
@@ -46,45 +46,46 @@ class SuperNet:
 
     @property
     def order(self) -> tuple[Unit, ...]:
-        """The units; the first to be dropped first."""
+        """The units in the order of dropping."""
         return self.record.order
 
     @property
     def curve(self) -> tuple[SlicePoint, ...]:
-        """The slices that were measured, from the whole network to the smallest."""
+        """The measured slices, from the whole network to the smallest."""
         return self.record.curve
 
     def slice(self, network: nn.Module, budget: Budget, policy: Policy) -> nn.Module:
-        """The slice of this budget, as a model of its own."""
+        """Cut the slice of this budget."""
         return cut_slice(network, self.order, budget, policy)
 
-    # -- what may be asked for -------------------------------------------------------------------------------------
-
     def check(self, spec: ModelSpec, network: nn.Module, classes: Classes, **size: Any) -> None:
-        """Refuse what the super-network cannot give. `size` is rate, macs and params, as `make_budget` takes them.
+        """Refuse a size or classes that the super-network does not have.
+
+        Args:
+            size: rate, macs and params, as for `make_budget`.
 
         Raises:
-            BudgetError: no slice is of this size; the message has the range.
+            BudgetError: no slice has this size; the message has the range.
             OptionError: it was made for other classes.
         """
         if spec.head == "subset":
             known_classes(self.folder, spec, classes)
-        given = [name for name, value in size.items() if value is not None]
-        if len(given) != 1:
-            return  # make_budget says so
-        quantity: Quantity = "params" if given == ["params"] else "macs"
+        budgets = {name: value for name, value in size.items() if value is not None}
+        if len(budgets) != 1:
+            return  # `make_budget` refuses it
+        ((name, value),) = budgets.items()
+        quantity: Quantity = "params" if name == "params" else "macs"
         largest = spec.params if quantity == "params" else spec.macs
-        asked = size[given[0]]
-        if given == ["rate"]:
-            check_number("--rate", asked, "(0, 1)", "0.6 leaves 40 % of the network's MACs")
-        limit = remainder(largest, asked) if given == ["rate"] else parse_count(asked, quantity)
+        if name == "rate":
+            check_number("--rate", value, "(0, 1)", "0.6 leaves 40 % of the network's MACs")
+        limit = remainder(largest, value) if name == "rate" else parse_count(value, quantity)
         whole = family_of(network).geometry(network)
-        least = geometry_at(network, embed_left(whole.embed, self.order)).cost(
+        least = geometry_at(network, embed_without(whole.embed, self.order)).cost(
             dims_without(spec.blocks, self.order), quantity
         )
         if not least <= limit < largest:
             raise BudgetError(
-                f"{given[0]} {asked} asks for {format_count(limit)} {quantity_name(quantity)}, and {self.folder} has "
+                f"{name} {value} asks for {format_count(limit)} {quantity_name(quantity)}, and {self.folder} has "
                 f"slices of {format_count(least)} (rate {1 - least / largest:.3f}) to just under "
                 f"{format_count(largest)} (rate 0); ask for one of these, or make one for smaller slices: "
                 "edgevit supernet --smallest-rate"
@@ -92,10 +93,10 @@ class SuperNet:
 
 
 def plan_of_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, policy: Policy) -> Plan:
-    """The slice of this budget.
+    """Make the plan of the slice of this budget.
 
-    Its embedding is that of the first sub-network in the order that is within the budget, or the next one that the
-    policy allows; its widths are those that fill the budget with it.
+    Its embedding is that of the first sub-network in the order within the budget, or the next one that the policy
+    allows; its widths fill the budget.
 
     Raises:
         BudgetError: the smallest slice costs more.
@@ -106,20 +107,20 @@ def plan_of_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, pol
 
     geometry_of = cache(partial(geometry_at, network))
 
-    def holds(count: int, embed: int) -> bool:
+    def fits(count: int, embed: int) -> bool:
         return budget.holds(budget.cost(dims_without(whole, order[:count]), geometry_of(embed)))
 
-    rungs = _embeds(order, family.geometry(network).embed, budget.least_embed, policy.embed_step)
-    within = [embed for last, embed in rungs if holds(last, embed)]
+    widths = _embeds(order, family.geometry(network).embed, budget.least_embed, policy.embed_step)
+    within = [embed for last, embed in widths if fits(last, embed)]
     if not within:
-        smallest, geometry = dims_without(whole, order), geometry_of(rungs[-1][1])
-        least, made_of = budget.cost(smallest, geometry), budget.made_of(smallest, geometry)
+        smallest, geometry = dims_without(whole, order), geometry_of(widths[-1][1])
+        least, parts = budget.cost(smallest, geometry), budget.made_of(smallest, geometry)
         raise BudgetError(
             f"{budget.asked} leaves {budget.told(budget.limit)}, and the smallest slice of this super-network takes "
-            f"{budget.told(least)}{made_of and f' ({made_of})'}; raise the budget, or make one for smaller slices: "
+            f"{budget.told(least)}{parts and f' ({parts})'}; raise the budget, or make one for smaller slices: "
             "edgevit supernet --smallest-rate",
             least=least,
-            made_of=made_of,
+            made_of=parts,
         )
     for embed in within:
         try:
@@ -134,9 +135,11 @@ def plan_of_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, pol
 
 
 def _embeds(order: Sequence[Unit], embed: int, least: int, multiple: int) -> list[tuple[int, int]]:
-    """The widths of the embedding on the way, the widest first, each with how many units go before the next one.
+    """List the widths of the embedding in the order, each with the number of units dropped before the next one.
 
-    `least`: the narrowest that the budget can count; `multiple`: what the shape asks of each but the widest.
+    Args:
+        least: the narrowest width with known costs.
+        multiple: all widths but the widest are multiples of this.
     """
     narrower = ((i, unit.first) for i, unit in enumerate(order) if unit.kind == "embed")
     places = [(i, width) for i, width in narrower if width >= least and width % multiple == 0]
@@ -145,22 +148,22 @@ def _embeds(order: Sequence[Unit], embed: int, least: int, multiple: int) -> lis
 
 
 def cut_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, policy: Policy) -> nn.Module:
-    """The slice of this budget, as a model of its own."""
-    with one_thread():  # copies are too short to share on a busy machine
+    """Cut the slice of this budget."""
+    with one_thread():  # each copy is too short for several threads on a busy machine
         return realise(network, plan_of_slice(network, order, budget, policy))
 
 
 def _wishes(order: Sequence[Unit], dims: Sequence[BlockDims], share: float) -> list[Widths]:
-    """The widths left after a share of the order's MACs; the last unit to go goes in part."""
+    """Return the widths after dropping a share of the order's MACs, the last unit in part."""
     due = share * sum(unit.macs for unit in order)
     wishes = [Widths(float(d.qk), float(d.vo), float(d.ffn)) for d in dims]
     for unit in order:
         part = min(due / unit.macs, 1.0)
-        width, now = unit.last - part * (unit.last - unit.first), wishes[unit.block]
+        width, widths = unit.last - part * (unit.last - unit.first), wishes[unit.block]
         if unit.kind == "ffn":
-            wishes[unit.block] = replace(now, ffn=min(now.ffn, width))
+            wishes[unit.block] = replace(widths, ffn=min(widths.ffn, width))
         elif unit.kind == "attention":
-            wishes[unit.block] = replace(now, qk=min(now.qk, width), vo=min(now.vo, width))
+            wishes[unit.block] = replace(widths, qk=min(widths.qk, width), vo=min(widths.vo, width))
         due -= part * unit.macs
         if part < 1:
             break
@@ -168,7 +171,7 @@ def _wishes(order: Sequence[Unit], dims: Sequence[BlockDims], share: float) -> l
 
 
 def read_supernet(folder: str | Path) -> SuperNet:
-    """Read what a super-network says of its slices.
+    """Read the record of a super-network.
 
     Raises:
         CheckpointError: the folder is not a super-network, or the file is damaged or of another schema.

@@ -1,13 +1,14 @@
-"""Weighted PCA for attention contraction (SKD super-network): the same function, its knowledge in the first dimensions.
+"""Weighted PCA for attention contraction (SKD super-network): put the most important dimensions first.
 
-Queries with keys, and values with outputs, are rotated into the order of what they carry over the task's own tokens,
-each token weighted by what the loss would lose with it (Eq. 10); FFN neurons are sorted by the same first-order
-measure (Eq. 9, 12). Nothing is dropped, so the network computes what it did.
+Queries with keys, and values with outputs, are rotated into directions in falling order of their energy over the task's
+own tokens, each token weighted by its first-order importance for the loss (Eq. 10). FFN neurons are sorted by the same
+measure (Eq. 9, 12). Nothing is dropped, so the network computes the same function.
 
 The paper takes the principal components of queries and keys, and of values. Here the products W_Q^T W_K and W_V^T W_O^T
-are decomposed over those tokens, as everywhere in `derive`: what a dimension carries is then measured where it arrives.
-Values that have a bias get one that makes each dimension's mean over the tokens zero, and the output bias its opposite:
-what is dropped later is replaced by its mean. Without one the mean is lost with the dimension, and counts in the order.
+are decomposed over those tokens, as in all of edgevit's methods: a dimension's energy is then measured at the output of
+the product. If values have a bias, it is set so that each dimension's mean over the tokens is zero, and the output bias
+compensates: a dropped dimension is then replaced by its mean. Without a bias the mean is lost with the dimension, and
+counts in the order.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ def concentrate(network: nn.Module, images: Split, columns: Sequence[int], passe
 def concentrate_embedding(
     network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, seed: int
 ) -> tuple[nn.Module, Tensor]:
-    """Return a copy that computes the same with its tokens' largest directions in their first channels.
+    """Return a copy that computes the same with its tokens' largest directions in their first channels, and E.
 
-    Beside it E [d, d], by which tokens were multiplied. What stands between tokens and weights is folded into these.
+    E [d, d] is the matrix that tokens were multiplied by. Norms and scales between tokens and weights are folded into
+    the weights.
     """
     weights = token_weights(network, images, columns, passes, seed=seed)
     directions = measure_tokens(network, images, weights, passes).directions
@@ -62,11 +64,11 @@ def concentrate_embedding(
 
 @torch.no_grad()
 def rotate(parts: Sequence[Attention], moments: Sequence[Tensor]) -> list[Attention]:
-    """Give every head its factors at full width, in falling order of what they carry.
+    """Give every head its factors at full width, in falling order of their energy.
 
     Shapes: moments [d + 1, d + 1] of the tokens [x 1].
     """
-    # No output bias makes up for a mean without value biases: then it must count in what a dimension carries.
+    # Without value biases no output bias replaces the mean of a dimension, so it must count in the energy.
     measured = [replace(a, bo=None) if a.bv is None else a for a in parts]
     spectra = attention_spectra(measured, moments)
     rotated = narrow(parts, [(a.qk, a.vo) for a in parts], spectra=spectra)

@@ -1,7 +1,7 @@
-"""Clusters of FFN neurons, and the loss that draws each member to its cluster's anchor (Vulcan, section 3.2).
+"""Clusters of FFN neurons, and the loss that makes the members of a cluster equal (Vulcan, section 3.2).
 
-A neuron i of a block is its row n_i = [W_1 b_1][i]. Once all members of a cluster equal the anchor, they can be merged
-exactly by adding up their columns of W_2 (Eq. 9).
+Neuron i of a block is its row n_i = [W_1 b_1][i]. Each cluster has one of its members as its anchor. Once all members
+equal the anchor, adding up their columns of W_2 merges them exactly (Eq. 9).
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ class Clusters:
     """A partition of one block's FFN neurons. Shapes: e neurons, K clusters."""
 
     labels: Tensor  # [e] int64: the cluster of each neuron, every one of 0..K-1 present
-    anchors: Tensor  # [K] int64: the neuron that stands for each cluster, a member of it
+    anchors: Tensor  # [K] int64: the anchor of each cluster, one of its members
 
     @property
     def anchor_of(self) -> Tensor:
-        """For each neuron, its cluster's anchor: [e]."""
+        """Return the anchor of each neuron's cluster: [e]."""
         return self.anchors[self.labels]
 
     @property
     def collapsing(self) -> int:
-        """Number of clusters with two or more members."""
+        """Count the clusters with two or more members."""
         return int((torch.bincount(self.labels, minlength=len(self.anchors)) > 1).sum())
 
 
 def neurons(part: Ffn) -> Tensor:
-    """Rows [W_1 b_1], or [W_1 b_1 W_g b_g] where the FFN is gated: [e, m]; biases as far as there are such."""
+    """Return rows [W_1 b_1], or [W_1 b_1 W_g b_g] of a gated FFN, without biases that it lacks: [e, m]."""
     inputs = part.inputs()
     return part.w1 if len(inputs) == 1 else torch.cat([t.reshape(part.neurons, -1) for t in inputs], dim=1)
 
 
 def largest_members(labels: Tensor, scores: Tensor, count: int) -> Tensor:
-    """For each of `count` clusters the member with the largest score, the first of equals: [count]."""
+    """Find the member of each of `count` clusters with the largest score, the first of equals: [count]."""
     descending = torch.argsort(scores, stable=True, descending=True)
-    place = torch.empty_like(descending)
-    place[descending] = torch.arange(len(descending), device=descending.device)  # 0 for the largest score
+    ranks = torch.empty_like(descending)
+    ranks[descending] = torch.arange(len(descending), device=descending.device)  # 0 for the largest score
     first = torch.full((count,), len(labels), dtype=torch.int64, device=labels.device)
-    return descending[first.scatter_reduce_(0, labels, place, "amin")]
+    return descending[first.scatter_reduce_(0, labels, ranks, "amin")]
 
 
 def _fill_empty(labels: Tensor, count: int) -> Tensor:
-    """Give every empty cluster a member of the largest one; k-means leaves some empty when neurons coincide."""
+    """Move a member of the largest cluster into each empty one, which k-means leaves where neurons coincide."""
     sizes = torch.bincount(labels, minlength=count)
     for empty in (sizes == 0).nonzero().flatten().tolist():
         largest = int(sizes.argmax())
@@ -63,7 +63,7 @@ def _fill_empty(labels: Tensor, count: int) -> Tensor:
 
 
 def _spread(distances: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Starting centres by greedy k-means++ from all squared distances [e, e]: the indices of `count` rows."""
+    """Choose `count` rows as starting centres by greedy k-means++ from all squared distances [e, e]."""
     trials = 2 + int(log(count))
     chosen = [int(torch.randint(len(distances), (), generator=generator))]
     nearest = distances[chosen[0]]
@@ -71,19 +71,19 @@ def _spread(distances: Tensor, count: int, generator: torch.Generator) -> Tensor
         cumulated = nearest.cumsum(0)
         drawn = torch.rand(trials, generator=generator) * cumulated[-1]
         candidates = torch.searchsorted(cumulated, drawn).clamp_max(len(distances) - 1)
-        left = torch.minimum(nearest, distances[candidates])
-        best = int(left.sum(1).argmin())
+        remaining = torch.minimum(nearest, distances[candidates])
+        best = int(remaining.sum(1).argmin())
         chosen.append(int(candidates[best]))
-        nearest = left[best]
+        nearest = remaining[best]
     return torch.tensor(chosen)
 
 
 def cluster_neurons(part: Ffn, count: int, seed: int) -> Tensor:
     """Cluster the rows of `neurons` by k-means into exactly `count` clusters: labels [e].
 
-    All distances follow from the rows' inner products: a centre's with a row is the mean of its members'. So a step of
-    Lloyd's costs e^2 additions instead of 2 e K d multiplications, and a step of k-means++ only looks up.
-    The identity when nothing is to be merged.
+    All distances follow from the rows' inner products, because the product of a centre and a row is the mean of the
+    members' products with it. A Lloyd step then costs e^2 additions instead of 2 e K d multiplications, and a k-means++
+    step only reads the matrix. If `count` is the number of rows, each row is its own cluster.
     """
     rows = neurons(part).detach().float().cpu()
     if count >= len(rows):
@@ -119,9 +119,9 @@ def to_device(clusters: Clusters, device: torch.device) -> Clusters:
 
 
 class _WeightCollapse(torch.autograd.Function):
-    """Sums of |n_i - n_anchor| and (n_i - n_anchor)^2 over every entry of one block's W_1 or b_1.
+    """Sum |n_i - n_anchor| and (n_i - n_anchor)^2 over the entries of one block's W_1 or b_1.
 
-    Written out because autograd would keep three more copies of W_1 per block for the backward pass.
+    The backward pass is written by hand: autograd would keep three more copies of W_1 per block.
     """
 
     @staticmethod
@@ -140,16 +140,10 @@ class _WeightCollapse(torch.autograd.Function):
 
 
 def weight_collapse(part: Ffn, clusters: Clusters) -> tuple[Tensor, Tensor]:
-    """Distance of every neuron's weights to its anchor's, as (sum of absolutes, sum of squares): Eq. 4 and 8."""
+    """Sum the distances of all neurons to their anchors, as (absolute values, squares): Eq. 4 and 8."""
     anchor_of = clusters.anchor_of
     absolute, square = _WeightCollapse.apply(part.w1, anchor_of)
     for tensor in part.inputs()[1:]:
         more_absolute, more_square = _WeightCollapse.apply(tensor, anchor_of)
         absolute, square = absolute + more_absolute, square + more_square
     return absolute, square
-
-
-def activation_collapse(activations: Tensor, clusters: Clusters) -> tuple[Tensor, Tensor]:
-    """The same for activations [e], each the token sum averaged over a batch: Eq. 4 with nu = a."""
-    difference = activations - activations[clusters.anchor_of]
-    return difference.abs().sum(), difference.square().sum()

@@ -1,17 +1,16 @@
-"""Low-rank updates in place of whole weights, for memory (LoRA, Hu et al., 2022; Vulcan, Table 17).
+"""Train low-rank updates instead of whole weights, which takes less memory (LoRA, Hu et al., 2022; Vulcan, Table 17).
 
-The linear layers of every block have W = W_0 + B A: W_0 [out, in] is frozen, A [r, in] is drawn at random, and B
-[out, r] is zero at the start. There is no gradient of W_0, and no moment of AdamW. The paper names no layers: here they
-are all of attention (qkv, one update for the three; proj) and FFN (fc1 and fc2, and the gate where there is one), as
-both constraints are about them. A is drawn as the default layer of torch is, and B A is not scaled, which the paper
-does not say either.
+Each linear layer of a block has W = W_0 + B A. W_0 [out, in] is frozen, A [r, in] starts at random, and B [out, r]
+starts at zero. W_0 needs no gradient and no AdamW moments. The paper does not name the layers. Here they are all layers
+of attention (qkv with one update for the three; proj) and of the FFN (fc1, fc2 and the gate if there is one), because
+both constraints concern them. The paper also does not say how A is initialised and whether B A is scaled: A is drawn as
+torch draws a linear layer's weight, and B A is not scaled.
 
-Beside A and B these train: the biases of those layers, without which neither rows [W_1 b_1] nor [W_Q b_Q] can collapse;
-and the classifier, as it is what tells the classes apart. Norms, LayerScale, positions, tokens and the patch embedding
-stay as they are.
+Besides A and B, two things train: the biases of those layers, because the rows [W_1 b_1] and [W_Q b_Q] must be able to
+collapse; and the classifier. Norms, LayerScale, positions, tokens and the patch embedding do not change.
 
-A layer multiplies with W_0, A and B each by itself, so that no W is held for the backward pass; who reads its `weight`,
-as a family's `read` does, has W itself, differentiable.
+A layer multiplies its inputs with W_0, A and B separately, so that W is not kept for the backward pass. Reading the
+layer's `weight`, as a family's `read` does, computes W, differentiably.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from edgevit.network.families import family_of
 
 
 class Update(nn.Module):
-    """W_0 -> W_0 + B A, as a parametrization of torch's."""
+    """Parametrize W_0 as W_0 + B A."""
 
     def __init__(self, weight: Tensor, rank: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -47,28 +46,28 @@ class UpdatedLinear(nn.Linear):
     """A linear layer whose weight is parametrized by an `Update`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        of: Any = self.parametrizations
-        update = of.weight[0]
-        frozen = F.linear(input, of.weight.original, self.bias)
+        parametrized: Any = self.parametrizations
+        update = parametrized.weight[0]
+        frozen = F.linear(input, parametrized.weight.original, self.bias)
         return frozen.add_(F.linear(F.linear(input, update.down), update.up))
 
 
 def linear_layers(network: nn.Module) -> list[nn.Linear]:
-    """Those of all attentions and FFNs, in order."""
+    """List the linear layers of all attentions and FFNs, in order."""
     branches = family_of(network).branches(network)
-    return [layer for pair in branches for of in pair if of is not None for layer in (*of.readers, of.output)]
+    return [layer for pair in branches for branch in pair if branch for layer in (*branch.readers, branch.output)]
 
 
 def smallest_side(network: nn.Module) -> int:
-    """Of the matrices of all attentions and FFNs: an update of this rank would be no smaller than any other."""
+    """Return the smallest side of the matrices of all attentions and FFNs: the rank of an update must be below it."""
     return min(min(layer.weight.shape) for layer in linear_layers(network))
 
 
 @contextmanager
 def low_rank_updates(network: nn.Module, rank: int, seed: int) -> Iterator[None]:
-    """Let nothing but updates of this rank, biases and the classifier train while this lasts; 0: all that did.
+    """Train only updates of this rank, biases and the classifier; with rank 0 train all weights.
 
-    In the end the weights hold their updates, and the network is as any other.
+    On exit each weight becomes W_0 + B A and the network has its plain layers again.
     """
     if rank == 0:
         yield

@@ -60,7 +60,6 @@ def test_tokens_leave_only_if_that_is_clearly_nearer_to_the_base(
     "how",
     [
         {"options": {"cut_tokens": "never"}},
-        {"options": {"allocation": "uniform"}, "macs": 700_000},
         {"macs": None, "params": "20k"},
     ],
 )

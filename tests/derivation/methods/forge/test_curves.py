@@ -26,9 +26,10 @@ def _curves(seed: int, *, offset: float = 0.0, query: bool = True) -> BlockCurve
     )
     (qk,), (vo,) = (decompose([torch.randn(HEADS, WIDTH, EMBED)], [torch.randn(HEADS, WIDTH, EMBED)]) for _ in range(2))
     losses, g = [torch.rand(HEADS, WIDTH).double() for _ in range(2)], torch.randn(64, EMBED).double()
-    felt = Sensitivity(*losses, losses[1].sum(1), torch.rand(17).double(), torch.rand(17).double(), g.mT @ g)
+    sensitivity = Sensitivity(*losses, losses[1].sum(1), torch.rand(17).double(), torch.rand(17).double(), g.mT @ g)
     removal = removal_order(torch.randn(EMBED, NEURONS), second, statistics.mean)
-    return BlockCurves(statistics, qk, vo, felt, removal, removal.cost, torch.rand(1).double(), torch.rand(2).double())
+    site_losses = torch.rand(2).double()
+    return BlockCurves(statistics, qk, vo, sensitivity, removal, removal.cost, torch.rand(1).double(), site_losses)
 
 
 def test_what_is_unpacked_is_what_was_packed_to_the_precision_of_fp32() -> None:
@@ -56,7 +57,7 @@ def test_neurons_far_from_zero_are_refitted_as_if_nothing_had_been_rounded() -> 
 
 def test_a_quarter_of_the_bytes_is_kept() -> None:
     block = _curves(0)
-    flat = {part: vars(getattr(block, part)) for part in ("statistics", "felt")}
+    flat = {part: vars(getattr(block, part)) for part in ("statistics", "sensitivity")}
     whole = {f"{part}.{name}": t.clone() for part, of in flat.items() for name, t in of.items()}
     kept = {name.partition(".")[2]: t for name, t in packed([block]).items()}
     assert len(save({name: kept[name] for name in whole})) < 0.27 * len(save(whole))

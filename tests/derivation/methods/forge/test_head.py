@@ -11,7 +11,7 @@ from small_base import ARGS
 
 from edgevit.data.task import open_task
 from edgevit.derivation.measure.divergence import answers, divergence
-from edgevit.derivation.methods.forge.head import Taught, refit_head
+from edgevit.derivation.methods.forge.head import Answered, refit_head
 from edgevit.network.checkpoint import describe
 from edgevit.network.copies import bare_copy
 from edgevit.network.families import family_of
@@ -36,7 +36,7 @@ def test_a_spoilt_head_is_mended_in_the_columns_asked_for(name: str) -> None:
         head.weight.mul_(0.3)
         head.bias.add_(torch.arange(10.0))
     parts = [task.train.subset(200), task.validation.subset(50)]
-    train, judge = (Taught(images, answers(base, images, COLUMNS, PASSES)) for images in parts)
+    train, judge = (Answered(images, answers(base, images, COLUMNS, PASSES)) for images in parts)
     spoilt = {key: value.clone() for key, value in slim.state_dict().items()}
 
     def loss() -> float:
@@ -60,7 +60,7 @@ def test_a_head_without_a_bias_stays_without_one(small_vit: Any) -> None:
     slim = bare_copy(base)
     slim.head.weight.zero_()
     images = task.train.subset(100)
-    taught = Taught(images, answers(base, images, COLUMNS, PASSES))
+    taught = Answered(images, answers(base, images, COLUMNS, PASSES))
     found = refit_head(slim, taught, taught, COLUMNS, PASSES)
     told = divergence(taught.answers, answers(slim, images, COLUMNS, PASSES))
     assert slim.head.bias is None and found == pytest.approx(told, rel=1e-3)

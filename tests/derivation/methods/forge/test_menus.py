@@ -11,7 +11,7 @@ from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.cost_table import CostTable
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.methods.forge.curves import BlockCurves
-from edgevit.derivation.methods.forge.menus import Goes, block_costs, block_menu
+from edgevit.derivation.methods.forge.menus import Removable, block_costs, block_menu
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.families import vit
 
@@ -30,12 +30,12 @@ def _table() -> CostTable:
 
 
 def _known() -> Any:
-    class Felt:
+    class Sensitivities:
         qk, vo = torch.rand(2, 32).double(), torch.rand(2, 32).double()
         heads = vo.sum(1)
 
     class Known:
-        felt, ffn_losses = Felt(), torch.rand(256).double()
+        sensitivity, ffn_losses = Sensitivities(), torch.rand(256).double()
         block_loss, site_losses = torch.tensor([50.0]), torch.tensor([20.0, 30.0])
 
     known: BlockCurves = Known()  # type: ignore[assignment]
@@ -49,7 +49,7 @@ def test_every_way_costs_what_its_model_does(quantity: str, small_vit: Any) -> N
     macs, params = geometry.macs(base), geometry.params(base)
     budget = make_budget(macs, params, **asked[quantity])
     menu = block_menu(
-        DIMS, _known(), make_policy("fused"), block_costs(budget, geometry, 1), Goes(True, True, True), set()
+        DIMS, _known(), make_policy("fused"), block_costs(budget, geometry, 1), Removable(True, True, True), set()
     )
     with_first = budget.cost([DIMS], geometry, [0])
 
@@ -71,7 +71,7 @@ def test_what_is_frozen_or_not_asked_for_stays(small_vit: Any) -> None:
     geometry = vit.geometry(small_vit())
     budget = make_budget(geometry.macs([DIMS] * 2), 1, rate=0.5)
     costs, known, policy = block_costs(budget, geometry, 1), _known(), make_policy("paper")
-    for goes, frozen in ((Goes(True, False, False), set()), (Goes(True, True, True), {"site", "block"})):
+    for goes, frozen in ((Removable(True, False, False), set()), (Removable(True, True, True), {"site", "block"})):
         menu = block_menu(DIMS, known, policy, costs, goes, frozen)
         assert menu.dropped is None and not menu.attention_alone and not menu.ffn_alone
 
@@ -82,7 +82,7 @@ def test_a_block_that_is_to_contain_another_has_its_sites_and_no_size_below(smal
     costs, known = block_costs(budget, geometry, 1), _known()
 
     def menu(at_least: BlockDims | None) -> Any:
-        return block_menu(DIMS, known, make_policy("fused"), costs, Goes(True, True, True), set(), at_least)
+        return block_menu(DIMS, known, make_policy("fused"), costs, Removable(True, True, True), set(), at_least)
 
     whole, grown = menu(None), menu(BlockDims(2, 24, 24, 128))
     assert {c.value.qk for c in whole.attention} == {16, 24, 32} and whole.dropped is not None

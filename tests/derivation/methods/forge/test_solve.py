@@ -42,10 +42,10 @@ def test_what_helps_is_kept_and_told(problem: Problem) -> None:
     solved, loss = _solve(problem, 8)
     align, head = solved.tried["align"], solved.tried["refit_head"]
     assert align.before == pytest.approx(plain, rel=1e-4)
-    assert head.before == (align.after if align.kept else align.before)
-    assert head.kept and loss == pytest.approx(head.after, rel=1e-3) and loss < plain
+    assert head.before == (align.after if align.helped else align.before)
+    assert head.helped and loss == pytest.approx(head.after, rel=1e-3) and loss < plain
     for tried in (align, head):
-        assert tried.kept == (tried.after < tried.before)
+        assert tried.helped == (tried.after < tried.before)
 
 
 def test_nothing_is_tried_that_is_not_asked_for(problem: Problem) -> None:
@@ -61,4 +61,4 @@ def test_what_does_not_help_is_left_out(problem: Problem, monkeypatch: pytest.Mo
     monkeypatch.setattr(head, "_fitted", lambda *a: 3 + fitted(*a).flip(0))
     solved, loss = _solve(problem, 8, align=False)
     tried = solved.tried["refit_head"]
-    assert not tried.kept and loss == pytest.approx(tried.before, rel=1e-4) and tried.after > tried.before
+    assert not tried.helped and loss == pytest.approx(tried.before, rel=1e-4) and tried.after > tried.before

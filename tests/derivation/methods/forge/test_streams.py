@@ -15,7 +15,7 @@ from torch import Tensor
 from edgevit.data.task import open_task
 from edgevit.derivation.cache import Cache, entries
 from edgevit.derivation.measure.statistics import add_outer, symmetric
-from edgevit.derivation.methods.forge.streams import BaseStream, Room, keeping, show_stream
+from edgevit.derivation.methods.forge.streams import BaseStream, TensorStore, keeping, show_stream
 from edgevit.derivation.problem import Problem
 from edgevit.network.checkpoint import describe
 from edgevit.network.families import vit
@@ -151,9 +151,9 @@ def test_streams_that_would_push_themselves_out_are_not_kept(problem: Problem) -
     assert keeping(replace(problem, cache=Cache(None)), images) is None
 
 
-def test_room_is_given_back_with_the_values() -> None:
-    room = Room()
-    kept = room.keep(torch.ones(5))
-    assert room.bytes == 20 and torch.equal(kept, torch.ones(5))
-    del kept
-    assert room.bytes == 0
+def test_memory_is_free_again_without_a_reference_to_the_tensor() -> None:
+    store = TensorStore()
+    tensor = store.copy(torch.ones(5))
+    assert store.bytes == 20 and torch.equal(tensor, torch.ones(5))
+    del tensor
+    assert store.bytes == 0

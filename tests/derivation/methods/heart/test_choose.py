@@ -61,19 +61,19 @@ def test_macs_are_met_and_not_by_much(candidates: Callable[..., Candidates], rat
     check_whole(found, choice)
     assert rate <= 1 - found.cost(choice) / found.budget.base < rate + (0.03 if ratios == "sensitivity" else 0.1)
     if ratios == "sensitivity":
-        assert found.lost(choice) <= found.lost(by_macs(found, "uniform")) * 1.1
+        assert found.loss(choice) <= found.loss(by_macs(found, "uniform")) * 1.1
 
 
-def test_a_ladder_loses_each_token_where_it_leaves(candidates: Callable[..., Candidates]) -> None:
+def test_a_schedule_loses_each_token_where_it_leaves(candidates: Callable[..., Candidates]) -> None:
     found = candidates()
-    choice = found.ladder([2, 5, 5], [0, 0, 0, 1])
+    choice = found.choice([2, 5, 5], [0, 0, 0, 1])
     assert [b.tokens for b in found.shaped(choice)] == [15, 12, 0, 0]
-    # two after the first block, three more after the second, and the head that is felt least
-    assert found.lost(choice) == pytest.approx(3 * (1 + 2) + (3 + 4 + 5) + 2 * 4)
-    assert found.ladder([5, 2, 2], [0] * 4).rungs == (5, 5, 5, 5)  # those that left do not come back
+    # two after the first block, three more after the second, and the head of the lowest score
+    assert found.loss(choice) == pytest.approx(3 * (1 + 2) + (3 + 4 + 5) + 2 * 4)
+    assert found.choice([5, 2, 2], [0] * 4).tokens == (5, 5, 5, 5)  # those that left do not come back
 
 
-def test_full_tiles_are_the_only_rungs(candidates: Callable[..., Candidates]) -> None:
+def test_full_tiles_are_the_only_numbers_of_tokens(candidates: Callable[..., Candidates]) -> None:
     found = candidates(token_multiple=8)
     assert found.lengths == [17, 16, 8]
     assert {b.tokens for b in found.shaped(by_macs(found, "sensitivity"))} <= {0, 8, 16}
@@ -88,24 +88,24 @@ def test_equal_ratios_are_those_of_every_block(
 ) -> None:
     found = candidates()
     choice = by_ratio(found, "uniform", tokens, heads)
-    assert [b.tokens for b in found.shaped(choice)] == passed and choice.heads_gone == (gone,) * 4
+    assert [b.tokens for b in found.shaped(choice)] == passed and choice.heads == (gone,) * 4
     check_whole(found, choice)
 
 
-def test_ratios_by_sensitivity_take_more_where_less_is_felt(candidates: Callable[..., Candidates]) -> None:
+def test_ratios_by_sensitivity_take_more_where_scores_are_lower(candidates: Callable[..., Candidates]) -> None:
     found = candidates()
     choice = by_ratio(found, "sensitivity", 0.5, 0.5)
     # the 24th of 48 scores is 14: four scores of the first block are no higher, 14 of the second, and none comes back
-    assert [found.geometry.tokens - found.lengths[r] for r in choice.rungs] == [4, 14, 14, 14]
-    assert choice.heads_gone == (3, 2, 1, 1)  # the 8th of 16 is 8: four heads of the first block, of which one stays
+    assert [found.geometry.tokens - found.lengths[r] for r in choice.tokens] == [4, 14, 14, 14]
+    assert choice.heads == (3, 2, 1, 1)  # the 8th of 16 is 8: four heads of the first block, of which one stays
 
 
-def test_of_units_that_are_felt_alike_no_more_go_than_the_share(candidates: Callable[..., Candidates]) -> None:
+def test_of_equal_scores_no_more_go_than_the_share(candidates: Callable[..., Candidates]) -> None:
     found = candidates(tokens=torch.zeros(3, 16, dtype=torch.float64))
     found.head_scores = [[0.0] * 4] * 4
     choice = by_ratio(found, "sensitivity", 0.25, 0.5)
     assert found.geometry.reaching(found.shaped(choice))[-1] == 17 - 12, "of 48 places a quarter, in the first block"
-    assert sum(choice.heads_gone) == 6, "of the 16 heads eight, of which each block keeps one"
+    assert sum(choice.heads) == 6, "of the 16 heads eight, of which each block keeps one"
 
 
 @pytest.mark.parametrize("ratios", RATIOS)
@@ -115,7 +115,7 @@ def test_a_loss_is_not_exceeded(candidates: Callable[..., Candidates], ratios: A
     for nats in (0.5, 8.0, 40.0):
         choice = by_loss(found, ratios, nats)
         check_whole(found, choice)
-        assert found.lost(choice) <= nats
+        assert found.loss(choice) <= nats
         assert found.cost(choice) <= before
         before = found.cost(choice)
     assert before < found.cost(found.whole)

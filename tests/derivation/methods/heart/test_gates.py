@@ -29,7 +29,7 @@ def closing(network: Any, *, gamma: float, tokens: tuple[int, ...], gone: dict[i
     dims = [replace(b.dims, tokens=n, heads=len(heads)) for b, n, heads in zip(blocks, tokens, kept, strict=True)]
     heads = [head_gates(torch.tensor([0.5, -1.0]), gone.get(i, [])) for i in range(len(blocks))]
     return ClosingGates(
-        network, Closing(partial(_plan, dims=dims, kept=kept, merge=False), dims, heads, gamma, gamma, 4)
+        network, Closing(partial(_plan, dims=dims, heads=kept, merge=False), dims, heads, gamma, gamma, 4)
     )
 
 

@@ -12,7 +12,8 @@ from small_base import ARGS, derive, write_checkpoint, write_cost_table
 from edgevit.derivation.allocate.widths import Curve, energy_width, widths_by_error
 from edgevit.derivation.cache import Cache
 from edgevit.derivation.methods import load_method
-from edgevit.derivation.methods.nuwa.purify import Purification, _Binarised, masks_applied, purify
+from edgevit.derivation.methods.nuwa import purify as purify_module
+from edgevit.derivation.methods.nuwa.purify import masks_applied, purify
 from edgevit.derivation.problem import Problem, Stopwatch
 from edgevit.derivation.solve.least_squares import refit, removal_in_order, removal_order
 from edgevit.errors import BudgetError, DataError, OptionError
@@ -100,17 +101,9 @@ def test_widths_by_error_give_up_the_least_per_cost() -> None:
 # -- purification ------------------------------------------------------------------------------------------------------
 
 
-def test_the_binary_mask_keeps_the_share_that_beta_says_and_passes_gradients_straight_through() -> None:
-    mask = torch.linspace(0, 1, 10).requires_grad_()
-    beta = torch.tensor(0.0, requires_grad=True)
-    binary = _Binarised.apply(mask, beta)
-    assert binary.tolist() == [0.0] * 5 + [1.0] * 5
-    upstream = torch.arange(10.0)
-    torch.autograd.backward(binary, upstream)
-    assert torch.equal(mask.grad, upstream) and float(beta.grad) == float(upstream[5:].sum())
-
-
-def test_purification_leaves_the_base_alone_and_is_no_worse_on_validation(small_vit: Any, digits_task: Any) -> None:
+def test_purification_leaves_the_base_alone_and_is_no_worse_on_validation(
+    small_vit: Any, digits_task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network, task = small_vit(), digits_task
     before = {name: value.clone() for name, value in network.state_dict().items()}
     training = Training(device="cpu", batch_size=16, steps=0)
@@ -119,7 +112,9 @@ def test_purification_leaves_the_base_alone_and_is_no_worse_on_validation(small_
         network, task, task.base_columns, None, None, training, training, open_passes(training), Path(), Path("base"),
         history, Stopwatch(), Cache(None), {},
     )  # fmt: skip
-    masks = purify(problem, Purification(8, 8, 1e-3, 1e-1, weight_decay=2.0, evaluations=4))
+    monkeypatch.setattr(purify_module, "WEIGHT_DECAY", 2.0)  # lets neurons go in so few steps
+    monkeypatch.setattr(purify_module, "EVALUATIONS", 4)
+    masks = purify(problem, 8, 8)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(p.requires_grad for p in network.parameters())
     assert all(set(m.unique().tolist()) <= {0.0, 1.0} for m in masks)
@@ -152,28 +147,30 @@ def test_training_is_only_done_when_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"purification": "always", "factorisation": "weights", "widths": "energy", "neurons": "activation"},
-        {"purification": "none", "factorisation": "tokens", "widths": "uniform", "neurons": "random", "ffn": "remove"},
-        {"purification": "validated", "ffn": "compensate"},
-    ],
+    "options", [{"as_published": True}, {"neurons": "random", "refit": False}, {"purification": "validated"}]
 )
-def test_every_choice_lands_on_the_budget(options: dict[str, str], checkpoint: Path, tmp_path: Path) -> None:
-    made = derive(
-        checkpoint, tmp_path / "m", method="nuwa", training=UNTRAINED, options={**options, "purification_steps": 4}
-    )
+def test_every_choice_lands_on_the_budget(options: dict[str, Any], checkpoint: Path, tmp_path: Path) -> None:
+    options = {"purification_steps": 4, **options}
+    made = derive(checkpoint, tmp_path / "m", method="nuwa", training=UNTRAINED, options=options)
     assert 0.5 <= made.model.spec.rate < 0.52
     facts = made.record.facts
     assert facts.steps == 0 and isinstance(facts.more["purified"], bool)
-    assert 0 <= facts.more["accuracy_validation"] <= 1
-    if options["purification"] == "always":
-        assert facts.more["anchor_neurons"] <= 1
+    assert 0 <= facts.more["accuracy_validation"] <= 1 and facts.more["anchor_neurons"] <= 1
+    if "as_published" in options:
+        assert len({block.ffn for block in made.model.spec.blocks}) == 1, "FFNs are alike"
 
 
-@pytest.mark.parametrize("widths", ["error", "energy", "uniform"])
-def test_attention_alone_meets_a_budget_that_it_reaches(widths: str, checkpoint: Path, tmp_path: Path) -> None:
-    options = {"purification": "none", "cut_ffn": False, "widths": widths}
+def test_as_published_replaces_the_options_that_are_not_given() -> None:
+    published = nuwa.Config(as_published=True)
+    assert (published.purification, published.purification_steps, published.purification_batch) == ("always", 10_000, 1)
+    assert published.neurons == "activation" and nuwa.Config().purification_batch == 16
+    ablated = nuwa.Config(as_published=True, purification="none", neurons="random")
+    assert (ablated.purification, ablated.neurons, ablated.purification_steps) == ("none", "random", 10_000)
+
+
+@pytest.mark.parametrize("as_published", [False, True])
+def test_attention_alone_meets_a_budget_that_it_reaches(as_published: bool, checkpoint: Path, tmp_path: Path) -> None:
+    options = {"purification": "none", "cut_ffn": False, "as_published": as_published}
     made = derive(checkpoint, tmp_path / "m", method="nuwa", rate=0.15, training=UNTRAINED, options=options)
     assert {block.ffn for block in made.model.spec.blocks} == {
         4 * ARGS["embed_dim"]
@@ -200,10 +197,9 @@ def test_too_few_calibration_images_say_how_many_there_must_be(checkpoint: Path,
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"energy": 1.5}, r"nuwa.energy=1.5 is not in \(0, 1\]"),
-        ({"ridge": -1}, "nuwa.ridge=-1 is not a number of at least 0"),
-        ({"finetune_epochs": -1}, "nuwa.finetune_epochs=-1 is negative"),
-        ({"calibration_images": 0}, "nuwa.calibration_images=0 is less than 1"),
+        ({"ridge": -1}, "nuwa.ridge -1 is not a finite number of at least 0"),
+        ({"finetune_epochs": -1}, "nuwa.finetune_epochs -1 is not in"),
+        ({"calibration_images": 0}, r"nuwa.calibration_images 0 is not in \[1, "),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, float], told: str) -> None:
@@ -220,18 +216,20 @@ def test_a_base_without_biases_is_cut_too(tmp_path: Path) -> None:
     assert torch.isfinite(made.model(torch.randn(2, 3, 32, 32))).all()
 
 
-@pytest.mark.parametrize(("widths", "ms"), [("error", 1.6), ("energy", 0.8), ("uniform", 1.6)])
-def test_a_budget_in_milliseconds_is_met_by_the_table(checkpoint: Path, tmp_path: Path, widths: str, ms: float) -> None:
-    """With `energy` so little is left that attention must go below what its energy asks for."""
+@pytest.mark.parametrize(("as_published", "ms"), [(False, 1.6), (True, 0.8)])
+def test_a_budget_in_milliseconds_is_met_by_the_table(
+    checkpoint: Path, tmp_path: Path, as_published: bool, ms: float
+) -> None:
+    """As published, attention must become narrower than its energy asks for."""
     made = derive(
         checkpoint, tmp_path / "m", method="nuwa", rate=None, ms=ms, cost_table=write_cost_table(tmp_path),
-        options={"purification": "none", "widths": widths, "energy": 1.0}, training=UNTRAINED,
+        options={"purification": "none", "as_published": as_published}, training=UNTRAINED,
     )  # fmt: skip
     blocks = made.model.spec.blocks
     spent = 0.6 + sum(0.02 * b.heads * b.qk / 16 + b.ffn / 256 for b in blocks)
     assert made.record.budget.reached == pytest.approx(spent)
     assert ms - 8 / 256 < spent <= ms * (1 + 1e-9), "a step of the FFN is 0.03 ms"
-    if widths == "energy":
+    if as_published:
         assert max(b.qk for b in blocks) < 32
 
 
@@ -244,8 +242,8 @@ def test_a_narrower_embedding_reaches_what_blocks_alone_do_not(checkpoint: Path,
     with pytest.raises(BudgetError, match="reaches no less"):
         derive(checkpoint, tmp_path / "n", training=UNTRAINED, **given)
     # The teacher's tokens are learnt through the change of basis.
-    taught = {**options, "teacher": "restricted", "token_weight": 1.0}
-    made = derive(checkpoint, tmp_path / "m", options=taught, training={"steps": 2}, **given)
+    taught = {"steps": 2, "teacher": "restricted", "token_weight": 1.0}
+    made = derive(checkpoint, tmp_path / "m", options=options, training=taught, **given)
     facts, width = made.record.facts.more, vit.geometry(made.model.network).embed
     rungs = {rung["width"]: rung for rung in facts["embed_rungs"]}
     assert 64 not in rungs and width == facts["embed"] == min(rungs, key=lambda w: rungs[w]["measured_nats"]) < 64

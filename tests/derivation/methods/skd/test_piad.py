@@ -21,7 +21,7 @@ from edgevit.derivation.methods.skd.piad import (
     Unit,
     cut,
     dims_without,
-    embed_left,
+    embed_without,
     make_units,
     measure_importance,
     score_units,
@@ -89,7 +89,7 @@ def test_channels_are_units_whose_worth_is_measured_and_whose_macs_are_counted_o
     slim = dropout.pruned()
     left = vit.geometry(slim).macs(dims_of(slim))
     assert growth.macs <= dropout.saved_macs() == geometry.macs(dims) - left
-    assert vit.geometry(slim).embed == embed_left(64, dropout.dropped) < 64
+    assert vit.geometry(slim).embed == embed_without(64, dropout.dropped) < 64
     with dropout.watch():
         dropout.after_step()
         network(x).sum().backward()
@@ -137,7 +137,7 @@ def test_importance_counts_modules_units_and_macs_and_stays_nested():
 def test_importance_is_that_of_the_slice_it_is_asked_for(small_vit, images, passes):
     network = small_vit().train()
     kept = [BlockDims(2, 16, 16, 64), BlockDims(2, 32, 32, 128)]
-    importance = measure_importance(network, images, COLUMNS, passes, kept=kept, skip=[(0, "ffn"), (1, "attention")])
+    importance = measure_importance(network, images, COLUMNS, passes, dims=kept, skip=[(0, "ffn"), (1, "attention")])
     assert network.training
     x, labels = next(iter(images.batches(len(images))))
     with torch.no_grad():
@@ -203,7 +203,7 @@ def test_each_step_trains_a_sub_network_that_seed_and_step_decide(small_vit, ima
     again = make_dropout(network.train(), images, passes)
     again.load_state(state)
     with again.watch():
-        assert (again.order, again.steps, again.kept_share) == (dropout.order, 8, dropout.kept_share)
+        assert (again.order, again.steps, again.share) == (dropout.order, 8, dropout.share)
         for a, b in zip(again.masks.blocks, dropout.masks.blocks, strict=True):
             assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
     assert dims_of(dropout.pruned()) == list(dims_without(dims_of(network), dropout.dropped))
@@ -235,4 +235,4 @@ def test_a_rival_draws_the_steps_and_the_list_grows_as_ever(small_vit, images, p
     with torch.no_grad(), dropout.watch():
         expected = network(x)
     with torch.no_grad(), again.watch():
-        assert torch.equal(network(x), expected) and again.kept_share == dropout.kept_share
+        assert torch.equal(network(x), expected) and again.share == dropout.share

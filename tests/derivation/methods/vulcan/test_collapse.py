@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgevit.derivation.methods.vulcan.collapse import (
-    activation_collapse,
     cluster_neurons,
     largest_members,
     make_clusters,
@@ -68,12 +67,6 @@ def test_weight_collapse_equals_the_sum_written_out_and_its_gradient_finite_diff
     assert torch.autograd.gradcheck(both, (w1, b1))
     gated = weight_collapse(ffn_of(w1, b1, torch.zeros(5, 8), wg=2 * w1, bg=b1), clusters)
     torch.testing.assert_close(gated[0], 3 * (w1 - w1[anchors]).abs().sum() + 2 * (b1 - b1[anchors]).abs().sum())
-
-
-def test_activation_collapse_has_the_gradient_of_finite_differences():
-    activations = torch.randn(6, dtype=torch.double, requires_grad=True)
-    clusters = make_clusters(torch.tensor([0, 0, 1, 1, 2, 0]), torch.arange(6.0))
-    assert torch.autograd.gradcheck(lambda a: activation_collapse(a, clusters), (activations,))
 
 
 def test_merging_equal_neurons_changes_no_output():

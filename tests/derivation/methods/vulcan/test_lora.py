@@ -109,7 +109,7 @@ def test_constraints_draw_the_updates_as_they_draw_the_weights(small_vit: Any) -
             layer.weight = nn.Parameter(own.weight.detach().clone())
         figures = []
         for one in (network, merged):
-            config = Config(reduction="paper", lora_rank=RANK if one is network else 0)
+            config = Config(as_published=True, lora_rank=RANK if one is network else 0)
             constraint = Redundancy(one, plan_of(one), config, compute)
             constraint.multipliers += 0.1
             penalty, found = constraint.penalty()
@@ -127,8 +127,8 @@ def test_constraints_draw_the_updates_as_they_draw_the_weights(small_vit: Any) -
 def test_it_is_gone_on_with_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a teacher, an average, half precision and steps in parts, too."""
     checkpoint = write_checkpoint(tmp_path)
-    options = {"calibration_images": 48, "lora_rank": RANK, "embed_width": 48, "teacher": "restricted"}
-    training = {"steps": 4, "grad_accum": 2, "average": 0.5, "precision": "bf16", "lr": 1e-2}
+    options = {"calibration_images": 48, "lora_rank": RANK, "embed_width": 48}
+    training = {"steps": 4, "teacher": "restricted", "grad_accum": 2, "average": 0.5, "precision": "bf16", "lr": 1e-2}
     given: dict[str, Any] = {"rate": 0.5, "options": options, "training": training}
     whole = derive(checkpoint, tmp_path / "m", **given)
     press_ctrl_c_in_step(2, monkeypatch)
@@ -150,10 +150,10 @@ def test_the_best_state_on_validation_images_is_what_is_merged(digits_checkpoint
 
 
 def test_a_rank_that_is_none_or_not_low_is_refused(tmp_path: Path, small_vit: Any) -> None:
-    with pytest.raises(OptionError, match=r"vulcan\.lora_rank=-1 is negative; 0 trains whole weights$"):
+    with pytest.raises(OptionError, match=r"vulcan\.lora_rank -1 is not in .*; 0 trains whole weights$"):
         Config(lora_rank=-1)
     assert smallest_side(small_vit()) == 64
     checkpoint = write_checkpoint(tmp_path)
     for options, side in (({"lora_rank": 64}, 64), ({"lora_rank": 32, "embed_width": 32}, 32)):
-        with pytest.raises(OptionError, match=rf"is no low rank: .* is {side}; try {side // 3}, the paper's share"):
+        with pytest.raises(OptionError, match=rf"is not a low rank: .* is {side}; try {side // 3}, the paper's share"):
             derive(checkpoint, tmp_path / "m", rate=0.5, options={"calibration_images": 48, **options})

@@ -1,4 +1,4 @@
-"""Tokens as an axis of forge's budget: which ladders there are, which are worth a thought, and what comes of them."""
+"""Tokens as an axis of forge's budget: the token schedules, the worthwhile ones, and models with fewer tokens."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ from edgevit.data.task import open_task
 from edgevit.derivation.allocate.cost_table import load_cost_table
 from edgevit.derivation.allocate.embedding import Slices
 from edgevit.derivation.methods.forge import choose
-from edgevit.derivation.methods.forge.config import Config
-from edgevit.derivation.methods.forge.ladders import containing, ladders, reason_against, with_ladder, worthwhile
+from edgevit.derivation.methods.forge.schedules import (
+    containing,
+    reason_against,
+    schedules,
+    with_schedule,
+    worthwhile,
+)
 from edgevit.errors import BudgetError, CostTableError
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import describe
@@ -41,12 +46,12 @@ def test_counts_fill_tiles_and_no_token_comes_back(
     small_vit: Any, args: dict[str, Any], depth: int, counts: set[int], places: set[int]
 ) -> None:
     geometry = vit.geometry(small_vit(depth=depth, embed_dim=16, **args))
-    whole, *others = ladders(geometry, depth)
+    whole, *others = schedules(geometry, depth)
     assert not any(whole) and len(set(others)) == len(others) > 0
-    assert {n for ladder in others for n in ladder} == {0, *counts}
-    assert {i for ladder in others for i, n in enumerate(ladder) if n} == places
-    for ladder in others:
-        passed = [n for n in ladder if n]
+    assert {n for schedule in others for n in schedule} == {0, *counts}
+    assert {i for schedule in others for i, n in enumerate(schedule) if n} == places
+    for schedule in others:
+        passed = [n for n in schedule if n]
         assert passed == sorted(set(passed), reverse=True) and 1 <= len(passed) <= 2
 
 
@@ -58,20 +63,22 @@ def test_where_no_token_always_stays_none_leave_if_training_is_to_compare_them(
     base = describe(small_vit(**args), "vit_tiny_patch16_224", args)
     task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
     problem = untrained(base, task, 0.5, tmp_path)
-    problem = replace(problem, training=replace(problem.training, steps=steps))
-    reason = reason_against(problem, Config(token_weight=token_weight))
-    assert reason is None if leave else reason is not None and "set forge.token_weight to 0" in reason
+    problem = replace(
+        problem, training=replace(problem.training, steps=steps, teacher="restricted", token_weight=token_weight)
+    )
+    reason = reason_against(problem)
+    assert reason is None if leave else reason is not None and "add --token-weight 0" in reason
 
 
-def test_a_ladder_that_another_beats_in_both_is_passed_over(small_vit: Any, tmp_path: Path) -> None:
+def test_a_schedule_that_another_beats_in_both_is_passed_over(small_vit: Any, tmp_path: Path) -> None:
     base = describe(small_vit(depth=6), "vit_tiny_patch16_224", {"depth": 6})
     task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
     problem = untrained(base, task, 0.5, tmp_path)
     found = worthwhile(problem, Slices(problem, 32, 32))
     geometry, dims = vit.geometry(problem.network), [b.dims for b in vit.read(problem.network)]
-    macs = [geometry.macs(with_ladder(dims, ladder)) for ladder, _ in found]
+    macs = [geometry.macs(with_schedule(dims, schedule)) for schedule, _ in found]
     losses = [nats for _, nats in found]
-    assert found[0] == ((0,) * 6, 0.0) and 2 < len(found) < len(ladders(geometry, 6))
+    assert found[0] == ((0,) * 6, 0.0) and 2 < len(found) < len(schedules(geometry, 6))
     assert macs == sorted(macs, reverse=True) and losses == sorted(losses) and min(losses[1:]) > 0
 
 
@@ -82,10 +89,12 @@ def test_tokens_leave_within_the_budget_and_the_model_loads_again(
     monkeypatch.setattr(choose, "LITTLE", 0.0)
     checkpoint = write_checkpoint(tmp_path)
     given: dict[str, Any] = {"method": "forge", "rate": None, "macs": MACS, "shape": "fused"}
-    options = {**FEW, "drop_blocks": False, "drop_sites": False, "token_weighting": "felt"}
+    options = {**FEW, "drop_blocks": False, "drop_sites": False}
     with pytest.raises(BudgetError, match=r"let more go \(.*forge.cut_tokens=predicted"):
         derive(checkpoint, tmp_path / "n", options={**options, "cut_tokens": "never"}, **given)
-    made = derive(checkpoint, tmp_path / "m", options=options, training={"steps": 2}, **given)
+    made = derive(
+        checkpoint, tmp_path / "m", options=options, training={"steps": 2, "token_weighting": "sensitivity"}, **given
+    )
     spec, more = made.model.spec, made.record.facts.more
     assert spec.macs <= MACS and len(spec.blocks) == 2
     assert [b.tokens for b in spec.blocks] == list(more["tokens"]) and any(more["tokens"])
@@ -112,7 +121,7 @@ def test_milliseconds_are_spent_on_tokens_where_the_table_lists_fewer(tmp_path: 
         derive(checkpoint, tmp_path / "n", options=options, **given)
 
 
-def test_a_ladder_contains_a_plan_that_is_given_no_more_tokens() -> None:
+def test_a_schedule_contains_a_plan_that_is_given_no_more_tokens() -> None:
     plan = {0: BlockDims(2, 16, 16, 8, tokens=16), 2: BlockDims(2, 16, 16, 8)}
     assert containing((16, 0, 0), plan) and containing((0, 0, 0), plan)
     assert not containing((8, 0, 0), plan), "fewer tokens"
