@@ -35,7 +35,7 @@ FUNCTIONS_BY_PROTOCOL = {
     "every command, and the agent's program": {"main"},
     "every request": {"run"},
     "every method (edgevit/derivation/method.py)": {
-        "derive", "default_steps", "search_space", "check_options", "check_training"
+        "derive", "default_steps", "search_space", "check_options"
     },
     "every source of images": {"class_names", "matches", "open_source"},
     "every runner of the agent": {"open_runner", "open_profiler"},
