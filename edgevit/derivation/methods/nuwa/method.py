@@ -15,7 +15,7 @@ neurons removed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import ceil, inf
 from typing import Any, Literal
 
@@ -208,8 +208,8 @@ def _spectra(problem: Problem, config: Config, start: _Start) -> Spectra:
     flat = problem.cache.tensors("spectra", key, make)
 
     def part(name: str) -> tuple[Spectrum, ...]:
-        fields = ("values", "left", "right")
-        return tuple(Spectrum(*(flat[f"{i}.{name}.{f}"] for f in fields)) for i in range(len(start.blocks)))
+        names = [field.name for field in fields(Spectrum)]
+        return tuple(Spectrum(*(flat[f"{i}.{name}.{n}"] for n in names)) for i in range(len(start.blocks)))
 
     return Spectra(part("qk"), part("vo"))
 
