@@ -44,10 +44,11 @@ from edgevit.errors import BudgetError
 from edgevit.exporting.graph import write_onnx
 from edgevit.jobs.suite.suite import shape_dims
 from edgevit.latency.stacks import network_of
-from edgevit.latency.target import PRECISIONS, MeasurementTarget
+from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
 from edgevit.network.families import family_of
+from edgevit.records.precisions import PRECISIONS
 from edgevit.records.writing import write_whole
 from edgevit.train.settings import Training
 

@@ -29,6 +29,7 @@ from edgevit.board.request import BenchRequest, Conditions
 from edgevit.board.roofline import Ceiling, board_ceiling, least_bytes, roofline
 from edgevit.errors import AgentError, UnfitBoardError
 from edgevit.progress import Progress, Silent
+from edgevit.records.precisions import FP16, PRECISIONS
 from edgevit.records.writing import file_sha256
 from edgevit.request import as_request, takes_options
 from edgevit.text import printable, shortened
@@ -66,7 +67,7 @@ class Bench:
         work = self.work.get(run.label)
         if work is None or self.ceiling is None:
             return None
-        precision = "fp32" if run.precision == "fp32" else "fp16"  # of a mixed engine, most is fp16
+        precision = run.precision if run.precision in PRECISIONS else FP16.name  # most of a mixed engine is in FP16
         moved = least_bytes(work.params, work.values, batch=run.batch, precision=precision)
         return roofline(self.ceiling, run.batch * work.macs, moved, precision).least_s
 

@@ -15,6 +15,7 @@ from edgevit.records.belonging import file_fault
 from edgevit.records.export import ExportRecord
 from edgevit.records.model_folder import ModelFolder, export_of, model_of
 from edgevit.records.names import WEIGHTS_ALONE, suffix_of
+from edgevit.records.precisions import usual_precision
 from edgevit.records.writing import file_sha256
 
 
@@ -47,7 +48,7 @@ def find_file(model: Path, precision: str | None, provider: str | None) -> Measu
     """
     if model.is_dir():
         if precision is None:
-            precision = "fp32" if provider in (None, "cpu") else "fp16"
+            precision = usual_precision(on_cpu=provider in (None, "cpu"))
         folder = ModelFolder(model)
         path = _find_exported(folder, precision)
         record = folder.export_record() if folder.export.record_file.is_file() else None

@@ -12,9 +12,9 @@ from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.numbers import check_number
 from edgevit.records.names import suffix_of
+from edgevit.records.precisions import MIXED, PRECISIONS
 from edgevit.request import BOARD, JOBS, LOAD, MEASURING, OUTPUT, RUNNER, Nested, Option, assignments
 
-PRECISIONS = ("fp32", "fp16", "mixed")
 POWER_METERS = ("ina3221", "tegrastats", "jtop")
 TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # of the options of runners, and what one is called
     "bool": (lambda value: type(value) is bool, "True or False"),  # a text would be taken for true
@@ -177,7 +177,7 @@ class Conditions:
         named = (
             ("runner", runner, runner_names()),
             ("provider", self.provider, PROVIDERS),
-            ("precision", self.precision, PRECISIONS),
+            ("precision", self.precision, (*PRECISIONS, MIXED)),
             ("power meter", self.power_meter, POWER_METERS),
         )
         for kind, name, allowed in named:

@@ -19,12 +19,10 @@ from dataclasses import dataclass
 
 from edgevit.board.facts import BoardFacts, ListedMode
 from edgevit.board.profiles import FLOP_PER_TENSOR_CORE, Mode, Profile
-from edgevit.errors import UnknownNameError
+from edgevit.records.precisions import FP16, precision_of
 
 SMS_PER_TPC = 2
 TPC_MASK_BITS = 8  # on every Orin; a bit that is set is a TPC that is off, or not there
-FLOP_SHARE = {"fp16": 1.0, "fp32": 0.5}
-BYTES_PER_VALUE = {"fp16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)
@@ -36,10 +34,8 @@ class Ceiling:
     bytes_per_s: float
     cache_bytes: float
 
-    def flop_per_s(self, precision: str = "fp16") -> float:
-        if precision not in FLOP_SHARE:
-            raise UnknownNameError("precision", precision, FLOP_SHARE)
-        return self.tensor_cores * FLOP_PER_TENSOR_CORE * self.gpu_hz * FLOP_SHARE[precision]
+    def flop_per_s(self, precision: str = FP16.name) -> float:
+        return self.tensor_cores * FLOP_PER_TENSOR_CORE * self.gpu_hz * precision_of(precision).peak_share
 
 
 @dataclass(frozen=True)
@@ -98,12 +94,10 @@ def _ceiling(profile: Profile, sms: int, gpu_hz: float, emc_mhz: float) -> Ceili
 
 def least_bytes(params: int, values_per_image: int, *, batch: int, precision: str) -> int:
     """Bytes that one inference moves at least: every weight, and the pixels and logits of each image."""
-    if precision not in BYTES_PER_VALUE:
-        raise UnknownNameError("precision", precision, BYTES_PER_VALUE)
-    return (params + batch * values_per_image) * BYTES_PER_VALUE[precision]
+    return (params + batch * values_per_image) * precision_of(precision).value_bytes
 
 
-def roofline(limits: Ceiling, macs: int, moved_bytes: int, precision: str = "fp16") -> Roofline:
+def roofline(limits: Ceiling, macs: int, moved_bytes: int, precision: str = FP16.name) -> Roofline:
     """Bound one inference; `macs` and `moved_bytes` are those of all its images.
 
     Raises:

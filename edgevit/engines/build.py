@@ -27,6 +27,7 @@ from edgevit.records.engine import ENGINE_KIND, EngineRecord, key_of, store_engi
 from edgevit.records.export import ExportRecord
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import onnx_name
+from edgevit.records.precisions import FP16, FP32
 
 
 def check_board(host: str, facts: BoardFacts, profile: str | None) -> None:
@@ -89,7 +90,7 @@ def _open_judging(source: Source, request: ExportRequest, progress: Progress, wa
 
 def _take_sample(exported: Exported, judging: Judging | None, path: Path, workers: int, progress: Progress) -> Sample:
     if judging is not None:
-        fp32 = exported.report.folder / onnx_name("fp32")
+        fp32 = exported.report.folder / onnx_name(FP32.name)
         return take_sample(judging, fp32, path, progress, workers=workers)
     subject = exported.source.subject
     return unlabelled_sample(exported.images, subject.class_columns or range(subject.outputs), path)
@@ -131,7 +132,7 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
         with tidied(board, builder.leftovers):
             search = search_precision(
                 builder.attempt,
-                fp16="fp16" in request.precisions,
+                fp16=FP16.name in request.precisions,
                 norms=bool(source.norms),
                 blocks=len(source.blocks),
                 start=first_level(report.fp32_modules, source.blocks),

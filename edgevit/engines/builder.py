@@ -30,6 +30,7 @@ from edgevit.records.engine import (
 )
 from edgevit.records.export import ExportRecord
 from edgevit.records.names import onnx_name
+from edgevit.records.precisions import FP32, precision_of
 from edgevit.records.writing import file_sha256, writing
 from edgevit.version import written_by
 
@@ -175,10 +176,10 @@ class EngineBuilder:
     def _typed_file(self, level: PrecisionLevel, modules: tuple[str, ...]) -> tuple[Path, WrittenVariant | None]:
         """Return the file of a level; with strong typing an engine has the types of its ONNX file."""
         report = self.exported.report
-        if level.precision == "fp32" or modules == report.fp32_modules:
+        if not precision_of(level.precision).mixes or modules == report.fp32_modules:
             return report.folder / onnx_name(level.precision), None
         with self.progress.stage(f"write {level}"):
-            written = self.exported.write(Variant(level.label, "fp16", report.opset, modules), self.scratch)
+            written = self.exported.write(Variant(level.label, level.precision, report.opset, modules), self.scratch)
         return written.path, written
 
     def _untyped_file(self) -> tuple[Path, WrittenVariant | None]:
@@ -186,10 +187,10 @@ class EngineBuilder:
         report = self.exported.report
         opset = NATIVE_OPSET if self.facts.tensorrt.native_layer_norm else OLDEST_OPSET
         if report.opset <= opset:
-            return report.folder / onnx_name("fp32"), None
+            return report.folder / onnx_name(FP32.name), None
         if self.older is None:
             with self.progress.stage(f"write opset {opset}"):
-                self.older = self.exported.write(Variant(f"fp32.opset{opset}", "fp32", opset), self.scratch)
+                self.older = self.exported.write(Variant(f"{FP32.name}.opset{opset}", FP32.name, opset), self.scratch)
         return self.older.path, self.older
 
     def _build(self, level: PrecisionLevel, onnx: Path, fp32_layers: list[str]) -> dict[str, Any]:
@@ -226,7 +227,7 @@ class EngineBuilder:
 
     def _expected_fused(self, level: PrecisionLevel) -> int:
         """The number of attentions that should run as one kernel: in fp16, and of fusable dimensions."""
-        if level.precision == "fp32" or self._fuses_nothing:
+        if not precision_of(level.precision).fuses or self._fuses_nothing:
             return 0
         return sum(fusable for i, fusable in enumerate(self.source.fusable) if i not in level.blocks)
 

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from edgevit.errors import EngineError
 from edgevit.exporting.precision import kept_in_fp32
+from edgevit.records.precisions import FP16, FP32, MIXED
 
 # The search for single blocks has the builds that fit into this time, by that of the build before it, but at least
 # some.
@@ -36,14 +37,14 @@ def _spans(numbers: Sequence[int]) -> str:
 class PrecisionLevel:
     """The precision of an engine, and the modules that it keeps in fp32."""
 
-    precision: str  # "fp32", or "fp16" except for the following modules
+    precision: str  # name of its row, except for the following modules
     norms: bool = False  # every layer normalisation in fp32
     blocks: tuple[int, ...] = ()  # these blocks in fp32, in ascending order
 
     @property
     def kind(self) -> str:
         """In one word, as in `bench --precision`."""
-        return "mixed" if self.norms or self.blocks else self.precision
+        return MIXED if self.norms or self.blocks else self.precision
 
     @property
     def label(self) -> str:
@@ -62,12 +63,13 @@ class PrecisionLevel:
         return kept_in_fp32(norms, blocks, all_norms=self.norms, chosen=self.blocks)
 
 
-FP16 = PrecisionLevel("fp16")
+FIRST = PrecisionLevel(FP16.name)
 
 
 def first_level(fp32_modules: Sequence[str], blocks: Sequence[str]) -> PrecisionLevel:
     """The first level to try where these modules are known to overflow fp16."""
-    return PrecisionLevel("fp16", bool(fp32_modules), tuple(i for i, name in enumerate(blocks) if name in fp32_modules))
+    chosen = tuple(i for i, name in enumerate(blocks) if name in fp32_modules)
+    return PrecisionLevel(FP16.name, bool(fp32_modules), chosen)
 
 
 def node_patterns(modules: Sequence[str]) -> list[str]:
@@ -166,7 +168,7 @@ def search_precision(
     blocks: int,
     most_probes: int,
     note: Callable[[str], None],
-    start: PrecisionLevel = FP16,
+    start: PrecisionLevel = FIRST,
 ) -> PrecisionSearch[J]:
     """Try one level after the other until an engine is correct; note the failure of each.
 
@@ -181,23 +183,23 @@ def search_precision(
     def failed(level: PrecisionLevel, then: str) -> None:
         note(f"{level} {attempts.done[level].failure}; trying {then}")
 
-    full = PrecisionLevel("fp32")
+    full = PrecisionLevel(FP32.name)
     if fp16:
-        first = PrecisionLevel("fp16", norms=norms, blocks=start.blocks)
-        if start == FP16:
-            if attempts.passes(FP16):
-                return attempts.ended(FP16)
+        first = PrecisionLevel(FP16.name, norms=norms, blocks=start.blocks)
+        if start == FIRST:
+            if attempts.passes(FIRST):
+                return attempts.ended(FIRST)
             if norms:
-                failed(FP16, str(first))
+                failed(FIRST, str(first))
         if attempts.passes(first):
             return attempts.ended(first)
         others = [i for i in range(blocks) if i not in start.blocks]
         probes = min(most_probes, max(LEAST_PROBES, int(SEARCH_S / max(attempts.seconds, 1e-3))))
         each = f"up to {probes} builds of about {attempts.seconds / 60:.0f} min" if attempts.seconds >= 60 else ""
-        failed(first, f"single blocks in fp32{each and f', {each}'}" if others else "fp32")
+        failed(first, f"single blocks in fp32{each and f', {each}'}" if others else str(full))
 
         def with_blocks(chosen: Sequence[int]) -> PrecisionLevel:
-            return PrecisionLevel("fp16", norms=norms, blocks=tuple(sorted({*start.blocks, *chosen})))
+            return PrecisionLevel(FP16.name, norms=norms, blocks=tuple(sorted({*start.blocks, *chosen})))
 
         def passes(chosen: tuple[int, ...]) -> bool:
             level = with_blocks(chosen)

@@ -10,6 +10,7 @@ from edgevit.board.connection import Board
 from edgevit.board.facts import TensorRT
 from edgevit.engines.builder import NATIVE_OPSET, OLDEST_OPSET
 from edgevit.progress import Progress
+from edgevit.records.precisions import FP32
 from edgevit.records.writing import file_sha256
 
 OPSET = 20  # default of an export
@@ -21,7 +22,7 @@ def built_from(tensorrt: TensorRT, precision: str) -> tuple[str, int]:
     """Precision and opset of the ONNX file that an engine of this precision is built from: see `EngineBuilder`."""
     if tensorrt.strongly_typed:
         return precision, OPSET
-    return "fp32", NATIVE_OPSET if tensorrt.native_layer_norm else OLDEST_OPSET
+    return FP32.name, NATIVE_OPSET if tensorrt.native_layer_norm else OLDEST_OPSET
 
 
 def build_unjudged(

@@ -18,6 +18,7 @@ from edgevit.exporting.images import Judging
 from edgevit.exporting.request import Tolerances
 from edgevit.progress import Progress
 from edgevit.records.export import AccuracyCheck, FileAccuracy, Parity
+from edgevit.records.precisions import precision_of
 
 Predict = Callable[[Tensor], Tensor]
 
@@ -74,7 +75,8 @@ def check_graph(
 def _check_finite(precision: str, logits: Tensor) -> None:
     if not torch.isfinite(logits).all():
         count = int((~torch.isfinite(logits)).sum())
-        hint = "try --no-fp16" if precision == "fp16" else "derive the model again"
+        option = precision_of(precision).skipping
+        hint = f"try {option}" if option else "derive the model again"
         raise ExportError(f"{count} of {logits.numel()} logits in {precision} are NaN or infinite; {hint}")
 
 
@@ -91,10 +93,11 @@ def check_parity(
     _check_finite(precision, logits)
     difference = logits - expected
     error = float(difference.norm() / expected.norm().clamp_min(torch.finfo(torch.float64).tiny))
-    if not error <= tolerance:  # also where either is no number
+    if not error <= tolerance:  # true of NaN, too
+        option = precision_of(precision).skipping
         raise ExportError(
             f"logits in {precision} are off by {error:.2g} of the model's own, at most {tolerance:.2g} is allowed; "
-            + ("allow more with --fp16-tolerance, or try --no-fp16" if precision == "fp16" else "try --opset 20")
+            + (f"allow more with --fp16-tolerance, or try {option}" if option else "try --opset 20")
         )
     return Parity(
         error=error,
@@ -143,9 +146,10 @@ def check_accuracy(
     for precision in files:
         least = tolerances.agreement(precision)
         if done - same[precision] > max(1, math.floor((1 - least) * done + 1e-9)):  # (1 - 0.9) * 50 is less than 5
+            option = precision_of(precision).skipping
             raise ExportError(
                 f"{precision} agrees with the model on {same[precision]} of {done} images, {least:.1%} is required; "
-                f"allow less with --min-agreement" + (", or try --no-fp16" if precision == "fp16" else "")
+                f"allow less with --min-agreement" + (f", or try {option}" if option else "")
             )
         accuracy = from_counts(judging.class_names, counts[precision])
         results[precision] = FileAccuracy(accuracy.top1, same[precision] / done, least, accuracy.per_class())

@@ -23,9 +23,10 @@ from onnxscript import opset18 as op
 from torch import nn
 
 from edgevit.errors import ExportError
-from edgevit.exporting.halving import halve
+from edgevit.exporting.halving import convert
 from edgevit.network.families import family_like
 from edgevit.records.export import Batch
+from edgevit.records.precisions import FP32
 
 INPUT, OUTPUT = "images", "logits"
 PROTOBUF_LIMIT_BYTES = (
@@ -224,7 +225,7 @@ def write_onnx(
     batch: Batch,
     opset: int,
     metadata: Mapping[str, str],
-    precision: str = "fp32",
+    precision: str = FP32.name,
 ) -> None:
     """Write one file of a network in fp32.
 
@@ -232,6 +233,5 @@ def write_onnx(
         ExportError: the exporter failed.
     """
     model = trace(network, input_size=input_size, batch=batch, opset=opset)
-    if precision == "fp16":
-        halve(model.graph)
+    convert(model.graph, precision)
     save_graph(model, path, metadata)

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgevit.errors import ExportError
+from edgevit.records.precisions import FP16, precision_of
 
 FLOAT, HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
 ALWAYS_FLOAT = {"Resize": (1, 2)}  # inputs that ONNX has in fp32 alone
@@ -20,6 +21,16 @@ OF_ANY_TYPE = ("Shape", "Size")
 OWN_GRAPHS = ("If", "Loop", "Scan")
 
 _IslandOf = Callable[[ir.Node], "str | None"]  # the module of a node that stays in fp32; None: it becomes fp16
+
+
+def convert(graph: ir.Graph, precision: str, fp32_modules: Collection[str] = ()) -> None:
+    """Convert a graph in fp32 to another precision, in place, except for the nodes of these modules.
+
+    Raises:
+        ExportError: as by `halve`.
+    """
+    if precision_of(precision) is FP16:
+        halve(graph, fp32_modules)
 
 
 def halve(graph: ir.Graph, fp32_modules: Collection[str] = ()) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgevit.errors import CheckpointError, ExportError, OptionError
 from edgevit.exporting.graph import save_graph
-from edgevit.exporting.halving import FLOAT, halve
+from edgevit.exporting.halving import FLOAT, convert
 from edgevit.exporting.images import Subject
 from edgevit.exporting.precision import LARGEST, WITHOUT, check_weights
 from edgevit.exporting.session import OnnxModel, largest_values
@@ -112,8 +112,7 @@ class ImportedSource:
                 f"export it with that where it comes from, such as torch.onnx.export(..., opset_version={form.opset})"
             )
         model = ir.load(self.path)
-        if form.precision == "fp16":
-            halve(model.graph, form.fp32_modules)
+        convert(model.graph, form.precision, form.fp32_modules)
         save_graph(model, path, metadata)
 
 

@@ -42,11 +42,11 @@ from edgevit.records.export import (
 )
 from edgevit.records.model_folder import ExportFolder, ModelFolder
 from edgevit.records.names import ENGINES, onnx_name
+from edgevit.records.precisions import PRECISIONS
 from edgevit.records.writing import file_sha256, replaced_folder
 from edgevit.version import written_by
 
 PARITY_IMAGES = 4
-DTYPES = {"fp32": "float32", "fp16": "float16"}
 
 
 class _Stages:
@@ -217,12 +217,13 @@ def _doubts(source: Source, seen: AccuracyCheck) -> Iterator[str]:
 
 
 def _fusion(source: Source, written: _Written, warnings: list[str]) -> Fusion | None:
-    if "fp16" not in written.nodes:
-        return None  # attention in fp32 is never fused
+    fusing = [precision for precision in written.nodes if PRECISIONS[precision].fuses]
+    if not fusing:
+        return None
     if not compiler_installed():
         warnings.append("fused attention not counted: TensorRT-RTX is not installed; try `pip install edgevit[rtx]`")
         return None
-    path = written.folder.onnx("fp16")
+    path = written.folder.onnx(fusing[0])
     blocks, fusable, foreign = sum(source.has_attention), sum(source.fusable), source.described.file is not None
     fusion = count_fused(path, blocks=blocks, expected=fusable, imported=foreign)
     if text := fusion_remark(fusion, imported=foreign):
@@ -233,7 +234,7 @@ def _fusion(source: Source, written: _Written, warnings: list[str]) -> Fusion | 
 def _description(source: Source, batch: Batch, precisions: tuple[str, ...]) -> dict[str, Any]:
     """The part of the record that no check contributes to."""
     subject = source.subject
-    dtypes = {onnx_name(precision): DTYPES[precision] for precision in precisions}
+    dtypes = {onnx_name(precision): PRECISIONS[precision].dtype for precision in precisions}
     first = "batch" if batch == "dynamic" else batch
     named = zip(subject.class_names, subject.class_columns, strict=True)
     return {
@@ -269,7 +270,7 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
     with stages("check ranges"):
         checks["range"] = exported.check_range(images) if request.fp16 else None
     kept = checks["fp32_modules"] = _kept_in_fp32(source, checks["range"], warnings)
-    forms = [Form(precision, batch, opset, kept if precision == "fp16" else ()) for precision in precisions]
+    forms = [Form(precision, batch, opset, kept if PRECISIONS[precision].mixes else ()) for precision in precisions]
     with _replaced_folder(folder.export) as temporary:
         written = _write_files(exported, temporary, forms, stages)
         with stages("check parity"):

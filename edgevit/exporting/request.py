@@ -19,6 +19,7 @@ from edgevit.numbers import COUNT, check_number
 from edgevit.records.export import Batch
 from edgevit.records.model_folder import ModelFolder, model_of
 from edgevit.records.names import SPEC, WEIGHTS_ALONE, suffix_of
+from edgevit.records.precisions import FP16, FP32
 from edgevit.records.release import is_release
 from edgevit.records.writing import refuse_existing
 from edgevit.request import CHECKS, COMPUTING, DATA, FILES, PREPROCESSING, Nested, Option
@@ -61,12 +62,12 @@ class Tolerances:
         OptionError: a number is NaN, infinite, negative, or no share.
     """
 
-    fp32_error: float = 1e-4  # relative L2 of the logits; 1e-6 is usual
+    fp32_error: float = FP32.error  # relative L2 of the logits; 1e-6 is usual
     fp16_error: Annotated[
         float,
         Option("Largest allowed relative L2 error of the fp16 logits against torch.", CHECKS, name="--fp16-tolerance"),
-    ] = 2e-2  # 1e-3 is usual
-    fp32_agreement: float = 0.999  # share of real images with the same top-1
+    ] = FP16.error  # 1e-3 is usual
+    fp32_agreement: float = FP32.agreement  # share of real images with the same top-1
     fp16_agreement: Annotated[
         float,
         Option(
@@ -74,7 +75,7 @@ class Tolerances:
             CHECKS,
             name="--min-agreement",
         ),
-    ] = 0.99
+    ] = FP16.agreement
 
     def __post_init__(self) -> None:
         check_number("fp32_error", self.fp32_error, "[0, inf)", "1e-4 is usual")
@@ -83,10 +84,12 @@ class Tolerances:
         check_number("--min-agreement", self.fp16_agreement, "[0, 1]", "0.99 is usual")
 
     def error(self, precision: str) -> float:
-        return self.fp32_error if precision == "fp32" else self.fp16_error
+        value: float = getattr(self, f"{precision}_error")
+        return value
 
     def agreement(self, precision: str) -> float:
-        return self.fp32_agreement if precision == "fp32" else self.fp16_agreement
+        value: float = getattr(self, f"{precision}_agreement")
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +192,7 @@ class FilesRequest:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Of the files that are written."""
-        return ("fp32", "fp16") if self.fp16 else ("fp32",)
+        return (FP32.name, FP16.name) if self.fp16 else (FP32.name,)
 
     def check(self) -> None:
         """Refuse what cannot be done; see `edgevit.export` for what is raised."""

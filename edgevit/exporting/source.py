@@ -15,7 +15,7 @@ import onnx_ir as ir
 from torch import Tensor, nn
 
 from edgevit.exporting.graph import save_graph, trace
-from edgevit.exporting.halving import halve
+from edgevit.exporting.halving import convert
 from edgevit.exporting.images import Subject, data_record, subject_of
 from edgevit.exporting.padding import pad_heads
 from edgevit.exporting.precision import check_range, norm_names
@@ -179,8 +179,7 @@ class ModelSource:
         if key not in self.traced:
             self.traced[key] = trace(self.network, input_size=input_size(self), batch=form.batch, opset=form.opset)
         model = self.traced[key].clone()
-        if form.precision == "fp16":
-            halve(model.graph, form.fp32_modules)
+        convert(model.graph, form.precision, form.fp32_modules)
         base = self.model.spec.base.weights_sha256
         save_graph(model, path, {"base": self.model.spec.timm_name, "base_weights_sha256": base, **metadata})
 

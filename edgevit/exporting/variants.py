@@ -12,13 +12,14 @@ import torch
 
 from edgevit.exporting.gates import check_parity
 from edgevit.exporting.images import Judging
-from edgevit.exporting.onnx import DTYPES, sample_images, write_file
+from edgevit.exporting.onnx import sample_images, write_file
 from edgevit.exporting.request import Tolerances
 from edgevit.exporting.session import OnnxModel
 from edgevit.exporting.source import Form, Source, input_size
 from edgevit.records.export import ExportedFile, ExportRecord, Parity, TensorInfo
 from edgevit.records.model_folder import ExportFolder
 from edgevit.records.names import onnx_name
+from edgevit.records.precisions import PRECISIONS
 from edgevit.records.writing import copy_whole, file_sha256, writing
 
 
@@ -90,7 +91,7 @@ class Exported:
                 copy_whole(path, folder / path.name)
                 nodes = written.nodes if path == written.path else None
                 files[path.name] = ExportedFile(file_sha256(path), path.stat().st_size, nodes)
-        dtype = DTYPES[written.variant.precision]
+        dtype = PRECISIONS[written.variant.precision].dtype
 
         def with_dtype(tensors: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
             return tuple(replace(tensor, dtypes={**tensor.dtypes, name: dtype}) for tensor in tensors)

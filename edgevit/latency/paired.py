@@ -24,6 +24,7 @@ from edgevit.exporting.current import current_export
 from edgevit.latency.rounds import MeasuredFigure
 from edgevit.latency.target import MeasurementTarget
 from edgevit.progress import Progress
+from edgevit.records.precisions import FP16
 
 ROUNDS = 8  # of base and model: an interval needs 6
 MOST_ROUNDS = 32  # where the interval stays wide
@@ -61,7 +62,7 @@ class PairedBench:
             BoardError, ExportError: as their names say.
         """
         if not self.target.builds:
-            current_export(folder, fp16=self.target.computes_in == "fp16", accuracy=judged, progress=self.progress)
+            current_export(folder, fp16=self.target.computes_in == FP16.name, accuracy=judged, progress=self.progress)
             return
         batches = (1, self.target.batch, max(self.target.batch, MOST_BATCH))
         asked = ExportRequest(
@@ -70,7 +71,7 @@ class PairedBench:
             engine=EngineOptions(batches=batches),
             profile=self.target.profile,
             accuracy=judged,
-            fp16=self.target.computes_in == "fp16",
+            fp16=self.target.computes_in == FP16.name,
         )
         with open_board(self.target.board, ssh_config=self.target.ssh_config) as board:
             build_engine(asked, board, self.progress)

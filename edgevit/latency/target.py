@@ -10,6 +10,7 @@ from edgevit.board.fingerprint import fingerprint
 from edgevit.board.request import AskedBoard, Conditions, Provider, SshConfig, Threads
 from edgevit.errors import UnknownNameError
 from edgevit.progress import Progress
+from edgevit.records.precisions import PRECISIONS, usual_precision
 from edgevit.request import BOARD, LOAD, RUNNER, Option
 from edgevit.version import processor, written_by
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from edgevit.board.bench import Setting
     from edgevit.derivation.allocate.cost_table import Where
 
-PRECISIONS = ("fp32", "fp16")
 # Of one run. A stack has many runs, each in turns with the base: so few samples are enough for their ratios.
 SAMPLES, WARMUP_S = 40, 0.2
 WINDOW_S, POWER_WINDOW_S = 0.4, 3.0  # the rails' sensors average over 0.43 s
@@ -63,7 +63,7 @@ class MeasurementTarget:
     def computes_in(self) -> str:
         """The precision."""
         on_cpu = not self.builds and self.provider in (None, "cpu")
-        return self.precision or ("fp32" if on_cpu else "fp16")
+        return self.precision or usual_precision(on_cpu=on_cpu)
 
     def conditions(self) -> Conditions:
         """How each model is measured."""

@@ -119,7 +119,7 @@ class EngineRecord:
     board: EngineBoard
     weights_sha256: Sha256  # of the model folder
     onnx: OnnxSource
-    precision: str  # "fp16", "fp32", or "mixed": fp16 with some modules in fp32
+    precision: str  # name of its row, or MIXED
     precision_level: str  # the same in words
     fp32_modules: tuple[str, ...]
     batches: tuple[int, int, int]  # smallest, optimal (kernels are chosen for it), largest

@@ -13,6 +13,7 @@ from edgevit.data.loading import workers_for
 from edgevit.data.task import Split
 from edgevit.errors import OptionError
 from edgevit.network.device import find_device
+from edgevit.records.precisions import FP16, FP32
 from edgevit.train.settings import Training
 
 
@@ -71,14 +72,14 @@ def open_compute(training: Training) -> Compute:
         OptionError: the machine lacks the device, or the device the precision.
     """
     device = find_device(training.device)
-    if device.type == "cpu" and training.precision == "fp16":
+    if device.type == "cpu" and training.precision == FP16.name:
         raise OptionError("fp16 trains on CUDA only; on the CPU try --precision bf16 or fp32")
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     if not torch.distributed.is_initialized():
         # The state outlives an Accelerator, and a second derivation in one process may use another precision.
         AcceleratorState._reset_state(reset_partial_state=True)
-    mixed = "no" if training.precision == "fp32" else training.precision
+    mixed = "no" if training.precision == FP32.name else training.precision
     accum, on_cpu = training.grad_accum, device.type == "cpu"
     accelerator = Accelerator(mixed_precision=mixed, cpu=on_cpu, gradient_accumulation_steps=accum)
     parts = training.grad_accum * accelerator.num_processes

@@ -11,6 +11,7 @@ from torch import nn
 
 from edgevit.errors import OptionError
 from edgevit.network.families import family_of
+from edgevit.records.precisions import FP32
 from edgevit.train.compute import Compute
 from edgevit.train.settings import Training
 
@@ -55,7 +56,7 @@ def refuse_large_batch(network: nn.Module, training: Training, compute: Compute)
     Raises:
         OptionError: it needs more memory than there is.
     """
-    image, room = least_image_bytes(network, halves=training.precision != "fp32"), memory_bytes(compute.device)
+    image, room = least_image_bytes(network, halves=training.precision != FP32.name), memory_bytes(compute.device)
     processes = compute.accelerator.num_processes
     whole = training.batch_size // processes
     least = image * (whole // training.grad_accum)

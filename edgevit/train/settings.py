@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from edgevit.data.augment import AUGMENTS, Augment
 from edgevit.errors import UnknownNameError
@@ -12,7 +12,7 @@ from edgevit.numbers import COUNT, SEED, check_number
 from edgevit.request import COMPUTING, TRAINING, Option
 
 Precision = Literal["fp32", "bf16", "fp16"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Schedule = Literal["constant", "cosine"]
 SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine")
 Teacher = Literal["none", "restricted", "finetuned"]
@@ -92,7 +92,7 @@ class Training:
     ] = 1.0
     grad_accum: Annotated[int, Option("Number of micro-batches per step, to save memory.", TRAINING)] = 1
     precision: Annotated[Precision, Option("Precision of training: fp32, bf16 or fp16 (on a GPU only).", TRAINING)] = (
-        "fp32"
+        PRECISIONS[0]
     )
     device: Device = "auto"
     workers: Workers = None

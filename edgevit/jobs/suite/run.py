@@ -41,6 +41,7 @@ from edgevit.network.checkpoint import Headless, open_network
 from edgevit.network.families import family_of
 from edgevit.progress import Progress, Silent
 from edgevit.records.kinds import plain
+from edgevit.records.precisions import FP32, PRECISIONS
 from edgevit.records.writing import file_sha256
 from edgevit.request import as_request, takes_options
 from edgevit.version import written_by
@@ -306,8 +307,8 @@ class _Work:
         """Put the file of a network on the machine that runs it."""
         began = self.clock()
         if self.request.board is None:
-            path = self._written(network, "fp32", OPSET)
-            ready = _Ready(network, "fp32", Measurable(path, file_sha256(path), "fp32", network.name))
+            path = self._written(network, FP32.name, OPSET)
+            ready = _Ready(network, FP32.name, Measurable(path, file_sha256(path), FP32.name, network.name))
         else:
             built = build_unjudged(
                 self.board,
@@ -427,7 +428,7 @@ class _Work:
             macs=geometry.macs(dims),
             params=geometry.params(dims),
             blocks=dims,
-            fusable=sum(block.fusable for block in dims) if ready.precision == "fp16" else 0,
+            fusable=sum(block.fusable for block in dims) if PRECISIONS[ready.precision].fuses else 0,
             fused=ready.fused,
             build_s=ready.build_s,
             refused=ready.refused,

@@ -21,6 +21,7 @@ from edgevit.network.anatomy import Block, BlockDims
 from edgevit.network.copies import bare_copy, without_values
 from edgevit.network.cost import Geometry
 from edgevit.network.families import family_like
+from edgevit.records.precisions import FP16, FP32
 
 UNEVENNESS = 0.4  # QK and VO widths of a block differ from their mean by up to this share, as effective ranks make them
 SPREAD = 0.02  # standard deviation of the weights
@@ -32,7 +33,7 @@ class SuiteNetwork:
 
     name: str
     size: str  # tiny, small or base
-    precision: str = "fp16"
+    precision: str = FP16.name
     dims: tuple[BlockDims, ...] | None = None  # of its blocks; None: as timm makes them
     args: Mapping[str, Any] = field(default_factory=dict)  # for timm, where they differ from the dense network's
 
@@ -70,7 +71,7 @@ def suite(sizes: Sequence[str], *, quick: bool = False, fp32_too: bool = True) -
             _network_of(entry, size)
             for entry in question.networks
             for size in sources[entry.sizes]
-            if (entry.quick or not quick) and (fp32_too or entry.precision != "fp32")
+            if (entry.quick or not quick) and (fp32_too or entry.precision != FP32.name)
         ]
         for question in shipped_plan().questions
     }
