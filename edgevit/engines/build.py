@@ -19,7 +19,7 @@ from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.exporting.current import current_export
 from edgevit.exporting.images import Judging
 from edgevit.exporting.importing import imported
-from edgevit.exporting.onnx import judging_images, open_model_source, tell_order
+from edgevit.exporting.onnx import judging_images, note_class_order, open_model_source
 from edgevit.exporting.source import Source
 from edgevit.exporting.variants import Exported
 from edgevit.progress import Progress, Silent
@@ -84,7 +84,7 @@ def _open_judging(source: Source, request: ExportRequest, progress: Progress, wa
         skip_bad_images=request.skip_bad_images,
         progress=progress,
     )
-    tell_order(request.model, source.subject, judging, progress)
+    note_class_order(request.model, source.subject, judging, progress)
     return judging and judging.limited(request.engine_images)
 
 

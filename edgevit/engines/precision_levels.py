@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
 from edgevit.errors import EngineError
-from edgevit.exporting.precision import kept_in_fp32
+from edgevit.exporting.precision import modules_in_fp32
 from edgevit.records.precisions import FP16, FP32, MIXED
 
 # The search for single blocks has the builds that fit into this time, by that of the build before it, but at least
@@ -60,7 +60,7 @@ class PrecisionLevel:
 
     def modules(self, norms: Sequence[str], blocks: Sequence[str]) -> tuple[str, ...]:
         """The names of the modules that it keeps in fp32."""
-        return kept_in_fp32(norms, blocks, all_norms=self.norms, chosen=self.blocks)
+        return modules_in_fp32(norms, blocks, all_norms=self.norms, chosen=self.blocks)
 
 
 FIRST = PrecisionLevel(FP16.name)

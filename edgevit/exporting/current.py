@@ -1,4 +1,4 @@
-"""An export that is up to date: the one that is there where nothing has changed, else a new one."""
+"""Reuse an export that is up to date, or export again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgevit.errors import ExportError
-from edgevit.exporting.importing import imported, settled
+from edgevit.exporting.importing import batch_and_opset, imported
 from edgevit.exporting.onnx import run
 from edgevit.exporting.request import FilesRequest
 from edgevit.progress import Progress, Silent
@@ -20,26 +20,26 @@ from edgevit.version import written_by
 NOT_CHECKED = "accuracy not checked"
 
 
-def _as_asked(report: ExportRecord, asked: FilesRequest) -> bool:
-    """Whether an export with these options would give the same files and no other figures."""
-    tolerances, checked = asked.tolerances, report.accuracy
-    judged_alike = not asked.accuracy or (
-        asked.data is None and any(w.startswith(NOT_CHECKED) for w in report.warnings)
+def _matches(report: ExportRecord, request: FilesRequest) -> bool:
+    """Whether an export with these options would give the same files and checks."""
+    tolerances, checked = request.tolerances, report.accuracy
+    same_accuracy = not request.accuracy or (
+        request.data is None and any(w.startswith(NOT_CHECKED) for w in report.warnings)
     )
-    if checked and asked.accuracy:
-        count = min((n for n in (asked.max_images, checked.part_images) if n is not None), default=0)
-        judged_alike = (
-            checked.part == asked.part
-            and (asked.data is None or checked.data in (str(asked.data), str(Path(asked.data).resolve())))
+    if checked and request.accuracy:
+        count = min((n for n in (request.max_images, checked.part_images) if n is not None), default=0)
+        same_accuracy = (
+            checked.part == request.part
+            and (request.data is None or checked.data in (str(request.data), str(Path(request.data).resolve())))
             and checked.images >= count
-            and all(checked.files[p].agreement_least >= tolerances.agreement(p) for p in asked.precisions)
+            and all(checked.files[p].agreement_least >= tolerances.agreement(p) for p in request.precisions)
         )
     return (
-        (report.batch, report.opset) == settled(asked)
-        and (report.padded is not None) == asked.pad_heads
+        (report.batch, report.opset) == batch_and_opset(request)
+        and (report.padded is not None) == request.pad_heads
         and report.versions.get("edgevit") == written_by()
-        and all(report.parity[p].error <= tolerances.error(p) for p in asked.precisions)
-        and judged_alike
+        and all(report.parity[p].error <= tolerances.error(p) for p in request.precisions)
+        and same_accuracy
     )
 
 
@@ -53,20 +53,20 @@ def _is_whole(report: ExportRecord, precisions: tuple[str, ...]) -> bool:
 def current_export(
     model: str | Path | FilesRequest, *, progress: Progress | None = None, **options: Any
 ) -> ExportRecord:
-    """Return the record of the export that is there if it is what `export` would write with these options; else export.
+    """Return the record of an existing export if it equals a new one with these options; otherwise export.
 
     Raises:
         As `edgevit.export` does.
     """
-    asked = imported(as_request(FilesRequest, "model", model, options), progress)
-    folder = ModelFolder(asked.model)
+    request = imported(as_request(FilesRequest, "model", model, options), progress)
+    folder = ModelFolder(request.model)
     if folder.export.record_file.is_file():
         try:
             report = folder.export_record()
         except ExportError:
-            return run(asked, progress)  # of another edgevit or another model, or broken: made anew
+            return run(request, progress)  # damaged, of another version or of another model
         rule = (folder.imported() if folder.is_imported else folder.document()).rejection
-        if report.rejection == rule and _is_whole(report, asked.precisions) and _as_asked(report, asked):
+        if report.rejection == rule and _is_whole(report, request.precisions) and _matches(report, request):
             (progress or Silent()).note(f"{folder.export.path} is up to date: reused")
             return report
-    return run(asked, progress)
+    return run(request, progress)

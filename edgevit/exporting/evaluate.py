@@ -40,21 +40,21 @@ class Evaluation:
     part: Part
     images: int
     top1: float  # among the target classes
-    top1_full: float  # every output of the classifier in the running
+    top1_full: float  # among all outputs of the classifier
     outputs: int
     per_class: dict[str, float | None]  # top-1 among the target classes; None: no images
     images_per_class: dict[str, int]
-    rejected: RejectedRecord | None = None  # images called `other`; None: the model never calls one so
+    rejected: RejectedRecord | None = None  # images classified as `other`; None: the model has no such rule
 
     @property
     def worst(self) -> tuple[str, float]:
-        """The class that is classified worst, and how well."""
+        """The class with the lowest accuracy, and its accuracy."""
         return min(((n, a) for n, a in self.per_class.items() if a is not None), key=lambda pair: pair[1])
 
 
 @dataclass(frozen=True)
 class _Split:
-    """Of the images that an exported model was derived from."""
+    """The split of the images that an exported model was derived from."""
 
     seed: Seed
     validation_fraction: Fraction
@@ -65,13 +65,13 @@ class _Split:
 class ModelUnderTest:
     """A model to be evaluated: a base, a model folder, an ONNX file or an engine."""
 
-    form: str  # as of an Evaluation
-    predict: Callable[[Tensor], Tensor]  # logits [B, outputs], on any device, of images [B, C, H, W]
+    form: str  # as in Evaluation
+    predict: Callable[[Tensor], Tensor]  # logits [B, outputs] of images [B, C, H, W], on any device
     subject: Subject
 
 
 def open_onnx(path: Path, device: str) -> ModelUnderTest:
-    """Open a file that edgevit wrote, with what its metadata says.
+    """Open a file that edgevit wrote, with its metadata.
 
     Raises:
         CheckpointError: the file or its metadata is damaged, or edgevit did not write it.
@@ -79,7 +79,7 @@ def open_onnx(path: Path, device: str) -> ModelUnderTest:
     model = OnnxModel(path, device=device)
     images, split = model.described("preprocessing", Preprocessing), model.described("split", _Split)
     subject = Subject(
-        said_by=str(path),
+        origin=str(path),
         class_names=model.described("class_names", tuple[ClassName, ...]),
         class_columns=model.described("class_columns", tuple[Index, ...]),
         outputs=model.output.shape[1],
@@ -92,24 +92,24 @@ def open_onnx(path: Path, device: str) -> ModelUnderTest:
     names, columns = subject.class_names, subject.class_columns
     fits = max(columns, default=0) < subject.outputs and list(images.input_size) == list(model.input.shape[1:])
     if not fits or not len(names) == len(columns) == len(set(names)) == len(set(columns)):
-        raise CheckpointError(f"{path} has metadata of other classes or images than its own; export the model again")
+        raise CheckpointError(f"{path} has metadata that contradicts its input or output; export the model again")
     return ModelUnderTest("onnx", model.predict, subject)
 
 
 def _open_torch(model: str | Path, device: str, progress: Progress, **options: Any) -> ModelUnderTest:
     opened = open_base(model, progress=progress, **options)
-    place = find_device(device)
-    network = opened.network.to(place)
+    target = find_device(device)
+    network = opened.network.to(target)
     record = data_record(Path(model)) if Path(model).is_dir() else None
     subject = replace(subject_of(opened.spec, record), release=opened.release)
-    return ModelUnderTest("torch", lambda images: network(images.to(place)), subject)
+    return ModelUnderTest("torch", lambda images: network(images.to(target)), subject)
 
 
 def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -> Judging:
-    """The images to judge on; of a base, which does not say what its outputs are, say what is assumed.
+    """Open the images of an evaluation; note the assumptions about the outputs of a base.
 
     Raises:
-        OptionError: names are given for outputs that have some.
+        OptionError: --base-classes is given for a model that names its classes.
     """
     if subject.class_names and request.base_classes is not None:
         raise OptionError(f"{request.model} names its classes itself; leave --base-classes out")
@@ -140,25 +140,25 @@ def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -
 
 
 def _foreign_images(subject: Subject, judging: Judging, max_images: int | None, progress: Progress) -> Split | None:
-    """Images of none of the model's classes, for one that may call them `other`."""
+    """Images of other classes, for a model that classifies images as `other`."""
     if subject.rejection is None:
         return None
-    found = foreign_images(judging.task, judging.part, subject.class_names, progress)
-    return found if max_images is None else found.subset(max_images)
+    images = foreign_images(judging.task, judging.part, subject.class_names, progress)
+    return images if max_images is None else images.subset(max_images)
 
 
-def _rejected(subject: Subject, judging: Judging, kept: list[Tensor]) -> RejectedRecord | None:
-    """Count from the logits [B, C] of the judged images, and after them of the foreign ones."""
+def _rejected(subject: Subject, judging: Judging, batches: list[Tensor]) -> RejectedRecord | None:
+    """Count the images classified as `other`; the logits [B, C] are of target images, then of foreign ones."""
     if subject.rejection is None:
         return None
-    logits, own = torch.cat(kept), len(judging.split)
+    logits, count = torch.cat(batches), len(judging.split)
     position = [subject.class_names.index(name) for name in judging.class_names]
     labels = [position[label] for label in judging.split.labels]
-    return count_rejected(subject.rejection.rejects, logits[:own], labels, logits[own:])
+    return count_rejected(subject.rejection.rejects, logits[:count], labels, logits[count:])
 
 
 def run(request: JudgeRequest, progress: Progress | None = None) -> Evaluation:
-    """Do what is asked; `edgevit.evaluate` says what is raised."""
+    """Run an evaluation; raises as `edgevit.evaluate` does."""
     request.check()
     progress, model = progress or Silent(), request.model
     find_device(request.device)
@@ -173,12 +173,12 @@ def run(request: JudgeRequest, progress: Progress | None = None) -> Evaluation:
 
 
 def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress) -> Evaluation:
-    """Have an opened model classify the images that are asked for; `edgevit.evaluate` says what is raised."""
+    """Evaluate an opened model; raises as `edgevit.evaluate` does."""
     model, part = request.model, request.part
     judging = _open_judging(candidate.subject, request, progress)
     foreign = _foreign_images(candidate.subject, judging, request.max_images, progress)
     workers = workers_for(request.workers, find_device(request.device).type, request.batch_size)
-    kept: list[Tensor] = []  # of a model that may call an image `other`: the target classes' logits
+    target_logits: list[Tensor] = []  # by batch, if the model classifies images as `other`
     with progress.stage("evaluate", len(judging.split) + len(foreign or ()), "image") as stage:
         done = 0
 
@@ -186,13 +186,11 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
             nonlocal done
             logits = candidate.predict(images)
             if not bool(torch.isfinite(logits).all()):
-                raise ModelError(
-                    f"{model}: its logits of {part} images are not finite numbers; derive or export it again"
-                )
+                raise ModelError(f"{model}: its logits of {part} images are not finite; derive or export it again")
             done += len(images)
             stage.update(done)
             if foreign is not None:
-                kept.append(logits[:, list(candidate.subject.class_columns)].float().cpu())
+                target_logits.append(logits[:, list(candidate.subject.class_columns)].float().cpu())
             return logits
 
         batches = judging.split.batches(request.batch_size, workers)
@@ -201,7 +199,7 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
             with torch.inference_mode():
                 for images, _ in foreign.batches(request.batch_size, workers):
                     predict(images)
-    seen = Sureness(
+    sureness = Sureness(
         judging.part,
         accuracy.images,
         sum(accuracy.full),
@@ -209,8 +207,8 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
         candidate.subject.outputs,
         len(judging.class_names),
     )
-    if seen.near_chance:
-        progress.warn(f"{model} is {seen.text()}; {CHECK}")
+    if sureness.near_chance:
+        progress.warn(f"{model} is {sureness.text()}; {CHECK}")
     return Evaluation(
         model=str(model),
         form=candidate.form,
@@ -222,5 +220,5 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
         outputs=candidate.subject.outputs,
         per_class=accuracy.per_class(),
         images_per_class=dict(zip(accuracy.class_names, accuracy.total, strict=True)),
-        rejected=_rejected(candidate.subject, judging, kept),
+        rejected=_rejected(candidate.subject, judging, target_logits),
     )

@@ -1,8 +1,8 @@
-"""How many attention blocks NVIDIA's compiler fuses, seen without a GPU: TensorRT-RTX builds the engine on any machine.
+"""Count the attentions that NVIDIA's compiler fuses, without a GPU: TensorRT-RTX builds an engine on any machine.
 
-It targets SM 8.6, the same Ampere generation as Orin's SM 8.7 but not Orin, and it is another compiler release than
-JetPack's TensorRT: a proxy, and recorded as one. The count is read from the engine's function list, which is not
-documented; hence the pinned version in the `rtx` extra.
+It targets SM 8.6, the same Ampere generation as Orin's SM 8.7, and is another release than JetPack's TensorRT: the
+count is a proxy, and recorded as such. It is read from the function list of the engine, which is not documented;
+therefore the `rtx` extra pins the version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgevit.records.export import Fusion
 
 FUSED_KERNEL = re.compile(rb"function=\{ name=_gemm_mha")
 TARGET = "SM 8.6"
-PROXY = "a proxy for Orin (SM 8.7), and not Orin: the same GPU generation, another release of the compiler"
+PROXY = "a proxy for Orin (SM 8.7): the same GPU generation, another release of the compiler"
 LARGEST_DYNAMIC_BATCH = 8
 
 
@@ -40,7 +40,7 @@ def _logger(trt: Any, errors: list[str]) -> Any:
 def build_plan(path: Path, *, imported: bool = False) -> Any:
     """Build an engine for SM 8.6 from a strongly typed network and return its bytes as a buffer.
 
-    Another operator set can be asked for unless the file was `imported`.
+    Errors suggest another operator set unless the file was `imported`.
 
     Raises:
         ExportError: NVIDIA's parser or compiler refuses the file.
@@ -65,14 +65,14 @@ def build_plan(path: Path, *, imported: bool = False) -> Any:
     elif parser.num_errors and (operator := parser.get_error(0).node_operator()):
         node = parser.get_error(0).node_name()
         raise ExportError(
-            f"TensorRT-RTX {trt.__version__} cannot read {path.name}: it does not take {operator} ({node}); export the "
-            "model without that, or leave fp16 out with --no-fp16"
+            f"TensorRT-RTX {trt.__version__} cannot read {path.name}: it does not support {operator} ({node}); export "
+            "the model without that, or leave fp16 out with --no-fp16"
         )
     if plan is None:
         reason = errors[0].strip().splitlines()[0][:200] if errors else "no reason given"
-        other = "export the model with another opset where it comes from" if imported else "try --opset 20"
+        hint = "export the original model with another opset" if imported else "try --opset 20"
         raise ExportError(
-            f"TensorRT-RTX {trt.__version__} cannot build {path.name}: {reason}; {other}, or leave fp16 out with "
+            f"TensorRT-RTX {trt.__version__} cannot build {path.name}: {reason}; {hint}, or leave fp16 out with "
             "--no-fp16"
         )
     return plan
@@ -91,8 +91,8 @@ def count_fused(path: Path, *, blocks: int, expected: int, imported: bool = Fals
 
 
 def fusion_remark(fusion: Fusion, *, imported: bool = False) -> str | None:
-    """What to say of blocks that do not fuse; heads of an imported file can neither be derived nor padded."""
-    if fusion.fused >= fusion.blocks:  # more where an imported file has attention outside of what is known for blocks
+    """Describe attentions that do not fuse; None: all do. Heads of an imported file cannot be changed."""
+    if fusion.fused >= fusion.blocks:  # more, if an imported file has attention outside its blocks
         return None
     by = f"{fusion.compiler} {fusion.version} fuses {fusion.fused} of {fusion.blocks} attention blocks"
     if fusion.fused < fusion.expected:

@@ -1,4 +1,4 @@
-"""Checks that the exported files are the model. Each returns what export.json should say, or raises ExportError."""
+"""Checks of exported files against the model. Each returns its part of export.json, or raises ExportError."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from edgevit.records.precisions import precision_of
 
 Predict = Callable[[Tensor], Tensor]
 
-# What a Vision Transformer decomposes to, all of it in TensorRT 8.5 and later. Not here on purpose: Attention, which
-# JetPack's parsers lack, and Cast, which splits fused kernels and stands only around what is meant to be in fp32.
+# Operators of a decomposed Vision Transformer, all in TensorRT 8.5 and later. Excluded: Attention, which JetPack's
+# parsers lack, and Cast, which splits fused kernels and is allowed only around modules in fp32.
 OPERATORS = frozenset(
     """
     Add Sub Mul Div Pow Sqrt Erf Gelu Tanh Sigmoid Relu Softmax LayerNormalization MatMul Gemm Conv ReduceMean ReduceMax
@@ -34,39 +34,38 @@ OPERATORS = frozenset(
 
 
 def check_graph(
-    path: Path, opset: int, *, islands: Collection[str] = (), known: Collection[str] | None = None
+    path: Path, opset: int, *, islands: Collection[str] = (), operators: Collection[str] | None = None
 ) -> dict[str, int]:
-    """Check that the file is valid ONNX of the opset asked for, made of known operators only; return their counts.
+    """Check that the file is valid ONNX of this opset with supported operators only; return their counts.
 
-    `islands` are the modules of an fp16 file that compute in fp32: they alone may cast. `known` are the operators that
-    there may be, where these are not the usual ones.
+    `islands` are the modules of an fp16 file in fp32: only they may cast. `operators` replace the default operators.
 
     Raises:
         ExportError: it is not.
     """
     try:
-        # By path and not by object: beyond 2 GiB only that works, and it never holds a second copy in Python.
+        # By path, which also works beyond 2 GiB, and needs no second copy in memory.
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         reason = str(error).strip().splitlines()[0][:200]
-        other = "try --opset 20" if known is None else "export the model with another opset where it comes from"
-        raise ExportError(f"{path.name} is not valid ONNX: {reason}; {other}") from error
+        hint = "try --opset 20" if operators is None else "export the original model with another opset"
+        raise ExportError(f"{path.name} is not valid ONNX: {reason}; {hint}") from error
     model = onnx.load(str(path), load_external_data=False)
-    seen = {entry.domain: entry.version for entry in model.opset_import}
-    if seen != {"": opset}:
-        raise ExportError(f"{path.name} has opset {seen.get('')} where {opset} was asked for; try --opset 20")
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    if opsets != {"": opset}:
+        raise ExportError(f"{path.name} has opset {opsets.get('')}, expected {opset}; try --opset 20")
     if partial := [node.name for node in model.graph.node if node.op_type == "Shape" and node.attribute]:
         raise ExportError(
-            f"{path.name} takes a part of a shape in {partial[0]}, where TensorRT 8 would take the whole; "
+            f"{path.name} takes a part of a shape in {partial[0]}, where TensorRT 8 takes the whole; "
             "report the name of the base model"
         )
     counts = Counter(node.op_type for node in model.graph.node)
     casting = {node.name.partition("/")[0] for node in model.graph.node if node.op_type == "Cast"}
-    allowed = set(OPERATORS if known is None else known)
+    allowed = set(OPERATORS if operators is None else operators)
     allowed |= {"Cast"} if casting and casting <= set(islands) else set()
     if unknown := sorted(counts.keys() - allowed):
         raise ExportError(
-            f"{path.name} holds {', '.join(unknown)}, which may not run or not run fast on a board; try --opset 20, "
+            f"{path.name} has {', '.join(unknown)}, which may not run, or be slow, on a board; try --opset 20, "
             f"or report the base model's name"
         )
     return dict(sorted(counts.items()))
@@ -83,10 +82,10 @@ def _check_finite(precision: str, logits: Tensor) -> None:
 def check_parity(
     precision: str, reference: Tensor, predict: Predict, images: Tensor, source: str, tolerance: float
 ) -> Parity:
-    """Compare a file's logits with the model's own; the images are few, and any will do.
+    """Compare the logits of a file with those of the model on a few arbitrary images.
 
     Raises:
-        ExportError: they differ by more than the tolerance, or are no numbers.
+        ExportError: they differ by more than the tolerance, or are not finite.
     """
     logits = predict(images).double()
     expected = reference.double()
@@ -119,16 +118,16 @@ def check_accuracy(
     workers: int,
     progress: Progress,
 ) -> AccuracyCheck:
-    """Classify real images with the model itself and with every file (by precision), and compare.
+    """Classify images with the model and with each file (by precision), and compare.
 
-    One image may always differ: it can lie on the edge between two classes.
+    One image may always differ, as it can be near a decision boundary.
 
     Raises:
-        ExportError: a file's top-1 differs from the model's on too many images, or a logit of any is no number.
+        ExportError: the top-1 classes of a file differ on too many images, or a logit is not finite.
     """
     columns = torch.as_tensor(judging.columns)
     counts: dict[str, Any] = {name: torch.zeros(3, len(columns), dtype=torch.int64) for name in ("torch", *files)}
-    same = dict.fromkeys(files, 0)
+    matches = dict.fromkeys(files, 0)
     done = 0
     with progress.stage("accuracy", len(judging.split), "image") as stage, torch.inference_mode():
         for images, labels in judging.split.batches(batch_size, workers):
@@ -139,19 +138,19 @@ def check_accuracy(
                 logits = predict(images)
                 _check_finite(precision, logits)
                 counts[precision] += count_correct(logits, labels, columns)
-                same[precision] += int((logits[:, columns].argmax(1) == chosen).sum())
+                matches[precision] += int((logits[:, columns].argmax(1) == chosen).sum())
             done += len(images)
             stage.update(done, **{f"accuracy_{n}": float(c[1].sum()) / done for n, c in counts.items()})
     results = {}
     for precision in files:
         least = tolerances.agreement(precision)
-        if done - same[precision] > max(1, math.floor((1 - least) * done + 1e-9)):  # (1 - 0.9) * 50 is less than 5
+        if done - matches[precision] > max(1, math.floor((1 - least) * done + 1e-9)):  # as (1 - 0.9) * 50 < 5
             option = precision_of(precision).skipping
             raise ExportError(
-                f"{precision} agrees with the model on {same[precision]} of {done} images, {least:.1%} is required; "
+                f"{precision} agrees with the model on {matches[precision]} of {done} images, {least:.1%} is required; "
                 f"allow less with --min-agreement" + (f", or try {option}" if option else "")
             )
         accuracy = from_counts(judging.class_names, counts[precision])
-        results[precision] = FileAccuracy(accuracy.top1, same[precision] / done, least, accuracy.per_class())
+        results[precision] = FileAccuracy(accuracy.top1, matches[precision] / done, least, accuracy.per_class())
     torch_top1 = from_counts(judging.class_names, counts["torch"]).top1
     return AccuracyCheck(judging.data, judging.part, done, torch_top1, results, part_images=judging.part_images)

@@ -1,7 +1,7 @@
-"""The fp16 form of an ONNX graph, in which some nodes stay in fp32: weights rounded, casts where the two meet.
+"""Convert an ONNX graph to fp16, except for some modules in fp32: round weights, and cast between the two types.
 
-ONNX Runtime's own converter is not used for this: between two nodes that both stay in fp32 it rounds to fp16 and back,
-which overflows exactly where fp32 is there to prevent it, and it gives two casts of one value the same name.
+ONNX Runtime's converter is not used: it casts values between two nodes in fp32 to fp16 and back, which overflows where
+fp32 is to prevent it, and gives two casts of one value the same name.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from edgevit.errors import ExportError
 from edgevit.records.precisions import FP16, precision_of
 
 FLOAT, HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
-ALWAYS_FLOAT = {"Resize": (1, 2)}  # inputs that ONNX has in fp32 alone
+ALWAYS_FLOAT = {"Resize": (1, 2)}  # inputs that ONNX defines in fp32 only
 OF_ANY_TYPE = ("Shape", "Size")
 OWN_GRAPHS = ("If", "Loop", "Scan")
 
-_IslandOf = Callable[[ir.Node], "str | None"]  # the module of a node that stays in fp32; None: it becomes fp16
+_IslandOf = Callable[[ir.Node], "str | None"]  # the fp32 module of a node; None: the node becomes fp16
 
 
 def convert(graph: ir.Graph, precision: str, fp32_modules: Collection[str] = ()) -> None:
@@ -34,16 +34,16 @@ def convert(graph: ir.Graph, precision: str, fp32_modules: Collection[str] = ())
 
 
 def halve(graph: ir.Graph, fp32_modules: Collection[str] = ()) -> None:
-    """Turn a graph in fp32 into one in fp16, in place: images, weights, logits and all nodes but the islands.
+    """Convert a graph in fp32 to fp16, in place: images, weights, logits and all nodes except the islands.
 
-    Islands are the nodes of the named modules. Name blocks, or normalisations outside of these, and nothing within the
-    attention: its product, softmax and product fuse only where they share one precision.
+    Islands are the nodes of the named modules: blocks, or normalisations outside of these. They must not be parts of an
+    attention, whose products and softmax fuse only in one precision.
 
     Raises:
-        ExportError: it has nodes with graphs of their own, or values of unknown type.
+        ExportError: it has nodes with inner graphs, or values of unknown type.
     """
     island_of = _island_finder(fp32_modules)
-    _check_known(graph)
+    _check_convertible(graph)
     types = _types(graph, island_of)
     casts = _Casts(graph, types)
     for value in [*graph.initializers.values()]:
@@ -51,21 +51,21 @@ def halve(graph: ir.Graph, fp32_modules: Collection[str] = ()) -> None:
             _halve_weight(graph, value, island_of)
     for node in [*graph]:
         for i, value in enumerate(node.inputs):
-            wanted = _wanted(node, i, island_of)
-            if value in types and types[value] != wanted and node.op_type not in OF_ANY_TYPE:
+            dtype = _input_type(node, i, island_of)
+            if value in types and types[value] != dtype and node.op_type not in OF_ANY_TYPE:
                 island = island_of(node) or island_of(value.producer() or node) or node.name.partition("/")[0]
-                node.replace_input_with(i, casts.of(value, wanted, before=node, island=island))
+                node.replace_input_with(i, casts.of(value, dtype, before=node, island=island))
         if island_of(node) is None:
             _halve_attributes(node)
     for i, value in enumerate(graph.outputs):
         if types.get(value) == FLOAT:
             _cast_output(graph, i, casts, island_of)
     for value, kind in types.items():
-        value.type = ir.TensorType(kind)  # a new one: clones of a graph share what they are told
+        value.type = ir.TensorType(kind)  # a new object, as clones of a graph share types
 
 
 def _island_finder(modules: Collection[str]) -> _IslandOf:
-    """Which of the modules a node lies in, if in any."""
+    """Return a function that finds the module of a node among these."""
 
     def island_of(node: ir.Node) -> str | None:
         name = (node.name or "").partition("/")[0]
@@ -76,38 +76,38 @@ def _island_finder(modules: Collection[str]) -> _IslandOf:
     return island_of
 
 
-def _check_known(graph: ir.Graph) -> None:
+def _check_convertible(graph: ir.Graph) -> None:
     for node in graph:
         if node.op_type in OWN_GRAPHS:
             raise ExportError(
-                f"{node.name} has a graph of its own, which is not turned into fp16; export the model without it, or "
+                f"{node.name} has an inner graph, which cannot be converted to fp16; export the model without it, or "
                 "try --no-fp16"
             )
         if any(value.dtype is None for value in node.outputs):
-            raise ExportError(f"the type of what {node.name} puts out is not known; try --no-fp16")
+            raise ExportError(f"the type of the output of {node.name} is unknown; try --no-fp16")
 
 
 def _types(graph: ir.Graph, island_of: _IslandOf) -> dict[ir.Value, ir.DataType]:
-    """The coming type of every value that is computed in floating point."""
-    made = {v: FLOAT if island_of(node) else HALF for node in graph for v in node.outputs if v.dtype == FLOAT}
-    return {**{value: HALF for value in graph.inputs if value.dtype == FLOAT}, **made}
+    """The future type of each value in floating point."""
+    types = {v: FLOAT if island_of(node) else HALF for node in graph for v in node.outputs if v.dtype == FLOAT}
+    return {**{value: HALF for value in graph.inputs if value.dtype == FLOAT}, **types}
 
 
-def _wanted(node: ir.Node, index: int, island_of: _IslandOf) -> ir.DataType:
+def _input_type(node: ir.Node, index: int, island_of: _IslandOf) -> ir.DataType:
     return FLOAT if island_of(node) or index in ALWAYS_FLOAT.get(node.op_type, ()) else HALF
 
 
 def _rounded(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
     values = tensor.numpy()
     half = values.astype(np.float16)
-    if values.size == 1 and values.all() and not half.any():  # such as 1e-12, which keeps a divisor from being 0
+    if values.size == 1 and values.all() and not half.any():  # such as 1e-12, which prevents a division by 0
         half = np.copysign(np.finfo(np.float16).smallest_subnormal, half)
     return ir.Tensor(half, name=name)
 
 
 def _halve_weight(graph: ir.Graph, value: ir.Value, island_of: _IslandOf) -> None:
-    """Round a weight; where islands use it, too, these keep the one that there is."""
-    rounded = [use for use in value.uses() if _wanted(use.node, use.idx, island_of) == HALF]
+    """Round a weight; islands that use it keep the original."""
+    rounded = [use for use in value.uses() if _input_type(use.node, use.idx, island_of) == HALF]
     assert value.const_value is not None and value.name is not None
     if not rounded:
         return
@@ -123,7 +123,7 @@ def _halve_weight(graph: ir.Graph, value: ir.Value, island_of: _IslandOf) -> Non
 
 
 def _halve_attributes(node: ir.Node) -> None:
-    """What a node says of types and constants of its own."""
+    """Convert the types and constants in the attributes of a node."""
     if node.op_type == "Cast" and node.attributes["to"].as_int() == FLOAT:
         node.attributes["to"] = ir.AttrInt64("to", HALF)
     for name, attribute in [*node.attributes.items()]:
@@ -132,17 +132,17 @@ def _halve_attributes(node: ir.Node) -> None:
 
 
 class _Casts:
-    """The casts of a graph, each value at most once to each type."""
+    """The casts of a graph: each value at most once to each type."""
 
     def __init__(self, graph: ir.Graph, types: dict[ir.Value, ir.DataType]) -> None:
         self.graph, self.types = graph, types
-        self.made: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
-        self.seen = Counter[str]()
+        self.outputs: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
+        self.counts = Counter[str]()
 
     def of(self, value: ir.Value, kind: ir.DataType, *, before: ir.Node | None, island: str) -> ir.Value:
-        if (value, kind) not in self.made:
+        if (value, kind) not in self.outputs:
             name = f"{island}/Cast"
-            number, self.seen[name] = self.seen[name], self.seen[name] + 1
+            number, self.counts[name] = self.counts[name], self.counts[name] + 1
             node = ir.node("Cast", [value], attributes={"to": kind}, name=f"{name}_{number}" if number else name)
             output = node.outputs[0]
             output.name, output.shape, output.type = (
@@ -152,14 +152,14 @@ class _Casts:
             )
             if before is None:
                 self.graph.append(node)
-            else:  # every other use comes later, as the graph is in order
+            else:  # before all other uses, as the graph is in topological order
                 self.graph.insert_before(before, node)
-            self.made[value, kind] = output
-        return self.made[value, kind]
+            self.outputs[value, kind] = output
+        return self.outputs[value, kind]
 
 
 def _cast_output(graph: ir.Graph, index: int, casts: _Casts, island_of: _IslandOf) -> None:
-    """The cast takes the name of the logits, which applications know."""
+    """Cast an output; the cast takes its name, which applications use."""
     value = graph.outputs[index]
     producer, name = value.producer(), value.name
     assert producer is not None

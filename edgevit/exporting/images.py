@@ -1,4 +1,4 @@
-"""The images that a model is judged on: its own task's, or other data's of the same classes."""
+"""Open the images of an evaluation: those of the model's derivation, or other data of the same classes."""
 
 from __future__ import annotations
 
@@ -20,54 +20,54 @@ from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import DERIVATION, SPEC
 from edgevit.records.release import ReleaseFacts
 
-NAMED = 4  # classes in a line
+NAMED = 4  # classes in a message
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The classes, preprocessing and images of a model, as its folder, its ONNX file or its timm name gives them."""
+    """The classes, preprocessing and images of a model, from its folder, its ONNX file or its timm name."""
 
     class_names: tuple[str, ...]  # target classes; empty for a base
-    class_columns: tuple[int, ...]  # for each, its column in the logits
+    class_columns: tuple[int, ...]  # their columns in the logits
     outputs: int
     preprocessing: dict[str, Any]
-    seed: int = 42  # of the split it was derived with, so that what is called test here was not trained on there
+    seed: int = 42  # of the split of its derivation, so that the test part was not used for training
     validation_fraction: float = 0.1
     group_by: str | None = None
-    release: ReleaseFacts = field(default_factory=ReleaseFacts)  # of a base: what the files beside its weights say
-    record: DataRecord | None = None  # of the images it was derived from, where they are known
+    release: ReleaseFacts = field(default_factory=ReleaseFacts)  # of a base: the files published with its weights
+    record: DataRecord | None = None  # of the images of its derivation, if known
     rejection: Rejection | None = None
-    said_by: str = "the model"  # what gave the above, for messages
+    origin: str = "the model"  # where these facts are from, for messages
 
 
 @dataclass(frozen=True)
 class Judging:
-    """Images of one part, with the model's own columns for their classes."""
+    """Images of one part, with the columns of their classes in the logits of the model."""
 
     split: Split
     class_names: tuple[str, ...]
     columns: tuple[int, ...]
     data: str
     part: Part
-    task: Task  # that the images are of
+    task: Task
 
     @property
     def part_images(self) -> int:
-        """All that the part has, of which `split` may be a sample."""
+        """The number of images of the part, of which `split` may be a sample."""
         return len(self.task.test if self.part == "test" else self.task.validation)
 
     def limited(self, count: int | None) -> Judging:
-        """At most `count` images, spread evenly over the classes."""
+        """A sample of at most `count` images, spread evenly over the classes."""
         if count is None:
             return self
         return replace(self, split=self.split.subset(count))
 
 
 def data_record(folder: Path) -> DataRecord | None:
-    """Read what derivation.json says of the data; None where the folder is a base, or a slice that needed none.
+    """Read the data of derivation.json; None: the folder is a base, or a slice that needed no images.
 
     Raises:
-        CheckpointError: the file is there and cannot be read.
+        CheckpointError: the file cannot be read.
     """
     derivation = ModelFolder(folder).derivation()
     return derivation.data if derivation else None
@@ -100,11 +100,11 @@ def _open_data(
     part: str,
     progress: Progress,
 ) -> Task:
-    # A derived model's own classes are all it knows: to the data layer they are the base.
+    # For the data, the classes of a derived model are those of the base.
     names = subject.class_names or None
     if names is None and base_classes is None:
-        labels, found = subject.release.labels, open_source(data).class_names
-        base_classes = label_names(labels, found, subject.outputs, whole=classes is None)
+        labels, names_of_data = subject.release.labels, open_source(data).class_names
+        base_classes = label_names(labels, names_of_data, subject.outputs, whole=classes is None)
     task = open_task(
         data,
         classes if classes is not None else names,
@@ -119,20 +119,22 @@ def _open_data(
         progress=progress,
     )
     foreign = [name for name in task.test.source.class_names if names and name not in names]
-    if foreign and classes is None and subject.rejection is None:  # a model that rejects is judged on them, too
-        what = "1 class" if len(foreign) == 1 else f"{len(foreign)} classes"
+    if (
+        foreign and classes is None and subject.rejection is None
+    ):  # a model with a rejection rule is evaluated on them, too
+        number = "1 class" if len(foreign) == 1 else f"{len(foreign)} classes"
         few = f"{', '.join(map(repr, foreign[:NAMED]))}{', ...' if len(foreign) > NAMED else ''}"
-        progress.note(f"not used: {what} of the data that the model does not have ({few})")
+        progress.note(f"not used: {number} of the data that the model does not have ({few})")
     return task
 
 
 @contextmanager
-def _told_by(whose: str) -> Iterator[None]:
-    """Say which file it was, and not the user, that asked for images or classes which are not there."""
+def _naming_origin(origin: str) -> Iterator[None]:
+    """Add to an error about images or classes the file that names them, as the user did not."""
     try:
         yield
     except (DataError, UnknownNameError) as error:
-        raise DataError(f"{error} ({whose})") from error
+        raise DataError(f"{error} ({origin})") from error
 
 
 def open_judging(
@@ -148,24 +150,24 @@ def open_judging(
     group_by: str | None = None,
     skip_bad_images: bool = False,
 ) -> Judging:
-    """Open the images to judge a model on; with no data given, those of its own derivation.
+    """Open the images of an evaluation; without data, those of the derivation of the model.
 
     Raises:
-        DataError: the images are missing or gone, or their classes cannot be matched with the model's.
-        UnknownNameError, OptionError: a class, a part, or an option that does not fit.
+        DataError: the images are missing, or their classes do not match those of the model.
+        UnknownNameError, OptionError: a class, a part or an option is wrong.
     """
     check_part(part)
     parted_by = (seed, validation_fraction, group_by)
     if data is None and subject.record is None:
-        raise DataError("the model does not say which images it was derived from; give them with --data")
+        raise DataError("the model does not state the images that it was derived from; give them with --data")
     if data is None and classes is not None:
-        raise OptionError("--classes chooses among the classes of --data; give that, too")
+        raise OptionError("--classes selects classes of --data; give that, too")
     if data is None:
         assert subject.record is not None
-        with _told_by(f"{DERIVATION} of the model says that it was derived from {subject.record.data!r}"):
+        with _naming_origin(f"{DERIVATION} of the model says that it was derived from {subject.record.data!r}"):
             task = reopen(subject.record, subject.preprocessing, progress, check=(part,))
     elif classes is None and subject.class_names:
-        with _told_by(f"{subject.said_by} names the classes"):
+        with _naming_origin(f"{subject.origin} names the classes"):
             task = _open_data(subject, data, None, base_classes, *parted_by, skip_bad_images, part, progress)
     else:
         task = _open_data(subject, data, classes, base_classes, *parted_by, skip_bad_images, part, progress)

@@ -1,4 +1,4 @@
-"""The folder of an ONNX file that edgevit did not make, as what files and engines are written of."""
+"""The folder of an imported ONNX file, as a source of files and engines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edgevit.records.imported import ImportedDocument
 from edgevit.records.model_folder import ModelFolder
 
 
-def subject_of_imported(document: ImportedDocument, said_by: str) -> Subject:
+def subject_of_imported(document: ImportedDocument, origin: str) -> Subject:
     return Subject(
         class_names=tuple(c.name for c in document.classes),
         class_columns=tuple(c.base_index for c in document.classes),
@@ -37,17 +37,17 @@ def subject_of_imported(document: ImportedDocument, said_by: str) -> Subject:
         group_by=document.data.group_by if document.data else None,
         record=document.data,
         rejection=document.rejection,
-        said_by=said_by,
+        origin=origin,
     )
 
 
-LARGEST_FLOAT = torch.finfo(torch.float32).max  # what is told in place of infinity and NaN, which JSON does not have
+LARGEST_FLOAT = torch.finfo(torch.float32).max  # recorded instead of infinity and NaN, which JSON does not have
 OPSET_OF_IS_INF = 10
 
 
 @dataclass(frozen=True)
 class ImportedSource:
-    """An imported ONNX file, whose nodes are named by module."""
+    """An imported ONNX file with nodes named by module."""
 
     path: Path  # of model.onnx
     document: ImportedDocument
@@ -81,13 +81,12 @@ class ImportedSource:
         return OnnxModel(self.path, device=device).predict
 
     def padded(self) -> tuple[Source, Padding]:
-        raise OptionError("heads of an ONNX file are not padded; leave --pad-heads out")
+        raise OptionError("heads of an ONNX file cannot be padded; leave --pad-heads out")
 
     def check_range(self, images: Tensor) -> Range:
-        """Measure the output of every node; the nodes that overflow are named, and may be kept in fp32.
+        """Measure the output of each node, and list the nodes that overflow, which may be kept in fp32.
 
-        Infinite constants, as of a mask before a softmax, are as meant, and fp16 has infinities, too: so no infinity
-        counts in a file that has such.
+        In a file with infinite constants, such as of a mask before a softmax, infinities are intended, and ignored.
         """
         model = ir.load(self.path)
         of_floats = {name: value for name, value in model.graph.initializers.items() if value.dtype == FLOAT}
@@ -96,20 +95,20 @@ class ImportedSource:
         named = ((name, weight.masked_fill(weight.isinf(), 0)) for name, weight in weights.items())
         largest, subnormal, lost = check_weights(named, WITHOUT)
         names = _measure_outputs(model.graph, masked=masked and self.document.opset >= OPSET_OF_IS_INF)
-        seen = largest_values(ir.to_proto(model).SerializeToString(), self.path, images, self.document.batch)
+        values = largest_values(ir.to_proto(model).SerializeToString(), self.path, images, self.document.batch)
         peaks: dict[str, float] = {}
-        for name, peak in zip(names, seen, strict=True):  # of a node with several outputs, the largest of all
+        for name, peak in zip(names, values, strict=True):  # the largest output of a node
             finite = peak if math.isfinite(peak) else LARGEST_FLOAT
             peaks[name] = max(peaks.get(name, 0.0), finite)
         over = tuple(name for name, peak in peaks.items() if peak > LARGEST)
-        where = max(peaks, key=peaks.__getitem__)
-        return Range(largest, subnormal, lost, peaks[where], where, over)
+        largest_node = max(peaks, key=peaks.__getitem__)
+        return Range(largest, subnormal, lost, peaks[largest_node], largest_node, over)
 
     def write(self, path: Path, form: Form, metadata: Mapping[str, str]) -> None:
         if form.opset != self.document.opset:
             raise ExportError(
-                f"{self.document.file} has operator set {self.document.opset}, and {form.opset} is the newest here; "
-                f"export it with that where it comes from, such as torch.onnx.export(..., opset_version={form.opset})"
+                f"{self.document.file} has operator set {self.document.opset}, and the board needs {form.opset}; "
+                f"export the original model with that, such as by torch.onnx.export(..., opset_version={form.opset})"
             )
         model = ir.load(self.path)
         convert(model.graph, form.precision, form.fp32_modules)
@@ -117,9 +116,9 @@ class ImportedSource:
 
 
 def _measure_outputs(graph: ir.Graph, *, masked: bool) -> list[str]:
-    """Have the graph put out the largest magnitude of every value instead of the logits; return whose it is.
+    """Replace the outputs of the graph by the largest magnitude of each value; return the names of their nodes.
 
-    Where `masked`, infinities count as zeros.
+    If `masked`, infinities count as zeros.
     """
     names = []
     zero = ir.Value(name="no.magnitude", shape=ir.Shape(()), type=ir.TensorType(FLOAT))
@@ -131,17 +130,17 @@ def _measure_outputs(graph: ir.Graph, *, masked: bool) -> list[str]:
         for value in node.outputs:
             if value.dtype != FLOAT:
                 continue
-            made = [ir.node("Abs", [value])]
+            nodes = [ir.node("Abs", [value])]
             if masked:
-                made.append(ir.node("IsInf", [value]))
-                made.append(ir.node("Where", [made[1].outputs[0], zero, made[0].outputs[0]]))
-            made.append(ir.node("ReduceMax", [made[-1].outputs[0]], attributes={"keepdims": 0}))
-            for one in made:
-                kind = ir.DataType.BOOL if one.op_type == "IsInf" else FLOAT
-                one.outputs[0].name, one.outputs[0].type = f"{value.name}.{one.op_type}", ir.TensorType(kind)
-            peak = made[-1].outputs[0]
+                nodes.append(ir.node("IsInf", [value]))
+                nodes.append(ir.node("Where", [nodes[1].outputs[0], zero, nodes[0].outputs[0]]))
+            nodes.append(ir.node("ReduceMax", [nodes[-1].outputs[0]], attributes={"keepdims": 0}))
+            for added in nodes:
+                kind = ir.DataType.BOOL if added.op_type == "IsInf" else FLOAT
+                added.outputs[0].name, added.outputs[0].type = f"{value.name}.{added.op_type}", ir.TensorType(kind)
+            peak = nodes[-1].outputs[0]
             peak.shape = ir.Shape(())
-            graph.extend(made)
+            graph.extend(nodes)
             graph.outputs.append(peak)
             names.append(node.name or "")
     return names

@@ -1,7 +1,7 @@
-"""Import an ONNX file that edgevit did not make: check it, recognise its parts, and write the folder that export takes.
+"""Import an ONNX file that edgevit did not write: check it, recognise its parts, and write a folder for the export.
 
-The folder has `model.onnx`, the same function with constants folded and nodes named by module, and `onnx.json`, what is
-known of it. From there on it is exported, built, judged and measured as a model folder is.
+The folder has `model.onnx`, the same function with folded constants and nodes named by module, and `onnx.json`, its
+description. It is exported, built, evaluated and measured like a model folder.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from edgevit.exporting.reading import (
     check_nodes,
     read_file,
     read_interface,
+    resolve_batch,
+    resolve_size,
     select_output,
-    settled_batch,
-    settled_size,
 )
 from edgevit.exporting.request import FilesRequest
 from edgevit.exporting.session import DTYPES, find_runtime, refuse_huge, runtime_boundary, session_options
@@ -48,20 +48,20 @@ from edgevit.records.writing import file_sha256, new_folder
 from edgevit.version import written_by
 
 Target = TypeVar("Target", bound=FilesRequest)
-TOLERANCE = 1e-4  # of the imported file's logits, against those of the file itself
-HALF_TOLERANCE = 2e-2  # the same where that computes in half precision
-OWN = "edgevit_version"  # in the metadata of every file that edgevit wrote
+TOLERANCE = 1e-4  # relative L2 error of the imported file against the original
+HALF_TOLERANCE = 2e-2  # the same for an original in half precision
+WRITER = "edgevit_version"  # metadata key of files that edgevit wrote
 
 
 def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str]) -> ir.Model:
-    """The same function: constants folded, sizes filled in, one input and one output of edgevit's own names."""
+    """Return the same function with folded constants, known sizes, and edgevit's names of input and output."""
     changed: ir.Model = ir.from_proto(model)
     lift = passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     infer = passes.ShapeInferencePass(data_prop=True)
     with exporter_boundary(file.name):
         changed = passes.RemoveInitializersFromInputsPass()(passes.InlinePass()(changed).model).model
         for value in (v for node in changed.graph for v in node.outputs):
-            value.shape = None  # what the file says of them may be of another batch
+            value.shape = None  # the stored shapes may be of another batch
         changed.graph.inputs[0].shape = ir.Shape(shape)
         changed = infer(lift(changed).model).model
         optimizer.fold_constants(changed, onnx_shape_inference=True)
@@ -83,7 +83,7 @@ def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str]) -> ir
 
 
 def _logits(file: Path, images: Any, output: str | None = None) -> Any:
-    """What ONNX Runtime makes of images [B, 3, H, W]; `output` is one of several."""
+    """Run images [B, 3, H, W] in ONNX Runtime; `output` names one of several outputs."""
     options = session_options()
     with runtime_boundary(file, CheckpointError):
         session = find_runtime().InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
@@ -93,16 +93,16 @@ def _logits(file: Path, images: Any, output: str | None = None) -> Any:
 
 
 def _expected(file: Path, images: Any, output: str | None) -> Any:
-    """The file's own logits [B, C].
+    """The logits [B, C] of the original file.
 
     Raises:
-        CheckpointError: it gives something else or what is no number, or cannot be run.
+        CheckpointError: it has another output, which is not finite, or cannot be run.
     """
     logits = _logits(file, images, output)
     if logits.ndim != 2 or len(logits) != len(images) or logits.shape[1] < 2:
         raise CheckpointError(
-            f"{file} maps {len(images)} images to {list(logits.shape)} and is no classifier: a row of logits for each "
-            "image is expected"
+            f"{file} maps {len(images)} images to {list(logits.shape)} and is not a classifier: expected a row of "
+            "logits for each image"
         )
     if not np.isfinite(logits).all():
         raise CheckpointError(
@@ -112,7 +112,7 @@ def _expected(file: Path, images: Any, output: str | None) -> Any:
 
 
 def _write_simplified(file: Path, changed: ir.Model, path: Path, expected: Any, images: Any, tolerance: float) -> None:
-    """Write it, and see that it is still the same function."""
+    """Write the graph, and check that it is still the same function."""
     with exporter_boundary(file.name):
         ir.save(changed, path)
     error = float(np.linalg.norm(_logits(path, images) - expected) / max(float(np.linalg.norm(expected)), 1e-30))
@@ -125,14 +125,14 @@ def _write_simplified(file: Path, changed: ir.Model, path: Path, expected: Any, 
 def _own_subject(
     file: Path, metadata: Mapping[str, str], preprocessing: dict[str, Any], outputs: int, release: ReleaseFacts
 ) -> Subject:
-    """What a file says of its classes, if edgevit wrote it; else what the files beside it say, or nothing."""
-    if OWN in metadata:
+    """The classes of a file: by its metadata if edgevit wrote it, otherwise by the files in its folder."""
+    if WRITER in metadata:
         return replace(open_onnx(file, "cpu").subject, preprocessing=preprocessing)
-    return Subject((), (), outputs, preprocessing, release=release, said_by=str(file))
+    return Subject((), (), outputs, preprocessing, release=release, origin=str(file))
 
 
 def _judging(request: FilesRequest, subject: Subject, progress: Progress) -> Judging | None:
-    """The images of its classes, where any are given; says which output is which class."""
+    """Open the images, if given; note the assumed classes of the outputs."""
     if request.data is None:
         return None
     judging = open_judging(
@@ -154,7 +154,7 @@ def _judging(request: FilesRequest, subject: Subject, progress: Progress) -> Jud
 
 
 def _classes(subject: Subject, judging: Judging | None, progress: Progress) -> tuple[TargetClass, ...]:
-    """The classes of an ONNX file: its own, those of the images, or those that a file beside it names."""
+    """The classes of an ONNX file: by its metadata, by the images, or by a file in its folder."""
     if judging is not None and not subject.class_names:
         return tuple(map(TargetClass, judging.class_names, judging.columns))
     if not subject.class_names and (names := label_names(subject.release.labels, (), subject.outputs)):
@@ -166,18 +166,20 @@ def _classes(subject: Subject, judging: Judging | None, progress: Progress) -> t
 def _prepared(
     request: FilesRequest, interface: Interface, metadata: Mapping[str, str], release: ReleaseFacts, progress: Progress
 ) -> dict[str, Any]:
-    """The preprocessing, of images of the size that the file takes; says where each part of it comes from."""
-    file, size = request.model, settled_size(request.model, interface, request.input_size)
-    given = {**request.preprocessing, "input_size": size, "crop_mode": request.crop_mode}
-    preprocessing, origin = stated_preprocessing(file, metadata, given, release)
-    settled_size(file, interface, preprocessing["input_size"])
+    """The preprocessing for the input size of the file; notes the origin of each part."""
+    file, size = request.model, resolve_size(request.model, interface, request.input_size)
+    options = {**request.preprocessing, "input_size": size, "crop_mode": request.crop_mode}
+    preprocessing, origin = stated_preprocessing(file, metadata, options, release)
+    resolve_size(file, interface, preprocessing["input_size"])
     if size is not None and request.input_size is None:
         origin["input_size"] = "as its input is"
     by_origin: dict[str, list[str]] = {}
     for part, value in preprocessing.items():
         text = ",".join(f"{v:g}" for v in value) if isinstance(value, list) else str(value)
         by_origin.setdefault(origin[part], []).append(f"{part} {text}")
-    progress.note("preprocessing: " + "; ".join(f"{', '.join(parts)}, {where}" for where, parts in by_origin.items()))
+    progress.note(
+        "preprocessing: " + "; ".join(f"{', '.join(parts)}, {origin_text}" for origin_text, parts in by_origin.items())
+    )
     return preprocessing
 
 
@@ -191,7 +193,7 @@ def _write_onnx(
     tolerance: float,
     progress: Progress,
 ) -> tuple[Structure, int]:
-    """Write the same function with its parts named; return these parts, and how many outputs it has."""
+    """Write the same function with named parts; return these parts and the number of outputs."""
     count, first = (2, "batch") if batch == "dynamic" else (batch, batch)
     refuse_huge(file, [count, *size])
     images = np.random.default_rng(0).standard_normal((count, *size)).astype(np.float32)
@@ -208,7 +210,7 @@ def _write_onnx(
 
 
 def _write(request: FilesRequest, folder: ModelFolder, progress: Progress) -> ImportedDocument:
-    """Fill a folder that nobody sees yet."""
+    """Write all files to a new folder."""
     file = request.model
     model = read_file(file)
     opset = check_nodes(file, model)
@@ -216,9 +218,9 @@ def _write(request: FilesRequest, folder: ModelFolder, progress: Progress) -> Im
     tolerance = TOLERANCE
     if widen(model):
         tolerance = HALF_TOLERANCE
-        progress.note(f"{file} is in half precision: imported in fp32 with its weights as they are")
+        progress.note(f"{file} is in half precision: imported in fp32 with the same weights")
     interface = read_interface(file, model.graph)
-    batch = settled_batch(file, interface.batch, request.batch)
+    batch = resolve_batch(file, interface.batch, request.batch)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     release = read_release(file.parent)
     preprocessing = _prepared(request, interface, metadata, release, progress)
@@ -251,14 +253,14 @@ def _write(request: FilesRequest, folder: ModelFolder, progress: Progress) -> Im
 
 
 def imported(request: Target, progress: Progress | None = None) -> Target:
-    """Import the ONNX file that is to be exported, if it is one; return what is then asked of its folder.
+    """Import the model of the request if it is an ONNX file; return the request for its folder.
 
-    A folder that was made of the same file with the same answers stays, with the engines in it.
+    A folder of the same file with the same options is kept, with its engines.
 
     Raises:
-        CheckpointError, ExportError: the file is damaged, no classifier, or of operators that no board runs.
-        OptionError: it does not say how images are prepared, and no option does; or options contradict it.
-        OutputError: the folder is there and holds something else.
+        CheckpointError, ExportError: the file is damaged, not a classifier, or has operators that no board supports.
+        OptionError: a part of the preprocessing is missing, or options contradict the file.
+        OutputError: the folder exists with other content.
         DataError, UnknownNameError: as for `evaluate`.
     """
     request.check()
@@ -267,14 +269,16 @@ def imported(request: Target, progress: Progress | None = None) -> Target:
         return request
     target = ModelFolder(request.folder)
     if request.out is None:
-        progress.note(f"what is made of {request.model} goes to {target.path}; --out names another folder")
+        progress.note(f"files of {request.model} are written to {target.path}; --out names another folder")
     if target.is_imported:
         with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
             document = _write(request, ModelFolder(Path(scratch)), progress)
         before = target.imported()
         if replace(before, edgevit=document.edgevit) != document:
-            raise OutputError(f"{target.path} holds {before.file}, imported otherwise or another; choose another --out")
-        progress.note(f"{target.path} holds the same: kept")
+            raise OutputError(
+                f"{target.path} has another file, or {before.file} with other options; choose another --out"
+            )
+        progress.note(f"{target.path} is up to date: kept")
     else:
         with new_folder(target.path) as temporary:
             document = _write(request, ModelFolder(temporary), progress)
@@ -284,16 +288,16 @@ def imported(request: Target, progress: Progress | None = None) -> Target:
     )  # fmt: skip
 
 
-def settled(request: FilesRequest) -> tuple[Batch, int]:
-    """Batch and operator set of the files of a folder: an imported file has its own.
+def batch_and_opset(request: FilesRequest) -> tuple[Batch, int]:
+    """Batch and operator set of an export: as requested, or those of an imported file.
 
     Raises:
-        OptionError: another batch was asked for.
+        OptionError: another batch was requested.
     """
     folder = ModelFolder(request.model)
     if not folder.is_imported:
         return request.batch, request.opset
     document = folder.imported()
     if request.batch not in ("dynamic", document.batch):
-        raise OptionError(f"{folder.path} has a batch of {document.batch}; import {document.file} anew for another")
+        raise OptionError(f"{folder.path} has a batch of {document.batch}; import {document.file} again for another")
     return document.batch, document.opset

@@ -1,4 +1,4 @@
-"""The images that a model gets wrong, to be looked at."""
+"""Images that a model classifies wrongly, to look at."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Mistake:
-    """One image, and what the model takes it for."""
+    """A wrongly classified image."""
 
-    image: Image  # RGB, as it is in the data
+    image: Image  # RGB, as in the data
     label: str
-    called: str
-    sure: float  # the probability of that, among the target classes
+    predicted: str
+    probability: float  # of the predicted class, among the target classes
 
 
 def mistakes(folder: Path, count: int, progress: Progress, part: str = "validation") -> list[Mistake]:
-    """The images of its own data that a derived model gets wrong, the surest first, at most `count`.
+    """At most `count` wrongly classified images of the model's data, in descending order of probability.
 
     Raises:
-        DataError: the images are gone, or the folder does not say which they are.
+        DataError: the images are missing, or the folder does not state them.
         CheckpointError: the model cannot be read.
     """
     model = load(folder)
     judging = open_judging(subject_of(model.spec, data_record(folder)), None, part=part, progress=progress)
     split, names = judging.split, judging.class_names
-    found: list[Tensor] = []
+    batches: list[Tensor] = []
     with progress.stage(f"images of {folder.name}", len(split), "image") as stage, torch.inference_mode():
         for images, _ in split.batches(BATCH):
-            found.append(model(images)[:, list(judging.columns)].softmax(1))
-            stage.update(sum(map(len, found)))
-    sure, called = torch.cat(found).max(1)
-    wrong = (called != torch.as_tensor(split.labels)).nonzero().flatten().tolist()
+            batches.append(model(images)[:, list(judging.columns)].softmax(1))
+            stage.update(sum(map(len, batches)))
+    probability, predicted = torch.cat(batches).max(1)
+    wrong = (predicted != torch.as_tensor(split.labels)).nonzero().flatten().tolist()
     return [
-        Mistake(split.picture(i), names[split.labels[i]], names[int(called[i])], float(sure[i]))
-        for i in sorted(wrong, key=lambda i: -float(sure[i]))[:count]
+        Mistake(split.picture(i), names[split.labels[i]], names[int(predicted[i])], float(probability[i]))
+        for i in sorted(wrong, key=lambda i: -float(probability[i]))[:count]
     ]

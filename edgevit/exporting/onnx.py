@@ -1,4 +1,4 @@
-"""Export a model folder: write ONNX files, check all that can be checked here, then rename them into `DIR/export/`."""
+"""Export a model folder: write ONNX files, check them, and move them to `DIR/export/`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from edgevit.exporting.gates import check_accuracy, check_graph, check_parity
 from edgevit.exporting.graph import INPUT, OUTPUT
 from edgevit.exporting.images import Judging, Subject, data_record, open_judging, subject_of
 from edgevit.exporting.imported import open_imported, subject_of_imported
-from edgevit.exporting.importing import imported, settled
-from edgevit.exporting.precision import needs_fp32, overflow_told
+from edgevit.exporting.importing import batch_and_opset, imported
+from edgevit.exporting.precision import format_overflow, needs_fp32
 from edgevit.exporting.request import FilesRequest, Tolerances
 from edgevit.exporting.session import OnnxModel, find_runtime
 from edgevit.exporting.source import Form, Source, input_size, open_model, usage_metadata
@@ -50,7 +50,7 @@ PARITY_IMAGES = 4
 
 
 class _Stages:
-    """Progress and seconds of each stage."""
+    """Progress and duration of the stages."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -66,28 +66,28 @@ class _Stages:
 
 @contextmanager
 def _replaced_folder(export: ExportFolder) -> Iterator[ExportFolder]:
-    """Give a temporary folder that takes the place of `export` when the block ends well, and vanishes when it does not.
+    """Yield a temporary folder that replaces `export` when the block succeeds, and is removed otherwise.
 
-    Engines in the folder stay.
+    Engines in the folder are kept.
 
     Raises:
-        OutputError: what is there was not written by `export`, or it cannot be written.
+        OutputError: the existing folder was not written by `export`, or it cannot be written.
     """
     folder = export.path
 
     def refuse() -> None:
         if folder.exists() and not export.record_file.is_file():
             raise OutputError(
-                f"{folder} exists and holds no {export.record_file.name}, so it is not an earlier export; move it away"
+                f"{folder} exists without {export.record_file.name}, so it is not an earlier export; move it away"
             )
 
-    # Engines say themselves what they were built from, and took minutes on boards that may be away now.
+    # Engines have records of their sources, and took minutes on boards that may not be reachable now.
     with replaced_folder(folder, refuse, keep=ENGINES) as temporary:
         yield ExportFolder(temporary)
 
 
 def open_model_source(folder: Path) -> Source:
-    """Open what a folder holds, to write files of it.
+    """Open the model of a folder, to write its files.
 
     Raises:
         CheckpointError: it is damaged.
@@ -96,7 +96,7 @@ def open_model_source(folder: Path) -> Source:
 
 
 def folder_subject(folder: ModelFolder) -> Subject:
-    """What a folder says of its model, without the model itself.
+    """The subject of a folder, without opening its model.
 
     Raises:
         CheckpointError: its records are damaged.
@@ -107,7 +107,7 @@ def folder_subject(folder: ModelFolder) -> Subject:
 
 
 def judging_images(subject: Subject, data: str | Path | None, warnings: list[str], **options: Any) -> Judging | None:
-    """The images to judge on; where the model's own cannot be had, say so and go on without."""
+    """Open the images of an evaluation; if those of the model are missing, add a warning and return None."""
     try:
         return open_judging(subject, data, **options)
     except DataError as error:
@@ -117,18 +117,18 @@ def judging_images(subject: Subject, data: str | Path | None, warnings: list[str
         return None
 
 
-def tell_order(folder: Path, subject: Subject, judging: Judging | None, progress: Progress) -> None:
-    """Of a folder that does not say what its outputs are, say what is assumed of the images' classes."""
+def note_class_order(folder: Path, subject: Subject, judging: Judging | None, progress: Progress) -> None:
+    """Note the assumed order of classes for a folder that does not name its outputs."""
     if judging is None or subject.class_names:
         return
-    found = assumptions(folder, judging.task, pretrained=False, base_classes=None, overridden=())
-    again = "an import" if ModelFolder(folder).is_imported else "`edgevit base`"
-    option = f"{again} with --base-classes FILE"
-    progress.note(order_line(found.classes, found.outputs, found.classes_from, option))
+    assumed = assumptions(folder, judging.task, pretrained=False, base_classes=None, overridden=())
+    command = "an import" if ModelFolder(folder).is_imported else "`edgevit base`"
+    option = f"{command} with --base-classes FILE"
+    progress.note(order_line(assumed.classes, assumed.outputs, assumed.classes_from, option))
 
 
 def sample_images(judging: Judging | None, input_size: tuple[int, int, int]) -> tuple[Tensor, str]:
-    """A few images for parity and ranges: real ones where there are any."""
+    """A few images for the checks of parity and range; random without images."""
     if judging is None:
         generator = torch.Generator().manual_seed(0)
         return torch.randn(PARITY_IMAGES, *input_size, generator=generator), "random"
@@ -143,10 +143,10 @@ def _versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Written:
-    """The files of one export, still in their temporary folder."""
+    """The files of one export in their temporary folder."""
 
     folder: ExportFolder
-    nodes: Mapping[str, dict[str, int]]  # by precision: operators and how often each occurs
+    nodes: Mapping[str, dict[str, int]]  # by precision, the number of nodes by operator
 
     def session(self, precision: str, device: str = "cpu") -> OnnxModel:
         return OnnxModel(self.folder.onnx(precision), device=device)
@@ -160,16 +160,16 @@ class _Written:
 
 
 def write_file(source: Source, path: Path, form: Form) -> dict[str, int]:
-    """Write one file and check its graph; return its operators and how often each occurs.
+    """Write one file and check its graph; return the number of nodes by operator.
 
     Raises:
-        ExportError: it cannot be written in that form, or is not what was meant.
+        ExportError: it cannot be written in this form, or a check failed.
     """
     metadata = {**usage_metadata(source), "precision": form.precision}
     if form.fp32_modules:
         metadata["fp32_modules"] = " ".join(form.fp32_modules)
     source.write(path, form, metadata)
-    return check_graph(path, form.opset, islands=form.fp32_modules, known=source.operators)
+    return check_graph(path, form.opset, islands=form.fp32_modules, operators=source.operators)
 
 
 def _write_files(source: Source, folder: ExportFolder, forms: Sequence[Form], stages: _Stages) -> _Written:
@@ -200,20 +200,20 @@ def _accuracy(
     return check_accuracy(source.predictor(device), sessions, judging, tolerances, **options)
 
 
-def _kept_in_fp32(source: Source, seen: Range | None, warnings: list[str]) -> tuple[str, ...]:
-    """The modules that the fp16 file keeps in fp32 because fp16 cannot hold them; says so."""
-    kept = needs_fp32(seen, source.norms, source.blocks) if seen else ()
-    if seen and kept:
-        warnings.append(overflow_told(seen, kept))
-    return kept
+def _fp32_modules(source: Source, measured: Range | None, warnings: list[str]) -> tuple[str, ...]:
+    """The modules that stay in fp32 because they overflow fp16; adds a warning."""
+    modules = needs_fp32(measured, source.norms, source.blocks) if measured else ()
+    if measured and modules:
+        warnings.append(format_overflow(measured, modules))
+    return modules
 
 
-def _doubts(source: Source, seen: AccuracyCheck) -> Iterator[str]:
-    """Warn of an imported file that is near chance: its classes or its preprocessing may have been told wrongly."""
+def _doubts(source: Source, check: AccuracyCheck) -> Iterator[str]:
+    """Warn of an imported file that is near chance: its classes or its preprocessing may be wrong."""
     file, choices = source.described.file, len(source.subject.class_names)
-    if file and near_chance(round(seen.torch * seen.images), seen.images, choices):
-        share = f"{seen.torch:.1%} of {seen.images} {seen.part} images"
-        yield f"{file} is right on {share}, where chance is {1 / choices:.1%}; {CHECK}"
+    if file and near_chance(round(check.torch * check.images), check.images, choices):
+        share = f"{check.torch:.1%} of {check.images} {check.part} images"
+        yield f"{file} is correct on {share}, where chance is {1 / choices:.1%}; {CHECK}"
 
 
 def _fusion(source: Source, written: _Written, warnings: list[str]) -> Fusion | None:
@@ -232,7 +232,7 @@ def _fusion(source: Source, written: _Written, warnings: list[str]) -> Fusion | 
 
 
 def _description(source: Source, batch: Batch, precisions: tuple[str, ...]) -> dict[str, Any]:
-    """The part of the record that no check contributes to."""
+    """The part of the record without checks."""
     subject = source.subject
     dtypes = {onnx_name(precision): PRECISIONS[precision].dtype for precision in precisions}
     first = "batch" if batch == "dynamic" else batch
@@ -248,11 +248,11 @@ def _description(source: Source, batch: Batch, precisions: tuple[str, ...]) -> d
 
 
 def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord:
-    """Do what is asked; `edgevit.export` says what is raised."""
+    """Run an export; raises as `edgevit.export` does."""
     request = imported(request, progress)
-    batch, opset = settled(request)
+    batch, opset = batch_and_opset(request)
     device = find_device(request.device)
-    find_runtime()  # at once: it is needed at the very end
+    find_runtime()  # fail early: it is needed at the end
     tolerances, precisions = request.tolerances, request.precisions
     stages, warnings = _Stages(progress or Silent()), list[str]()
     folder = ModelFolder(request.model)
@@ -261,16 +261,24 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
     judging = None
     if request.accuracy:
         with stages("find images"):
-            how = {"part": request.part, "skip_bad_images": request.skip_bad_images, "progress": stages.progress}
-            judging = judging_images(source.subject, request.data, warnings, **how)
-            tell_order(folder.path, source.subject, judging, stages.progress)
+            judging = judging_images(
+                source.subject,
+                request.data,
+                warnings,
+                part=request.part,
+                skip_bad_images=request.skip_bad_images,
+                progress=stages.progress,
+            )
+            note_class_order(folder.path, source.subject, judging, stages.progress)
     images, images_from = sample_images(judging, input_size(source))
     exported, padding = source.padded() if request.pad_heads else (source, None)
     checks: dict[str, Any] = {"padded": padding, "accuracy": None}
     with stages("check ranges"):
         checks["range"] = exported.check_range(images) if request.fp16 else None
-    kept = checks["fp32_modules"] = _kept_in_fp32(source, checks["range"], warnings)
-    forms = [Form(precision, batch, opset, kept if PRECISIONS[precision].mixes else ()) for precision in precisions]
+    fp32_modules = checks["fp32_modules"] = _fp32_modules(source, checks["range"], warnings)
+    forms = [
+        Form(precision, batch, opset, fp32_modules if PRECISIONS[precision].mixes else ()) for precision in precisions
+    ]
     with _replaced_folder(folder.export) as temporary:
         written = _write_files(exported, temporary, forms, stages)
         with stages("check parity"):
@@ -280,10 +288,17 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
         if judging is not None:
             with stages("check accuracy"):
                 workers = workers_for(request.workers, device.type, request.batch_size)
-                loading = {"batch_size": request.batch_size, "workers": workers, "progress": stages.progress}
-                limited = judging.limited(request.max_images)
-                seen = checks["accuracy"] = _accuracy(source, written, limited, tolerances, request.device, **loading)
-            warnings += _doubts(source, seen)
+                checks["accuracy"] = _accuracy(
+                    source,
+                    written,
+                    judging.limited(request.max_images),
+                    tolerances,
+                    request.device,
+                    batch_size=request.batch_size,
+                    workers=workers,
+                    progress=stages.progress,
+                )
+            warnings += _doubts(source, checks["accuracy"])
         record = ExportRecord(
             folder=folder.export.path,
             files=written.files(),

@@ -13,13 +13,13 @@ MULTIPLE, LEAST = 8, 16  # other fusable widths cost an extra copy: docs/decisio
 
 
 def padded_width(dims: BlockDims) -> int:
-    """The common width of QK and VO that makes a block fuse; a block that fuses keeps its own."""
+    """The common width of QK and VO with which a block fuses; a fusable block keeps its width."""
     widest = max(dims.qk, dims.vo)
     return widest if dims.fusable else max(LEAST, -(-widest // MULTIPLE) * MULTIPLE)
 
 
 def pad_block(block: Block) -> Block:
-    """The same function with an attention that fuses."""
+    """The same function with a fusable attention."""
     if block.attention is None:
         return block
     width = padded_width(block.dims)

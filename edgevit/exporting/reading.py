@@ -1,4 +1,4 @@
-"""Read an ONNX file that edgevit did not make, and refuse what no engine for a board could be built from."""
+"""Read an ONNX file that edgevit did not write, and check that a board could run it."""
 
 from __future__ import annotations
 
@@ -17,56 +17,58 @@ from edgevit.exporting.request import OPSETS
 from edgevit.records.export import Batch
 from edgevit.records.release import refuse_lfs_pointer
 
-OWN_DOMAINS = ("", "ai.onnx")
+STANDARD_DOMAINS = ("", "ai.onnx")
 QUANTISED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")
 
 
 @dataclass(frozen=True)
 class Interface:
-    """What a classifier's file takes."""
+    """The input of an image classifier."""
 
     name: str  # of its input
     batch: Batch
-    sizes: tuple[int | None, int | None, int | None]  # channels, height, width; None: left open
+    sizes: tuple[int | None, int | None, int | None]  # channels, height, width; None: dynamic
 
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Turn what is raised of a file that is none, or not whole, into one line.
+    """Convert parse errors of invalid or truncated ONNX files to CheckpointError.
 
     Raises:
-        CheckpointError: it was raised.
+        CheckpointError: the file is invalid or truncated.
     """
     try:
         yield
     except DecodeError as error:
-        raise CheckpointError(f"{file} is no ONNX file, or is damaged; check the path, or copy it again") from error
+        raise CheckpointError(f"{file} is not an ONNX file, or is damaged; check the path, or copy it again") from error
     except (OSError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise CheckpointError(
-            f"{file} is not a whole ONNX file: {reason[:200]}; copy it again, with every file that lies beside it"
+            f"{file} is not a complete ONNX file: {reason[:200]}; copy it again, with its external files"
         ) from error
 
 
 def check_nodes(file: Path, model: onnx.ModelProto) -> int:
-    """Refuse what is not valid ONNX, and nodes that a board cannot run; return the operator set."""
+    """Check that the model is valid ONNX with operators that a board can run; return the operator set."""
     if not model.graph.node:
-        raise CheckpointError(f"{file} has no nodes, so it is no model; check the path")
+        raise CheckpointError(f"{file} has no nodes, so it is not a model; check the path")
     operators = {
         (node.domain, node.op_type) for node in (*model.graph.node, *(n for f in model.functions for n in f.node))
     }
-    own = {function.domain for function in model.functions}
-    if strange := sorted(f"{domain}.{name}" for domain, name in operators if domain not in (*OWN_DOMAINS, *own)):
+    function_domains = {function.domain for function in model.functions}
+    if strange := sorted(
+        f"{domain}.{name}" for domain, name in operators if domain not in (*STANDARD_DOMAINS, *function_domains)
+    ):
         raise ExportError(
-            f"{file} holds {', '.join(strange[:3])}, which no TensorRT knows; export the model without the "
-            "optimisations of the program that brings them"
+            f"{file} has {', '.join(strange[:3])}, which TensorRT does not support; export the model without the "
+            "optimisations of the program that adds them"
         )
     if quantised := sorted({name for _, name in operators if name in QUANTISED}):
         raise ExportError(
             f"{file} is quantised ({', '.join(quantised)}), and export takes fp32 and fp16; give the file in one of "
             f"these, or measure it as it is with `edgevit bench {shlex.quote(str(file))}`"
         )
-    opset = next((entry.version for entry in model.opset_import if entry.domain in OWN_DOMAINS), 0)
+    opset = next((entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS), 0)
     if opset > OPSETS[-1]:
         raise ExportError(
             f"{file} has operator set {opset}, and JetPack's parsers read up to {OPSETS[-1]}; export the model with "
@@ -78,7 +80,7 @@ def check_nodes(file: Path, model: onnx.ModelProto) -> int:
 
 
 def select_output(file: Path, graph: onnx.GraphProto, name: str | None) -> None:
-    """Leave out all outputs of a graph but the one of this name, in place; None: change nothing.
+    """Remove all outputs of a graph except the one of this name, in place; None: change nothing.
 
     Raises:
         UnknownNameError: the graph has no such output.
@@ -94,7 +96,7 @@ def select_output(file: Path, graph: onnx.GraphProto, name: str | None) -> None:
 
 
 def read_interface(file: Path, graph: onnx.GraphProto) -> Interface:
-    """Refuse what is no classifier of one batch of images."""
+    """Check that the graph is a classifier of one batch of images."""
     weights = {weight.name for weight in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
     for kind, values in (("input", inputs), ("output", list(graph.output))):
@@ -102,12 +104,12 @@ def read_interface(file: Path, graph: onnx.GraphProto) -> Interface:
             named = ", ".join(value.name for value in values) or "none"
             attempt = f"export it with only {'images as input' if kind == 'input' else 'its logits as output'}"
             if kind == "output" and values:
-                attempt = f"name the one that holds the logits, such as --output-name {shlex.quote(values[0].name)}"
+                attempt = f"name the one with the logits, such as --output-name {shlex.quote(values[0].name)}"
             raise CheckpointError(
                 f"{file} has {len(values)} {kind}s ({named}), and an image classifier has one; {attempt}"
             )
     tensor = inputs[0].type.tensor_type
-    shape = [dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim]  # some write -1 for any size
+    shape = [dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim]  # -1 or 0: dynamic
     if tensor.elem_type != onnx.TensorProto.FLOAT:
         kind = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
         raise CheckpointError(f"{file} takes images of {kind}; give the model in fp32 or fp16")
@@ -116,36 +118,38 @@ def read_interface(file: Path, graph: onnx.GraphProto) -> Interface:
     return Interface(inputs[0].name, shape[0] or "dynamic", (shape[1], shape[2], shape[3]))
 
 
-def settled_batch(file: Path, found: Batch, asked: Batch) -> Batch:
-    """That of the file where it is fixed, else what was asked."""
-    if found == "dynamic" or asked in ("dynamic", found):
-        return asked if found == "dynamic" else found
-    raise OptionError(f"{file} has a fixed batch of {found}, and --batch {asked} was asked for; leave --batch out")
+def resolve_batch(file: Path, fixed: Batch, requested: Batch) -> Batch:
+    """The fixed batch of the file, otherwise the requested one."""
+    if fixed == "dynamic" or requested in ("dynamic", fixed):
+        return requested if fixed == "dynamic" else fixed
+    raise OptionError(f"{file} has a fixed batch of {fixed}, and --batch {requested} was asked for; leave --batch out")
 
 
-def settled_size(file: Path, found: Interface, given: Sequence[int] | None) -> list[int] | None:
-    """The images' size by the file, with the option for what it leaves open; None: it is left open."""
-    for seen, asked in zip(found.sizes, given or (), strict=given is not None):
-        if seen is not None and given and seen != asked:
-            told = "x".join("?" if size is None else str(size) for size in found.sizes)
-            raise OptionError(f"{file} takes images of {told}, and --input-size says {'x'.join(map(str, given))}")
-    if given:
-        return list(given)
-    return None if None in found.sizes else [size for size in found.sizes if size is not None]
+def resolve_size(file: Path, interface: Interface, requested: Sequence[int] | None) -> list[int] | None:
+    """The size of the images: of the file where it is fixed, otherwise as requested; None: unknown."""
+    for fixed, size in zip(interface.sizes, requested or (), strict=requested is not None):
+        if fixed is not None and requested and fixed != size:
+            expected = "x".join("?" if side is None else str(side) for side in interface.sizes)
+            raise OptionError(f"{file} takes images of {expected}, and --input-size is {'x'.join(map(str, requested))}")
+    if requested:
+        return list(requested)
+    return None if None in interface.sizes else [size for size in interface.sizes if size is not None]
 
 
 def read_file(file: Path) -> onnx.ModelProto:
-    """The whole model, with weights that lie beside it."""
+    """Read the model with its external weights."""
     with _reading(file), file.open("rb") as opened:
         begin = opened.read(9)
         refuse_lfs_pointer(file)
     if begin.startswith(b"PK\x03\x04") or begin[8:9] == b"{":
         raise CheckpointError(
-            f"{file} holds weights alone and no graph, whatever it is called; try `edgevit base NAME --checkpoint FILE "
-            "--out DIR` with a name that ends as weights do"
+            f"{file} contains weights without a graph, despite its name; try `edgevit base NAME --checkpoint FILE "
+            "--out DIR` with a suffix of weights"
         )
     with _reading(file):
         model = onnx.load(file)
         if model.ByteSize() > PROTOBUF_LIMIT_BYTES:
-            raise ExportError(f"{file} and its weights are larger than 2 GB; such a model has no engine yet")
+            raise ExportError(
+                f"{file} and its weights are larger than 2 GB, the limit of an engine; export a smaller model"
+            )
     return model

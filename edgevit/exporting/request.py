@@ -1,6 +1,6 @@
-"""What is asked of the files of an export, and of a model that is judged here.
+"""Requests of an export of files, and of an evaluation on this machine.
 
-It is checked before torch is imported: by names, numbers and paths alone.
+They are checked by names, numbers and paths, before torch is imported.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from edgevit.train.settings import Workers
 Part = Literal["test", "validation"]
 PARTS: tuple[Part, ...] = ("test", "validation")
 CROP_MODES = ("center", "squash", "border")
-ONNX, ENGINE = ".onnx", ".engine"  # suffixes of files that hold a whole model
-OPSETS = range(17, 21)  # 17 brings LayerNormalization; JetPack 6's parser reads up to 20
+ONNX, ENGINE = ".onnx", ".engine"  # suffixes of files of whole models
+OPSETS = range(17, 21)  # LayerNormalization is new in 17; JetPack 6's parser reads up to 20
 
 Split = Annotated[
     str, Option("Part of the images to evaluate on: test or validation.", DATA, name="--split", common=True)
@@ -47,7 +47,7 @@ def read_batch(text: str, _: Mapping[str, Any]) -> Batch:
 
 def read_size(text: str, _: Mapping[str, Any]) -> tuple[int, int, int]:
     """Read channels, height and width."""
-    parts = text.lower().replace(",", "x").split("x")  # commas, where it is a list in a file
+    parts = text.lower().replace(",", "x").split("x")  # commas: a list in a file
     if len(parts) != 3 or not all(part.isdecimal() and int(part) for part in parts):
         raise OptionError(f"--input-size {text} is not channels, height and width; try 3x224x224")
     channels, height, width = map(int, parts)
@@ -56,10 +56,10 @@ def read_size(text: str, _: Mapping[str, Any]) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Tolerances:
-    """How far a file may be from the torch model.
+    """Tolerances of a file against the torch model.
 
     Raises:
-        OptionError: a number is NaN, infinite, negative, or no share.
+        OptionError: a number is NaN, infinite, negative, or not a share.
     """
 
     fp32_error: float = FP32.error  # relative L2 of the logits; 1e-6 is usual
@@ -94,7 +94,7 @@ class Tolerances:
 
 @dataclass(frozen=True, kw_only=True)
 class FilesRequest:
-    """What is asked of the files of an export; `edgevit.export` can be asked for an engine beside them."""
+    """The request of an export of files; that of `edgevit.export` adds options of engines."""
 
     model: Annotated[
         Path,
@@ -191,11 +191,11 @@ class FilesRequest:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Of the files that are written."""
+        """The precisions of the files."""
         return (FP32.name, FP16.name) if self.fp16 else (FP32.name,)
 
     def check(self) -> None:
-        """Refuse what cannot be done; see `edgevit.export` for what is raised."""
+        """Check the request; raises as `edgevit.export` does."""
         if self.batch != "dynamic" and (not isinstance(self.batch, int) or self.batch < 1):
             raise OptionError(f"batch {self.batch!r} is neither a number of images nor 'dynamic'; try 1")
         if self.opset not in OPSETS:
@@ -213,12 +213,12 @@ class FilesRequest:
 
     @property
     def of_folder(self) -> bool:
-        """Whether it is a folder that is exported, and no file."""
+        """Whether the model is a folder, not a file."""
         return self.model.is_dir() or suffix_of(self.model) not in (ONNX, *WEIGHTS_ALONE)
 
     @property
     def folder(self) -> Path:
-        """Whose export/ the files go to."""
+        """The folder with the export."""
         if self.out is not None:
             return self.out
         return self.model if self.of_folder else self.model.with_suffix("")
@@ -228,15 +228,15 @@ class FilesRequest:
             "out": self.out, "classes": self.classes, "base-classes": self.base_classes, "input-size": self.input_size,
             "crop-mode": self.crop_mode, "output-name": self.output_name, **self.preprocessing,
         }  # fmt: skip
-        if given := [name.replace("_", "-") for name, value in foreign.items() if value is not None]:
+        if options := [name.replace("_", "-") for name, value in foreign.items() if value is not None]:
             instead = (
                 "give it to `edgevit base` or `edgevit derive`, whose folder then names its classes"
-                if given[0].endswith("classes")
+                if options[0].endswith("classes")
                 else "leave it out"
             )
-            raise OptionError(f"--{given[0]} is for an ONNX file, and {self.model} is none; {instead}")
+            raise OptionError(f"--{options[0]} is for an ONNX file, and {self.model} is not one; {instead}")
         if ModelFolder(self.model).is_imported:
-            self._refuse_own_form()
+            self._refuse_exporter_options()
             ModelFolder(self.model).imported()
         elif is_release(self.model):
             raise _weights_alone(self.model)
@@ -250,15 +250,15 @@ class FilesRequest:
             raise _weights_alone(self.model)
         if self.data is None and (self.classes is not None or self.base_classes is not None):
             raise OptionError("--classes and --base-classes are of the images of --data; give that, too")
-        self._refuse_own_form()
+        self._refuse_exporter_options()
         check_preprocessing(self.preprocessing)
         if self.crop_mode is not None and self.crop_mode not in CROP_MODES:
             raise UnknownNameError("crop mode", self.crop_mode, CROP_MODES)
         if not ModelFolder(self.folder).is_imported:
             refuse_existing(self.folder)
 
-    def _refuse_own_form(self) -> None:
-        """Refuse what only edgevit's own exporter can do."""
+    def _refuse_exporter_options(self) -> None:
+        """Raise OptionError for options of edgevit's exporter."""
         if self.pad_heads:
             raise OptionError("--pad-heads is for model folders: an ONNX file keeps its heads; leave it out")
         if self.opset != OPSETS[-1]:
@@ -267,13 +267,13 @@ class FilesRequest:
 
 def _weights_alone(path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path} holds weights alone; try `edgevit base {shlex.quote(str(path))} --out DIR`, and export that"
+        f"{path} contains only weights; try `edgevit base {shlex.quote(str(path))} --out DIR`, and export that"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeRequest(BaseOptions):
-    """What `edgevit.evaluate` is asked of a model that computes here."""
+    """The request of an evaluation on this machine."""
 
     model: Annotated[
         str | Path,
@@ -297,7 +297,7 @@ class JudgeRequest(BaseOptions):
     part: Split = "test"
     seed: Annotated[int | None, Option("Seed of the split into parts.  [default: the model's own, or 42]", DATA)] = None
     group_by: GroupBy = None
-    validation_fraction: float | None = None  # by which they are split, too; None: the model's own, or 0.1
+    validation_fraction: float | None = None  # of the split; None: that of the model, or 0.1
     max_images: Annotated[
         int | None,
         Option("Number of images to evaluate on, spread evenly over the classes.  [default: all]", DATA, common=True),
@@ -308,7 +308,7 @@ class JudgeRequest(BaseOptions):
     device: Annotated[str, Option("Device for torch: auto, cpu, cuda or cuda:1.", COMPUTING, common=True)] = "auto"
 
     def check(self) -> None:
-        """Refuse what cannot be done; see `edgevit.evaluate` for what is raised."""
+        """Check the request; raises as `edgevit.evaluate` does."""
         self._check_model()
         check_judging(
             self.data, self.classes, self.base_classes, part=self.part, max_images=self.max_images,
@@ -316,7 +316,7 @@ class JudgeRequest(BaseOptions):
         )  # fmt: skip
 
     def _check_model(self) -> None:
-        """Refuse a timm name, a model folder or an exported file that cannot be opened."""
+        """Check the timm name, model folder or exported file."""
         if ModelFolder(Path(self.model)).is_imported:
             self._refuse_opening()
             ModelFolder(Path(self.model)).imported()
@@ -332,27 +332,27 @@ class JudgeRequest(BaseOptions):
 
     def _refuse_opening(self) -> None:
         if extra := [name for name, value in self.opening().items() if value]:
-            raise OptionError(f"{self.model} brings its own weights and preprocessing; leave out {', '.join(extra)}")
+            raise OptionError(f"{self.model} has its own weights and preprocessing; leave out {', '.join(extra)}")
 
 
 def _check_engine(engine: Path) -> None:
-    """Refuse an engine that lies without what `edgevit export --trt` wrote around it."""
+    """Check that an engine has its record and its model folder."""
     record = engine.with_suffix(".json")
     if not record.is_file():
         raise EngineError(
-            f"{engine} lies without its record {record.name}, which says what it runs on; copy that beside it, too, or "
+            f"{engine} has no record {record.name}, which states its board; copy that to the same folder, or "
             "evaluate the model folder"
         )
     folder = model_of(engine.absolute())
     if not folder.is_model and not folder.is_imported:
         raise EngineError(
-            f"{engine} lies in no model folder, whose {SPEC} says its classes and preprocessing; leave it in "
+            f"{engine} is in no model folder, whose {SPEC} has its classes and preprocessing; leave it in "
             "MODEL/export/engines/BOARD and copy all of MODEL, or evaluate that"
         )
 
 
 def check_part(part: str) -> None:
-    """Raise UnknownNameError if the data has no such part to judge on."""
+    """Raise UnknownNameError if there is no such part to evaluate."""
     if part not in PARTS:
         raise UnknownNameError("part of the data", part, PARTS)
 
@@ -367,12 +367,12 @@ def check_judging(
     batch_size: int,
     device: str,
 ) -> None:
-    """Refuse images, and ways to judge a model on them, that cannot be.
+    """Check the options of an evaluation on images.
 
     Raises:
         UnknownNameError: no such part, device or class.
         OptionError: a number out of range.
-        DataError: the images, or a file of classes, are not there.
+        DataError: the images, or a file of classes, are missing.
     """
     check_part(part)
     check_device_name(device)

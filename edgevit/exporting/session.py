@@ -1,4 +1,4 @@
-"""An ONNX file opened by ONNX Runtime, with what its metadata says of its classes and images."""
+"""Run an ONNX file in ONNX Runtime, and read its metadata."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
 def find_runtime() -> Any:
-    """Import ONNX Runtime, which edgevit can be installed without.
+    """Import ONNX Runtime, which is optional.
 
     Raises:
-        ExportError: there is none, or two packages of it have overwritten one another.
+        ExportError: it is missing, or two packages of it conflict.
     """
     try:
         return import_onnxruntime()
@@ -40,18 +40,18 @@ def find_runtime() -> Any:
 
 
 def refuse_huge(path: Path, shape: Sequence[int]) -> None:
-    """Raise CheckpointError if one input of this shape, in fp32, is more than any machine would be given at once."""
+    """Raise CheckpointError if one input of this shape, in fp32, is too large."""
     if (size := 4 * math.prod(shape)) > INPUT_LIMIT_BYTES:
         raise CheckpointError(
             f"{path} takes {'x'.join(map(str, shape))} values at once, {size / 1e9:.0f} GB, and "
-            f"{INPUT_LIMIT_BYTES / 1e9:.0f} GB is the most here; export it with a smaller batch, or smaller images"
+            f"{INPUT_LIMIT_BYTES / 1e9:.0f} GB is the limit; export it with a smaller batch, or smaller images"
         )
 
 
 def session_options() -> Any:
-    """Options of a session that logs nothing: errors are raised, too, and its log would colour the terminal."""
+    """Options of a session without logs: errors are also raised, and its logs colour the terminal."""
     options = find_runtime().SessionOptions()
-    options.log_severity_level = 4  # fatal errors alone
+    options.log_severity_level = 4  # fatal errors only
     return options
 
 
@@ -70,7 +70,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _provider(device: torch.device) -> tuple[str, dict[str, Any]]:
-    """ONNX Runtime's name of a device; what it has no name for runs on the CPU."""
+    """ONNX Runtime's provider of a device; the CPU for unknown devices."""
     if device.type == "cuda":
         return "CUDAExecutionProvider", {"device_id": device.index or 0}
     return "CPUExecutionProvider", {}
@@ -78,7 +78,7 @@ def _provider(device: torch.device) -> tuple[str, dict[str, Any]]:
 
 @contextmanager
 def runtime_boundary(path: Path, error_type: type[CheckpointError] | type[ExportError]) -> Iterator[None]:
-    """Turn what ONNX Runtime raises into one line."""
+    """Convert errors of ONNX Runtime to this type."""
     try:
         yield
     except _failures() as error:
@@ -86,15 +86,15 @@ def runtime_boundary(path: Path, error_type: type[CheckpointError] | type[Export
         raise error_type(f"ONNX Runtime cannot run {path}: {reason[:200]}; export the model again") from error
 
 
-# ONNX Runtime 1.23 fails in it, and 1.31 does not, on an fp16 file whose LayerNorm is decomposed and in fp32.
+# ONNX Runtime 1.23, but not 1.31, fails in it on an fp16 file with a decomposed LayerNorm in fp32.
 BROKEN_FUSION = "SimplifiedLayerNormFusion"
 
 
 class OnnxModel:
-    """Calling `predict` runs the file on batches of any size, also where its own batch is fixed."""
+    """Runs an ONNX file on batches of any size, even if its batch is fixed."""
 
     def __init__(self, path: Path, *, device: str = "cpu") -> None:
-        """Open the file; `auto` means the GPU where both torch and ONNX Runtime can use it.
+        """Open the file; `auto`: the GPU if both torch and ONNX Runtime can use it.
 
         Raises:
             CheckpointError: missing, truncated, or not a file that ONNX Runtime can run.
@@ -113,7 +113,7 @@ class OnnxModel:
             self.session = onnxruntime.InferenceSession(
                 str(path), options, providers=[(name, settings)], disabled_optimizers=[BROKEN_FUSION]
             )
-        # Asked for a provider that it lists but cannot start, ONNX Runtime silently runs on the CPU.
+        # ONNX Runtime silently uses the CPU if a listed provider cannot start.
         if device != "auto" and self.session.get_providers()[0] != name:
             raise OptionError(
                 f"ONNX Runtime cannot use {device} on this machine: {describe_installed()}; try {GPU} (edgevit[gpu]) "
@@ -135,7 +135,7 @@ class OnnxModel:
         shape, out = self.input.shape, self.output.shape
         if len(shape) != 4 or len(out) != 2 or not isinstance(out[1], int) or self.input.type not in DTYPES:
             raise CheckpointError(
-                f"{path} maps {self.input.type} {shape} to {out} and is no image classifier; "
+                f"{path} maps {self.input.type} {shape} to {out} and is not an image classifier; "
                 f"give a file that `edgevit export` wrote"
             )
         self.batch: int | None = shape[0] if isinstance(shape[0], int) else None
@@ -144,10 +144,10 @@ class OnnxModel:
         self.metadata: dict[str, str] = dict(self.session.get_modelmeta().custom_metadata_map)
 
     def described(self, key: str, kind: type[T]) -> T:
-        """Read one of the metadata's JSON values.
+        """Read a JSON value of the metadata.
 
         Raises:
-            CheckpointError: the file has none, so edgevit did not export it; or it is of another type.
+            CheckpointError: it is missing, so edgevit did not write the file; or it is of another type.
         """
         if key not in self.metadata:
             raise CheckpointError(
@@ -157,7 +157,7 @@ class OnnxModel:
         return READER.parse(self.metadata[key], kind, f"{self.path}, {key!r} in its metadata,")
 
     def predict(self, images: Tensor) -> Tensor:
-        """Images [B, C, H, W] to logits [B, outputs], float32 on the CPU whatever the file computes in."""
+        """Logits [B, outputs] of images [B, C, H, W], in float32 on the CPU."""
         inputs = images.cpu().numpy().astype(self.dtype)
         step = self.batch or max(len(inputs), 1)
         parts = [self._run(inputs[i : i + step], step) for i in range(0, len(inputs), step)]
@@ -172,10 +172,10 @@ class OnnxModel:
 
 
 def largest_values(model: bytes, path: Path, images: Tensor, batch: Batch) -> list[float]:
-    """Run a graph whose outputs are single numbers, the larger the worse, on the images; return each one's largest.
+    """Run a graph with scalar outputs on the images; return the largest value of each output.
 
     Raises:
-        CheckpointError: ONNX Runtime cannot run it; `path` is where it comes from.
+        CheckpointError: ONNX Runtime cannot run it; `path` is the original file.
     """
     options = session_options()
     step = len(images) if batch == "dynamic" else batch

@@ -1,6 +1,6 @@
-"""What ONNX files, and from them engines, are written of: a model folder's network, or an ONNX file that was imported.
+"""Sources of ONNX files and engines: the network of a model folder, or an imported ONNX file.
 
-All that follows, checks, variants and engines, asks a `Source` and does not know which it is.
+Checks, variants and engines use a `Source` without knowing which it is.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Predict = Callable[[Tensor], Tensor]  # logits [B, outputs] of images [B, C, H, 
 
 @dataclass(frozen=True)
 class Form:
-    """One form of a model as a file."""
+    """The form of a file."""
 
-    precision: str  # of images and logits, and of all that is not named below
+    precision: str  # of images, logits and all other modules
     batch: Batch
     opset: int
     fp32_modules: tuple[str, ...] = ()  # of an fp16 file
 
 
 class Source(Protocol):
-    """A model that ONNX files are written of, whose nodes have the names of its modules: `blocks.3.norm1`."""
+    """A model that can be written as ONNX files, with nodes named by module: `blocks.3.norm1`."""
 
     @property
     def subject(self) -> Subject:
@@ -49,42 +49,42 @@ class Source(Protocol):
 
     @property
     def described(self) -> ExportedModel:
-        """What export.json says of it, with the hash that an engine is recognised by."""
+        """Its description in export.json, with the hash that identifies it in records of engines."""
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """The layer normalisations, where fp16 loses most."""
+        """Names of the layer normalisations, in which fp16 loses most."""
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """The blocks, in order."""
+        """Names of the blocks, in order."""
 
     @property
     def has_attention(self) -> tuple[bool, ...]:
-        """For each block, whether it has an attention."""
+        """Whether each block has an attention."""
 
     @property
     def fusable(self) -> tuple[bool, ...]:
-        """For each block, whether it has one of dimensions that NVIDIA's compiler is known to fuse."""
+        """Whether each block has an attention of dimensions that NVIDIA's compiler fuses."""
 
     @property
     def operators(self) -> frozenset[str] | None:
-        """What its files may be made of; None: what a Vision Transformer decomposes to."""
+        """Operators of its files; None: those of a decomposed Vision Transformer."""
 
     def predictor(self, device: str) -> Predict:
-        """The model itself, in fp32."""
+        """The model in fp32."""
 
     def check_range(self, images: Tensor) -> Range:
-        """Measure on images [B, C, H, W] what fp16 would overflow or lose; see `precision.check_range`."""
+        """Measure on images [B, C, H, W] what overflows in fp16; see `precision.check_range`."""
 
     def padded(self) -> tuple[Source, Padding]:
-        """The same function with heads of widths that fuse, and what that changed."""
+        """The same function with padded heads that fuse, and the changes."""
 
     def write(self, path: Path, form: Form, metadata: Mapping[str, str]) -> None:
         """Write an ONNX file with nodes named by module.
 
         Raises:
-            ExportError: it cannot be written in that form.
+            ExportError: it cannot be written in this form.
         """
 
 
@@ -94,7 +94,7 @@ def input_size(source: Source) -> tuple[int, int, int]:
 
 
 def usage_metadata(source: Source) -> dict[str, str]:
-    """What an application needs to use a file, and `evaluate` to judge it. JSON values, strings as they are."""
+    """Metadata that applications and `evaluate` need: JSON values, and plain strings."""
     subject = source.subject
     split = {"seed": subject.seed, "validation_fraction": subject.validation_fraction, "group_by": subject.group_by}
     rule = {} if subject.rejection is None else {"rejection": json.dumps(asdict(subject.rejection))}
@@ -116,7 +116,9 @@ class ModelSource:
     model: Model
     subject: Subject
     weights_sha256: str  # of model.safetensors
-    traced: dict[tuple[Batch, int], ir.Model] = field(default_factory=dict, init=False, compare=False)  # by opset, too
+    traced: dict[tuple[Batch, int], ir.Model] = field(
+        default_factory=dict, init=False, compare=False
+    )  # by batch and opset
 
     @property
     def network(self) -> nn.Module:
@@ -156,9 +158,9 @@ class ModelSource:
         return None
 
     def predictor(self, device: str) -> Predict:
-        place = find_device(device)
-        network = self.network.to(place)
-        return lambda images: network(images.to(place))
+        target = find_device(device)
+        network = self.network.to(target)
+        return lambda images: network(images.to(target))
 
     def check_range(self, images: Tensor) -> Range:
         return check_range(self.network, images)

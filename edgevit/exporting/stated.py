@@ -1,7 +1,7 @@
-"""How images are prepared for an ONNX file: as options say, else its metadata, else the JSON files that lie beside it.
+"""Collect the preprocessing of an ONNX file: from options, else from its metadata, else from JSON files in its folder.
 
-timm's releases have `config.json` with `pretrained_cfg`, transformers' have `preprocessor_config.json`. Nothing is
-guessed: what none of them says is asked for by name.
+Releases of timm have `config.json` with `pretrained_cfg`, those of transformers `preprocessor_config.json`. Nothing is
+guessed: a missing part is an error that names its option.
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ PARTS = (*NEEDED, *READING)
 OPTIONS = {part: f"--{part.replace('_', '-')}" for part in PARTS}
 EXAMPLES = {"input_size": "3x224x224", "interpolation": "bicubic", "mean": "0.5", "std": "0.5", "crop_pct": "0.9"}
 
-Said = Mapping[str, Any]
+Values = Mapping[str, Any]
 
 
-def _of_metadata(metadata: Mapping[str, str]) -> Said:
+def _of_metadata(metadata: Mapping[str, str]) -> Values:
     try:
         return READER.parse(metadata.get("preprocessing", "{}"), dict[str, Any], "metadata")
     except CheckpointError:
-        return {}  # somebody else's key of that name
+        return {}  # metadata of another program
 
 
 def stated_preprocessing(
-    file: Path, metadata: Mapping[str, str], given: Said, release: ReleaseFacts
+    file: Path, metadata: Mapping[str, str], options: Values, release: ReleaseFacts
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Gather the preprocessing, and for each part of it where it comes from.
+    """Collect the preprocessing, and the origin of each part of it.
 
-    Images are cropped at the centre where only how much of them is said.
+    Images are cropped at the centre if only `crop_pct` is stated.
 
     Raises:
-        OptionError: something is said by nobody; all of that is named.
-        CheckpointError: a file beside the model is damaged, or says what cannot be.
+        OptionError: parts are missing; the message names all of them.
+        CheckpointError: a file in the folder is damaged, or has invalid values.
     """
-    said: dict[str, Any] = {}
+    preprocessing: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    sources: list[tuple[str, Said]] = [
-        ("given", given),
-        (f"as the metadata of {file.name} says", _of_metadata(metadata)),
+    sources: list[tuple[str, Values]] = [
+        ("given", options),
+        (f"by the metadata of {file.name}", _of_metadata(metadata)),
     ]
     for name in dict.fromkeys(release.origin.values()):
-        beside = {part: value for part, value in release.preprocessing.items() if release.origin[part] == name}
-        sources.append((f"as {name} beside it says", beside))
-    for where, parts in sources:
+        parts_of_file = {part: value for part, value in release.preprocessing.items() if release.origin[part] == name}
+        sources.append((f"by {name}", parts_of_file))
+    for source, parts in sources:
         for part in PARTS:
-            if part not in said and parts.get(part) is not None:
-                said[part], origin[part] = parts[part], where
-    if "crop_pct" in said and "crop_mode" not in said:
-        said["crop_mode"], origin["crop_mode"] = "center", "the usual"
-    missing = [part for part in NEEDED if part not in said]
+            if part not in preprocessing and parts.get(part) is not None:
+                preprocessing[part], origin[part] = parts[part], source
+    if "crop_pct" in preprocessing and "crop_mode" not in preprocessing:
+        preprocessing["crop_mode"], origin["crop_mode"] = "center", "by default"
+    missing = [part for part in NEEDED if part not in preprocessing]
     if missing:
-        asked = [f"{OPTIONS[part]} {EXAMPLES[part]}" for part in missing if part in EXAMPLES]
+        examples = [f"{OPTIONS[part]} {EXAMPLES[part]}" for part in missing if part in EXAMPLES]
         raise OptionError(
-            f"nothing says how images are prepared for {file.name}: {', '.join(missing)} missing; give what it was "
-            f"trained with, such as {' '.join(asked)}"
+            f"the preprocessing of {file.name} is not stated: {', '.join(missing)} missing; give that of its "
+            f"training, such as {' '.join(examples)}"
         )
-    plain = {part: list(v) if isinstance(v, tuple) else v for part, v in said.items()}
+    plain = {part: list(v) if isinstance(v, tuple) else v for part, v in preprocessing.items()}
     plain = READER.checked(plain, Preprocessing, f"the preprocessing of {file.name}").plain()
     return {part: list(v) if isinstance(v, tuple) else v for part, v in plain.items()}, origin

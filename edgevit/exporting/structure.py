@@ -1,15 +1,15 @@
-"""Layer normalisations, attentions and blocks of a transformer's ONNX graph, found by what its nodes do.
+"""Recognise layer normalisations, attentions and blocks in the ONNX graph of a transformer by its operators.
 
-A graph that edgevit did not write has names of any kind, so they are not read. What holds of every transformer is:
+Names of nodes are ignored, as other programs name them differently. Every transformer has these properties:
 
-- Every value that all paths from the images to the logits pass through is a link of a chain; the residual stream is
-  that chain. Between two links lies one branch: an attention, or an FFN.
-- A branch with a softmax between two products, both of them of computed values, is an attention. A block begins with
-  one, and ends before the next; the last ends where its last residual addition is.
-- A layer normalisation is its own operator, or, where the operator set has none, the nodes around a root of a mean of
-  squared differences from a mean.
+- The values on all paths from the images to the logits form a chain, the residual stream. Between two of its links is
+  one branch: an attention, or an FFN.
+- A branch with a softmax between two products of computed values is an attention. A block begins with an attention and
+  ends before the next; the last block ends at its last residual addition.
+- A layer normalisation is one operator, or, in older operator sets, the nodes around a root of a mean of squared
+  differences from a mean.
 
-Paths are those of floating-point values: shapes are computed from one place and used everywhere.
+Paths are of floating-point values, as shapes are computed once and used everywhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEM, HEAD, WHOLE = "patch_embed", "head", "model"
 
 @dataclass(frozen=True)
 class Structure:
-    """The module of every node, named as edgevit's own files are: `blocks.3.norm1`, `blocks.3.attn`, `blocks.3`."""
+    """The module of each node, named as in edgevit's files: `blocks.3.norm1`, `blocks.3.attn`, `blocks.3`."""
 
     module_of: dict[ir.Node, str]
     norms: tuple[str, ...]
@@ -39,7 +39,7 @@ class Structure:
 
 
 def _producers(node: ir.Node) -> Iterator[ir.Node]:
-    return (made for value in node.inputs if value is not None and (made := value.producer()) is not None)
+    return (maker for value in node.inputs if value is not None and (maker := value.producer()) is not None)
 
 
 def _consumers(node: ir.Node) -> Iterator[ir.Node]:
@@ -54,19 +54,19 @@ def _flow(graph: ir.Graph) -> list[ir.Node]:
         if node.op_type not in ("Shape", "Size") and reached.intersection(node.inputs):
             reached.update(node.outputs)
             forward.append(node)
-    wanted = {graph.outputs[0].producer()}
+    needed = {graph.outputs[0].producer()}
     backward = []
     for node in reversed(forward):
-        if node in wanted:
-            wanted.update(_producers(node))
+        if node in needed:
+            needed.update(_producers(node))
             backward.append(node)
     return backward[::-1]
 
 
 def _chain(flow: Sequence[ir.Node]) -> list[int]:
-    """Places in the flow of the nodes that every path passes through: no edge leads past these."""
+    """Indices in the flow of the nodes on all paths, which no edge bypasses."""
     place = {node: i for i, node in enumerate(flow)}
-    chain, furthest = [], -1  # the last place that an edge from before this node leads to
+    chain, furthest = [], -1  # the last index that an edge from an earlier node leads to
     for i, node in enumerate(flow):
         if furthest <= i:
             chain.append(i)
@@ -75,7 +75,7 @@ def _chain(flow: Sequence[ir.Node]) -> list[int]:
 
 
 def _behind(value: ir.Value | None) -> tuple[ir.Node | None, list[ir.Node]]:
-    """What made a value, and what only passed it on."""
+    """The node that computed a value, and the nodes that only passed it on."""
     passed: list[ir.Node] = []
     node = value.producer() if value is not None else None
     while node is not None and node.op_type in PASSING:
@@ -89,14 +89,14 @@ def _is_constant(value: ir.Value | None) -> bool:
 
 
 def _decomposed_norm(root: ir.Node) -> set[ir.Node] | None:
-    """The nodes of a normalisation whose standard deviation is this root's output; None: it is none."""
-    found = {root}
+    """The nodes of a normalisation whose standard deviation is the output of this root; None: it is not one."""
+    nodes = {root}
 
     def back(value: ir.Value | None, *operators: str) -> ir.Node | None:
         node, passed = _behind(value)
         if node is None or node.op_type not in operators:
             return None
-        found.update([node, *passed])
+        nodes.update([node, *passed])
         return node
 
     added = back(root.inputs[0], "Add")
@@ -106,22 +106,24 @@ def _decomposed_norm(root: ir.Node) -> set[ir.Node] | None:
     mean = difference and back(difference.inputs[1], "ReduceMean")
     if not mean or not difference or _behind(mean.inputs[0])[0] is not _behind(difference.inputs[0])[0]:
         return None
-    for node in [*found]:  # some exporters compute the difference twice
-        found.update(user for user in _consumers(node) if node is mean and user.op_type == "Sub")
-    return found | _scaling(found)
+    for node in [*nodes]:  # some exporters compute the difference twice
+        nodes.update(user for user in _consumers(node) if node is mean and user.op_type == "Sub")
+    return nodes | _scaling(nodes)
 
 
-def _scaling(found: set[ir.Node]) -> set[ir.Node]:
-    """The division, weight and bias after a root: each at most once, of what the normalisation made or constants."""
-    own = set(found)
+def _scaling(norm: set[ir.Node]) -> set[ir.Node]:
+    """The division, weight and bias after a root: each at most once, of values of the normalisation or constants."""
+    inside = set(norm)
     for operators, constant in ((("Reciprocal",), False), (("Div", "Mul"), False), (("Mul",), True), (("Add",), True)):
-        nodes = [user for node in own for user in _consumers(node) if user not in own and user.op_type in operators]
+        nodes = [
+            user for node in inside for user in _consumers(node) if user not in inside and user.op_type in operators
+        ]
         for node in nodes:
-            made = [_behind(value) for value in node.inputs if not _is_constant(value)]
-            if constant == any(map(_is_constant, node.inputs)) and all(maker in own for maker, _ in made):
-                own.update([node, *(one for _, passed in made for one in passed)])
+            sources = [_behind(value) for value in node.inputs if not _is_constant(value)]
+            if constant == any(map(_is_constant, node.inputs)) and all(maker in inside for maker, _ in sources):
+                inside.update([node, *(link for _, passed in sources for link in passed)])
                 break
-    return own - found
+    return inside - norm
 
 
 def _find_norms(flow: Sequence[ir.Node]) -> list[set[ir.Node]]:
@@ -130,13 +132,13 @@ def _find_norms(flow: Sequence[ir.Node]) -> list[set[ir.Node]]:
     for node in flow:
         if node.op_type in NORMS:
             norms.append({node})
-        elif node.op_type in ("Sqrt", "Pow") and (found := _decomposed_norm(node)):
-            norms.append(found)
+        elif node.op_type in ("Sqrt", "Pow") and (nodes := _decomposed_norm(node)):
+            norms.append(nodes)
     return norms
 
 
 def _products(softmax: ir.Node, flow: set[ir.Node]) -> tuple[ir.Node, ir.Node] | None:
-    """The products before and after the softmax of an attention; None: it is another's."""
+    """The products before and after the softmax of an attention; None: it is another softmax."""
 
     def is_product(node: ir.Node) -> bool:
         return node.op_type in ("MatMul", "Einsum") and all(maker in flow for maker in _producers(node))
@@ -158,7 +160,7 @@ def _products(softmax: ir.Node, flow: set[ir.Node]) -> tuple[ir.Node, ir.Node] |
 
 
 def _last_size(value: ir.Value | None, axis: int) -> int:
-    """One size of a value; 0 where it is not known."""
+    """One size of a value; 0: unknown."""
     shape = value.shape if value is not None else None
     return size if shape is not None and len(shape) >= -axis and isinstance(size := shape[axis], int) else 0
 
@@ -176,10 +178,10 @@ def _is_fusable(softmax: ir.Node, products: tuple[ir.Node, ir.Node]) -> bool:
 
 @dataclass(frozen=True)
 class _Branch:
-    """What lies between two links of the chain, and the second of them."""
+    """The nodes between two links of the chain, and the second link."""
 
     nodes: tuple[ir.Node, ...]
-    residual: bool  # its link adds the stream to what was computed of it
+    residual: bool  # whether its link adds the stream to the branch
     softmax: ir.Node | None  # of an attention
     fusable: bool = False
 
@@ -194,16 +196,16 @@ def _branches(flow: Sequence[ir.Node]) -> list[_Branch]:
         nodes, stream = tuple(flow[start : place + 1]), flow[start - 1] if start else None
         link = nodes[-1]
         residual = link.op_type == "Add" and len(nodes) > 1 and stream in {_behind(value)[0] for value in link.inputs}
-        found = [(n, p) for n in nodes if n.op_type == "Softmax" and (p := _products(n, inside))]
-        softmax, products = found[0] if found else (None, None)
-        fusable = bool(softmax and products) and all(_is_fusable(n, p) for n, p in found)
+        attentions = [(n, p) for n in nodes if n.op_type == "Softmax" and (p := _products(n, inside))]
+        softmax, products = attentions[0] if attentions else (None, None)
+        fusable = bool(softmax and products) and all(_is_fusable(n, p) for n, p in attentions)
         branches.append(_Branch(nodes, residual, softmax, fusable))
         start = place + 1
     return branches
 
 
 def _blocks(branches: Sequence[_Branch]) -> list[list[_Branch]]:
-    """The branches of each block; before the first and after the last there are others."""
+    """The branches of each block, without those before the first and after the last block."""
     starts = [i for i, branch in enumerate(branches) if branch.is_attention]
     if not starts:
         return []
@@ -214,7 +216,7 @@ def _blocks(branches: Sequence[_Branch]) -> list[list[_Branch]]:
 
 
 def find_structure(graph: ir.Graph) -> Structure:
-    """Find the modules of a classifier's graph, which must be in topological order, with sizes where they are known."""
+    """Find the modules in the graph of a classifier, which must be in topological order."""
     flow = _flow(graph)
     branches = _branches(flow)
     blocks = _blocks(branches)
@@ -234,14 +236,14 @@ def find_structure(graph: ir.Graph) -> Structure:
         counts[place] += 1
         names.append(name := f"{place}.norm{counts[place]}")
         module_of.update(dict.fromkeys(nodes, name))
-    found = tuple(ImportedBlock(f"blocks.{i}", block[0].fusable) for i, block in enumerate(blocks))
-    return Structure(module_of, tuple(names), found)
+    recognised = tuple(ImportedBlock(f"blocks.{i}", block[0].fusable) for i, block in enumerate(blocks))
+    return Structure(module_of, tuple(names), recognised)
 
 
 def name_nodes(graph: ir.Graph, structure: Structure) -> None:
-    """Name every node by its module and operator, numbered where there are several."""
-    seen = Counter[str]()
+    """Name each node by its module and operator, numbered if there are several."""
+    counts = Counter[str]()
     for node in graph:
         name = f"{structure.module_of[node]}/{node.op_type}"
-        node.name = f"{name}_{seen[name]}" if seen[name] else name
-        seen[name] += 1
+        node.name = f"{name}_{counts[name]}" if counts[name] else name
+        counts[name] += 1

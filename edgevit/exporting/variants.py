@@ -1,6 +1,6 @@
-"""Files beside the two of every export, for boards that need them: an older operator set, or some modules in fp32.
+"""Additional files of an export for boards that need them: an older operator set, or some modules in fp32.
 
-They are written where they are wanted, with the same checks as every export, and become part of the export with `keep`.
+They are written to any folder, with the checks of an export, and `keep` adds them to the export.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from edgevit.records.writing import copy_whole, file_sha256, writing
 
 @dataclass(frozen=True)
 class Variant:
-    """One more form of the model."""
+    """An additional form of the model."""
 
-    label: str  # what tells its file from the others, e.g. "fp32.opset17" or "fp16.norms32"
-    precision: str  # of images, logits and every module that `fp32_modules` does not name
+    label: str  # distinguishes its file, e.g. "fp32.opset17" or "fp16.norms32"
+    precision: str  # of images, logits and all modules not in `fp32_modules`
     opset: int
     fp32_modules: tuple[str, ...] = ()  # of an fp16 file
 
@@ -39,7 +39,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class WrittenVariant:
-    """A variant's file that has passed its checks."""
+    """The file of a variant, which has passed its checks."""
 
     variant: Variant
     path: Path
@@ -48,27 +48,27 @@ class WrittenVariant:
 
     @property
     def files(self) -> list[Path]:
-        """The file, and its weights where they lie beside it."""
+        """The file, and its external file of weights, if any."""
         weights = self.path.with_name(self.path.name + ".data")
         return [self.path, weights] if weights.is_file() else [self.path]
 
 
 class Exported:
-    """An export to which variants are added, with the model that it was made of."""
+    """An export, its source, and methods to add variants."""
 
     def __init__(self, report: ExportRecord, source: Source, judging: Judging | None, tolerances: Tolerances) -> None:
-        """Compare variants on the images of `judging`; where it is None, on random ones."""
+        """Compare variants on the images of `judging`, or on random ones."""
         self.report, self.source, self.tolerances = report, source, tolerances
-        # Where the export has padded heads, files are of the padded model; they are compared with the one that was not.
+        # With padded heads, files are of the padded model, and are compared with the original.
         self.written_of = source if report.padded is None else source.padded()[0]
         self.images, self.images_from = sample_images(judging, input_size(source))
 
     def write(self, variant: Variant, folder: Path) -> WrittenVariant:
-        """Write a variant into any folder and check it as every export is checked.
+        """Write a variant to a folder and check it.
 
         Raises:
             ExportError: a check failed.
-            OutputError: the disk is full.
+            OutputError: it cannot be written.
         """
         path = folder / variant.file_name
         form = Form(variant.precision, self.report.batch, variant.opset, variant.fp32_modules)
@@ -82,9 +82,9 @@ class Exported:
         return WrittenVariant(variant, path, nodes, parity)
 
     def keep(self, written: WrittenVariant) -> None:
-        """Make a variant part of the export: its file, and what export.json says of it."""
+        """Add the file of a variant to the export and to export.json."""
         folder, name = self.report.folder, written.variant.file_name
-        report = ExportFolder(folder).record()  # as it is now: builds for other boards may have added theirs meanwhile
+        report = ExportFolder(folder).record()  # read again, as builds for other boards may have added files
         files = dict(report.files)
         with writing(folder):
             for path in reversed(written.files):

@@ -1,4 +1,4 @@
-"""An ONNX graph in half precision as the same graph in fp32: its weights are kept to the last bit."""
+"""Convert an ONNX graph in half precision to fp32, with bit-identical weights."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from onnx import numpy_helper
 
 FLOAT = onnx.TensorProto.FLOAT
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-TYPED = ("to", "dtype")  # attributes that name a type
+TYPED = ("to", "dtype")  # attributes with a type
 
 
 def widen(model: onnx.ModelProto) -> bool:
-    """Turn all that is float16 or bfloat16 into float32, in place; False: there is nothing of these types."""
+    """Convert float16 and bfloat16 to float32, in place; return whether there was any."""
     changed = [_widen_graph(model.graph)]
     changed += [_widen_nodes(function.node) for function in model.functions]
     return any(changed)

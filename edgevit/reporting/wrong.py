@@ -47,6 +47,6 @@ def pictures(evidence: Evidence, count: int, progress: Progress) -> dict[str, li
             evidence.skip(f"images of {model.name}", str(error))
             continue
         shown[model.name] = [
-            Wrong(mistake.label, mistake.called, mistake.sure, small(mistake.image)) for mistake in mistaken
+            Wrong(mistake.label, mistake.predicted, mistake.probability, small(mistake.image)) for mistake in mistaken
         ]
     return shown

@@ -80,7 +80,7 @@ def test_an_onnx_file_of_another_program_goes_the_same_way(tmp_path: Path, folde
     told = run("export", file, "--data", "digits", "--classes", "3,5,8", "--max-images", 60, "--trt", *HOW)
     assert told.exit_code == 0, told.output
     assert "agrees with" in told.stdout and "m.onnx" in told.stdout and "fp16" in told.stdout
-    assert f"what is made of {file} goes to {out}" in told.stderr.replace("\n", "")
+    assert f"files of {file} are written to {out}" in told.stderr.replace("\n", "")
     judge, bench = told.stdout.splitlines()[-2:]
     assert bench == f"Next: edgevit bench {out} --runner tensorrt"
     assert "recognised 1 blocks and 3 layer normalisations" in told.stderr

@@ -107,7 +107,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*EVALUATE, "--classes", "cat,dgo"], "no class 'dgo'"),
     (["evaluate", "nowhere.onnx", *TASK], "there is no nowhere.onnx"),
     (["evaluate", "nowhere.engine", *TASK], "there is no nowhere.engine"),
-    (["evaluate", "alone.engine", *TASK], "alone.engine lies without its record alone.json"),
+    (["evaluate", "alone.engine", *TASK], "alone.engine has no record alone.json"),
     ([*EVALUATE, "--board", "orin"], "--board is for an engine, and vit_tiny_patch16_224 is not one"),
     (["evaluate", "runs/nowhere", *TASK], "no model folder at runs/nowhere"),
     (["evaluate", *BASE[:2], "nowhere.pt", *TASK], "no weights at nowhere.pt"),

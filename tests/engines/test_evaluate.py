@@ -149,10 +149,10 @@ def test_the_batch_size_is_one_that_the_engine_takes_and_decides_on_what_is_seen
 
 def test_an_engine_apart_from_its_record_or_its_model_folder_is_refused(built: Path, tmp_path: Path) -> None:
     alone = Path(shutil.copy(engine_in(built), tmp_path))
-    with pytest.raises(EngineError, match=rf"lies without its record {alone.stem}\.json.*copy that beside it"):
+    with pytest.raises(EngineError, match=rf"has no record {alone.stem}\.json.*copy that to the same folder"):
         EvaluateRequest(model=alone).check()
     shutil.copy(engine_in(built).with_suffix(".json"), tmp_path)
-    with pytest.raises(EngineError, match=r"lies in no model folder, whose model\.json says.*copy all of MODEL"):
+    with pytest.raises(EngineError, match=r"is in no model folder, whose model\.json has.*copy all of MODEL"):
         EvaluateRequest(model=alone, data="digits").check()
 
 

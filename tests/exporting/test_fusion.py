@@ -76,7 +76,7 @@ def test_a_file_that_the_parser_refuses_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(error.value) and str(error.value).endswith(
         "try --opset 20, or leave fp16 out with --no-fp16"
     )
-    with pytest.raises(ExportError, match="export the model with another opset where it comes from, or leave fp16 out"):
+    with pytest.raises(ExportError, match="export the original model with another opset, or leave fp16 out"):
         count_fused(tmp_path / "model.onnx", blocks=1, expected=1, imported=True)
 
 
@@ -86,7 +86,7 @@ def test_an_operator_that_the_parser_lacks_is_named(tmp_path: Path) -> None:
     next(node for node in model.graph.node if node.op_type == "Softmax").op_type = "Det"
     onnx.save(model, file)
     with pytest.raises(
-        ExportError, match=r"cannot read model\.onnx: it does not take Det \(op_\d+\); export the model"
+        ExportError, match=r"cannot read model\.onnx: it does not support Det \(op_\d+\); export the model"
     ):
         count_fused(file, blocks=1, expected=1)
 

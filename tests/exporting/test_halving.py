@@ -116,5 +116,5 @@ def test_a_node_with_a_graph_of_its_own_is_refused() -> None:
         node("Cast", "m", "c", "stem", to=TensorProto.BOOL),
         node("If", "c", "y", "stem", then_branch=branch, else_branch=branch),
     )
-    with pytest.raises(ExportError, match="stem/If has a graph of its own"):
+    with pytest.raises(ExportError, match="stem/If has an inner graph"):
         halved(nodes=nodes)

@@ -48,7 +48,7 @@ def derived(base: Subject) -> Subject:
 
 
 def test_classes_are_chosen_among_those_of_given_data(derived: Subject) -> None:
-    with pytest.raises(OptionError, match="--classes chooses among the classes of --data"):
+    with pytest.raises(OptionError, match="--classes selects classes of --data"):
         open_judging(derived, None, classes="3", progress=Silent())
     assert open_judging(derived, None, progress=Silent()).class_names == ("3", "5")
 
@@ -75,6 +75,6 @@ def test_what_the_model_asks_for_and_is_not_there_names_the_file_that_says_so(de
     gone = replace(derived, record=replace(derived.record, data="/gone"))
     with pytest.raises(DataError, match=r"derivation\.json of the model says that it was derived from '/gone'"):
         open_judging(gone, None, progress=Silent())
-    other = replace(derived, class_names=("3", "crane"), class_columns=(3, 5), said_by="model.onnx")
+    other = replace(derived, class_names=("3", "crane"), class_columns=(3, 5), origin="model.onnx")
     with pytest.raises(DataError, match=r"crane.*model\.onnx names the classes"):
         open_judging(other, "digits", progress=Silent())

@@ -18,7 +18,7 @@ from edgevit.board.models import find_file
 from edgevit.engines.run import evaluate, export
 from edgevit.errors import CheckpointError, DataError, OptionError, OutputError, UnknownNameError
 from edgevit.exporting.current import current_export
-from edgevit.exporting.importing import imported, settled
+from edgevit.exporting.importing import batch_and_opset, imported
 from edgevit.exporting.request import FilesRequest
 from edgevit.exporting.session import OnnxModel
 from edgevit.exporting.widening import widen
@@ -103,8 +103,8 @@ def test_the_same_file_with_the_same_answers_keeps_the_folder_and_another_is_ref
     folder, told = take(file), Told()
     (folder.path / "export").mkdir()
     assert take(file, told).path == folder.path and (folder.path / "export").is_dir()
-    assert any(text.endswith("holds the same: kept") for text in told.notes)
-    with pytest.raises(OutputError, match=r"holds m\.onnx, imported otherwise or another; choose another --out"):
+    assert any(text.endswith("is up to date: kept") for text in told.notes)
+    with pytest.raises(OutputError, match=r"has another file, or m\.onnx with other options; choose another --out"):
         take(file, preprocessing={**PREPARED, "crop_pct": 0.5})
 
 
@@ -121,9 +121,9 @@ def test_a_fixed_batch_is_that_of_every_file(tmp_path: Path) -> None:
     report = export(file, out=tmp_path / "f", accuracy=False, fp16=False, **QUICK)
     assert report.batch == 2 == OnnxModel(tmp_path / "f" / "export" / "model.fp32.onnx").batch
     request = FilesRequest(model=tmp_path / "f")
-    assert settled(request) == (2, 16)
+    assert batch_and_opset(request) == (2, 16)
     with pytest.raises(OptionError, match="has a batch of 2"):
-        settled(replace(request, batch=4))
+        batch_and_opset(replace(request, batch=4))
 
 
 def test_without_data_nothing_is_known_of_classes_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_file_of_edgevit_s_whose_metadata_is_damaged_is_told(exported: Path, t
     said = {entry.key: entry.value for entry in model.metadata_props}
     helper.set_model_props(model, {**said, "class_columns": "[1]"})
     onnx.save(model, tmp_path / "m.onnx")
-    with pytest.raises(CheckpointError, match="has metadata of other classes or images than its own"):
+    with pytest.raises(CheckpointError, match="has metadata that contradicts its input or output"):
         take(tmp_path / "m.onnx", data=None)
 
 
@@ -195,7 +195,7 @@ def test_what_is_no_classifier_is_refused_and_nothing_is_left(tmp_path: Path) ->
     del model.graph.output[:]
     model.graph.output.append(helper.make_tensor_value_info(tokens, TensorProto.FLOAT, ["n", 2, 16, 16]))
     onnx.save(model, file)
-    with pytest.raises(CheckpointError, match=r"maps 2 images to \[2, 2, 16, 16\] and is no classifier"):
+    with pytest.raises(CheckpointError, match=r"maps 2 images to \[2, 2, 16, 16\] and is not a classifier"):
         take(file)
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
@@ -223,13 +223,13 @@ def test_a_file_in_half_precision_is_imported_with_its_weights_as_they_are(tmp_p
     taken = take(file, told)
     half, full = (OnnxModel(path).predict(images) for path in (file, taken.imported_onnx))
     torch.testing.assert_close(full, half, rtol=2e-2, atol=2e-2)
-    assert f"{file} is in half precision: imported in fp32 with its weights as they are" in told.notes
+    assert f"{file} is in half precision: imported in fp32 with the same weights" in told.notes
     assert not widen(onnx.load(taken.imported_onnx))
 
 
 def test_an_input_that_no_machine_holds_is_one_line(tmp_path: Path) -> None:
     file = write_vit(tmp_path / "m.onnx", depth=1, batch=2**40)
-    said = r"takes 1099511627776x3x32x32 values at once, 13510799 GB, and 4 GB is the most here; export it with a small"
+    said = r"takes 1099511627776x3x32x32 values at once, 13510799 GB, and 4 GB is the limit; export it with a small"
     for opening in (take, OnnxModel):
         with pytest.raises(CheckpointError, match=said):
             opening(file)

@@ -27,5 +27,5 @@ def test_they_are_those_that_are_called_something_else_the_surest_first(tmp_path
         sure, called = model(images).softmax(1).max(1)
     missed = sorted(zip(sure[called != labels].tolist(), labels[called != labels].tolist(), strict=True), reverse=True)
     assert len(missed) > 5 and [one.label for one in found] == [names[label] for _, label in missed[:5]]
-    assert [one.sure for one in found] == pytest.approx([share for share, _ in missed[:5]], abs=1e-5)
-    assert all(one.called != one.label and one.image.mode == "RGB" for one in found)
+    assert [one.probability for one in found] == pytest.approx([share for share, _ in missed[:5]], abs=1e-5)
+    assert all(one.predicted != one.label and one.image.mode == "RGB" for one in found)

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from edgevit.errors import ExportError
-from edgevit.exporting.precision import check_weights, kept_in_fp32
+from edgevit.exporting.precision import check_weights, modules_in_fp32
 
 
 def test_a_block_in_fp32_brings_its_own_norms_and_not_those_of_its_neighbours() -> None:
     blocks = tuple(f"blocks.{i}" for i in range(11))
     norms = (*(f"{name}.norm1" for name in blocks), "norm")
-    kept = kept_in_fp32(norms, blocks, all_norms=True, chosen={1})
+    kept = modules_in_fp32(norms, blocks, all_norms=True, chosen={1})
     assert kept == (*(name for name in norms if name != "blocks.1.norm1"), "blocks.1")
-    assert kept_in_fp32(norms, blocks, all_norms=False, chosen={10, 0}) == ("blocks.0", "blocks.10")
+    assert modules_in_fp32(norms, blocks, all_norms=False, chosen={10, 0}) == ("blocks.0", "blocks.10")
 
 
 def test_weights_that_fade_or_vanish_in_fp16_are_counted_and_larger_ones_refused() -> None:

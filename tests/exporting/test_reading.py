@@ -11,7 +11,7 @@ from foreign_onnx import write_vit
 from onnx import TensorProto, helper
 
 from edgevit.errors import CheckpointError, EdgeVitError, ExportError, OptionError
-from edgevit.exporting.reading import check_nodes, read_file, read_interface, settled_batch, settled_size
+from edgevit.exporting.reading import check_nodes, read_file, read_interface, resolve_batch, resolve_size
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,10 @@ def test_a_vision_transformer_is_read_with_what_it_leaves_open(vit: Path) -> Non
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"hello, this is no protobuf", "is no ONNX file, or is damaged"),
-        (b"", "has no nodes, so it is no model"),
-        (b"PK\x03\x04 a checkpoint of torch", "holds weights alone and no graph"),
-        (b'\x10\0\0\0\0\0\0\0{"x": {}}', "holds weights alone and no graph"),
+        (b"hello, this is no protobuf", "is not an ONNX file, or is damaged"),
+        (b"", "has no nodes, so it is not a model"),
+        (b"PK\x03\x04 a checkpoint of torch", "contains weights without a graph"),
+        (b'\x10\0\0\0\0\0\0\0{"x": {}}', "contains weights without a graph"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "is a Git LFS pointer, not a model; run `git lfs pull`"),
     ],
     ids=["text", "empty", "torch", "safetensors", "pointer"],
@@ -67,7 +67,7 @@ def test_a_file_that_was_cut_off_is_damaged(vit: Path, tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    assert "is not a whole ONNX file" in str(refusal(tmp_path))
+    assert "is not a complete ONNX file" in str(refusal(tmp_path))
 
 
 def test_weights_beside_the_file_are_read_and_missed(vit: Path, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_weights_beside_the_file_are_read_and_missed(vit: Path, tmp_path: Path) 
     assert len(read_file(file).graph.initializer) == len(onnx.load(vit).graph.initializer)
     (tmp_path / "model.onnx.data").unlink()
     told = str(refusal(file))
-    assert "model.onnx.data" in told and "with every file that lies beside it" in told
+    assert "model.onnx.data" in told and "with its external files" in told
 
 
 def test_operators_that_no_tensorrt_knows_are_named(vit: Path, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_operators_that_no_tensorrt_knows_are_named(vit: Path, tmp_path: Path) -
         model.graph.node[-1].domain = "com.microsoft"
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
-    assert "holds com.microsoft.Add, which no TensorRT knows" in str(refusal(changed(vit, tmp_path, microsoft)))
+    assert "has com.microsoft.Add, which TensorRT does not support" in str(refusal(changed(vit, tmp_path, microsoft)))
 
     def newer(model: Any) -> None:
         model.opset_import[0].version = 23
@@ -127,10 +127,10 @@ def test_a_quantised_file_is_refused(vit: Path, tmp_path: Path) -> None:
 def test_sizes_that_are_open_must_be_given_and_the_others_may_not_be_changed(tmp_path: Path) -> None:
     file = write_vit(tmp_path / "m.onnx", depth=0, side="side")
     found = read_interface(file, onnx.load(file).graph)
-    assert settled_size(file, found, None) is None
-    assert settled_size(file, found, (3, 32, 32)) == [3, 32, 32]
-    with pytest.raises(OptionError, match=r"takes images of 3x\?x\?, and --input-size says 1x32x32"):
-        settled_size(file, found, (1, 32, 32))
+    assert resolve_size(file, found, None) is None
+    assert resolve_size(file, found, (3, 32, 32)) == [3, 32, 32]
+    with pytest.raises(OptionError, match=r"takes images of 3x\?x\?, and --input-size is 1x32x32"):
+        resolve_size(file, found, (1, 32, 32))
 
 
 def test_a_size_of_minus_one_is_open(vit: Path, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_size_of_minus_one_is_open(vit: Path, tmp_path: Path) -> None:
 
 
 def test_a_fixed_batch_stays() -> None:
-    assert settled_batch(Path("m.onnx"), 4, "dynamic") == settled_batch(Path("m.onnx"), 4, 4) == 4
-    assert settled_batch(Path("m.onnx"), "dynamic", 2) == 2
+    assert resolve_batch(Path("m.onnx"), 4, "dynamic") == resolve_batch(Path("m.onnx"), 4, 4) == 4
+    assert resolve_batch(Path("m.onnx"), "dynamic", 2) == 2
     with pytest.raises(OptionError, match="has a fixed batch of 4, and --batch 1 was asked for"):
-        settled_batch(Path("m.onnx"), 4, 1)
+        resolve_batch(Path("m.onnx"), 4, 1)

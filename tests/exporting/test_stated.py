@@ -39,7 +39,7 @@ def test_how_files_are_read_is_said_by_options_and_by_edgevit_s_metadata(tmp_pat
     reading = {"exif": "apply", "value_range": 4095.0}
     assert stated(tmp_path, {**GIVEN, **reading})[0] == {**GIVEN, "crop_mode": "center", **reading}
     said, origin = stated(tmp_path, GIVEN, {"preprocessing": json.dumps(reading)})
-    assert said["exif"] == "apply" and origin["exif"] == "as the metadata of model.onnx says"
+    assert said["exif"] == "apply" and origin["exif"] == "by the metadata of model.onnx"
     assert "exif" not in stated(tmp_path, {**GIVEN, "exif": "ignore"})[0]
 
 
