@@ -161,7 +161,5 @@ def test_operators_that_an_older_release_lacks_are_told_in_one_line(tmp_path: Pa
     out = tmp_path / "m"
     export(file, out=out, data="digits", preprocessing=PREPARED, accuracy=False, fp16=False)
     play("8.5.2")
-    with pytest.raises(
-        ExportError, match=r"new.onnx has operator set 17, and the board needs 16; export the"
-    ):
+    with pytest.raises(ExportError, match=r"new.onnx has operator set 17, and the board needs 16; export the"):
         build(out, fp16=False)

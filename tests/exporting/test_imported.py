@@ -111,9 +111,7 @@ def test_modules_stay_in_fp32_as_asked(folder: Path, tmp_path: Path) -> None:
 
 
 def test_another_operator_set_is_not_made_up(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ExportError, match=r"has operator set 16, and the board needs 20; export the original"
-    ):
+    with pytest.raises(ExportError, match=r"has operator set 16, and the board needs 20; export the original"):
         open_imported(folder).write(tmp_path / "m.onnx", Form("fp32", "dynamic", 20), {})
 
 
