@@ -1,12 +1,12 @@
-"""What a Transformer is made of, in the one form in which methods see it, whatever class the network is of.
+"""The weights and axes of a Transformer, in one form for the networks of all families.
 
-A *block* has two *sites*, its attention and its FFN, each added to the tokens; either may be gone. A site's weights are
-a *part*: tensors that are views of the live parameters, so that a regulariser trains through them. Parts are sliced by
-their own methods, and by nothing else.
+A *block* has two *sites*, its attention and its FFN, each added to the tokens; either may be removed. The weights of a
+site are a *part*: tensors that are views of the live parameters, so that a regulariser trains through them. Parts are
+sliced only by their own methods.
 
-The *axes* along which a model can be made smaller: of an attention its heads and its QK and VO widths, of an FFN its
+The *axes* along which a model can become smaller: for an attention its heads and its QK and VO widths, for an FFN its
 neurons, either site as a whole, the block, and, shared by all sites of a stage, the embedding width and the tokens.
-A family says which of them are frozen, and why (`Site.frozen`); the others are free. What ties two axes to one size is
+A family lists frozen axes with their reasons (`Site.frozen`); the others are free. Axes are tied to one size by
 the shape policy (`derive.allocate.policy`), so that a site has no field for it: docs/decisions/001-fusable-shapes.md.
 
 Shapes: H heads, q and v the per-head QK and VO widths, d embedding width, e FFN width.
@@ -40,9 +40,9 @@ def _maybe(tensor: Tensor | None, index: object) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Fold:
-    """What stands between the tokens and a part's weights, and goes into them with a change of basis; [d] each.
+    """Factors between tokens and the weights of a part, to be folded into them at a change of basis; [d] each.
 
-    Whoever reads tokens reads gain * n + shift of the normalised n; what a part puts out is multiplied by `scale`.
+    A part reads gain * n + shift of the normalised tokens n; its output is multiplied by `scale`.
     """
 
     gain: Tensor | None = None
@@ -61,30 +61,30 @@ class Fold:
         return (scaled @ decode.weight).to(weight), shifted.to(weight)
 
     def write(self, weight: Tensor, encode: Tensor) -> Tensor:
-        """What writes tokens of the new basis: [..., d', w] of [..., d, w]. Shape: encode [d', d] in fp64."""
+        """Output weight for tokens in the new basis: [..., d', w] of [..., d, w]. Shape: encode [d', d] in fp64."""
         exact = weight.detach().double()
         if self.scale is not None:
             exact = self.scale.double().unsqueeze(-1) * exact
         return (encode @ exact).to(weight)
 
     def write_bias(self, bias: Tensor, encode: Tensor) -> Tensor:
-        """The same of a bias: [d'] of [d]."""
+        """The same for a bias: [d'] of [d]."""
         return self.write(bias.unsqueeze(-1), encode).squeeze(-1)
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """The way back from normalised tokens n' of a narrower embedding: those of the wider one are weight n' + bias."""
+    """The map from normalised tokens n' of a narrower embedding to those of the wider one: weight n' + bias."""
 
     weight: Tensor  # [d, d'], fp64
-    bias: Tensor | None = None  # [d], fp64; None: nothing
+    bias: Tensor | None = None  # [d], fp64; None: zero
 
     def to(self, device: torch.device) -> Decoder:
         return Decoder(self.weight.to(device), None if self.bias is None else self.bias.to(device))
 
 
 def decoder(encode: Tensor) -> Decoder:
-    """That of encode [d', d], sqrt(d' / d) U Q^T of `derive.algebra.embedding`: exact for what it keeps wholly."""
+    """The decoder of encode [d', d], sqrt(d' / d) U Q^T of `derive.algebra.embedding`: exact in the kept directions."""
     return Decoder(encode.mT * (encode.shape[1] / encode.shape[0]))
 
 
@@ -94,7 +94,7 @@ class Attention:
 
     Head h on normalised tokens x [N, d] is softmax((x wq' + bq)(x wk' + bk)' / sqrt(q)) (x wv' + bv) wo', summed over
     heads, plus bo. Where it is rotary, each row r of queries and of keys becomes cos r + sin r~ before their product,
-    by its token's place, with the halves of r exchanged in r~: they have one basis, and all of their dimensions stay.
+    by the position of its token, with the halves of r exchanged in r~; their basis and dimensions are fixed.
     """
 
     wq: Tensor  # [H, q, d]
@@ -125,31 +125,31 @@ class Attention:
 
     @property
     def has_output_bias(self) -> bool:
-        """Whether the output can take a constant: a value bias passes through, as attention rows sum to one."""
+        """Whether the output can include a constant: a value bias does, as rows of attention sum to one."""
         return self.bo is not None or self.bv is not None
 
     def query_gain(self, qk: int) -> float:
-        """By what queries are multiplied where the heads become `qk` wide: logits are divided by that width's root."""
+        """The factor of queries if heads become `qk` wide, as logits are divided by the root of the width."""
         return float((qk / self.qk) ** 0.5)
 
     def keep(self, heads: Sequence[int], qk: Tensor | None = None, vo: Tensor | None = None) -> Attention:
-        """These heads with these of their dimensions, in this order; what the others put out is lost.
+        """Keep these heads and dimensions, in this order; the output of the others is dropped.
 
         A QK dimension is a row of W_Q and the same row of W_K, a VO dimension a row of W_V and a column of W_O. Logits
-        stay sums of the same products. Shapes: qk [H', q'] and vo [H', v'], int64, of the heads that stay; None: all.
+        stay sums of the same products. Shapes: qk [H', q'] and vo [H', v'], int64, of the kept heads; None: all.
         """
-        kept = list(heads)
+        index = list(heads)
         if self.rotary is not None and qk is not None:
             self.check_qk(qk.shape[1])
-            qk = None  # all of them, in the order in which they are rotated
+            qk = None  # all, in the order of the rotation
 
         def rows(weight: Tensor, at: Tensor | None) -> Tensor:  # [H, w, d] -> [H', w', d]
-            return weight[kept] if at is None else weight[kept].take_along_dim(at.to(weight.device).unsqueeze(-1), 1)
+            return weight[index] if at is None else weight[index].take_along_dim(at.to(weight.device).unsqueeze(-1), 1)
 
         def entries(bias: Tensor | None, at: Tensor | None) -> Tensor | None:  # [H, w] -> [H', w']
             if bias is None or at is None:
-                return _maybe(bias, kept)
-            return bias[kept].take_along_dim(at.to(bias.device), 1)
+                return _maybe(bias, index)
+            return bias[index].take_along_dim(at.to(bias.device), 1)
 
         wq, bq = rows(self.wq, qk), entries(self.bq, qk)
         if qk is not None:
@@ -162,26 +162,26 @@ class Attention:
         )  # fmt: skip
 
     def check_qk(self, width: int) -> None:
-        """Refuse another QK width where queries and keys are rotated.
+        """Check the QK width of rotated queries and keys.
 
         Raises:
-            UnsupportedModelError: it is another.
+            UnsupportedModelError: it differs.
         """
         if self.rotary is not None and width != self.qk:
             raise UnsupportedModelError(
-                f"queries and keys are rotated by the place of their token, so that QK stays {self.qk} wide; seen "
-                f"{width}: cut heads, values, neurons or the embedding"
+                f"queries and keys are rotated by the position of their token, so that the QK width stays {self.qk}, "
+                f"not {width}: prune heads, values, neurons or the embedding"
             )
 
     def first(self, qk: int, vo: int) -> Attention:
-        """All heads with the first of their dimensions."""
+        """All heads, with their first dimensions."""
         import torch
 
-        wanted = (torch.arange(width).expand(self.heads, width) for width in (qk, vo))
-        return self.keep(range(self.heads), *wanted)
+        dimensions = (torch.arange(width).expand(self.heads, width) for width in (qk, vo))
+        return self.keep(range(self.heads), *dimensions)
 
     def rebased(self, encode: Tensor, fold: Fold, decode: Decoder) -> Attention:
-        """The same for tokens `encode` [d', d] times those that there were, with all biases there can be."""
+        """The same function of tokens multiplied by `encode` [d', d], with all possible biases."""
         (wq, bq), (wk, bk), (wv, bv) = (
             fold.read(w, b, decode) for w, b in ((self.wq, self.bq), (self.wk, self.bk), (self.wv, self.bv))
         )
@@ -190,7 +190,7 @@ class Attention:
         return Attention(wq, bq, wk, bk, wv, bv, wo, bo, self.rotary)
 
     def padded(self, qk: int, vo: int) -> Attention:
-        """The same function with wider heads: zeros are added."""
+        """The same function with heads padded with zeros."""
         import torch.nn.functional as F
 
         self.check_qk(qk)
@@ -214,7 +214,7 @@ class Attention:
 class Ffn:
     """The weights of one FFN: f(x w1' + b1) w2' + b2, or gated: (f(x w1' + b1) * (x wg' + bg)) w2' + b2.
 
-    A neuron is a row of w1, of wg where there is one, and the column of w2 that reads it.
+    A neuron is a row of w1, of wg if gated, and a column of w2.
     """
 
     w1: Tensor  # [e, d]
@@ -233,11 +233,11 @@ class Ffn:
         return self.wg is not None
 
     def inputs(self) -> list[Tensor]:
-        """What makes a neuron: w1 and b1, then wg and bg, as far as there are such; [e, d] or [e] each."""
+        """The input weights of neurons: w1, b1, wg and bg, if present; [e, d] or [e] each."""
         return [t for t in (self.w1, self.b1, self.wg, self.bg) if t is not None]
 
     def keep(self, neurons: object) -> Ffn:
-        """These neurons, by an index of tensors: indices in any order, or a slice."""
+        """Keep these neurons: indices in any order, or a slice."""
         return replace(
             self,
             w1=self.w1[neurons], b1=_maybe(self.b1, neurons), w2=self.w2[:, neurons],  # type: ignore[index]
@@ -245,16 +245,16 @@ class Ffn:
         )  # fmt: skip
 
     def rebased(self, encode: Tensor, fold: Fold, decode: Decoder) -> Ffn:
-        """The same for tokens `encode` [d', d] times those that there were, with all input biases there can be."""
+        """The same function of tokens multiplied by `encode` [d', d], with all possible input biases."""
         w1, b1 = fold.read(self.w1, self.b1, decode)
         wg, bg = (None, None) if self.wg is None else fold.read(self.wg, self.bg, decode)
         b2 = None if self.b2 is None else fold.write_bias(self.b2, encode)
         return Ffn(w1, b1, fold.write(self.w2, encode), b2, wg, bg)
 
     def merged(self, labels: Tensor, anchors: Tensor) -> Ffn:
-        """Merge clusters into their anchors by adding up the columns of w2 (Vulcan, Eq. 9); exact between equals.
+        """Merge clusters into their anchors by adding the columns of w2 (Vulcan, Eq. 9); exact for equal neurons.
 
-        Shapes: labels [e], the cluster of each neuron; anchors [K], the neuron that stands for each.
+        Shapes: labels [e], the cluster of each neuron; anchors [K], the neuron that represents each cluster.
         """
         w2 = self.w2.new_zeros(self.w2.shape[0], len(anchors)).index_add_(1, labels, self.w2)
         return replace(self.keep(anchors), w2=w2)
@@ -262,12 +262,12 @@ class Ffn:
 
 @dataclass(frozen=True)
 class Block:
-    """The weights of one block, a site that is gone is None, and how many tokens it passes on."""
+    """The weights of one block, None for a removed site, and the number of tokens that it passes on."""
 
     attention: Attention | None
     ffn: Ffn | None
-    tokens: int = 0  # 0: all, or, where it is to be built, as many as the model's block there
-    merged: bool = False  # whether one of these is the mean of those that leave
+    tokens: int = 0  # 0: all; in `build`: as many as the block of the model
+    merged: bool = False  # whether one of them is the mean of the dropped tokens
 
     @property
     def embed(self) -> int:
@@ -285,51 +285,51 @@ class Block:
 
 
 def attentions(blocks: Sequence[Block]) -> list[Attention]:
-    """The attentions of blocks that all have one.
+    """The attentions of all blocks.
 
     Raises:
-        UnsupportedModelError: one has none.
+        UnsupportedModelError: a block has none.
     """
-    return [_there(block.attention, i, "attention") for i, block in enumerate(blocks)]
+    return [_required(block.attention, i, "attention") for i, block in enumerate(blocks)]
 
 
 def ffns(blocks: Sequence[Block]) -> list[Ffn]:
-    """The FFNs of blocks that all have one.
+    """The FFNs of all blocks.
 
     Raises:
-        UnsupportedModelError: one has none.
+        UnsupportedModelError: a block has none.
     """
-    return [_there(block.ffn, i, "FFN") for i, block in enumerate(blocks)]
+    return [_required(block.ffn, i, "FFN") for i, block in enumerate(blocks)]
 
 
-def check_all_pass(blocks: Sequence[Block], what: str) -> None:
-    """Refuse blocks after which tokens leave.
+def check_all_pass(blocks: Sequence[Block], subject: str) -> None:
+    """Check that no block drops tokens.
 
     Raises:
-        UnsupportedModelError: there is one; the message begins with `what`.
+        UnsupportedModelError: one does; the message begins with `subject`.
     """
     if (first := next((i for i, block in enumerate(blocks) if block.tokens), None)) is not None:
         raise UnsupportedModelError(
-            f"{what} is of a model whose tokens pass through all of its blocks, and after block {first} of this one "
-            f"some leave; give the model that it came from"
+            f"{subject} needs a model whose tokens pass through all of its blocks, and block {first} of this one drops "
+            f"some; give the base of this model"
         )
 
 
-def _there(part: Part | None, block: int, what: str) -> Part:
+def _required(part: Part | None, block: int, name: str) -> Part:
     if part is None:
         raise UnsupportedModelError(
-            f"block {block} of this model has no {what}, and this method cuts blocks that have both; "
-            f"derive from the model that it came from"
+            f"block {block} of this model has no {name}, and this method prunes blocks that have both sites; "
+            f"derive from the base of this model"
         )
     return part
 
 
-# -- sites: along which axes they can become smaller -------------------------------------------------------------------
+# -- sites: axes along which they can become smaller -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Site:
-    """One attention or FFN of a model, and which of its axes cannot be cut."""
+    """One attention or FFN of a model, and its frozen axes."""
 
     block: int
     kind: SiteKind

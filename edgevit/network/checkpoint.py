@@ -1,6 +1,7 @@
 """Open a base by its timm name, and read and write model folders.
 
-A model folder that exists is complete: it is written beside itself and renamed. Weights are safetensors, never pickle.
+A model folder that exists is complete: it is written under a temporary name and renamed. Weights are safetensors, never
+pickle.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ TORCHVISION_NAMES = {
     "vit_b_16": "vit_base_patch16_224", "vit_b_32": "vit_base_patch32_224", "vit_l_16": "vit_large_patch16_224",
     "vit_l_32": "vit_large_patch32_224", "vit_h_14": "vit_huge_patch14_224",
 }  # fmt: skip
-QUICK_PIXELS, QUICK_PARAMS = 256**2, 30_000_000  # of one image and of a network that it takes no time to run
-HUB_S = 5  # within which the hub answers
+QUICK_PIXELS, QUICK_PARAMS = 256**2, 30_000_000  # of one image and of a network that runs fast
+HUB_S = 5  # timeout of the hub
 PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
 
@@ -74,13 +75,13 @@ class Model(nn.Module):
         return tokens
 
     def names(self, logits: Tensor) -> list[str]:
-        """What each image is called, by its logits [B, outputs]: a target class, or `other` by the model's own rule.
+        """The predicted class of each image by its logits [B, outputs]: a target class, or `other`.
 
         Raises:
             UnsupportedModelError: the model is a base without names of classes.
-            ModelError: a logit is not a finite number.
+            ModelError: a logit is not finite.
         """
-        return [seen.name for seen in predictions_of(logits, self.spec)]
+        return [prediction.name for prediction in predictions_of(logits, self.spec)]
 
     def predict(self, pictures: Picture | Iterable[Picture], *, batch_size: int = 32) -> list[Prediction]:
         """Classify image files by their paths, or PIL images of any mode, on the network's device; in their order.
@@ -88,7 +89,7 @@ class Model(nn.Module):
         Raises:
             DataError: there is none, or one cannot be read.
             UnsupportedModelError: the model is a base without names of classes.
-            ModelError: a logit is not a finite number.
+            ModelError: a logit is not finite.
         """
         check_number("batch_size", batch_size, COUNT, "try 32")
         if not self.classes:
@@ -107,9 +108,10 @@ class Model(nn.Module):
 
     @cached_property
     def transform(self) -> Callable[[Image], Tensor]:
-        """timm's evaluation transform: from a PIL image in RGB to what the network takes, [C, H, W]."""
-        made: Callable[[Image], Tensor] = create_transform(**transform_settings(self.preprocessing), is_training=False)
-        return made
+        """timm's evaluation transform, from a PIL image in RGB to an input [C, H, W] of the network."""
+        settings = transform_settings(self.preprocessing)
+        transform: Callable[[Image], Tensor] = create_transform(**settings, is_training=False)
+        return transform
 
     @property
     def classes(self) -> list[str]:
@@ -121,7 +123,7 @@ class Model(nn.Module):
 
 
 def tensors_sha256(state: Mapping[str, Tensor]) -> str:
-    """Hash names, shapes and values, whatever file they came from."""
+    """Hash names, shapes and values, independent of the file."""
     digest = hashlib.sha256()
     for name in sorted(state):
         value = state[name].detach().cpu().contiguous()
@@ -133,18 +135,18 @@ def tensors_sha256(state: Mapping[str, Tensor]) -> str:
 def _check_name(name: str) -> None:
     if not timm.is_model(name):
         of_torchvision = TORCHVISION_NAMES.get(name)
-        known = [of_torchvision] if of_torchvision else timm.list_models()
-        raise UnknownNameError("timm model or model folder", name, known)
+        names = [of_torchvision] if of_torchvision else timm.list_models()
+        raise UnknownNameError("timm model or model folder", name, names)
 
 
 def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False, prefix: str = "--model-arg ") -> nn.Module:
-    """Make a timm model, as its family reads it; `prefix` stands before its arguments in messages.
+    """Create a timm model, converted by its family; `prefix` precedes its arguments in messages.
 
     Raises:
         UnknownNameError: timm has no such model.
         UnsupportedModelError: no family matches.
-        OptionError: an argument is no network's, or timm refuses it.
-        CheckpointError: pretrained weights cannot be had.
+        OptionError: an argument is unknown, or timm refuses it.
+        CheckpointError: pretrained weights are not available.
     """
     _check_name(name)
     check_arguments(args, prefix)
@@ -152,7 +154,7 @@ def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False, pre
         with _quick_hub() if pretrained else nullcontext() as silent:
             network: nn.Module = timm.create_model(name, pretrained=pretrained, **args)
     except FOREIGN as error:
-        # huggingface_hub's errors are OSErrors and ValueErrors, timm's where it knows no weights is a RuntimeError.
+        # huggingface_hub raises OSError and ValueError, timm RuntimeError where it has no weights.
         if pretrained and isinstance(error, (OSError, RuntimeError, ValueError)):
             raise _no_pretrained(name, silent or first_line(error, 100)) from error
         shown = ", ".join(f"{k}={v}" for k, v in args.items()) or "no arguments"
@@ -164,9 +166,9 @@ def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False, pre
 
 @contextmanager
 def _quick_hub() -> Iterator[str | None]:
-    """Let downloads come from the cache alone where the hub does not answer: its client would try for a minute.
+    """Use only the cache if the hub does not answer, as its client would try for a minute.
 
-    Yields what is wrong; None: it answers, or is not to be asked.
+    Yields the problem; None: the hub answers, or is disabled.
     """
     from huggingface_hub import constants
 
@@ -176,7 +178,7 @@ def _quick_hub() -> Iterator[str | None]:
             urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_S).close()
         except (OSError, HTTPException) as error:
             refused = isinstance(error, HTTPError) or isinstance(getattr(error, "reason", None), SSLError)
-            if not refused:  # which its client may be spared, with a token or other certificates
+            if not refused:  # a token or other certificates may help
                 silent = f"{constants.ENDPOINT} does not answer, and no copy is in the cache"
     constants.HF_HUB_OFFLINE = offline or silent is not None
     try:
@@ -193,15 +195,15 @@ def _no_pretrained(name: str, reason: str) -> CheckpointError:
 
 
 def _preprocessing(network: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The base's own preprocessing, as timm resolves it, with what the user gave on top."""
-    given = {**overrides, "input_size": family_of(network).input_size(network)}
-    config = resolve_data_config(given, model=network, use_test_size=True)
+    """The preprocessing of the base, as resolved by timm, with overrides."""
+    settings_in = {**overrides, "input_size": family_of(network).input_size(network)}
+    config = resolve_data_config(settings_in, model=network, use_test_size=True)
     settings = {key: list(v) if isinstance(v := config[key], tuple) else v for key in PREPROCESSING_KEYS}
     return {**settings, **reading_settings(overrides)}
 
 
 def _refuse_too_large(network: nn.Module, name: str) -> None:
-    """Raise OptionError where a network, here without values, is larger than this machine's memory."""
+    """Raise OptionError if a network, here without values, exceeds the memory of this machine."""
     size, memory = sum(p.nbytes for p in network.parameters()), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > memory:
         raise OptionError(
@@ -211,7 +213,7 @@ def _refuse_too_large(network: nn.Module, name: str) -> None:
 
 
 def _try_once(network: Any, name: str) -> None:
-    """See that a network runs: on one image, or by shapes alone where that would take long.
+    """Check that a network runs: on one image, or by shapes only if that is slow.
 
     Raises:
         OptionError: it does not.
@@ -222,7 +224,7 @@ def _try_once(network: Any, name: str) -> None:
         with torch.inference_mode():
             if quick:
                 network(torch.zeros(1, *size))
-            else:  # slower for small networks, whose kernels on the meta device are Python
+            else:  # slower for small networks, as kernels of the meta device are Python code
                 shape_copy(network)(torch.empty(1, *size, device="meta"))
     except FOREIGN as error:
         raise OptionError(
@@ -230,7 +232,7 @@ def _try_once(network: Any, name: str) -> None:
         ) from error
 
 
-SOME_CLASSES = 1000  # of the classifier that a network without one is given, whose weights do not matter
+SOME_CLASSES = 1000  # of a random classifier
 
 
 @dataclass(frozen=True)
@@ -244,9 +246,9 @@ class Headless:
     release: ReleaseFacts = field(default_factory=ReleaseFacts)
 
     def with_head(self, weight: Tensor, bias: Tensor) -> Model:
-        """The base with a classifier, in place. Shapes: weight [classes, d]; bias [classes].
+        """Add a classifier to the base, in place. Shapes: weight [classes, d]; bias [classes].
 
-        The two heads of a distilled DeiT, which averages their logits, are alike.
+        The two heads of a distilled DeiT, whose logits are averaged, are equal.
         """
         family = family_of(self.network)
         family.make_classifiers(self.network, len(weight))
@@ -255,7 +257,7 @@ class Headless:
                 head.weight.copy_(weight)
                 head.bias.copy_(bias)
         model = describe(self.network, self.timm_name, self.timm_args, self.preprocessing)
-        return Model(model.network, model.spec, replace(self.release, labels=()))  # which are of no head
+        return Model(model.network, model.spec, replace(self.release, labels=()))  # labels of no classifier
 
 
 def open_base(
@@ -270,9 +272,9 @@ def open_base(
     """Open a base: a timm name with a checkpoint (or timm's own weights), or a model folder.
 
     Raises:
-        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as their names say.
+        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the base cannot be opened.
     """
-    found = open_network(
+    opened = open_network(
         base,
         checkpoint=checkpoint,
         pretrained=pretrained,
@@ -280,11 +282,11 @@ def open_base(
         preprocessing=preprocessing,
         progress=progress,
     )
-    if isinstance(found, Headless):
+    if isinstance(opened, Headless):
         raise UnsupportedModelError(
             f"{base} has no classifier; edgevit base and edgevit derive fit one to the images of --data"
         )
-    return found
+    return opened
 
 
 def open_network(
@@ -296,10 +298,10 @@ def open_network(
     preprocessing: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Model | Headless:
-    """Open a base as `open_base` does, or one that still needs a classifier.
+    """Open a base like `open_base`, or one without a classifier.
 
     Raises:
-        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as their names say.
+        UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the base cannot be opened.
     """
     check_openable(base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
     base, progress = plain_base(base), progress or Silent()
@@ -309,10 +311,10 @@ def open_network(
     if Path(base).is_dir():
         model = load(base)
         spec = model.spec
-        # Whatever it was derived from, it is a base itself now.
-        itself = tensors_sha256(model.network.state_dict())
+        # It is its own base now.
+        sha256 = tensors_sha256(model.network.state_dict())
         embed = load_family(spec.family).geometry(model.network).embed
-        facts = BaseFacts(itself, spec.blocks, spec.macs, spec.params, spec.outputs, embed)
+        facts = BaseFacts(sha256, spec.blocks, spec.macs, spec.params, spec.outputs, embed)
         return Model(model.network, replace(spec, preprocessing={**spec.preprocessing, **overrides}, base=facts))
     name, args = str(base), dict(model_args or {})
     _check_name(name)
@@ -324,7 +326,7 @@ def open_network(
 
 
 def _opened(network: Any, name: str, args: Mapping[str, Any], preprocessing: Mapping[str, Any]) -> Model | Headless:
-    family = family_of(network)  # which refuses what cannot be pruned, before a classifier is fitted
+    family = family_of(network)  # raises for unsupported networks before a classifier is fitted
     _try_once(network.eval(), name)
     if family.has_classifier(network):
         return describe(network, name, args, preprocessing)
@@ -334,9 +336,9 @@ def _opened(network: Any, name: str, args: Mapping[str, Any], preprocessing: Map
 def network_without_weights(
     base: str | Path, model_args: Mapping[str, Any] | None = None, *, checkpoint: str | Path | None = None
 ) -> nn.Module:
-    """The network of a base whose weights do not matter: of a model folder, or a timm model with random ones.
+    """The network of a base, of which only the shape matters: of a model folder, or a random timm model.
 
-    One without a classifier is given one. Files of weights, where they are the base, say its arguments.
+    A network without a classifier gets one. Files of weights, if they are the base, determine its arguments.
 
     Raises:
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as for `open_network`.
@@ -352,7 +354,7 @@ def network_without_weights(
         with without_values():
             _refuse_too_large(_create(str(base), args), str(base))
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # the same network every time, and the same files
+            torch.manual_seed(0)  # deterministic
             network = _create(str(base), args)
             family = family_of(network)
             if not family.has_classifier(network):
@@ -364,11 +366,11 @@ def network_without_weights(
 def _open_weights(
     name: str | None, args: Mapping[str, Any], path: Path, overrides: Mapping[str, Any], progress: Progress
 ) -> Model | Headless:
-    """Open a network with the weights of a file or a folder, and with what the files beside them say.
+    """Open a network with the weights of a file or a folder, and with the configuration files in the folder.
 
     Args:
-        name: of the network; None: as those files say, or by the shapes of the weights.
-        overrides: preprocessing that options give, before all else.
+        name: of the network; None: by those files, or by the shapes of the weights.
+        overrides: preprocessing by options, which take precedence.
 
     Raises:
         as `open_network`.
@@ -398,15 +400,15 @@ def _open_weights(
 
 
 def _shown(setting: Any) -> str:
-    """A setting as its option takes it, as a list or as a tuple."""
+    """A setting as typed in an option, of a list or a tuple."""
     return ",".join(f"{value:g}" for value in setting) if isinstance(setting, (list, tuple)) else str(setting)
 
 
 def _name_of(state: Mapping[str, Tensor], file: Path, release: ReleaseFacts, progress: Progress) -> str:
-    """timm's name of the network that weights are of, where only they are given.
+    """timm's name of the network of these weights.
 
     Raises:
-        CheckpointError: they are of no network that a family reads.
+        CheckpointError: they are of no supported network.
     """
     if release.architecture is not None and timm.is_model(release.architecture):
         progress.note(f"{file} is of {release.architecture}, as {CONFIG} beside it says")
@@ -416,7 +418,7 @@ def _name_of(state: Mapping[str, Tensor], file: Path, release: ReleaseFacts, pro
             progress.note(f"{file} is taken to be of {name}, by its shapes; BASE and --checkpoint give another name")
             return name
     raise CheckpointError(
-        f"{file} is of no network that edgevit knows; give timm's name of it, and --checkpoint {file}"
+        f"{file} is of no network that edgevit supports; give timm's name of it, and --checkpoint {file}"
     )
 
 
@@ -428,9 +430,9 @@ def _filled(
     release: ReleaseFacts,
     progress: Progress,
 ) -> tuple[Any, dict[str, Any], Weights]:
-    """Make a timm model with these weights; return it with its arguments and the weights.
+    """Create a timm model with these weights; return it with its arguments and the weights.
 
-    Arguments are, the first before the others: those of a person, of the files beside the weights, and of the shapes.
+    Arguments are, in order of precedence: of options, of the configuration files, and by the shapes.
     """
     stated = {**_stated_arguments(release, args), **args}
     if texts := [f"{key}={value}" for key, value in stated.items() if key not in args]:
@@ -449,8 +451,8 @@ def _filled(
         progress.note(f"{name} by the shapes of {file.name}: {', '.join(texts)}; --model-arg gives others")
     if assumption is not None:
         progress.note(assumption)
-    arguments = {"num_classes": weights.classes, **guessed, **stated}  # perhaps not ImageNet's, or none
-    with without_values():  # which would be drawn to be replaced
+    arguments = {"num_classes": weights.classes, **guessed, **stated}  # may differ from ImageNet's
+    with without_values():  # they would be initialised and replaced
         network = _create(name, arguments)
     weights = family.fitted(
         weights, network, name, resample="img_size" in stated, trained=release.arguments.get("img_size")
@@ -465,7 +467,7 @@ def _filled(
 
 
 def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any]) -> dict[str, Any]:
-    """timm's arguments by the files beside weights: their own, and the size of images that a processor makes."""
+    """timm's arguments by the configuration files, with the image size of an image processor."""
     stated = {key: value for key, value in release.arguments.items() if key not in args}
     size = release.preprocessing.get("input_size")
     if size is not None and release.origin["input_size"] == PROCESSOR and "img_size" not in args:
@@ -474,9 +476,9 @@ def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any]) -> dict[st
 
 
 def _hints(family: Family, weights: Weights, network: Any) -> list[str]:
-    """What would make a network fit weights that do not, as far as their shapes say it."""
+    """Hints about arguments or a name with which the weights would fit, by their shapes."""
     arguments: dict[str, Any] = {}
-    with suppress(CheckpointError):  # its heads, which no shape tells
+    with suppress(CheckpointError):  # the number of heads does not follow from shapes
         arguments, _ = family.guessed_arguments(weights.state, network, network.state_dict(), ())
     if arguments:
         return ["its shapes say " + " ".join(f"--model-arg {shlex.quote(f'{k}={v}')}" for k, v in arguments.items())]
@@ -487,10 +489,10 @@ def _hints(family: Family, weights: Weights, network: Any) -> list[str]:
 def describe(
     network: nn.Module, timm_name: str, timm_args: Mapping[str, Any], preprocessing: Mapping[str, Any] | None = None
 ) -> Model:
-    """Describe a timm network that is its own base; it must be one that `timm.create_model` makes with these arguments.
+    """Describe a timm network that is its own base; `timm.create_model` must create it with these arguments.
 
     Raises:
-        UnsupportedModelError: the factorisation would break it, or no family reads it.
+        UnsupportedModelError: it cannot be factorised, or no family matches.
     """
     family = family_of(network)
     outputs = family.classifiers(network)[0].out_features
@@ -518,7 +520,7 @@ def load(folder: str | Path) -> Model:
 
     Raises:
         CheckpointError: a file is missing, altered (wrong hash) or of another schema.
-        TypeError: `folder` is no path.
+        TypeError: `folder` is not a path.
     """
     check_paths(folder, "edgevit.load")
     check_model_folder(folder)
@@ -532,7 +534,7 @@ def load(folder: str | Path) -> Model:
             network = _create(spec.timm_name, spec.timm_args, prefix="timm_args.")
         family = family_of(network)
     except (OptionError, UnknownNameError, UnsupportedModelError) as error:
-        raise CheckpointError(f"{files.spec_file} cannot be this model's: {error}") from error
+        raise CheckpointError(f"{files.spec_file} contradicts the model: {error}") from error
     with reading(files.weights_file):
         state = load_file(files.weights_file)
     depth = len(family.read(network))
@@ -547,48 +549,48 @@ def load(folder: str | Path) -> Model:
     try:
         _try_once(network.eval(), spec.timm_name)
     except OptionError as error:
-        raise CheckpointError(f"{files.spec_file} cannot be this model's: {error}") from error
+        raise CheckpointError(f"{files.spec_file} contradicts the model: {error}") from error
     return Model(network.eval(), spec)
 
 
 def _check_described(network: Any, spec: ModelSpec, file: Path) -> None:
-    """See that a network is what model.json says of it.
+    """Check that a network has the costs and the input size in model.json.
 
     Raises:
-        CheckpointError: it costs something else, or takes other images.
+        CheckpointError: it has others.
     """
     family = load_family(spec.family)
     geometry = family.geometry(network)
     of_base = geometry.with_classes(spec.base.outputs).with_embed(spec.base.embed or geometry.embed)
-    for what, told, seen in (
+    for name, stated, actual in (
         ("MACs", spec.macs, geometry.macs(spec.blocks)),
         ("parameters", spec.params, sum(p.numel() for p in network.parameters())),
         ("MACs of the base", spec.base.macs, of_base.macs(spec.base.blocks)),
         ("input size", list(spec.preprocessing["input_size"]), list(family.input_size(network))),
     ):
-        if told != seen:
+        if stated != actual:
             raise CheckpointError(
-                f"{file} was altered: it says {told} {what}, and the model has {seen}; "
+                f"{file} was altered: it states {stated} {name}, and the model has {actual}; "
                 f"copy the folder again, or derive it again"
             )
 
 
-def save(model: Model, folder: Path, *, overwrite: bool = False, **papers: Any) -> None:
-    """Write a model folder; `papers` are the card and the records that `ModelFolder.write` takes.
+def save(model: Model, folder: Path, *, overwrite: bool = False, **records: Any) -> None:
+    """Write a model folder; `records` are the card and the records of `ModelFolder.write`.
 
     Raises:
-        OutputError: the folder exists and is not to be overwritten, or cannot be written; nothing is left behind.
+        OutputError: the folder exists and may not be overwritten, or cannot be written.
     """
     with new_folder(folder, overwrite=overwrite) as temporary:
         files = ModelFolder(temporary)
         state = {k: v.detach().cpu().contiguous() for k, v in model.network.state_dict().items()}
         save_file(state, files.weights_file, metadata={"format": "pt"})
-        files.weights_file.chmod(0o644)  # safetensors makes it private; the folder is meant to be passed on
-        files.write(model.spec, **papers)
+        files.weights_file.chmod(0o644)  # safetensors makes it private
+        files.write(model.spec, **records)
 
 
 def derived_spec(base: ModelSpec, network: nn.Module, head: str, classes: tuple[TargetClass, ...]) -> ModelSpec:
-    """Describe a network that was derived from `base` by surgery."""
+    """Describe a network that was derived from `base`."""
     family = load_family(base.family)
     blocks = tuple(b.dims for b in family.read(network))
     outputs = family.classifiers(network)[0].out_features

@@ -1,4 +1,4 @@
-"""Copies of networks, free of what training and observing left behind, and networks without values."""
+"""Copies of networks without hooks, and networks without values."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from torch import Tensor, nn
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
-# What fills a tensor, and what timm's truncated normal goes through afterwards.
+# Functions that fill a tensor, and those that timm's truncated normal applies afterwards.
 FILLS = {
     *(Tensor.uniform_, Tensor.normal_, Tensor.fill_, Tensor.zero_, Tensor.erfinv_, Tensor.mul_, Tensor.add_),
     *(Tensor.clamp_, init.uniform_, init.normal_, init.constant_, init.kaiming_uniform_),
 }
 
 
-class _NothingIsFilled(TorchFunctionMode):
+class _SkipFills(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
-        filled = (args[0] if args else given.get("tensor")) if func in FILLS else None
-        return filled if filled is not None and filled.is_meta else func(*args, **given)
+        keywords = kwargs or {}
+        filled = (args[0] if args else keywords.get("tensor")) if func in FILLS else None
+        return filled if filled is not None and filled.is_meta else func(*args, **keywords)
 
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Make networks on the meta device: their tensors have shapes and types, and no values.
+    """Create networks on the meta device: their tensors have shapes and types, but no values.
 
-    Their initialisation is passed over. It would change nothing, and torch works it out step by step in Python there.
+    Their initialisation is skipped: it has no effect, and is slow Python code on this device.
     """
-    with torch.device("meta"), _NothingIsFilled():
+    with torch.device("meta"), _SkipFills():
         yield
 
 
 def bare_copy(model: nn.Module, shared: Sequence[nn.Module] = ()) -> nn.Module:
-    """Copy a model without its hooks and without a `forward` put on the instance, sharing some of its modules.
+    """Copy a model without hooks and without a `forward` of the instance, sharing some of its modules.
 
-    Both would go on calling the original: hooks observe it, and accelerate's mixed precision replaces `forward`.
+    Both would still call the original: hooks observe it, and accelerate's mixed precision replaces `forward`.
     """
     return _bare(copy.deepcopy(model, {id(module): module for module in shared}), shared)
 
 
 def shape_copy(model: nn.Module) -> nn.Module:
-    """A bare copy on the meta device, of sizes and types: no value is copied first."""
+    """A bare copy on the meta device, without copying values."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
@@ -57,9 +57,9 @@ def shape_copy(model: nn.Module) -> nn.Module:
 
 
 def _bare(copied: nn.Module, shared: Sequence[nn.Module] = ()) -> nn.Module:
-    kept = {id(module) for module in shared}
+    shared_ids = {id(module) for module in shared}
     for module in copied.modules():
-        if id(module) not in kept:
+        if id(module) not in shared_ids:
             module._forward_hooks.clear()
             module._forward_pre_hooks.clear()
             for name in ("forward", "_original_forward"):

@@ -1,4 +1,4 @@
-"""What a model says of images: names, probabilities, and whether it takes an image for none of its classes."""
+"""Predictions of images: names, probabilities, and rejection."""
 
 from __future__ import annotations
 
@@ -16,44 +16,45 @@ from edgevit.records.model import ModelSpec
 from edgevit.records.pictures import read_picture, reading_picture, to_rgb
 from edgevit.records.reading import AS_STORED, Reading
 
-Picture = str | PathLike[str] | Image.Image  # a file's path, or a PIL image of any mode
+Picture = str | PathLike[str] | Image.Image  # path of a file, or a PIL image of any mode
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one image."""
+    """The prediction of one image."""
 
     name: str  # the most probable target class, or `other`
-    probabilities: dict[str, float]  # of each target class, the most probable first; they add up to 1
-    rejected: bool  # whether the model's own rule calls it `other`; the probabilities are what they are without it
+    probabilities: dict[str, float]  # of the target classes in descending order; their sum is 1
+    rejected: bool  # whether the rule of the model classifies it as `other`; it does not change probabilities
 
 
 def predictions_of(logits: Tensor, spec: ModelSpec) -> list[Prediction]:
     """Name each image by its logits [B, outputs].
 
     Raises:
-        UnsupportedModelError: the model is a base, which knows no names.
-        ModelError: a logit is not a finite number.
+        UnsupportedModelError: the model is a base without class names.
+        ModelError: a logit is not finite.
     """
     if not spec.classes:
         raise UnsupportedModelError("a base has no class names; give a derived model's folder")
     chosen, names = logits.detach()[:, spec.class_columns].float().cpu(), spec.class_names
     if not bool(torch.isfinite(chosen).all()):
-        raise ModelError("the model's logits are not finite numbers; if the images are, derive the model again")
+        raise ModelError("the model's logits are not finite; if the images are, derive the model again")
     rejected = spec.rejection.rejects(chosen).tolist() if spec.rejection else [False] * len(chosen)
-    judged = []
-    for odds, other in zip(chosen.softmax(1), rejected, strict=True):
+    predictions = []
+    for odds, is_other in zip(chosen.softmax(1), rejected, strict=True):
         order = odds.argsort(descending=True, stable=True).tolist()
         values = odds.tolist()
-        judged.append(Prediction(OTHER if other else names[order[0]], {names[i]: values[i] for i in order}, other))
-    return judged
+        name = OTHER if is_other else names[order[0]]
+        predictions.append(Prediction(name, {names[i]: values[i] for i in order}, is_other))
+    return predictions
 
 
 def rgb_images(pictures: Picture | Iterable[Picture], reading: Reading = AS_STORED) -> Iterator[Image.Image]:
-    """Read pictures one by one, as the data that models are derived from is read.
+    """Read pictures one by one, like the images of a derivation.
 
     Raises:
-        DataError: one cannot be read, or is none.
+        DataError: one cannot be read, or is not a picture.
     """
     if isinstance(pictures, (str, PathLike, Image.Image)):
         pictures = [pictures]
@@ -62,7 +63,7 @@ def rgb_images(pictures: Picture | Iterable[Picture], reading: Reading = AS_STOR
     for position, picture in enumerate(pictures):
         if isinstance(picture, Image.Image):
             with reading_picture(f"image {position}", "give another, or leave it out"):
-                picture.load()  # a file that was opened and not read yet
+                picture.load()  # the file may be opened but not read
                 rgb = to_rgb(picture, reading)
             yield rgb
         elif isinstance(picture, (str, PathLike)):

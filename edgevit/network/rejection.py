@@ -1,7 +1,7 @@
-"""When an image belongs to none of the target classes: its score lies below a threshold, and it is called `other`.
+"""Rejection: an image whose score is below a threshold is classified as `other`.
 
-The score is the log-sum-exp of the target classes' logits, the negative free energy of Liu et al. (2020). Probabilities
-forget how large the logits were; with the target classes alone in the running, that is what tells other images apart.
+The score is the log-sum-exp of the logits of the target classes, the negative free energy of Liu et al. (2020). It uses
+the magnitude of the logits, which softmax discards, and which separates images of other classes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ ROUNDING = 1e-9  # 0.29 * 100 is 28.999999999999996
 
 
 def check_share(share: float, images: int) -> None:
-    """See that a threshold can hold this share, calibrated on so many images of the target classes.
+    """Check that a threshold for this share can be calibrated on this many images of the target classes.
 
     Raises:
-        OptionError: it is no share.
+        OptionError: it is not a share.
         DataError: too few images.
     """
     if not 0 < share < 1:
@@ -36,18 +36,18 @@ def check_share(share: float, images: int) -> None:
 
 
 def calibrate_rule(logits: Tensor, share: float) -> Rejection:
-    """Find the threshold below which at most this share of the target classes' images falls.
+    """Find the threshold below which at most this share of images of the target classes falls.
 
-    Of n held-out ones with logits [n, C] it is the k-th smallest score, k = floor(share (n + 1)): the score of one more
-    such image is below it with probability k / (n + 1) or less (split conformal prediction). The quantile of the n
+    For n held-out images with logits [n, C] it is the k-th smallest score, k = floor(share (n + 1)): the score of one
+    more such image is below it with probability k / (n + 1) or less (split conformal prediction). The quantile of the n
     scores themselves would reject up to twice as many where n is small.
 
     Raises:
-        DataError: too few images, or their logits are not numbers.
+        DataError: too few images, or their logits are not finite.
     """
     count = len(logits)
     check_share(share, count)
-    if not bool(torch.isfinite(found := scores(logits)).all()):
+    if not bool(torch.isfinite(target_scores := scores(logits)).all()):
         raise DataError("--reject: the model's logits for some validation images are not finite; leave --reject out")
     k = math.floor(share * (count + 1) + ROUNDING)
-    return Rejection(SCORE, float(found.sort().values[k - 1]), share)
+    return Rejection(SCORE, float(target_scores.sort().values[k - 1]), share)

@@ -1,4 +1,4 @@
-"""What is given as a model, checked before torch is imported: by paths alone."""
+"""Options of a base, checked by paths before torch is imported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HUBS, LOCAL = ("hf-hub:", "hf_hub:"), "local-dir:"
 
 
 def three(option: str) -> Callable[[str, Given], list[float]]:
-    """Read three numbers, one for each colour, or one for all of them."""
+    """Read three numbers, one per colour, or one for all."""
 
     def read(text: str, _: Given) -> list[float]:
         try:
@@ -53,7 +53,7 @@ ModelArgs = Annotated[
 
 @dataclass(frozen=True)
 class GivenPreprocessing:
-    """What may take the place of the base's own preprocessing, in timm's names."""
+    """Overrides of the preprocessing of the base, in timm's names."""
 
     mean: Annotated[
         list[float] | None,
@@ -88,7 +88,7 @@ class GivenPreprocessing:
 
 @dataclass(frozen=True, kw_only=True)
 class BaseOptions:
-    """How a base is opened."""
+    """Options of opening a base."""
 
     checkpoint: Annotated[
         Path | str | None,
@@ -104,20 +104,20 @@ class BaseOptions:
     preprocessing: Annotated[Mapping[str, Any], Nested(GivenPreprocessing)] = field(default_factory=dict)
 
     def opening(self) -> dict[str, Any]:
-        """The arguments with which `open_base` opens it."""
+        """The arguments of `open_base`."""
         names = ("checkpoint", "pretrained", "model_args", "preprocessing")
         return {name: getattr(self, name) for name in names}
 
     def check_base(self, base: str | Path) -> None:
-        """Refuse a base that cannot be opened with these options; see `check_openable`."""
+        """Check that the base can be opened with these options; see `check_openable`."""
         check_preprocessing(self.preprocessing)
         check_openable(base, checkpoint=self.checkpoint, pretrained=self.pretrained, model_args=self.model_args)
 
 
-def check_preprocessing(given: Given) -> None:
-    """Raise OptionError if images cannot be preprocessed so."""
+def check_preprocessing(settings: Given) -> None:
+    """Raise OptionError for invalid settings of a preprocessing."""
     for name in ("mean", "std"):
-        for value in given.get(name) or ():
+        for value in settings.get(name) or ():
             check_number(f"--{name}", value, FINITE)
             if name == "std" and not value > 0:
                 raise OptionError(f"--std {value:g} is not above 0; a standard deviation is, such as 0.229,0.224,0.225")
@@ -125,26 +125,26 @@ def check_preprocessing(given: Given) -> None:
                 raise OptionError(
                     f"--{name} {value:g} is of pixels up to 255, and here they lie in [0, 1]; divide by 255"
                 )
-    if (crop := given.get("crop_pct")) is not None:
+    if (crop := settings.get("crop_pct")) is not None:
         check_number("--crop-pct", crop, "(0, 1]", "0.9 keeps the central 90 %")
-    if (how := given.get("interpolation")) is not None and how not in INTERPOLATIONS:
-        raise OptionError(f"--interpolation {how} is unknown; try bilinear or bicubic")
-    if (exif := given.get("exif")) is not None and exif not in ("ignore", "apply"):
+    if (interpolation := settings.get("interpolation")) is not None and interpolation not in INTERPOLATIONS:
+        raise OptionError(f"--interpolation {interpolation} is unknown; try bilinear or bicubic")
+    if (exif := settings.get("exif")) is not None and exif not in ("ignore", "apply"):
         raise OptionError(f"--exif {exif} is unknown; it is apply or ignore")
-    if (value_range := given.get("value_range")) is not None:
+    if (value_range := settings.get("value_range")) is not None:
         check_number("--value-range", value_range, "(0, inf)", "4095 is white of 12 bits")
 
 
 def check_model_folder(folder: str | Path) -> None:
-    """Refuse a model folder that is not there, lacks a file, or has a model.json that contradicts itself.
+    """Check that a model folder is complete and has a valid model.json.
 
     Raises:
-        CheckpointError: it is.
+        CheckpointError: it is not.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        what = "is a file, not a model folder" if folder.exists() else "does not exist"
-        raise CheckpointError(f"{folder} {what}; check the path of the model folder")
+        fault = "is a file, not a model folder" if folder.exists() else "does not exist"
+        raise CheckpointError(f"{folder} {fault}; check the path of the model folder")
     files = ModelFolder(folder)
     if files.is_imported:
         raise CheckpointError(
@@ -158,10 +158,10 @@ def check_model_folder(folder: str | Path) -> None:
 
 
 def plain_base(base: str | Path) -> str | Path:
-    """A base without what the hubs write before timm's names: NAME of timm/NAME and hf-hub:timm/NAME.
+    """Remove the prefix of a hub from timm's name: NAME of timm/NAME and hf-hub:timm/NAME.
 
     Raises:
-        CheckpointError: it is a repository of a hub that is not timm's.
+        CheckpointError: it is a repository of another owner.
     """
     text = str(base)
     if os.path.exists(text):
@@ -188,12 +188,12 @@ def check_openable(
     pretrained: bool = False,
     model_args: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse a base that cannot be opened. Whether timm knows its name takes timm, and that imports torch.
+    """Check that a base can be opened, except for its name, as timm imports torch.
 
     Raises:
-        CheckpointError: no such model folder or weights, or no weights are given at all.
-        OptionError: options that exclude each other, or an argument that is no network's.
-        UnsupportedModelError: a name of networks that no family reads.
+        CheckpointError: no such model folder or weights, or no weights are given.
+        OptionError: options exclude each other, or an argument is unknown.
+        UnsupportedModelError: no family supports networks of this name.
     """
     base = plain_base(base)
     check_arguments(model_args or {})
@@ -229,7 +229,7 @@ def check_openable(
         if pretrained:
             raise OptionError("--checkpoint and --pretrained exclude each other; give one of them")
         weights_of(Path(checkpoint))
-    elif pretrained and (model_args or {}).get("num_classes"):  # 0 leaves it out
+    elif pretrained and (model_args or {}).get("num_classes"):  # 0: without
         raise OptionError(
             "--pretrained weights bring their own classifier; leave num_classes out, or give --checkpoint"
         )

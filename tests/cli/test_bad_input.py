@@ -245,7 +245,7 @@ def test_a_checkpoint_that_is_truncated_or_of_another_architecture(
     towers = {f"{tower}.{k}": v.clone() for tower in ("visual", "written") for k, v in state.items()}
     save_file(towers, tmp_path / "other.safetensors")
     said = refused("--checkpoint", "other.safetensors", without=("checkpoint",))
-    assert "it lacks blocks.0" in said and "has no use for them: visual." in said
+    assert "it lacks blocks.0" in said and "does not use them: visual." in said
 
 
 @pytest.mark.parametrize(

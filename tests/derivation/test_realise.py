@@ -221,7 +221,7 @@ def test_tokens_of_a_narrower_embedding_are_read_through_the_decoders_of_the_nor
 def test_an_embedding_that_cannot_be_narrowed_is_refused():
     model = random_vit("residual after the norm")
     plan = satisfy(model, [BlockDims(2, 16, 16, 40)] * 3)
-    with pytest.raises(PlanError, match="stays as it is: a norm after the residual"):
+    with pytest.raises(PlanError, match="stays as it is: a norm after each site"):
         realise(model, replace(plan, embed=EmbedPlan(24, encoder(flat_basis(64), 24))))
 
 

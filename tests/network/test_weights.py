@@ -109,8 +109,8 @@ def test_averaged_weights_are_read_as_by_timm_and_that_is_said(small_vit: Any, t
     torch.save({**held, "args": argparse.Namespace(lr=1), "epoch": 3}, file)
     assert torch.equal(read_weights(file, said.append)["head.bias"], mean.head.bias)
     assert said == [
-        f"{file} holds weights twice: {averaged}, averaged over the training, is read, as by timm, and not state_dict; "
-        "to have those, save them alone"
+        f"{file} has two sets of weights: {averaged}, averaged over the training, is used, as by timm, and not "
+        "state_dict; to use those, save them alone"
     ]
     assert torch.equal(outputs(open_base(NAME, checkpoint=file, model_args=ARGS)), outputs(mean))
     torch.save({**held, averaged: None}, file)  # a training without an average
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_holds_itself_is_refused(tmp_path: Path) -> None:
     held: dict[str, Any] = {}
     held["model"] = held
     torch.save(held, tmp_path / "x.pth")
-    with pytest.raises(CheckpointError, match="does not hold plain weights"):
+    with pytest.raises(CheckpointError, match="does not contain plain weights"):
         read_weights(tmp_path / "x.pth")
 
 
@@ -184,7 +184,7 @@ CONTENTS: list[Any] = [[1, 2], {}, {"a": 1}, {"model": {"a": "b"}}, {"state_dict
 @pytest.mark.parametrize("content", CONTENTS, ids=str)
 def test_a_file_of_something_else_is_refused(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "x.pth")
-    with pytest.raises(CheckpointError, match="does not hold plain weights") as refusal:
+    with pytest.raises(CheckpointError, match="does not contain plain weights") as refusal:
         read_weights(tmp_path / "x.pth")
     assert "\n" not in str(refusal.value)
 
@@ -213,7 +213,7 @@ def test_values_that_are_no_weights_by_themselves_are_refused(
 def test_a_text_is_called_neither_a_pickle_nor_truncated(tmp_path: Path, text: str) -> None:
     file = tmp_path / "x.pth"
     file.write_text(text)
-    with pytest.raises(CheckpointError, match=rf"^{file} is no file of weights; give safetensors, or what"):
+    with pytest.raises(CheckpointError, match=rf"^{file} is not a file of weights; give safetensors, or a file"):
         read_weights(file)
 
 
@@ -240,7 +240,7 @@ def test_zips_that_torch_did_not_save_are_called_neither_truncated_nor_dangerous
             script.writestr(member, "")
     np.savez(tmp_path / "a.npz", kernel=np.ones(2))
     (tmp_path / "x.pth").write_bytes((tmp_path / "a.npz").read_bytes())
-    for name, said in (("script.pt", "is TorchScript"), ("a.npz", "Google's ViT"), ("x.pth", "a zip of other things")):
+    for name, said in (("script.pt", "is TorchScript"), ("a.npz", "Google's ViT"), ("x.pth", "a zip without weights")):
         with pytest.raises(CheckpointError, match=said) as refusal:
             read_weights(tmp_path / name)
         assert "\n" not in str(refusal.value) and "truncated:" not in str(refusal.value)

@@ -1,6 +1,6 @@
-"""One file or folder per timm family (vit/); each is a module with the functions of `Family`.
+"""One file or folder per timm family (vit/): a module with the functions of `Family`.
 
-tests/network/test_families_protocol.py holds every function of every family against the network itself.
+tests/network/test_families_protocol.py tests each function of each family.
 """
 
 from __future__ import annotations
@@ -21,70 +21,70 @@ from edgevit.network.cost import Geometry
 from edgevit.network.weights import Weights
 
 Scale = Tensor | float
-# Of a block, asked when it runs: [B, N], added to the logits of the tokens; None weighs all of them alike.
+# Called for a block when it runs: [B, N], added to the logits of the tokens; None: equal weights.
 LogWeights = Callable[[int], Tensor | None]
 
 
 @dataclass(frozen=True)
 class SoftGates:
-    """Soft gates of one block: how much of each token and head that is to go is still there."""
+    """Soft gates of one block, for tokens and heads that are removed gradually."""
 
     log_gates: Tensor  # [B, N], added to the logits of the tokens
-    heads: Tensor  # [H], by which each head's output is multiplied
+    heads: Tensor  # [H], factors of the outputs of the heads
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A site as the forward pass has it: it adds after(output(... readers ... (before(x)))) to the tokens x."""
+    """A site in the forward pass: it adds after(output(... readers ... (before(x)))) to the tokens x."""
 
-    before: nn.Module  # the norm of the tokens; the identity where a norm comes after
-    module: nn.Module  # the attention or FFN, from what `before` gives to what `output` does
-    readers: tuple[nn.Linear, ...]  # the linear layers that read what `before` gives
+    before: nn.Module  # the norm of the tokens; the identity if a norm follows
+    module: nn.Module  # the attention or FFN, between the outputs of `before` and of `output`
+    readers: tuple[nn.Linear, ...]  # the linear layers that read the output of `before`
     output: nn.Linear  # the last linear layer
-    after: tuple[nn.Module, ...]  # the norm after, LayerScale, stochastic depth
+    after: tuple[nn.Module, ...]  # a norm, LayerScale, stochastic depth
 
     def added(self, output: Tensor) -> Tensor:
-        """What is added to the tokens for this output of `output`."""
+        """The tensor added to the tokens for this output of `output`."""
         for module in self.after:
             output = module(output)
         return output
 
 
 class Family(Protocol):
-    """What edgevit knows of one kind of network; a module in this folder has all of it.
+    """The functions of one kind of network; a module in this folder has all of them.
 
-    Lists have an entry per block. Where a block has no attention, or no FFN, the entries of its modules are None.
+    Lists have an entry per block. Without attention, or without FFN, the entries of their modules are None.
     """
 
     def matches(self, model: nn.Module, /) -> bool:
-        """Whether the model is of this family, be it that it can be pruned or not."""
+        """Whether the model is of this family, even if it cannot be pruned."""
 
     def check(self, model: nn.Module, /) -> None:
-        """Raise UnsupportedModelError, with the reason, if the algebra would break."""
+        """Raise UnsupportedModelError, with the reason, if the model cannot be pruned."""
 
     def adopted(self, model: nn.Module, /) -> nn.Module:
-        """What the other functions are given in place of this network of timm's: the same function, mostly itself."""
+        """Convert a network of timm to one that the other functions support; usually it is returned unchanged."""
 
-    # -- weights of others
+    # -- weights of other programs
 
     def named(self, state: Mapping[str, Tensor], /) -> Weights:
-        """The weights of a file under the names of this family's networks, whoever wrote them."""
+        """The weights of a file, renamed to those of this family's networks."""
 
     def fitted(
         self, weights: Weights, model: nn.Module, name: str, /, *, resample: bool, trained: Any = None
     ) -> Weights:
-        """Make named weights those of this model, `name` in messages, as far as that is the same function.
+        """Convert renamed weights to those of this model, `name` in messages, without changing the function.
 
         Args:
-            resample: whether position embeddings may be resampled, because the size of images was asked for.
-            trained: timm's img_size of the weights, where a file beside them says it.
+            resample: whether position embeddings may be resampled, as an option sets the size of images.
+            trained: timm's img_size of the weights, if a configuration file states it.
 
         Raises:
-            CheckpointError: they are of images of another size, and may not be resampled; or they may be of it or not.
+            CheckpointError: they are of images of another or an ambiguous size, and may not be resampled.
         """
 
     def guessed_name(self, state: Mapping[str, Tensor], /) -> str | None:
-        """timm's name of a network of the kind of these named weights, of any sizes; None: they are of no such kind."""
+        """timm's name of a network like that of these weights, of any sizes; None: they are not of this family."""
 
     def guessed_arguments(
         self,
@@ -94,115 +94,115 @@ class Family(Protocol):
         stated: Collection[str],
         /,
     ) -> tuple[dict[str, Any], str | None]:
-        """timm's arguments by which the model, with its own weights, would have the shapes of these named weights.
+        """timm's arguments with which the model would have the shapes of these weights, and a note about assumptions.
 
-        And a sentence on what no shape tells, where it is assumed. Arguments that are `stated` are not guessed.
+        Arguments that are `stated` are not guessed.
 
         Raises:
-            CheckpointError: something that no shape tells cannot be assumed either.
+            CheckpointError: an argument neither follows from shapes nor can be assumed.
         """
 
-    # -- what it is made of
+    # -- structure
 
     def sites(self, model: nn.Module, /) -> list[Site]:
-        """The attentions and FFNs that are there, in order, with the axes that cannot be cut."""
+        """The attentions and FFNs, in order, with their frozen axes."""
 
     def read(self, model: nn.Module, /) -> list[Block]:
-        """The weights of every block, as views of the live parameters: a regulariser trains through them."""
+        """The weights of all blocks, as views of the live parameters: a regulariser trains through them."""
 
     def read_block(self, model: nn.Module, index: int, /) -> Block:
-        """The same of one block: no weight of another is looked at, which may have to be worked out first."""
+        """The weights of one block, without reading those of other blocks."""
 
     def geometry(self, model: nn.Module, /) -> Geometry:
-        """What its cost depends on beside the sizes of its blocks."""
+        """The sizes that determine its cost, except those of its blocks."""
 
     def input_size(self, model: nn.Module, /) -> tuple[int, int, int]:
-        """Channels, height and width of the images that it takes."""
+        """Channels, height and width of its input."""
 
     def of_one_size(self, model: nn.Module, /) -> AbstractContextManager[None]:
-        """Have the model take images of that size alone, as a file does, while this lasts."""
+        """Fix the input size of the model within this context, as in an exported file."""
 
     def has_classifier(self, model: nn.Module, /) -> bool:
-        """Whether it puts out logits; else it puts out pooled features [B, d]."""
+        """Whether its outputs are logits; otherwise they are pooled features [B, d]."""
 
     def classifiers(self, model: nn.Module, /) -> list[nn.Linear]:
-        """The linear heads, one row per class; whatever their weights, they are given pooled features [B, d].
+        """The linear heads, with one row per class; their inputs are pooled features [B, d].
 
         Raises:
             UnsupportedModelError: there is none.
         """
 
     def arguments(self, model: nn.Module, depth: int, embed: int, /) -> dict[str, Any]:
-        """What timm must be told, beside what it made the base with, to make a network that `resize` makes this one of.
+        """timm's arguments, in addition to those of the base, of a network that `resize` can convert to this one.
 
         Args:
-            depth: blocks of the base.
-            embed: width of the base's embedding.
+            depth: number of blocks of the base.
+            embed: width of the embedding of the base.
         """
 
-    # -- changing it
+    # -- changes
 
     def build(self, model: nn.Module, blocks: Sequence[Block], /) -> nn.Module:
-        """A slim copy whose blocks hold these weights, of any sizes; the model is not changed."""
+        """A copy whose blocks have these weights, of any sizes."""
 
     def with_embedding(
         self, model: nn.Module, encode: Tensor, decoders: Sequence[Decoder] | None = None, /
     ) -> nn.Module:
-        """A copy whose tokens are `encode` times the model's: [d', d] in fp64 on its device, of another width perhaps.
+        """A copy whose tokens are `encode` [d', d], in fp64 on its device, times those of the model.
 
-        What reads them reads through a decoder: of each of `token_norms` its own, or for all the one that is exact for
-        the directions that `encode` keeps wholly.
+        Layers that read tokens use a decoder: one for each of `token_norms`, or by default the one that is exact for
+        the directions that `encode` keeps.
 
-        `derive.algebra.embedding` makes such matrices. Only where no site's `embed` is frozen. Norms and LayerScale
-        are folded into the weights, and are ones in the copy, which may have biases that the model has not.
+        `derive.algebra.embedding` computes such matrices. Only if `embed` of no site is frozen. Norms and LayerScale
+        are folded into the weights, and are ones in the copy, which may have additional biases.
         """
 
     def resize(self, model: nn.Module, dims: Sequence[BlockDims], names: Container[str] | None = None, /) -> None:
-        """Give the blocks these dimensions in place, weights undefined: for loading weights of these `names`.
+        """Set the dimensions of the blocks in place, with undefined weights, to load weights of these `names`.
 
-        With `tokens` 0 a block passes on as many as it does; so it is for `build`.
+        With `tokens` 0 the number of tokens of a block is unchanged, as in `build`.
         """
 
     def keep_blocks(self, model: nn.Module, indices: Sequence[int], /) -> None:
-        """Remove every block but these, in place."""
+        """Remove all blocks except these, in place."""
 
     def make_classifiers(self, model: nn.Module, classes: int, /) -> None:
-        """Give a model linear heads for so many classes, in place, with random weights."""
+        """Add linear heads for this many classes, in place, with random weights."""
 
     def keep_classes(self, model: nn.Module, classes: Sequence[int], /) -> None:
-        """Remove every row of the classifiers but these, in place."""
+        """Remove all rows of the classifiers except these, in place."""
 
-    # -- what can be observed
+    # -- observation
 
     def layers(self, model: nn.Module, /) -> list[nn.Module]:
-        """The blocks themselves, each from tokens [B, N, d] to tokens, perhaps fewer."""
+        """The modules of the blocks, each from tokens [B, N, d] to as many or fewer."""
 
     def attention_inputs(self, model: nn.Module, /) -> list[nn.Module | None]:
         """The modules whose input is the attention's normalised tokens [B, N, d]."""
 
     def projections(self, model: nn.Module, /) -> list[nn.Module | None]:
-        """The modules whose output is all queries, keys and values, packed: `unpack` takes it apart."""
+        """The modules whose output is all queries, keys and values, packed as for `unpack`."""
 
     def attention_outputs(self, model: nn.Module, /) -> list[nn.Module | None]:
-        """The linear layers from all heads' outputs [B, N, H * v], head by head, to the attention's."""
+        """The linear layers from the outputs of the heads [B, N, H * v], head by head, to that of the attention."""
 
     def ffn_outputs(self, model: nn.Module, /) -> list[nn.Module | None]:
-        """The linear layers from the neurons [B, N, e], after non-linearity and gate, to the FFN's output."""
+        """The linear layers from the neurons [B, N, e], after non-linearity and gate, to the output of the FFN."""
 
     def token_norms(self, model: nn.Module, /) -> list[nn.Module]:
-        """The LayerNorms that the tokens are read through, in order; the last may see pooled ones [B, d].
+        """The LayerNorms that read the tokens, in order; the last may read pooled ones [B, d].
 
-        Only where no site's `embed` is frozen.
+        Only if `embed` of no site is frozen.
         """
 
     def final_tokens(self, model: nn.Module, /) -> nn.Module:
-        """The module whose output is the normalised tokens that the head pools."""
+        """The module whose output is the normalised tokens before pooling."""
 
     def reads_mean(self, model: nn.Module, /) -> bool:
-        """Whether the head reads of the patches nothing but their mean, or nothing at all."""
+        """Whether the head reads at most the mean of the patches."""
 
     def unpack(self, packed: Tensor, dims: BlockDims, /) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [..., H, w] of what a projection puts out, as views."""
+        """Queries, keys and values [..., H, w] in the output of a projection, as views."""
 
     def pack(self, queries: Tensor, keys: Tensor, values: Tensor, /) -> Tensor:
         """The inverse of `unpack`."""
@@ -210,36 +210,36 @@ class Family(Protocol):
     # -- its forward pass in steps
 
     def weighing(self, model: nn.Module, log_weights: LogWeights, /) -> AbstractContextManager[None]:
-        """Let attention weigh the tokens that it looks at, while this lasts; only where all tokens pass all blocks."""
+        """Weight the tokens in all attentions within this context; only if no block drops tokens."""
 
     def first_tokens(self, model: nn.Module, images: Tensor, /) -> Tensor:
-        """The tokens [B, N, d] that the first block is given."""
+        """The tokens [B, N, d] before the first block."""
 
     def answers(self, model: nn.Module, tokens: Tensor, /) -> Tensor:
-        """The logits [B, C] for the tokens that the last block gives."""
+        """The logits [B, C] for the tokens after the last block."""
 
-    def token_scores(self, model: nn.Module, block: int, seen: Tensor, there: SoftGates | None = None, /) -> Tensor:
-        """By what a block ranks its tokens: [B, N] of its attention's input [B, N, d].
+    def token_scores(self, model: nn.Module, block: int, tokens: Tensor, gates: SoftGates | None = None, /) -> Tensor:
+        """The scores [B, N] by which a block ranks its tokens, of the input [B, N, d] of its attention.
 
-        Only where its `tokens` are not frozen.
+        Only if its `tokens` are not frozen.
 
         Args:
-            there: how much there is of tokens and heads; None: all of each.
+            gates: None: all tokens and heads are open.
         """
 
     def branches(self, model: nn.Module, /) -> list[tuple[Branch | None, Branch | None]]:
-        """The attention and the FFN of every block, each as its forward pass has it; None where it is gone."""
+        """The attention and the FFN of each block in the forward pass; None: removed."""
 
     def residual_scales(self, model: nn.Module, /) -> list[tuple[Scale, Scale] | None]:
-        """What attention and FFN output are multiplied by before they are added to the tokens: Tensor [d] or 1.0.
+        """The factors [d] or 1.0 of the outputs of attention and FFN before they are added to the tokens.
 
-        None where the output is no such sum, because a norm comes after.
+        None: a norm follows, so that there is no such factor.
         """
 
     # -- without edgevit
 
     def plain_loader(self, model: nn.Module, /) -> str | None:
-        """Lines of Python that make the model with torch and timm alone; None where timm has no such module."""
+        """Lines of Python that create the model with torch and timm only; None: timm has no such modules."""
 
 
 def family_names() -> list[str]:
@@ -248,7 +248,7 @@ def family_names() -> list[str]:
 
 @cache
 def _names_in(folders: tuple[str, ...]) -> list[str]:
-    """Listed once: every look at a network asks which family reads it."""
+    """Names of the families, cached because each access to a network looks up its family."""
     return sorted(module.name for module in pkgutil.iter_modules(folders))
 
 
@@ -256,7 +256,7 @@ def load_family(name: str) -> Family:
     """Import `families/<name>.py`.
 
     Raises:
-        UnknownNameError: there is no such file.
+        UnknownNameError: there is no such family.
     """
     if name not in family_names():
         raise UnknownNameError("model family", name, family_names())
@@ -264,12 +264,12 @@ def load_family(name: str) -> Family:
 
 
 def name_of(family: Family) -> str:
-    """The name by which `load_family` finds it."""
+    """The name of a family for `load_family`."""
     return str(vars(family)["__name__"]).rpartition(".")[2]
 
 
 def family_like(model: nn.Module) -> Family:
-    """Return the family file of this kind of model, be it one that can be pruned or not.
+    """Return the family of this model, even if it cannot be pruned.
 
     Raises:
         UnsupportedModelError: no family matches.
@@ -285,17 +285,17 @@ def family_like(model: nn.Module) -> Family:
 
 
 def family_of(model: nn.Module) -> Family:
-    """Return the family file that reads this model.
+    """Return the family of this model.
 
     Raises:
-        UnsupportedModelError: no family matches, or the one that does refuses the model.
+        UnsupportedModelError: no family matches, or the model cannot be pruned.
     """
     family = family_like(model)
     family.check(model)
     return family
 
 
-if TYPE_CHECKING:  # mypy holds every family against the protocol
+if TYPE_CHECKING:  # mypy checks each family against the protocol
     from edgevit.network.families import vit
 
     _VIT: Family = vit

@@ -162,7 +162,7 @@ def _refused() -> list[Any]:
     rope = {**small, "use_abs_pos_emb": False}
     return [
         ("vit_tiny_patch16_224", {**small, "qk_norm": True}, "block 0, qk-norm"),
-        ("vit_tiny_patch16_224", {**small, "scale_attn_norm": True}, "a normalisation stands between values"),
+        ("vit_tiny_patch16_224", {**small, "scale_attn_norm": True}, "a normalisation is between values"),
         ("vit_tiny_patch16_224", {**small, "scale_mlp_norm": True}, "a normalisation inside the FFN"),
         ("vit_tiny_patch16_224", {**small, "mlp_layer": timm.layers.GatedMlp}, "FFN is GatedMlp"),
         ("vit_tiny_patch16_224", {**small, "mlp_layer": timm.layers.SwiGLU, "scale_mlp_norm": True}, "inside the FFN"),
@@ -203,5 +203,5 @@ def test_images_that_are_no_whole_patches_are_refused_where_timm_takes_none(smal
 def test_a_gate_is_refused(small_vit: Any) -> None:
     network = small_vit()
     network.blocks[1].attn = timm.layers.Attention(64, num_heads=2, qkv_bias=True, gated=True)
-    with pytest.raises(UnsupportedModelError, match="block 1, a gate stands between values and output projection"):
+    with pytest.raises(UnsupportedModelError, match="block 1, a gate is between values and output projection"):
         family_of(network)

@@ -1,6 +1,6 @@
 """timm's VisionTransformer, distilled DeiT and DINOv3: blocks with fused qkv and an FFN of two layers, plain or gated.
 
-Typed as Any inside: nn.Module tells a type checker nothing of the attributes that timm's models have.
+Models are typed as Any, as nn.Module does not declare the attributes of timm's models.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from edgevit.network.families.vit.parts import unpack as unpack
 from edgevit.network.families.vit.plain import plain_loader as plain_loader
 from edgevit.network.families.vit.rotary import RotaryAttention
 from edgevit.network.families.vit.rotary import adopted as adopted
-from edgevit.network.families.vit.rotary import reason_against as why_no_dinov3
+from edgevit.network.families.vit.rotary import reason_against as reason_against_dinov3
 from edgevit.network.families.vit.shapes import guessed_arguments as guessed_arguments
 from edgevit.network.families.vit.shapes import guessed_name as guessed_name
 from edgevit.network.families.vit.slim import SingleSiteBlock, SlimAttention
 from edgevit.network.families.vit.tokens import TokenBlock
 from edgevit.network.families.vit.tokens import weighing as weighing
 
-ROTARY = "rotary embeddings stand between the projections and the dot product, so QK cannot be factorised"
-PLACED = "rotary embeddings are constants of all tokens, in their order, so none can leave"
-POST_NORM = "a norm after the residual sum's terms sees the whole embedding width"
+ROTARY = "rotary embeddings are between the projections and the dot product, so QK cannot be factorised"
+PLACED = "rotary embeddings are constants of all tokens in order, so none can be dropped"
+POST_NORM = "a norm after each site reads the whole embedding width"
 
 
 def matches(model: Any) -> bool:
@@ -61,7 +61,7 @@ def matches(model: Any) -> bool:
 
 
 def _reason_against(block: Any) -> str | None:
-    """Why this block cannot be factorised, or None."""
+    """The reason why this block cannot be factorised, or None."""
     if type(block) not in (TimmBlock, ResPostBlock, SingleSiteBlock, TokenBlock):
         return f"its blocks are {type(block).__name__}, which edgevit cannot read yet"
     attn, mlp = attn_of(block), mlp_of(block)
@@ -77,17 +77,17 @@ def _reason_against_attention(attn: Any) -> str | None:
         return f"its attention is {type(attn).__name__}, which edgevit cannot read yet"
     if isinstance(attn, TimmAttention):
         if not isinstance(attn.q_norm, nn.Identity):
-            return "qk-norm stands between the projections and the dot product, so QK cannot be factorised"
+            return "qk-norm is between the projections and the dot product, so QK cannot be factorised"
         if not isinstance(getattr(attn, "norm", None) or nn.Identity(), nn.Identity):
-            return "a normalisation stands between values and output projection, so VO cannot be factorised"
+            return "a normalisation is between values and output projection, so VO cannot be factorised"
         if getattr(attn, "gate", None) is not None:
-            return "a gate stands between values and output projection, so VO cannot be factorised"
+            return "a gate is between values and output projection, so VO cannot be factorised"
     return None
 
 
 def _reason_against_ffn(mlp: Any) -> str | None:
     if type(mlp) not in (Mlp, SwiGLU, GluMlp) or not isinstance(mlp.fc2, nn.Linear):
-        return f"its FFN is {type(mlp).__name__}; only those of two layers can be pruned, plain or gated"
+        return f"its FFN is {type(mlp).__name__}; only FFNs of two layers, plain or gated, can be pruned"
     if not isinstance(mlp.norm, nn.Identity):
         return "a normalisation inside the FFN mixes its neurons, so they cannot be merged"
     return None
@@ -98,27 +98,27 @@ def _name(model: Any) -> str:
     return str((config.get("architecture") if isinstance(config, dict) else None) or type(model).__name__)
 
 
-def _leaves_a_rest(patch: Any) -> bool:
-    """Whether its images do not divide into patches, where that is not simply cut off."""
-    rest = any(side % step for side, step in zip(patch.img_size, patch.patch_size, strict=True))
-    return rest and (patch.dynamic_img_pad or not patch.strict_img_size)
+def _has_partial_patches(patch: Any) -> bool:
+    """Whether images do not divide into patches, and the remainder is not simply cut off."""
+    partial = any(side % step for side, step in zip(patch.img_size, patch.patch_size, strict=True))
+    return partial and (patch.dynamic_img_pad or not patch.strict_img_size)
 
 
 def check(model: Any) -> None:
     name, patch = _name(model), model.patch_embed
     if getattr(model, "rope", None) is not None:
-        why = why_no_dinov3(model) or "this one is timm's own, of which its family's `adopted` makes a ViT"
-        raise UnsupportedModelError(f"cannot prune {name}: of rotary embeddings edgevit knows DINOv3's, and {why}")
+        reason = reason_against_dinov3(model) or "this one is timm's own, which `adopted` of its family converts"
+        raise UnsupportedModelError(f"cannot prune {name}: edgevit supports rotary embeddings of DINOv3, and {reason}")
     if type(patch) is not PatchEmbed:
         raise UnsupportedModelError(
             f"cannot prune {name}: its patch embedding is {type(patch).__name__}, which edgevit cannot read yet"
         )
-    if _leaves_a_rest(patch):
+    if _has_partial_patches(patch):
         size, step = (" x ".join(map(str, pair)) for pair in (patch.img_size, patch.patch_size))
         whole = ", ".join(str(side // step * step) for side, step in zip(patch.img_size, patch.patch_size, strict=True))
         raise UnsupportedModelError(
-            f"cannot prune {name}: images of {size} are no whole number of patches of {step}, which "
-            f"dynamic_img_size and dynamic_img_pad want; try --model-arg 'img_size=({whole})'"
+            f"cannot prune {name}: images of {size} do not divide into patches of {step}, as "
+            f"dynamic_img_size and dynamic_img_pad require; try --model-arg 'img_size=({whole})'"
         )
     if patch.proj.in_channels != 3:
         raise UnsupportedModelError(
@@ -148,31 +148,31 @@ def read(model: Any) -> list[Block]:
 def read_block(model: Any, index: int) -> Block:
     block = model.blocks[index]
     attn, mlp = attn_of(block), mlp_of(block)
-    passed = (block.count, block.merge) if isinstance(block, TokenBlock) else (0, False)
-    return Block(attn and read_attention(attn), mlp and read_ffn(mlp), *passed)
+    token_counts = (block.count, block.merge) if isinstance(block, TokenBlock) else (0, False)
+    return Block(attn and read_attention(attn), mlp and read_ffn(mlp), *token_counts)
 
 
 def sites(model: Any) -> list[Site]:
-    """The attentions and FFNs that are there, in order."""
-    found = []
+    """The attentions and FFNs, in order, with their frozen axes."""
+    sites_of_model: list[Site] = []
     whole = POST_NORM if any(map(is_post_norm, model.blocks)) else embedding.reason_against(model)
     rotary: dict[Axis, str] = {"qk": ROTARY, "tokens": PLACED} if _is_rotary(model) else {}
     for i, block in enumerate(model.blocks):
         axes: dict[Axis, str] = {**tokens.frozen(block, is_last=i == len(model.blocks) - 1), **rotary}
         if whole is not None:
             axes["embed"] = whole
-        # An FFN ranks no tokens and has no queries.
-        of_ffn: dict[Axis, str] = {axis: why for axis, why in axes.items() if axis not in ("site", "qk")}
-        found += [Site(i, "attention", axes)] if attn_of(block) is not None else []
-        found += [Site(i, "ffn", of_ffn)] if mlp_of(block) is not None else []
-    return found
+        # An FFN does not rank tokens and has no queries.
+        of_ffn: dict[Axis, str] = {axis: reason for axis, reason in axes.items() if axis not in ("site", "qk")}
+        sites_of_model += [Site(i, "attention", axes)] if attn_of(block) is not None else []
+        sites_of_model += [Site(i, "ffn", of_ffn)] if mlp_of(block) is not None else []
+    return sites_of_model
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias: bool, ffn_bias: bool) -> Any:
-    """The block with linear layers of `dims` on the meta device, shapes without weights; a site of size 0 is gone."""
+    """The block with linear layers of `dims` on the meta device, without a site of size 0."""
     attn, mlp = attn_of(block), mlp_of(block)
     with without_values():
         if dims.has_attention:
@@ -185,7 +185,7 @@ def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias
             mlp.fc2 = nn.Linear(dims.ffn, dim, bias=mlp.fc2.bias is not None)
     if not ((dims.has_attention and dims.has_ffn) or isinstance(block, SingleSiteBlock)):
         if isinstance(block, TokenBlock):
-            assert dims.has_attention, "tokens are ranked by it"
+            assert dims.has_attention, "it ranks the tokens"
             block.drop_ffn()
         else:
             block = SingleSiteBlock(block, "attn" if dims.has_attention else "mlp")
@@ -193,15 +193,15 @@ def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias
 
 
 def _passing(model: Any, block: Any, dims: BlockDims) -> Any:
-    """The block, passing on as many tokens as `dims` say."""
+    """The block, passing on the number of tokens in `dims`."""
     if dims.tokens and _is_rotary(model):
-        raise UnsupportedModelError(f"no tokens can leave {_name(model)}: {PLACED}")
+        raise UnsupportedModelError(f"cannot drop tokens of {_name(model)}: {PLACED}")
     prefix, has_class = model.num_prefix_tokens, model.cls_token is not None
     return tokens.passing(block, dims.tokens, prefix, has_class=has_class, merge=dims.merged)
 
 
 def _ffn_inputs(model: Any) -> int:
-    """How many matrices of an FFN read the tokens: 2 where it is gated, also of a model that has lost all FFNs."""
+    """The number of input matrices of an FFN: 2 if gated, even if all FFNs are removed."""
     mlp = next((block.mlp for block in model.blocks if mlp_of(block) is not None), None)
     return int(getattr(model, "ffn_inputs", 1) if mlp is None else sum(input_layers(mlp).values()))
 
@@ -212,21 +212,21 @@ def _replace_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
 
 
 def resize(model: Any, dims: Sequence[BlockDims], names: Container[str] | None = None) -> None:
-    made = []
+    resized = []
     model.ffn_inputs = _ffn_inputs(model)
     for i, (block, block_dims) in enumerate(zip(model.blocks, dims, strict=True)):
         attn, mlp = attn_of(block), mlp_of(block)
         if names is None:
-            # Surgery folds a value bias into the output bias, which must then exist; an untouched base may lack it.
+            # Pruning folds a value bias into the output bias, which must then exist.
             qkv_bias = attn is not None and attn.qkv.bias is not None
             proj_bias = qkv_bias or (attn is not None and attn.proj.bias is not None)
             ffn_bias = mlp is not None and has_input_bias(mlp)
-        else:  # a change of the embedding gives biases to layers that had none
+        else:  # a change of the embedding adds biases
             qkv_bias, proj_bias = (f"blocks.{i}.attn.{layer}.bias" in names for layer in ("qkv", "proj"))
             ffn_bias = mlp is not None and all(f"blocks.{i}.mlp.{layer}.bias" in names for layer in input_layers(mlp))
         biases = {"qkv_bias": qkv_bias, "proj_bias": proj_bias, "ffn_bias": ffn_bias}
-        made.append(_passing(model, _resized(block, model.embed_dim, block_dims, **biases), block_dims))
-    _replace_blocks(model, made)
+        resized.append(_passing(model, _resized(block, model.embed_dim, block_dims, **biases), block_dims))
+    _replace_blocks(model, resized)
 
 
 def classifiers(model: Any) -> list[nn.Linear]:
@@ -245,7 +245,7 @@ def make_classifiers(model: Any, classes: int) -> None:
 
 
 def keep_classes(model: Any, classes: Sequence[int]) -> None:
-    """Remove every row of the classifier but these, in this order, in place."""
+    """Keep these rows of the classifiers, in this order, in place."""
     index = torch.as_tensor(classes, device=classifiers(model)[0].weight.device)
     for head in classifiers(model):
         head.weight = nn.Parameter(head.weight.detach()[index].clone())
@@ -256,25 +256,25 @@ def keep_classes(model: Any, classes: Sequence[int]) -> None:
 
 
 def build(model: Any, blocks: Sequence[Block]) -> Any:
-    # The layers that are replaced anyway need not be copied first: most of the time and of the memory.
+    # Layers that will be replaced are not copied, which saves most of the time and memory.
     slim: Any = bare_copy(model, list(_linear_layers(model)))
     slim.ffn_inputs = _ffn_inputs(model)
-    made = []
+    resized = []
     for block, weights in zip(slim.blocks, blocks, strict=True):
         a, f = weights.attention, weights.ffn
-        # Of queries, keys and values some may have none: their part of the packed bias is zero.
+        # The packed bias is zero for queries, keys or values without bias.
         qkv_bias = a is not None and (attn_of(block).qkv.bias is not None or a.bq is not None)
         biases = {
             "qkv_bias": qkv_bias,
             "proj_bias": a is not None and a.bo is not None,
             "ffn_bias": f is not None and f.b1 is not None,
         }
-        made.append(_passing(model, _resized(block, weights.embed, weights.dims, **biases), weights.dims))
+        resized.append(_passing(model, _resized(block, weights.embed, weights.dims, **biases), weights.dims))
         if a is not None:
-            write_attention(made[-1].attn, a)
+            write_attention(resized[-1].attn, a)
         if weights.ffn is not None:
-            write_ffn(made[-1].mlp, weights.ffn)
-    _replace_blocks(slim, made)
+            write_ffn(resized[-1].mlp, weights.ffn)
+    _replace_blocks(slim, resized)
     return slim
 
 
@@ -285,16 +285,16 @@ def token_norms(model: Any) -> list[nn.Module]:
 @torch.no_grad()
 def with_embedding(model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None) -> Any:
     blocks = []
-    left = iter([decoder(encode)] * len(token_norms(model)) if decoders is None else decoders)
+    remaining = iter([decoder(encode)] * len(token_norms(model)) if decoders is None else decoders)
     for block, weights in zip(model.blocks, read(model), strict=True):
         a, f = weights.attention, weights.ffn
-        attention = None if a is None else a.rebased(encode, embedding.fold(block.norm1, block.ls1), next(left))
-        ffn = None if f is None else f.rebased(encode, embedding.fold(block.norm2, block.ls2), next(left))
+        attention = None if a is None else a.rebased(encode, embedding.fold(block.norm1, block.ls1), next(remaining))
+        ffn = None if f is None else f.rebased(encode, embedding.fold(block.norm2, block.ls2), next(remaining))
         blocks.append(replace(weights, attention=attention, ffn=ffn))
     slim = build(model, blocks)
     for block in slim.blocks:
         embedding.reset_norms(block, len(encode))
-    embedding.rebase_ends(slim, encode, next(left), classifiers(slim))
+    embedding.rebase_ends(slim, encode, next(remaining), classifiers(slim))
     return slim
 
 
@@ -308,8 +308,8 @@ def _linear_layers(model: Any) -> Iterator[nn.Module]:
 
 def _vectors(block: Any, names: Sequence[str], dim: int) -> int:
     """Parameters of embedding width in these modules of a block."""
-    held = [p.numel() for name in names if hasattr(block, name) for p in getattr(block, name).parameters()]
-    return int(sum(held)) // dim
+    sizes = [p.numel() for name in names if hasattr(block, name) for p in getattr(block, name).parameters()]
+    return int(sum(sizes)) // dim
 
 
 def geometry(model: Any) -> Geometry:
@@ -323,8 +323,8 @@ def geometry(model: Any) -> Geometry:
         attention = SiteCostTerms(3, biases, _vectors(with_attn, ("norm1", "ls1"), dim) + int(out))
     if with_mlp is not None:
         part = read_ffn(with_mlp.mlp)
-        own = _vectors(with_mlp, ("norm2", "ls2"), dim) + int(part.b2 is not None)
-        ffn = SiteCostTerms(ffn.inputs, part.b1 is not None, own)
+        vectors = _vectors(with_mlp, ("norm2", "ls2"), dim) + int(part.b2 is not None)
+        ffn = SiteCostTerms(ffn.inputs, part.b1 is not None, vectors)
     outside = [p for name, p in model.named_parameters() if not name.startswith("blocks.")]
     return Geometry(
         embed=dim,
@@ -341,14 +341,14 @@ def geometry(model: Any) -> Geometry:
 
 
 def input_size(model: Any) -> tuple[int, int, int]:
-    """Channels, height and width of the images that the model takes."""
+    """Channels, height and width of the input."""
     patch = model.patch_embed
     return patch.proj.in_channels, *patch.img_size
 
 
 @contextmanager
 def of_one_size(model: Any) -> Iterator[None]:
-    """timm resamples the positions of a model for any size also to its own, and large ones in every graph of it."""
+    """Disable dynamic_img_size, with which timm resamples positions even to their own size, in every graph."""
     if not model.dynamic_img_size:
         yield
         return
@@ -361,14 +361,14 @@ def of_one_size(model: Any) -> Iterator[None]:
 
 
 def arguments(model: Any, depth: int, embed: int) -> dict[str, Any]:
-    found = {} if len(model.blocks) == depth else {"depth": len(model.blocks)}
+    changed = {} if len(model.blocks) == depth else {"depth": len(model.blocks)}
     if model.embed_dim != embed:
-        # timm wants the width to be a multiple of the number of heads, and every block has its own anyway.
-        found |= {"embed_dim": model.embed_dim, "num_heads": 1}
-    return found
+        # timm requires a multiple of the number of heads; the heads of blocks are set by `resize`.
+        changed |= {"embed_dim": model.embed_dim, "num_heads": 1}
+    return changed
 
 
-# -- what can be observed ----------------------------------------------------------------------------------------------
+# -- observation ----------------------------------------------------------------------------------------------
 
 
 def attention_inputs(model: Any) -> list[nn.Module | None]:
@@ -410,8 +410,8 @@ def answers(model: Any, tokens: Tensor) -> Tensor:
     return logits
 
 
-def token_scores(model: Any, block: int, seen: Tensor, there: SoftGates | None = None) -> Tensor:
-    return tokens.token_scores(model.blocks[block].attn, seen, has_class=model.cls_token is not None, there=there)
+def token_scores(model: Any, block: int, inputs: Tensor, gates: SoftGates | None = None) -> Tensor:
+    return tokens.token_scores(model.blocks[block].attn, inputs, has_class=model.cls_token is not None, gates=gates)
 
 
 def branches(model: Any) -> list[tuple[Branch | None, Branch | None]]:

@@ -1,7 +1,7 @@
-"""The embedding of timm's VisionTransformer: what lies outside its blocks and writes tokens or reads them.
+"""The embedding of timm's VisionTransformer: layers outside its blocks that write or read tokens.
 
-Tokens are only ever added to, and read through a LayerNorm. So they can be given another basis: whoever writes them
-writes `encode` times as much, and whoever reads them takes that back. `anatomy` does so for the weights of blocks.
+Tokens are only added to, and read through a LayerNorm. They can therefore get another basis: outputs are multiplied by
+`encode`, and readers invert it. `anatomy` does this for the weights of blocks.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from torch import Tensor, nn
 
 from edgevit.network.anatomy import Decoder, Fold
 
-POOLS = ("token", "avg", "")  # linear ones: a change of basis passes through them
-VECTORS = ("cls_token", "dist_token", "reg_token", "pos_embed")  # tokens, and what is added to them
+POOLS = ("token", "avg", "")  # linear, so that they commute with a change of basis
+VECTORS = ("cls_token", "dist_token", "reg_token", "pos_embed")  # tokens, and vectors added to them
 
 
 def norms_of(block: Any) -> list[Any]:
-    """The norms of a block's attention and FFN, as far as those are there."""
+    """The norms of the sites of a block."""
     return [getattr(block, norm) for norm, part in (("norm1", "attn"), ("norm2", "mlp")) if hasattr(block, part)]
 
 
 def final_norm(model: Any) -> Any:
     """The norm before the head, before or after pooling; None: there is none."""
-    found = [n for n in (model.norm, model.fc_norm) if not isinstance(n, nn.Identity)]
-    return found[0] if len(found) == 1 else None
+    norms = [n for n in (model.norm, model.fc_norm) if not isinstance(n, nn.Identity)]
+    return norms[0] if len(norms) == 1 else None
 
 
 def reason_against(model: Any) -> str | None:
-    """Why the tokens cannot be given another basis; None: they can, as far as no block has a reason of its own."""
+    """The reason why tokens cannot get another basis; None: they can, apart from reasons of blocks."""
     if not isinstance(model.norm_pre, nn.Identity):
         return "a norm before the first block scales the tokens channel by channel"
     if not isinstance(model.patch_embed.norm, nn.Identity):
@@ -39,22 +39,22 @@ def reason_against(model: Any) -> str | None:
     if model.global_pool not in POOLS:
         return f"pooling by {model.global_pool!r} compares the tokens channel by channel"
     if final_norm(model) is None:
-        return "no norm takes their mean away before the head"
+        return "no norm subtracts their mean before the head"
     for norm in (*(norm for block in model.blocks for norm in norms_of(block)), final_norm(model)):
         if not isinstance(norm, nn.LayerNorm):
-            return f"a {type(norm).__name__} does not take away their mean, as a LayerNorm does"
+            return f"a {type(norm).__name__} does not subtract their mean, as a LayerNorm does"
     return None
 
 
 def fold(norm: Any, scale: Any) -> Fold:
-    """What goes into the weights of a site: its norm's weight and bias, and its LayerScale."""
+    """Factors to fold into the weights of a site: the weight and bias of its norm, and its LayerScale."""
     gain, shift = (None, None) if norm.weight is None else (norm.weight.detach(), norm.bias)
     factor = scale.gamma.detach() if isinstance(scale, LayerScale) else None
     return Fold(gain, None if shift is None else shift.detach(), factor)
 
 
 def reset_norms(block: Any, width: int) -> None:
-    """Leave a block's norms and LayerScale at ones, in place: what they had was folded."""
+    """Reset the norms and LayerScale of a block to ones, in place, after folding."""
     for norm in norms_of(block):
         _plain_norm(norm, width)
     for name in ("ls1", "ls2"):
@@ -70,7 +70,7 @@ def _plain_norm(norm: Any, width: int) -> None:
 
 
 def rebase_ends(model: Any, encode: Tensor, decode: Decoder, heads: Sequence[nn.Linear]) -> None:
-    """Give what lies outside the blocks the new basis, in place. Shape: encode [d', d]; `decode`: of the final norm."""
+    """Change the basis of layers outside the blocks, in place. Shape: encode [d', d]; `decode`: of the final norm."""
     width, norm, patch = len(encode), final_norm(model), model.patch_embed.proj
     of_head = fold(norm, None)
     for head in heads:

@@ -1,10 +1,9 @@
-"""Weights of others under the names that timm gives them.
+"""Convert the names of weights of other programs to those of timm.
 
-timm's own names are taken as they are. Recognised beside them: torchvision's ViT; Hugging Face's ViT, DeiT and DINOv2,
-with registers too, as their files have them and as transformers 5 names its modules; the official release of DINOv2; of
-DINOv3 timm's names in its own class, the official release and Hugging Face's. What is renamed, joined or added up is
-the same function. Only position embeddings may be resampled, where another size of images was asked for, as those do
-it who gave the weights their names.
+Supported are timm; torchvision's ViT; Hugging Face's ViT, DeiT and DINOv2, also with registers, with the names in their
+files and of the modules of transformers 5; the official release of DINOv2; and for DINOv3 timm's class, the official
+release and Hugging Face. Renaming, joining and adding do not change the function. Only position embeddings may be
+resampled for another size of images, in the way of the program that wrote the weights.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from edgevit.errors import CheckpointError
 from edgevit.network.families.vit.shapes import PATCHES, REGISTERS
 from edgevit.network.weights import State, Weights, first_names
 
-# Each is replaced in every name, in this order. A block of Hugging Face's has one of two sets of names: that of files,
-# and that of the modules of transformers 5, which are written only where `save_original_format=False` asks for it.
+# Replacements in each name, in this order. Blocks of Hugging Face have one of two sets of names: that of files, or that
+# of the modules of transformers 5, which is written only with `save_original_format=False`.
 _HUGGING_FACE = [
     (r"^(vit|deit|dinov2|dinov2_with_registers)\.", ""),
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
@@ -61,7 +60,7 @@ _HUGGING_FACE_DINOV3 = [
     (r"\.attention\.o_proj\.", ".attn.proj."),
     (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
     (r"\.mlp\.gate_proj\.", ".mlp.fc1_g."),
-    (r"\.mlp\.up_proj\.", ".mlp.fc1_x."),  # fc1 where there is no gate
+    (r"\.mlp\.up_proj\.", ".mlp.fc1_x."),  # fc1 without a gate
     (r"\.mlp\.down_proj\.", ".mlp.fc2."),
 ]
 _TORCHVISION = [
@@ -77,12 +76,12 @@ _TORCHVISION = [
     (r"^(blocks\.\d+)\.mlp\.(3|linear_2)\.", r"\1.mlp.fc2."),
     (r"^heads\.(head|0)\.", "head."),
 ]
-TORCHVISION_PREPROCESSING = {  # of its own weights, and of what is trained from them by its recipe
+TORCHVISION_PREPROCESSING = {  # of its weights, and of its training recipe
     "mean": list(IMAGENET_DEFAULT_MEAN), "std": list(IMAGENET_DEFAULT_STD), "crop_pct": 0.875,
     "interpolation": "bilinear",
 }  # fmt: skip
-_OFFICIAL = [  # of DINOv2 and DINOv3, and what timm's class of the latter calls otherwise than its ViT
-    (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # chunks, in which blocks keep their own numbers
+_OFFICIAL = [  # of DINOv2 and DINOv3, and names of timm's class of DINOv3 that differ from its ViT
+    (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # chunks, in which blocks keep their numbers
     (r"^storage_tokens$", "reg_token"),
     (r"\.mlp\.w1\.", ".mlp.fc1_g."),
     (r"\.mlp\.w2\.", ".mlp.fc1_x."),
@@ -93,51 +92,51 @@ _OFFICIAL = [  # of DINOv2 and DINOv3, and what timm's class of the latter calls
     (r"\.attn\.v_bias$", ".attn.value.bias"),
 ]
 CLASSIFIERS = ("head", "head_dist")
-ELSEWHERE = ("dist_token", REGISTERS)  # what a network of another class has, or has under another name
-_JOINED = {  # what timm has as rows of one matrix
+ELSEWHERE = ("dist_token", REGISTERS)  # of networks of other classes, or with other names
+_JOINED = {  # rows of one matrix in timm
     "attn.qkv": ("attn.query", "attn.key", "attn.value"),
     "mlp.fc1": ("mlp.gate_proj", "mlp.up_proj"),
 }
 
 
 def named(state: Mapping[str, Tensor]) -> Weights:
-    """Give weights timm's names, by whose they have."""
+    """Rename weights to timm's names, by the program that wrote them."""
     state = _of_network(state)
     rules, notes, origin = _OFFICIAL, list[str](), "timm"
     if ("mask_token" in state or REGISTERS in state) and "blocks.0.ls1.gamma" in state:
         origin = "DINOv2"
-    for patches, those in (("projection.weight", _HUGGING_FACE), ("weight", _HUGGING_FACE_DINOV3)):
+    for patches, names in (("projection.weight", _HUGGING_FACE), ("weight", _HUGGING_FACE_DINOV3)):
         if any(name.endswith(f"embeddings.patch_embeddings.{patches}") for name in state):
-            rules, origin = those, "transformers"
+            rules, origin = names, "transformers"
             notes = ["the weights have Hugging Face's names, and are read as timm's"]
     if {"class_token", "conv_proj.weight", "encoder.pos_embedding"} <= state.keys():
         rules, origin = _TORCHVISION, "torchvision"
         notes = ["the weights have torchvision's names, and are read as timm's"]
-    found = {_renamed(name, rules): value.to(torch.float32) for name, value in state.items()}
-    if rules is _HUGGING_FACE_DINOV3 and not any(".mlp.fc1_g." in name for name in found):
-        found = {name.replace(".mlp.fc1_x.", ".mlp.fc1."): value for name, value in found.items()}
+    renamed = {_renamed(name, rules): value.to(torch.float32) for name, value in state.items()}
+    if rules is _HUGGING_FACE_DINOV3 and not any(".mlp.fc1_g." in name for name in renamed):
+        renamed = {name.replace(".mlp.fc1_x.", ".mlp.fc1."): value for name, value in renamed.items()}
     if rules is not _HUGGING_FACE:
-        _without_key_biases(found)
+        _without_key_biases(renamed)
     for whole, parts in _JOINED.items():
-        _join(found, whole, parts)
-    head, token = found.get("head.weight"), found.get("cls_token")
+        _join(renamed, whole, parts)
+    head, token = renamed.get("head.weight"), renamed.get("cls_token")
     if head is not None and token is not None and head.ndim == 2 and head.shape[1:] == (2 * token.numel(),):
         notes.append(
             "the classifier of the weights reads the class token and the mean of the patches, and timm's reads one of "
             "them: it is left out"
         )
-        found, head = {name: value for name, value in found.items() if not name.startswith("head.")}, None
+        renamed, head = {name: value for name, value in renamed.items() if not name.startswith("head.")}, None
     usual = TORCHVISION_PREPROCESSING if origin == "torchvision" else {}
-    return Weights(found, tuple(notes), 0 if head is None else len(head), origin, usual)
+    return Weights(renamed, tuple(notes), 0 if head is None else len(head), origin, usual)
 
 
 def _of_network(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Take off what the names of the one network begin with, beside those of a loss or of other heads."""
-    found = [name.removesuffix(PATCHES) for name in state if name.endswith(f".{PATCHES}")]
-    if len(found) != 1 or PATCHES in state:
+    """Remove the prefix of the network from names, if there are also weights of a loss or of other heads."""
+    prefixes = [name.removesuffix(PATCHES) for name in state if name.endswith(f".{PATCHES}")]
+    if len(prefixes) != 1 or PATCHES in state:
         return state
-    beside = {name: value for name, value in state.items() if not name.startswith(found[0])}
-    return {**beside, **{name.removeprefix(found[0]): state[name] for name in state if name not in beside}}
+    others = {name: value for name, value in state.items() if not name.startswith(prefixes[0])}
+    return {**others, **{name.removeprefix(prefixes[0]): state[name] for name in state if name not in others}}
 
 
 def _renamed(name: str, rules: Iterable[tuple[str, str]]) -> str:
@@ -147,7 +146,7 @@ def _renamed(name: str, rules: Iterable[tuple[str, str]]) -> str:
 
 
 def _join(state: State, whole: str, parts: tuple[str, ...]) -> None:
-    """Join the rows of layers that timm has as one, where all of them are there."""
+    """Join the rows of layers that are one in timm, if all of them exist."""
     first = re.compile(rf"(.*\.){re.escape(parts[0])}\.(weight|bias)")
     for match in [m for name in state if (m := first.fullmatch(name))]:
         names = [f"{match[1]}{part}.{match[2]}" for part in parts]
@@ -156,7 +155,7 @@ def _join(state: State, whole: str, parts: tuple[str, ...]) -> None:
 
 
 def _without_key_biases(state: State) -> None:
-    """Put zeros where DINOv3 has no biases of keys, or a mask over them."""
+    """Set the biases of keys of DINOv3, which are missing or masked, to zero."""
     for name in [name for name in state if name.endswith(".attn.qkv.bias_mask")]:
         del state[name]
         query, key, value = state[name.removesuffix("_mask")].chunk(3)
@@ -166,40 +165,40 @@ def _without_key_biases(state: State) -> None:
 
 
 def fitted(weights: Weights, network: Any, name: str, *, resample: bool, trained: Any = None) -> Weights:
-    """Make weights those of this network as far as timm can: other names of DINOv2, and other numbers of patches.
+    """Convert weights to those of this network as timm does: names of DINOv2, and other numbers of patches.
 
-    What only training needed, such as a mask token, is left out and named; a layer that the network could have and has
-    not stays, for `fill_network` to refuse.
+    Weights that only training needs, such as a mask token, are removed with a note; those of a layer that the network
+    could have, but has not, stay, and `fill_network` raises.
 
     Args:
         name: of the base, for messages.
-        resample: whether position embeddings may be resampled, because the size of images was asked for.
-        trained: timm's img_size of the weights, where a file beside them says it.
+        resample: whether position embeddings may be resampled, as an option sets the size of images.
+        trained: timm's img_size of the weights, if a configuration file states it.
 
     Raises:
-        CheckpointError: they are of another number of patches, and are not to be resampled; or of as many, and nothing
-            says in how many rows.
+        CheckpointError: they are of another number of patches, and may not be resampled; or of the same number, and
+            the number of rows is unknown.
     """
     notes, unused = list(weights.notes), sorted(key for key in weights.state if not _concerns(network, key))
     state = {key: value for key, value in weights.state.items() if key not in unused}
     if unused:
-        notes.append(f"left out of the weights, as {name} has no use for them: {first_names(unused)}")
-    own = network.state_dict()
-    if zeros := [k for k, v in state.items() if k.endswith(".qkv.bias") and k not in own and not v.any()]:
+        notes.append(f"left out of the weights, as {name} does not use them: {first_names(unused)}")
+    expected = network.state_dict()
+    if zeros := [k for k, v in state.items() if k.endswith(".qkv.bias") and k not in expected and not v.any()]:
         state = {key: value for key, value in state.items() if key not in zeros}
         notes.append(f"left out of the weights, as they are zero and {name} has none: {first_names(zeros)}")
     if isinstance(network, VisionTransformer) and _same_patches(state, network):
         if note := _resample(state, network, name, weights.origin, resample=resample, trained=trained):
             notes.append(note)
         if REGISTERS in state and network.reg_token is not None:
-            # timm adds to registers no position, and to the class token its own beforehand.
-            first, rest = state["pos_embed"][:, :1], state["pos_embed"][:, 1:]
-            state |= {"reg_token": state.pop(REGISTERS), "cls_token": state["cls_token"] + first, "pos_embed": rest}
+            # In timm registers have no position, and that of the class token is added to it.
+            first, patches = state["pos_embed"][:, :1], state["pos_embed"][:, 1:]
+            state |= {"reg_token": state.pop(REGISTERS), "cls_token": state["cls_token"] + first, "pos_embed": patches}
     return replace(weights, state=state, notes=tuple(notes))
 
 
 def _concerns(network: Any, key: str) -> bool:
-    """Whether the network has, or with other arguments would have, what this weight is of."""
+    """Whether the network has the layer of this weight, or would have it with other arguments."""
     leading = key.partition(".")[0]
     if leading in CLASSIFIERS:
         return bool(network.num_classes)
@@ -207,21 +206,21 @@ def _concerns(network: Any, key: str) -> bool:
 
 
 def _same_patches(state: State, network: Any) -> bool:
-    """Whether patches have one size: timm resamples the embedding of others, too, which is another function."""
-    held, own = state.get("patch_embed.proj.weight"), network.patch_embed.proj.weight
-    return held is not None and held.shape[2:] == own.shape[2:] and min(network.patch_embed.grid_size) > 0
+    """Whether patches have the same size; timm would also resample their embedding, which changes the function."""
+    weight, expected = state.get("patch_embed.proj.weight"), network.patch_embed.proj.weight
+    return weight is not None and weight.shape[2:] == expected.shape[2:] and min(network.patch_embed.grid_size) > 0
 
 
 def _resample(state: State, network: Any, name: str, origin: str, *, resample: bool, trained: Any) -> str:
-    """Resample position embeddings in place and say how; nothing where they fit, or where their rows are not known.
+    """Resample position embeddings in place, and describe it; empty: they fit, or their rows are unknown.
 
     Raises:
-        CheckpointError: as `fitted` says.
+        CheckpointError: as by `fitted`.
     """
-    positions, own = state.get("pos_embed"), network.pos_embed
-    if positions is None or own is None or positions.ndim != 3:
+    positions = state.get("pos_embed")
+    if positions is None or network.pos_embed is None or positions.ndim != 3:
         return ""
-    # DINOv2 has a position of the class token, and none of registers.
+    # In DINOv2 the class token has a position, and registers have none.
     prefix = 1 if REGISTERS in state else 0 if network.no_embed_class else network.num_prefix_tokens
     patches, (height, width) = positions.shape[1] - prefix, network.patch_embed.grid_size
     side, steps = isqrt(max(patches, 0)), network.patch_embed.patch_size
@@ -234,8 +233,8 @@ def _resample(state: State, network: Any, name: str, origin: str, *, resample: b
         if patches == height * width and height != width:
             raise CheckpointError(
                 f"the {patches} position embeddings of the weights may be {side} x {side} patches or the {height} x "
-                f"{width} of {name}, and nothing says which; write how the weights were trained to config.json beside "
-                f'them, such as {{"model_args": {{"img_size": [{height * steps[0]}, {width * steps[1]}]}}}}'
+                f"{width} of {name}, and neither is stated; write the size of the training to config.json in their "
+                f'folder, such as {{"model_args": {{"img_size": [{height * steps[0]}, {width * steps[1]}]}}}}'
             )
     if (rows, columns) == (height, width):
         return ""
@@ -244,12 +243,12 @@ def _resample(state: State, network: Any, name: str, origin: str, *, resample: b
         raise CheckpointError(
             f"the weights do not fit {name}: their position embeddings are of {rows} x {columns} patches, expected "
             f"{height} x {width}; give --model-arg img_size={size} for images as large as they were trained on, or "
-            f"another img_size to have them resampled"
+            f"another img_size to resample them"
         )
     grid = positions[:, prefix:].reshape(1, rows, columns, -1).permute(0, 3, 1, 2)
     bicubic: dict[str, Any] = {"mode": "bicubic", "align_corners": origin == "torchvision"}
     if origin == "DINOv2" and REGISTERS not in state:
-        # As its release does, which has sides that are longer by a tenth of a patch.
+        # As in its release, whose sides are longer by a tenth of a patch.
         scale = ((height + 0.1) / rows, (width + 0.1) / columns)
         grid = F.interpolate(grid, scale_factor=scale, recompute_scale_factor=False, **bicubic)
     else:

@@ -1,6 +1,6 @@
-"""What a block of timm's is made of: its weights as parts, and parts written back.
+"""Read the weights of a block of timm as parts, and write parts to a block.
 
-An attention's queries, keys and values are rows of one layer, in this order. The two inputs of a gated FFN are two
+Queries, keys and values of an attention are rows of one layer, in this order. The two inputs of a gated FFN are two
 layers, or the halves of one.
 """
 
@@ -21,17 +21,17 @@ from edgevit.network.families.vit.tokens import TokenBlock
 
 
 def attn_of(block: Any) -> Any:
-    """A block's attention; None where it is gone."""
+    """The attention of a block; None: removed."""
     return getattr(block, "attn", None)
 
 
 def mlp_of(block: Any) -> Any:
-    """A block's FFN; None where it is gone."""
+    """The FFN of a block; None: removed."""
     return getattr(block, "mlp", None)
 
 
 def is_post_norm(block: Any) -> bool:
-    """Whether its norms come after what its sites put out."""
+    """Whether its norms follow the outputs of its sites."""
     return isinstance(block, ResPostBlock) or (isinstance(block, (SingleSiteBlock, TokenBlock)) and block.post_norm)
 
 
@@ -44,7 +44,7 @@ def _widths(dims: BlockDims) -> list[int]:
 
 
 def unpack(packed: Tensor, dims: BlockDims) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [..., H, w] of what a projection puts out [..., H * (2q + v)], as views."""
+    """Queries, keys and values [..., H, w] in the output [..., H * (2q + v)] of a projection, as views."""
     q, k, v = (torch.unflatten(part, -1, (dims.heads, -1)) for part in torch.split(packed, _widths(dims), -1))
     return q, k, v
 
@@ -67,7 +67,7 @@ def read_attention(attn: Any) -> Attention:
 
 
 def _halves(tensor: Tensor | None, mlp: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The rows of a packed input layer that pass through the activation, and those they are multiplied by."""
+    """The rows of a packed input layer before the activation, and the rows of the gate."""
     if tensor is None:
         return None, None
     first, second = tensor.chunk(2)
@@ -91,12 +91,12 @@ def read_ffn(mlp: Any) -> Ffn:
 
 
 def make_attention(dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias: bool, like: Any = None) -> nn.Module:
-    """An attention of these sizes, rotated as the one that it takes the place of."""
+    """An attention of these sizes, with the rotation of the one that it replaces."""
     biases = {"qkv_bias": qkv_bias, "proj_bias": proj_bias}
     if isinstance(like, RotaryAttention):
-        made = RotaryAttention(like.rotation, dim, dims.heads, dims.qk, dims.vo, **biases)
-        made.table = made.table.to(like.table)
-        return made
+        rotary = RotaryAttention(like.rotation, dim, dims.heads, dims.qk, dims.vo, **biases)
+        rotary.table = rotary.table.to(like.table)
+        return rotary
     if dims.qk == dims.vo:
         timm_attention: nn.Module = TimmAttention(dim, num_heads=dims.heads, attn_head_dim=dims.qk, **biases)
         return timm_attention
@@ -104,7 +104,7 @@ def make_attention(dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias: bool
 
 
 def input_layers(mlp: Any) -> dict[str, int]:
-    """The linear layers that read the tokens, with the number of rows that each has per neuron."""
+    """The linear layers that read the tokens, with their rows per neuron."""
     if isinstance(mlp, SwiGLU):
         return {"fc1_g": 1, "fc1_x": 1}
     return {"fc1": 2 if isinstance(mlp, GluMlp) else 1}
@@ -115,14 +115,14 @@ def has_input_bias(mlp: Any) -> bool:
 
 
 def _parameter(weight: Tensor) -> nn.Parameter:
-    """Take a tensor over as a parameter, or a copy of it where it is part of another model's."""
+    """Return a tensor as a parameter, copied if it is a view of another parameter."""
     shared = isinstance(weight, nn.Parameter) or weight._base is not None
     weight = weight.detach()
     return nn.Parameter(weight.clone(memory_format=torch.contiguous_format) if shared else weight.contiguous())
 
 
 def _filled(bias: Tensor | None, like: Tensor) -> Tensor:
-    """A bias vector of one entry per row of `like` [H, w, d], zero where there was none."""
+    """A bias with one entry per row of `like` [H, w, d]; zero without a bias."""
     return like.new_zeros(like.shape[0] * like.shape[1]) if bias is None else bias.flatten()
 
 

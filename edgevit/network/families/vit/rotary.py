@@ -1,8 +1,8 @@
-"""DINOv3 as a ViT of timm's own class: queries and keys of patches are rotated by place, in every attention.
+"""DINOv3 as timm's VisionTransformer: every attention rotates queries and keys of patches by their position.
 
-timm has these networks as `Eva`. `adopted` makes the same function of timm's VisionTransformer, for images of one size:
-so all that edgevit knows of a ViT holds. Sines and cosines are constants of each attention, worked out anew whenever
-one is made, and no weights. What timm does to coordinates in training alone (shift, jitter, rescale) is left out.
+In timm these networks are `Eva`. `adopted` converts them to the VisionTransformer of the same function, for images of
+one size, so that the functions of the family apply. Sines and cosines are constants of each attention, computed at its
+creation, not weights. Changes of coordinates during training (shift, jitter, rescale) are omitted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from edgevit.network.copies import without_values
 from edgevit.network.families.vit.slim import SlimAttention
 
-# What both classes have alike; the rest of a ViT is made.
+# Modules of both classes; the others are created.
 OUTSIDE = (
     "cls_token", "reg_token", "norm_pre", "norm", "fc_norm", "head_drop", "head", "pretrained_cfg", "default_cfg",
 )  # fmt: skip
@@ -29,16 +29,16 @@ OUTSIDE = (
 
 @dataclass(frozen=True)
 class Rotation:
-    """By what queries and keys are rotated: patches by their place in the grid, the tokens before them not at all."""
+    """The rotation of queries and keys of patches by their position; tokens before them are not rotated."""
 
     grid: tuple[int, int]  # rows and columns of patches
     prefix: int  # tokens before the patches
-    temperature: float  # periods are its powers below the first, in half sides of the image
+    temperature: float  # periods are its powers with exponents in [0, 1), in half sides of the image
 
     def table(self, width: int) -> Tensor:
-        """Cosines, and sines with the sign of `RotaryAttention.placed`, for heads so wide: [2, N, width], on the CPU.
+        """Cosines, and sines with the sign of `RotaryAttention.placed`, for heads of this width: [2, N, width].
 
-        A quarter of the frequencies is of rows and a quarter of columns, and the second half repeats the first.
+        A quarter of the frequencies is for rows and a quarter for columns; the second half repeats the first.
         """
         centres = [torch.arange(0.5, side, device="cpu") / side * 2 - 1 for side in self.grid]
         places = torch.cartesian_prod(*centres)  # [patches, 2]
@@ -50,7 +50,7 @@ class Rotation:
 
 
 class RotaryAttention(SlimAttention):
-    """One whose queries and keys are rotated by the place of their token. Pairs are dimensions i and i + q / 2."""
+    """An attention that rotates queries and keys by position, in pairs of dimensions i and i + q / 2."""
 
     table: Tensor
 
@@ -67,7 +67,7 @@ class RotaryAttention(SlimAttention):
 
 
 class WithoutPositions(VisionTransformer):  # type: ignore[misc]
-    """timm's, which adds nothing to its tokens. Its own way of that loses the class token in timm 1.0.25."""
+    """A VisionTransformer without position embeddings; timm 1.0.25 loses the class token without them."""
 
     def _pos_embed(self, x: Tensor) -> Any:
         before = [t.expand(x.shape[0], -1, -1) for t in (self.cls_token, self.reg_token) if t is not None]
@@ -75,67 +75,67 @@ class WithoutPositions(VisionTransformer):  # type: ignore[misc]
 
 
 def reason_against(model: Eva) -> str | None:
-    """Why an Eva is no DINOv3, in which alone edgevit knows what rotary embeddings allow; None: it is one."""
+    """The reason why an Eva is not a DINOv3, the only supported network with rotary embeddings; None: it is one."""
     rope = model.rope
     usual = {"normalize_coords": "separate", "grid_offset": 0.0, "grid_indexing": "ij", "rotate_half": True}
     if type(rope).__name__ != "RotaryEmbeddingDinoV3":
         return f"its positions are {type(rope).__name__}"
-    if other := [f"{name}={getattr(rope, name)}" for name, value in usual.items() if getattr(rope, name) != value]:
-        return f"its rotary embeddings have {other[0]}"
-    for has, what in (
+    if differing := [f"{name}={getattr(rope, name)}" for name, value in usual.items() if getattr(rope, name) != value]:
+        return f"its rotary embeddings have {differing[0]}"
+    for has, reason in (
         (model.pos_embed is not None, "it has learned positions, too"),
         (model.attn_pool is not None, "its head pools by attention"),
         (model.patch_drop is not None, "it leaves out patches in training"),
         (model.patch_embed.dynamic_img_pad, "it pads images"),
     ):
         if has:
-            return what
+            return reason
     for block in model.blocks:
         attn = block.attn
         if type(block) is not EvaBlock or type(attn) is not EvaAttention or attn.qkv is None:
             return f"its blocks are {type(block).__name__} with {type(attn).__name__}, and not all with one qkv layer"
         if not all(isinstance(norm, nn.Identity) for norm in (attn.q_norm, attn.norm)) or getattr(attn, "gate", None):
-            return "a norm or a gate stands inside its attention"
+            return "its attention has a norm or a gate"
         if not attn.rotate_half:
-            return "its attention rotates neighbours, and not the halves of a head"
+            return "its attention rotates neighbours, not the halves of a head"
     return None
 
 
 def adopted(model: Any) -> Any:
-    """The VisionTransformer that computes what a DINOv3 of timm's does, made of its modules; any other model itself."""
+    """Convert timm's DINOv3 to the VisionTransformer of the same function; return other models unchanged."""
     if not isinstance(model, Eva) or reason_against(model) is not None:
         return model
     patch = model.patch_embed
     rotation = Rotation(patch.grid_size, model.num_prefix_tokens, model.rope.temperature)
     with without_values():
-        made: Any = WithoutPositions(
+        vit: Any = WithoutPositions(
             img_size=patch.img_size, patch_size=patch.patch_size, num_classes=model.num_classes,
             global_pool=model.global_pool, embed_dim=model.embed_dim, depth=0, class_token=model.cls_token is not None,
             reg_tokens=0 if model.reg_token is None else model.reg_token.shape[1], pos_embed="none",
         )  # fmt: skip
     for name in OUTSIDE:
         if hasattr(model, name):
-            setattr(made, name, getattr(model, name))
-    made.patch_embed.proj, made.pos_drop = patch.proj, model.pos_drop
-    made.blocks = nn.Sequential(*(_block(block, rotation) for block in model.blocks))
-    return made.train(model.training)
+            setattr(vit, name, getattr(model, name))
+    vit.patch_embed.proj, vit.pos_drop = patch.proj, model.pos_drop
+    vit.blocks = nn.Sequential(*(_block(block, rotation) for block in model.blocks))
+    return vit.train(model.training)
 
 
 def _block(block: Any, rotation: Rotation) -> Any:
     attn, dim = block.attn, block.attn.proj.out_features
     with without_values():
-        made: Any = TimmBlock(dim, 1)
+        converted: Any = TimmBlock(dim, 1)
         width = attn.qkv.out_features // (3 * attn.num_heads)
-        made.attn = RotaryAttention(rotation, dim, attn.num_heads, width, width)
-    made.attn.qkv, made.attn.proj = attn.qkv, attn.proj
-    made.attn.attn_drop, made.attn.proj_drop = attn.attn_drop, attn.proj_drop
-    if attn.q_bias is not None:  # keys have none
+        converted.attn = RotaryAttention(rotation, dim, attn.num_heads, width, width)
+    converted.attn.qkv, converted.attn.proj = attn.qkv, attn.proj
+    converted.attn.attn_drop, converted.attn.proj_drop = attn.attn_drop, attn.proj_drop
+    if attn.q_bias is not None:  # keys have no bias
         attn.qkv.bias = nn.Parameter(torch.cat([attn.q_bias, torch.zeros_like(attn.q_bias), attn.v_bias]).detach())
     for name in ("norm1", "norm2", "mlp", "drop_path1", "drop_path2"):
-        setattr(made, name, getattr(block, name))
+        setattr(converted, name, getattr(block, name))
     for name, gamma in (("ls1", block.gamma_1), ("ls2", block.gamma_2)):
         if gamma is not None:
             with without_values():
-                setattr(made, name, LayerScale(dim))
-            getattr(made, name).gamma = gamma
-    return made.train(block.training)
+                setattr(converted, name, LayerScale(dim))
+            getattr(converted, name).gamma = gamma
+    return converted.train(block.training)

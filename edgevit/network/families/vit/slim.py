@@ -1,4 +1,4 @@
-"""What slim models are made of and timm has not: an attention with widths of its own, and a block with one site."""
+"""Modules of slim models that timm does not have: an attention with its own widths, and a block with one site."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ class SlimAttention(nn.Module):
         return out
 
     def placed(self, part: Tensor) -> Tensor:
-        """Queries or keys [B, H, N, q] as their product is taken of them: here as they are."""
+        """Queries or keys [B, H, N, q] before their product; unchanged here."""
         return part
 
 
 class SingleSiteBlock(nn.Module):
-    """A block of timm's whose attention or whose FFN is gone: the tokens, plus what the other puts out.
+    """A block of timm without its attention or without its FFN.
 
-    It takes over the modules of a block under their own names, so that weights keep theirs.
+    It has the modules of the block under the same names, so that names of weights do not change.
     """
 
-    def __init__(self, block: Any, left: Literal["attn", "mlp"]) -> None:
+    def __init__(self, block: Any, site: Literal["attn", "mlp"]) -> None:
         super().__init__()
-        number = {"attn": 1, "mlp": 2}[left]
-        # timm's ResPostBlock normalises what is added, and scales nothing
+        number = {"attn": 1, "mlp": 2}[site]
+        # timm's ResPostBlock normalises the outputs of sites, without LayerScale
         self.post_norm = not hasattr(block, "ls1")
-        names = (left, f"norm{number}", f"ls{number}", f"drop_path{number}")
+        names = (site, f"norm{number}", f"ls{number}", f"drop_path{number}")
         self.names = tuple(name for name in names if hasattr(block, name))
         for name in self.names:
             setattr(self, name, getattr(block, name))

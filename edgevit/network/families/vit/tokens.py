@@ -1,7 +1,7 @@
-"""A block after which only some of its tokens go on: those that its own attention looks at most.
+"""A block that passes on only some of its tokens: those with the most attention.
 
-How many stay is a constant of the block, so that shapes are static; which ones is decided image by image. The class
-token, distillation and register tokens always stay. What leaves can be merged into one token that goes on in its place.
+Their number is a constant of the block, so that shapes are static; they are selected per image. Class, distillation and
+register tokens are always kept. Dropped tokens can be merged into one token.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from edgevit.network.anatomy import Axis
 from edgevit.network.families import LogWeights, SoftGates
 
-RANKED = "tokens leave after this block, ranked by its attention"
-UNRANKED = "a block without attention ranks no tokens"
-LAST = "nothing is saved where tokens leave after the last block"
+RANKED = "this block drops tokens, ranked by its attention"
+UNRANKED = "a block without attention cannot rank tokens"
+LAST = "dropping tokens after the last block saves nothing"
 
 
-def class_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, there: SoftGates | None = None) -> Tensor:
-    """How much the class token looks at each token, the mean over the heads: [B, N].
+def class_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, gates: SoftGates | None = None) -> Tensor:
+    """The attention of the class token to each token, the mean over the heads: [B, N].
 
-    Worked out beside the attention and from the same tokens, so that the attention itself stays one operation that
-    compilers fuse. Per head q_c . (W_k x_j + b_k) = (W_k' q_c) . x_j + q_c . b_k, whose last term softmax does not see:
+    It is computed separately from the same tokens, so that the attention itself stays one operation that compilers
+    fuse. Per head q_c . (W_k x_j + b_k) = (W_k' q_c) . x_j + q_c . b_k, whose last term cancels in the softmax:
     H N d multiply-accumulates, about 0.1 % of a block of DeiT-Base, and no keys.
 
     Shapes: x [B, N, d], the normalised tokens, of which the first is the class token; qkv.weight [H * (2q + v), d].
@@ -36,44 +36,44 @@ def class_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, there: SoftG
     q = torch.unflatten(F.linear(x[:, 0], wq.flatten(0, 1), bq), 1, (heads, qk)) * qk**-0.5  # [B, H, q]
     directions: Tensor = (q.transpose(0, 1) @ wk).transpose(0, 1)  # [B, H, d]
     logits = directions @ x.transpose(1, 2)
-    if there is None:
+    if gates is None:
         return logits.softmax(-1).mean(1)
-    rows = (logits + there.log_gates.unsqueeze(1)).softmax(-1)
-    return torch.einsum("h,bhn->bn", there.heads / there.heads.sum(), rows)
+    rows = (logits + gates.log_gates.unsqueeze(1)).softmax(-1)
+    return torch.einsum("h,bhn->bn", gates.heads / gates.heads.sum(), rows)
 
 
-def received_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, there: SoftGates | None = None) -> Tensor:
-    """How much all tokens look at each token, the mean over tokens and heads: [B, N]. For models without class token.
+def received_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, gates: SoftGates | None = None) -> Tensor:
+    """The attention of all tokens to each token, the mean over tokens and heads: [B, N]; without class token.
 
-    Beside the attention, too, but at its price: queries, keys and all their products.
+    It is computed separately, too, but costs as much: queries, keys and all their products.
     """
     rows = 2 * heads * qk
     both = F.linear(x, qkv.weight[:rows], None if qkv.bias is None else qkv.bias[:rows])
     q, k = torch.unflatten(both, -1, (2, heads, qk)).permute(2, 0, 3, 1, 4)  # [B, H, N, q] each
     logits: Tensor = (q * qk**-0.5) @ k.transpose(-2, -1)
-    if there is None:
+    if gates is None:
         return logits.softmax(-1).mean((1, 2))
-    looks = (logits + there.log_gates[:, None, None]).softmax(-1)
-    # A token that is half gone counts half as one that looks, too.
-    return torch.einsum("h,bi,bhij->bj", there.heads / there.heads.sum(), there.log_gates.softmax(-1), looks)
+    rows_of_heads = (logits + gates.log_gates[:, None, None]).softmax(-1)
+    # A token with a gate of a half also counts half as a query.
+    return torch.einsum("h,bi,bhij->bj", gates.heads / gates.heads.sum(), gates.log_gates.softmax(-1), rows_of_heads)
 
 
-def token_scores(attn: Any, seen: Tensor, *, has_class: bool, there: SoftGates | None = None) -> Tensor:
-    """By what tokens are ranked: [B, N] of an attention's input [B, N, d]."""
+def token_scores(attn: Any, inputs: Tensor, *, has_class: bool, gates: SoftGates | None = None) -> Tensor:
+    """The scores [B, N] that rank tokens, of the input [B, N, d] of an attention."""
     score = class_attention if has_class else received_attention
-    return score(seen, attn.qkv, attn.num_heads, round(float(attn.scale) ** -2), there)
+    return score(inputs, attn.qkv, attn.num_heads, round(float(attn.scale) ** -2), gates)
 
 
 @contextmanager
 def weighing(model: Any, log_weights: LogWeights) -> Iterator[None]:
-    """Let attention weigh the tokens that it looks at (`Family`)."""
+    """Weight the tokens in all attentions (`Family`)."""
 
     def weigh(block: int) -> Any:
-        def see(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
             weights = log_weights(block)
-            return given, {**named, "attn_mask": None if weights is None else weights[:, None, None]}
+            return args, {**kwargs, "attn_mask": None if weights is None else weights[:, None, None]}
 
-        return see
+        return hook
 
     with ExitStack() as stack:
         for i, block in enumerate(model.blocks):
@@ -82,18 +82,18 @@ def weighing(model: Any, log_weights: LogWeights) -> Iterator[None]:
 
 
 def pass_on(x: Tensor, scores: Tensor, count: int, prefix: int, *, merge: bool) -> Tensor:
-    """The `count` tokens that go on: the first `prefix`, then those of the highest scores, the highest first.
+    """Select `count` tokens: the first `prefix`, then those with the highest scores in descending order.
 
-    Of equal scores the first goes on, here as in ONNX's TopK. That patches come in another order than before does not
-    matter: positions were added before the first block, and no layer after it looks at the order.
+    Of equal scores the first is selected, as by ONNX's TopK. The order of patches does not matter: positions are added
+    before the first block, and no later layer depends on the order.
 
     Args:
-        merge: whether the last of the `count` is the mean of all that leave, weighted by their scores (EViT).
+        merge: whether the last of the `count` is the mean of the dropped tokens, weighted by their scores (EViT).
 
     Shapes: x [B, N, d], scores [B, N].
     """
     patches, scores = x[:, prefix:], scores[:, prefix:]
-    # A stable sort and no topk: which of two equal tokens topk takes is nowhere said.
+    # A stable sort, as topk does not define the order of equal scores.
     order = scores.sort(dim=1, descending=True, stable=True).indices
     stay = count - prefix - int(merge)
 
@@ -102,23 +102,23 @@ def pass_on(x: Tensor, scores: Tensor, count: int, prefix: int, *, merge: bool) 
 
     parts = [x[:, :prefix], chosen(order[:, :stay])]
     if merge:
-        gone = order[:, stay:]
-        weight = scores.gather(1, gone)
+        dropped = order[:, stay:]
+        weight = scores.gather(1, dropped)
         weight = weight / weight.sum(1, keepdim=True)
-        parts.append(weight.unsqueeze(1) @ chosen(gone))
+        parts.append(weight.unsqueeze(1) @ chosen(dropped))
     return torch.cat(parts, dim=1)
 
 
 class TokenBlock(nn.Module):
-    """A block of timm's, with its attention and with or without its FFN, that passes on only some tokens.
+    """A block of timm with its attention, and possibly its FFN, that passes on only some tokens.
 
-    It takes over the modules of the block under their own names, so that weights keep theirs.
+    It has the modules of the block under the same names, so that names of weights do not change.
     """
 
     def __init__(self, block: Any, count: int, prefix: int, *, has_class: bool, merge: bool) -> None:
         super().__init__()
         self.count, self.prefix, self.has_class, self.merge = count, prefix, has_class, merge
-        # timm's ResPostBlock normalises what is added, and scales nothing
+        # timm's ResPostBlock normalises the outputs of sites, without LayerScale
         self.post_norm = not hasattr(block, "ls1")
         for name, module in block.named_children():
             setattr(self, name, module)
@@ -130,12 +130,12 @@ class TokenBlock(nn.Module):
                 delattr(self, name)
 
     def forward(self, x: Tensor) -> Tensor:
-        own: Any = self
-        seen = x if self.post_norm else own.norm1(x)
-        scores = self.scores(seen)
-        x = x + self._after(own.attn(seen), 1)
+        block: Any = self  # has attributes that nn.Module does not declare
+        inputs = x if self.post_norm else block.norm1(x)
+        scores = self.scores(inputs)
+        x = x + self._after(block.attn(inputs), 1)
         if hasattr(self, "mlp"):
-            x = x + self._after(own.mlp(x if self.post_norm else own.norm2(x)), 2)
+            x = x + self._after(block.mlp(x if self.post_norm else block.norm2(x)), 2)
         return pass_on(x, scores, self.count, self.prefix, merge=self.merge)
 
     def _after(self, added: Tensor, number: int) -> Tensor:
@@ -143,12 +143,12 @@ class TokenBlock(nn.Module):
             added = getattr(self, f"{name}{number}")(added)
         return added
 
-    def scores(self, seen: Tensor) -> Tensor:
-        return token_scores(self.attn, seen, has_class=self.has_class)
+    def scores(self, inputs: Tensor) -> Tensor:
+        return token_scores(self.attn, inputs, has_class=self.has_class)
 
 
 def passing(block: Any, count: int, prefix: int, *, has_class: bool, merge: bool) -> Any:
-    """The block, passing on `count` tokens; with 0 it passes on as many as it does."""
+    """The block, passing on `count` tokens; 0: unchanged."""
     if count and isinstance(block, TokenBlock):
         block.count, block.merge = count, merge
     elif count:
@@ -157,7 +157,7 @@ def passing(block: Any, count: int, prefix: int, *, has_class: bool, merge: bool
 
 
 def frozen(block: Any, *, is_last: bool) -> dict[Axis, str]:
-    """The axes that tokens freeze in a block."""
+    """The axes of a block that are frozen because of tokens."""
     if isinstance(block, TokenBlock):
         return {"site": RANKED, "block": RANKED}
     if not hasattr(block, "attn"):

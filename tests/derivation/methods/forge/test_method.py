@@ -91,7 +91,7 @@ def test_a_width_that_is_asked_for_is_taken_or_refused(checkpoint: Path, tmp_pat
     [
         ({"calibration_images": 2}, {}, "2 calibration images do not determine the directions of its tokens, 4 would"),
         ({}, {"pre_norm": True}, "a norm before the first block"),
-        ({}, {"final_norm": False}, "no norm takes their mean away before the head"),
+        ({}, {"final_norm": False}, "no norm subtracts their mean before the head"),
     ],
 )
 def test_an_embedding_that_stays_says_why(

@@ -100,7 +100,7 @@ def test_a_super_network_and_a_cost_table_are_of_all_tokens(folder: Path, tmp_pa
         lambda: edgevit.supernet(folder, out=tmp_path / "n", data="digits", rate=0.4, accept_weak_base=True),
         lambda: edgevit.cost(folder, output=tmp_path / "c.json"),
     ):
-        with pytest.raises(EdgeVitError, match=r"tokens pass through all of its blocks, and after block \d"):
+        with pytest.raises(EdgeVitError, match=r"tokens pass through all of its blocks, and block \d"):
             ask()
 
 

@@ -21,8 +21,8 @@ FROZEN = {
     "a norm before the first block": {"pre_norm": True},
     "a norm of the patches": {"embed_norm_layer": "layernorm"},
     "pooling by 'max'": {"global_pool": "max"},
-    "no norm takes their mean away": {"final_norm": False},
-    "a RmsNorm does not take away their mean": {"norm_layer": timm.layers.RmsNorm},
+    "no norm subtracts their mean": {"final_norm": False},
+    "a RmsNorm does not subtract their mean": {"norm_layer": timm.layers.RmsNorm},
 }
 
 
@@ -43,4 +43,4 @@ def test_what_it_does_not_pass_through_is_named(
 
 def test_a_norm_after_the_sum_has_a_reason_of_its_own(small_vit: Callable[..., nn.Module]) -> None:
     reason = load_family("vit").geometry(small_vit("vit_base_patch16_rpn_224")).fixed_embed
-    assert reason is not None and "norm after the residual sum" in reason
+    assert reason is not None and "norm after each site" in reason

@@ -72,7 +72,7 @@ def test_a_model_of_hugging_face_without_a_classifier_is_headless(small_vit: Any
     given = {prefix + key.removeprefix("dinov2."): value for key, value in hugging_face(state, "dinov2.").items()}
     found, notes = opened(given, tmp_path, **LAYER_SCALE)
     assert isinstance(found, Headless) and torch.equal(outputs(found.network), outputs(network))
-    assert notes[1] == f"left out of the weights, as {NAME} has no use for them: mask_token"
+    assert notes[1] == f"left out of the weights, as {NAME} does not use them: mask_token"
 
 
 def test_the_pooler_and_the_decoder_of_hugging_face_are_named(small_vit: Any, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_network_is_found_beside_what_its_training_weighed_the_loss_with(small
     given = {f"model.{name}": value for name, value in network.state_dict().items()}
     model, notes = opened({**given, "criterion.weight": torch.ones(7)}, tmp_path)
     assert torch.equal(outputs(model), outputs(network))
-    assert notes == [f"left out of the weights, as {NAME} has no use for them: criterion.weight"]
+    assert notes == [f"left out of the weights, as {NAME} does not use them: criterion.weight"]
     twice = {name.replace("model.", "ema."): value.clone() for name, value in given.items()}
     with pytest.raises(CheckpointError, match="it lacks blocks"):
         opened({**given, **twice}, tmp_path)

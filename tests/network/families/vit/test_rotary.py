@@ -99,7 +99,7 @@ def test_others_of_its_class_are_refused_with_the_reason(name: str, args: dict[s
 
 def test_timms_own_class_is_refused_as_it_is() -> None:
     network = of_timm()
-    with pytest.raises(UnsupportedModelError, match="its family's `adopted`"):
+    with pytest.raises(UnsupportedModelError, match="`adopted` of its family"):
         vit.check(network)
     network.rope.grid_offset = 1.0
     assert vit.adopted(network) is network
@@ -149,7 +149,7 @@ def test_what_would_cut_queries_and_keys_is_refused(turned: Any) -> None:
     part = vit.read(turned)[0].attention
     assert part is not None
     for cut in (lambda: part.first(16, 16), lambda: part.padded(40, 40)):
-        with pytest.raises(UnsupportedModelError, match="so that QK stays 32 wide; seen"):
+        with pytest.raises(UnsupportedModelError, match="so that the QK width stays 32, not"):
             cut()
     whole = part.keep([1], torch.arange(31, -1, -1).expand(1, 32))
     assert torch.equal(whole.wq, part.wq[1:]), "in the order in which they are rotated"
