@@ -1,6 +1,7 @@
-"""Whatever is done to a file that edgevit reads, every command that reads it works or says in one line what is wrong.
+"""Whatever is done to a file that edgevit reads, a command that reads it works or says in one line what is wrong.
 
-Each kind of file is made once, for real; hypothesis then spoils it. `EDGEVIT_MUTATIONS=2000` tries more.
+Each kind of file is made once, for real; hypothesis then spoils it. `EDGEVIT_MUTATIONS=2000` tries more. All readers of
+a sealed kind read it through its seal, so that one of them is asked; `resealed` is a change whose seal fits.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
 from edgevit.records.kinds import seal
 from edgevit.records.model_folder import ModelFolder
 
-EXAMPLES = int(os.environ.get("EDGEVIT_MUTATIONS", "10"))
+EXAMPLES = int(os.environ.get("EDGEVIT_MUTATIONS", "5"))
 LIMIT_S = 60  # for one command, however busy the machine is
 
 
@@ -52,7 +53,6 @@ class Kind:
     readers: tuple[Any, ...]
     named: str = ""  # how an error names the file, where it is not by its own name
     sealed: bool = False  # no change of what it says is let through
-    same: tuple[int, ...] = ()  # readers whose answer does not change where they give one
 
 
 def _store(root: Path) -> object:
@@ -118,19 +118,16 @@ def _results(root: Path) -> object:
 
 
 FEW = ("--max-images", "3", "--device", "cpu", "-q")
-SLICE = ("derive", "--method", "skd", "--supernet", "net", "--rate", "0.3", "--out", "slice", "-q")
 KINDS = {
-    "model": Kind("m/model.json", (("show", "m"), ("evaluate", "m", *FEW), _work), sealed=True),
+    "model": Kind("m/model.json", (("show", "m"), _work), sealed=True),
     "resealed": Kind("m/model.json", (("show", "m"), ("evaluate", "m", *FEW)), named="model."),  # or the weights
-    "derivation": Kind(
-        "m/derivation.json", (("show", "m"), ("show", "m", "--json"), ("evaluate", "m", *FEW)), sealed=True, same=(2,)
-    ),
+    "derivation": Kind("m/derivation.json", (("show", "m"),), sealed=True),
     "export": Kind("m/export/export.json", (_report, _measurable), sealed=True),
     "engine": Kind("m/export/engines/board/0123456789abcdef.json", (_store,), sealed=True),
     "metadata": Kind("m/export/model.fp32.onnx", (("evaluate", "m/export/model.fp32.onnx", "--data", "digits", *FEW),)),
-    "onnx": Kind("o/onnx.json", (("show", "o"), ("evaluate", "o", "--data", "digits", *FEW)), sealed=True),
+    "onnx": Kind("o/onnx.json", (("show", "o"),), sealed=True),
     "processor": Kind("o/preprocessor_config.json", (_stated,), named="prep"),
-    "supernet": Kind("net/supernet.json", (("show", "net"), SLICE), sealed=True),
+    "supernet": Kind("net/supernet.json", (("show", "net"),), sealed=True),
     "layers": Kind("runs.layers.jsonl", (("show", "runs.layers.jsonl"), ("show", "runs.layers.jsonl", "--json"))),
     "inspected": Kind(
         "m/export/engines/board/0123456789abcdef.layers.json",
@@ -141,8 +138,8 @@ KINDS = {
     "costs": Kind("costs.yaml", (_costs,), named="cost"),
     "plan": Kind("jobs.yaml", (_plan,)),
     "results": Kind("fleet/results.json", (_results,), sealed=True),
-    "sweep": Kind("swept/sweep.json", (("show", "swept"), ("show", "swept", "--json")), sealed=True),
-    "proof": Kind("proof.json", (("show", "proof.json"), ("show", "proof.json", "--json")), sealed=True),
+    "sweep": Kind("swept/sweep.json", (("show", "swept"),), sealed=True),
+    "proof": Kind("proof.json", (("show", "proof.json"),), sealed=True),
     "classes": Kind(
         "classes.txt", (("evaluate", "m", "--data", "digits", "--classes", "classes.txt", *FEW),), named=""
     ),
@@ -417,16 +414,15 @@ def _ask(root: Path, reader: Any) -> Told:
                 code = _run()
         finally:
             sys.argv = before
-            shutil.rmtree("slice", ignore_errors=True)
     return Told(code, out.getvalue(), err.getvalue())
 
 
 def _check(root: Path, kind: Kind, right: tuple[Told, ...], changed: bool) -> None:
-    for i, (reader, expected) in enumerate(zip(kind.readers, right, strict=True)):
+    for reader, expected in zip(kind.readers, right, strict=True):
         told = _ask(root, reader)
         if told.code == 0:
             assert not (kind.sealed and changed), "a change of what it says was let through"
-            if not changed or i in kind.same:
+            if not changed:
                 assert told.out == expected.out
             continue
         assert (told.code, told.out) == (1, ""), told
