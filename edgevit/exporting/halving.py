@@ -1,7 +1,8 @@
 """Convert an ONNX graph to fp16, except for some modules in fp32: round weights, and cast between the two types.
 
 ONNX Runtime's converter is not used: it casts values between two nodes in fp32 to fp16 and back, which overflows where
-fp32 is to prevent it, and gives two casts of one value the same name.
+fp32 is to prevent it, and gives two casts of one value the same name. AutoCast of nvidia-modelopt is not used: it names
+casts by tensor, not by module, changes the operator set, and needs onnx-graphsurgeon for a file instead of a graph.
 """
 
 from __future__ import annotations

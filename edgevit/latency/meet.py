@@ -340,7 +340,7 @@ class _Task:
             rounds=tuple(RoundRecord(one.limit, one.predicted, _figure(one.measured)) for one in search.rounds),
             factors=vars(factors),
             table=costs.table.record(),
-            where=costs.where,
+            conditions=costs.where,
             ended="; ".join(filter(None, reasons)) or None,
             seconds=watch.seconds,
             clock=clock,

@@ -154,7 +154,7 @@ class MetRecord:
     rounds: tuple[RoundRecord, ...]
     factors: dict[str, Number]  # by which the terms of the table were corrected
     table: TableRecord  # as it was measured
-    where: dict[str, Any]  # board or processor, power mode, precision, batch
+    conditions: dict[str, Any]  # board or processor, power mode, precision, batch
     ended: str | None  # why the rounds ended before the budget was met; None: it was
     seconds: dict[str, float]
     # Measured values of model and base at verification, not ratios: both include what slowed the machine.

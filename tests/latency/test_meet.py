@@ -500,7 +500,7 @@ def test_a_table_of_another_place_or_base_is_refused_and_one_of_this_place_is_wh
         edgevit.meet(NAME, **given(where=None))
     (made,) = edgevit.meet(NAME, **given())
     assert made.record.met is not None and made.record.met.outcome == "met"
-    assert made.record.met.where == where.model_dump(mode="json", exclude_none=True)
+    assert made.record.met.conditions == where.model_dump(mode="json", exclude_none=True)
 
 
 def test_without_a_budget_that_is_measured_it_derives(asked: dict[str, Any], tmp_path: Path) -> None:

@@ -91,11 +91,11 @@ def test_a_model_is_built_judged_and_measured_on_a_board_that_is_lost_in_the_mid
     assert done.code in (0, 3), done.err
     met = ModelFolder(tmp_path / "t").derivation().met
     assert done.code == (0 if met.keeps else 3)
-    assert met.where["board"].startswith("orin-nx-16gb-l4t") and met.where["power_mode"] == "MAXN_SUPER"
+    assert met.conditions["board"].startswith("orin-nx-16gb-l4t") and met.conditions["power_mode"] == "MAXN_SUPER"
     assert (len(met.rounds), met.figure) == (1, "p50")
     assert load_cost_table(ModelFolder(tmp_path / "t").cost_table_file).record() == met.table
     (engine,) = ModelFolder(tmp_path / "t").export.engines()
-    assert (engine.fingerprint, engine.precision) == (met.where["board"], "mixed")
+    assert (engine.fingerprint, engine.precision) == (met.conditions["board"], "mixed")
     assert done.out.count("round 1: ") == 1 and "orin-nx-16gb" in done.out
 
 
