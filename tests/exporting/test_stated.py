@@ -32,7 +32,7 @@ def stated(folder: Path, given: dict[str, Any] | None = None, metadata: Any = No
 def test_options_are_enough_and_the_crop_is_at_the_centre(tmp_path: Path) -> None:
     said, origin = stated(tmp_path, GIVEN)
     assert said == {**GIVEN, "crop_mode": "center"}
-    assert set(origin.values()) == {"given", "the usual"}
+    assert set(origin.values()) == {"given", "by default"}
 
 
 def test_how_files_are_read_is_said_by_options_and_by_edgevit_s_metadata(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_what_the_algebra_would_break_is_refused_by_name(name: str, args: Any, r
 def test_images_that_are_no_whole_patches_are_refused_where_timm_takes_none(small_vit: Any, how: Any) -> None:
     family_of(small_vit(img_size=36))  # whose rest is cut off
     family_of(small_vit(img_size=32, **how))
-    with pytest.raises(UnsupportedModelError, match=r"36 x 36 are no whole .* of 8 x 8.*'img_size=\(32, 32\)'"):
+    with pytest.raises(UnsupportedModelError, match=r"36 x 36 do not divide into .* 8 x 8.*'img_size=\(32, 32\)'"):
         family_of(small_vit(img_size=36, **how))
 
 
