@@ -54,14 +54,16 @@ def with_examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_runner_of_the_documentation_is_measured_as_any_other(with_examples: None, tmp_path: Path) -> None:
     file = tmp_path / "weights.npy"
     np.save(file, np.ones((12, 3), np.float32))
-    told = {"model": str(file), "model_sha256": "0" * 64, "label": "matrix", "precision": "fp32", "runner": "matrix"}
-    how: dict[str, Any] = {"samples": 5, "duration_s": 0.0, "warmup": 1, "warmup_seconds": 0.0, "batch": 2}
-    run = measure(MeasurementRequest(**told, **how), lambda stage, done, **figures: None)
+    request = MeasurementRequest(
+        model=str(file), model_sha256="0" * 64, label="matrix", precision="fp32", runner="matrix",
+        samples=5, duration_s=0.0, warmup=1, warmup_seconds=0.0, batch=2,
+    )  # fmt: skip
+    run = measure(request, lambda stage, done, **figures: None)
     assert (run.runner, run.provider, run.batch) == ("matrix", "cpu", 2) and len(run.latencies_ns) >= 5
     assert run.environment["numpy"] == np.__version__
     np.save(file, np.ones(3))
     with pytest.raises(runners.RunnerError, match="an array of 1 axes, expected 2"):
-        measure(MeasurementRequest(**told, **how), lambda stage, done, **figures: None)
+        measure(request, lambda stage, done, **figures: None)
 
 
 def test_the_meter_of_the_documentation_reads_power(
@@ -74,9 +76,9 @@ def test_the_meter_of_the_documentation_reads_power(
     (folder / "power_now").write_text("7250000\n")
     meter = power.power_meter(str(tmp_path), None, [("0", "BAT0")])
     assert meter is not None
-    told = read_power(meter)
-    assert told["meter"] == "battery" and told["total"] == ["BAT0"]
-    assert set(told["rails"]["BAT0"]) == {7250.0}
+    power_record = read_power(meter)
+    assert power_record["meter"] == "battery" and power_record["total"] == ["BAT0"]
+    assert set(power_record["rails"]["BAT0"]) == {7250.0}
 
 
 @torch.no_grad()
@@ -102,8 +104,8 @@ def test_the_family_of_the_documentation_cuts_its_network(
 
 
 def test_a_profile_begins_with_the_json_of_another(edgevit_main: Any, tmp_path: Path) -> None:
-    told = json.loads(edgevit_main("profiles", "orin-nx-16gb", "--json").out)
-    (tmp_path / "my-carrier.json").write_text(json.dumps({**told, "name": "my-carrier", "budgets": ["p99<8ms"]}))
+    shipped = json.loads(edgevit_main("profiles", "orin-nx-16gb", "--json").out)
+    (tmp_path / "my-carrier.json").write_text(json.dumps({**shipped, "name": "my-carrier", "budgets": ["p99<8ms"]}))
     profile = load_profile(str(tmp_path / "my-carrier.json"))
     assert profile.name == "my-carrier" and profile.rails == load_profile("orin-nx-16gb").rails
 
@@ -123,13 +125,13 @@ def test_every_command_in_the_documentation_is_one_the_program_knows(line: str) 
 def test_links_in_the_documentation_exist() -> None:
     from made_pages import pages
 
-    made = pages()
+    generated = pages()
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            there = page.parent / target
-            assert there.exists() or (there.parent == DOCS / "made" and there.name in made), f"{page.name}: {target}"
+            file = page.parent / target
+            assert file.exists() or (file.parent == DOCS / "made" and file.name in generated), f"{page.name}: {target}"
     listed = re.findall(r"^made/(\w+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
-    assert {f"{name}.md" for name in listed} == set(made), "every made page is in the index"
+    assert {f"{name}.md" for name in listed} == set(generated), "every made page is in the index"
 
 
 def test_modules_that_the_architecture_and_decisions_name_exist() -> None:
@@ -152,17 +154,17 @@ def test_decisions_have_the_numbers_of_their_files() -> None:
 def test_the_made_pages_have_every_option_field_and_board() -> None:
     from made_pages import pages
 
-    made = pages()
+    generated = pages()
     for name in method_names():
-        assert f"## {name}\n" in made["methods.md"]
-        assert all(f"`{name}.{option.name}`" in made["methods.md"] for option in describe(name).options)
+        assert f"## {name}\n" in generated["methods.md"]
+        assert all(f"`{name}.{option.name}`" in generated["methods.md"] for option in describe(name).options)
     for option in ("`--checkpoint`", "`--ms`", "`--gate`", "`--config`"):
-        assert option in made["commands.md"]
-    assert all(f"\n| {code} | " in made["commands.md"] for code in (0, 1, 3, 4, 130, 141)), "exit codes"
+        assert option in generated["commands.md"]
+    assert all(f"\n| {code} | " in generated["commands.md"] for code in (0, 1, 3, 4, 130, 141)), "exit codes"
     schemas = [json.loads(file.read_text()) for file in (DOCS / "schemas").glob("*.json")]
-    assert all(f"`{field}`" in made["formats.md"] for schema in schemas for field in schema["properties"])
-    assert all(f"`{name}`" in made["profiles.md"] for name in profile_names())
-    assert "**plan**" in made["words.md"] and "have not been tested on a Jetson" in made["limits.md"]
+    assert all(f"`{field}`" in generated["formats.md"] for schema in schemas for field in schema["properties"])
+    assert all(f"`{name}`" in generated["profiles.md"] for name in profile_names())
+    assert "**plan**" in generated["words.md"] and "have not been tested on a Jetson" in generated["limits.md"]
 
 
 def test_every_picture_of_the_papers_page_is_on_the_site(tmp_path: Path) -> None:

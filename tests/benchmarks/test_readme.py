@@ -45,7 +45,7 @@ def test_what_forge_loses_is_what_the_records_say(name: str, title: str) -> None
 
 
 def test_what_rivals_have_at_published_length_is_what_the_records_say() -> None:
-    told = between("On photographs of five kinds of clothes", "These runs are of several commits")
+    section = between("On photographs of five kinds of clothes", "These runs are of several commits")
     full = picked(rows("published_fashion"), table=published.FULL, rate=published.PUBLISHED_RATE)
     names = {
         "forge": ["forge"], "NuWa": ["nuwa, fine-tuned"],
@@ -57,16 +57,16 @@ def test_what_rivals_have_at_published_length_is_what_the_records_say() -> None:
     for text, variants in names.items():
         for variant in variants:
             found = picked(full, task=5, variant=variant)
-            assert len(found) == 3 and f"{text} {100 * mean(derived(found)):.1f}" in told, variant
+            assert len(found) == 3 and f"{text} {100 * mean(derived(found)):.1f}" in section, variant
     single = {
         "NuWa has": (3, "nuwa, fine-tuned"), "forge": (3, "forge"),
         "ten forge has": (10, "forge"), "`random`": (10, "random"), "and NuWa": (10, "nuwa, fine-tuned"),
     }  # fmt: skip
     for text, (task, variant) in single.items():
         (found,) = picked(full, task=task, variant=variant)
-        assert f"{text} {100 * found['accuracy']['derived']:.1f}" in told, variant
+        assert f"{text} {100 * found['accuracy']['derived']:.1f}" in section, variant
     closed = picked(rows("accuracy_fashion"), task=5, rate=0.9, steps=0, options={})
-    assert f"nothing trained, has {100 * mean(derived(closed)):.1f}, too" in told
+    assert f"nothing trained, has {100 * mean(derived(closed)):.1f}, too" in section
 
 
 def test_what_a_better_base_adds_is_what_the_record_says() -> None:
@@ -75,13 +75,13 @@ def test_what_a_better_base_adds_is_what_the_record_says() -> None:
 
 
 def test_latency_on_gpus_is_what_the_records_say() -> None:
-    told = between("Fewer MACs need not be fewer milliseconds", "`--ms` measures before it chooses")
+    section = between("Fewer MACs need not be fewer milliseconds", "`--ms` measures before it chooses")
     graphs = [row for row in rows("axes") if (row.get("asked"), row["model"]) == ("graphs, cuda, fp16", "deit_tiny")]
     share = {row["axis"]: f"{row['ratio']:.2f}" for row in graphs if (row["rate"], row.get("batch")) == (0.8, 1)}
-    assert f"takes {share['widths']} of its time if they went from widths" in told
-    assert f"and {share['depth']} if whole blocks went" in told
+    assert f"takes {share['widths']} of its time if they went from widths" in section
+    assert f"and {share['depth']} if whole blocks went" in section
     depth = picked(rows("efficiency"), part="depth")
     (alone,), (many,) = (picked(depth, batch=batch, of=[0.8]) for batch in (1, 64))
     (base,) = picked(depth, batch=1, of=[])
     assert 0.95 < alone["ratio"] < 1 and alone["p50_ms"] > base["p50_ms"], "turns and medians do not agree"
-    assert f"is no faster than its base on one image, and takes {many['ratio']:.2f} of its time on 64" in told
+    assert f"is no faster than its base on one image, and takes {many['ratio']:.2f} of its time on 64" in section
