@@ -27,7 +27,7 @@ from edgevit.latency.paired import ROUNDS, SURE
 from edgevit.latency.rounds import CONFIDENT, MeasuredFigure
 from edgevit.network.anatomy import BlockDims
 
-CAPTURED = Path(__file__).parents[1] / "tests" / "boards"
+CAPTURED = Path(__file__).parents[2] / "tests" / "boards"
 # Each captured tree by its profile, which says whose rails make up the module.
 TREES = {
     "orin-nx-16gb": "orin-nx-16gb-jetpack6.2",

@@ -396,6 +396,8 @@ def _open_weights(
             option = f"--{part.replace('_', '-')} {now}"
             progress.note(f"{release.origin[part]} beside the weights says {part} {earlier}; {option} is used")
     opened = _opened(network, name, arguments, {**stated, **overrides})
+    if isinstance(opened, Headless):
+        return replace(opened, release=release)
     return Model(opened.network, opened.spec, release)
 
 
