@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import some_tables
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -220,11 +221,9 @@ def _make_small_files(root: Path) -> None:
     (root / "runs.layers.jsonl").write_text(line_of(PROFILE))
     write_suite_record(RECORD, root / "proof.json")
     shutil.copy(ROOT / "profiles" / "orin-nx-16gb.yaml", root / "mine.yaml")
-    sizes = {"heads": 2, "qk": 32, "vo": 32, "ffn": 256}
-    block = {"base": sizes, "attention": [{"heads": 2, "width": w, "ms": w / 8} for w in (16, 32)],
-             "ffn": [{"width": w, "ms": w / 100} for w in (8, 64, 256)]}  # fmt: skip
-    base = {"family": "vit", "embed": 64, "tokens": 17, "patch_values": 192, "depth": 2}
-    costs = {"schema": 1, "measured_on": "here", "base": base, "fixed_ms": 0.5, "blocks": [block]}
+    costs = some_tables.table(
+        some_tables.rows(0.5, {(2, w): w / 8 for w in (16, 32)}, {w: w / 100 for w in (8, 64, 256)})
+    )
     (root / "costs.yaml").write_text(yaml.safe_dump(costs))
     (root / "classes.txt").write_text("3\n5\n")
     shutil.copy(jobs_file.EXAMPLE, root / "jobs.yaml")

@@ -16,7 +16,7 @@ from small_base import write_cost_table
 from some_runs import DENSE
 
 from edgevit.agent.records import Run
-from edgevit.derivation.allocate.cost_table import Where
+from edgevit.derivation.allocate.cost_table import Origin
 from edgevit.records.derivation import DERIVATION_KIND
 from edgevit.records.export import EXPORT_KIND
 from edgevit.records.kinds import Versions
@@ -100,7 +100,7 @@ def test_every_kind_of_file_says_which_edgevit_wrote_it(record: type) -> None:
 
 def test_a_cost_table_says_it_with_what_it_was_measured_on() -> None:
     """A table that a person wrote does not say it."""
-    assert "edgevit" in Where.model_fields
+    assert "edgevit" in Origin.model_fields
 
 
 def test_a_cost_table_has_the_keys_that_its_schema_asks_for_and_no_others(tmp_path: Path) -> None:
@@ -108,9 +108,8 @@ def test_a_cost_table_has_the_keys_that_its_schema_asks_for_and_no_others(tmp_pa
     content = json.loads(write_cost_table(tmp_path, narrower=(32,)).read_text())
     assert set(schema["required"]) <= set(content) <= set(schema["properties"])
     assert content["schema"] == schema["properties"]["schema"]["const"] == COST_TABLE_SCHEMA
-    for name, listed in (("NarrowerCosts", content["narrower"]), ("TokenCosts", content["fewer_tokens"])):
-        known = schema["$defs"][name]
-        assert all(set(known["required"]) <= set(one) <= set(known["properties"]) for one in listed)
+    row = schema["$defs"]["PartCost"]
+    assert all(set(row["required"]) <= set(cost) <= set(row["properties"]) for cost in content["costs"])
 
 
 @pytest.mark.parametrize(

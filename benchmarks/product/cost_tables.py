@@ -41,7 +41,7 @@ from edgevit.derivation.allocate.prices import Prices
 from edgevit.derivation.allocate.tokens import tile_counts
 from edgevit.engines.unjudged import OPSET
 from edgevit.exporting.graph import write_onnx
-from edgevit.latency.measure import taken_ms
+from edgevit.latency.measure import latency_ms
 from edgevit.latency.rounds import MOST, MeasuredFigure, Shape, correct
 from edgevit.latency.stacks import network_of
 from edgevit.latency.table import measured_table
@@ -90,7 +90,7 @@ def write(network: nn.Module, blocks: Sequence[BlockDims], path: Path, embed: in
 def shares(runs: Sequence[Run], label: str) -> list[float]:
     """Return the model's time over the base's, round by round."""
     busy = any(run.is_busy() for run in runs)
-    times = {(run.round, run.label): taken_ms(run, busy=busy) for run in runs}
+    times = {(run.round, run.label): latency_ms(run, busy=busy) for run in runs}
     return [times[n, label] / times[n, "base"] for n in sorted({n for n, _ in times if n is not None})]
 
 
@@ -173,12 +173,13 @@ def main() -> None:
         runs = bench_in_turns(files, conditions, rounds=options.rounds).runs
     measured_shares = [statistics.median(shares(runs, f"plan{i}")) for i in range(len(plans))]
     rows: list[dict[str, Any]] = []
-    tables = {"measured": cost_table.in_quantity("ms")}
+    listed = cost_table.in_quantity("ms")
+    tables = {"measured": listed}
     if options.beside:
         tables["beside"] = load_cost_table(options.beside).in_quantity("ms")
 
-    def predicted(prices: Prices, blocks: Sequence[BlockDims], indices: Sequence[int], embed: int) -> float:
-        return prices.at(embed).cost(blocks, indices) / prices.base
+    def predicted(prices: Prices, blocks: Sequence[BlockDims], embed: int) -> float:
+        return prices.at(embed).cost(blocks) / prices.base
 
     shapes = [
         Shape(tuple(blocks), tuple(indices), embed) for (blocks, indices), embed in zip(plans, embeds, strict=True)
@@ -186,7 +187,7 @@ def main() -> None:
     by_others = corrected(shapes, measured_shares, tables["measured"])
     for i, ((blocks, indices), embed) in enumerate(zip(plans, embeds, strict=True)):
         share = measured_shares[i]
-        shown = {name: predicted(prices, blocks, indices, embed) for name, prices in tables.items()}
+        shown = {name: predicted(prices, blocks, embed) for name, prices in tables.items()}
         shown["corrected"] = by_others[i]
         block_fields = [asdict(b) for b in blocks]
         rows.append({"kept": indices, "embed": embed, "blocks": block_fields, "share": share, "predicted": shown})
@@ -203,11 +204,11 @@ def main() -> None:
         "table_s": table_s,
         # Beside sites of each size the base, one thin block and two whole; six stacks at each narrower embedding, and
         # five for each number of tokens.
-        "stacks": len(cost_table.blocks[0].attention)
-        + len(cost_table.blocks[0].ffn)
+        "stacks": listed.attentions.costs.size
+        + listed.ffns.costs.size
         + 4
-        + 6 * len(cost_table.narrower)
-        + 5 * len(cost_table.fewer_tokens),
+        + 6 * (len(listed.embeds) - 1)
+        + 5 * (len(listed.token_counts) - 1),
         "depth": len(base),
         "scatter": statistics.median(statistics.stdev(map(log, shares(runs, f"plan{i}"))) for i in range(len(plans))),
         "errors": {

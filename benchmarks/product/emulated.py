@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from operator import le
 from random import Random
 from statistics import median
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from edgevit.derivation.allocate.cost_table import CostTable
 from edgevit.derivation.allocate.embedding import ladder
@@ -21,12 +21,12 @@ from edgevit.derivation.allocate.knapsack import BlockMenu, Choice, allocate
 from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.derivation.allocate.prices import Prices
 from edgevit.errors import BudgetError
-from edgevit.latency.fit import FittedCosts, StackFigure
+from edgevit.latency.fit import FittedCosts, FittedTable, StackFigure, fit_narrower
 from edgevit.latency.grid import Grid
-from edgevit.latency.narrower import fit_narrower
 from edgevit.latency.paired import ROUNDS, SURE
 from edgevit.latency.rounds import CONFIDENT, Candidate, MeasuredFigure, Search, Shape
 from edgevit.latency.stacks import Stack
+from edgevit.latency.table import cost_rows
 from edgevit.network.anatomy import BlockDims
 
 Sizes = TypeVar("Sizes", bound=tuple[int, ...])
@@ -136,7 +136,7 @@ class EmulatedBench:
         self.widths = {16, 40, dims.qk}
         self.neurons = {8, *(share * dims.ffn // 8 for share in (1, 2, 4, 6, 8))}
         self.known: dict[BlockDims, float] = {}
-        self.rungs: dict[int, dict[Stack, StackFigure]] = {}
+        self.by_width: dict[int, dict[Stack, StackFigure]] = {}
         self.table = self._measured_table()
 
     def least_ms(self) -> float:
@@ -176,8 +176,8 @@ class EmulatedBench:
             self.heads.add(dims.heads)
             self.widths.add(dims.qk)
             self.neurons.add(dims.ffn)
-        if shape.embed is not None and shape.embed not in self.rungs:
-            self._measure_rung(shape.embed)
+        if shape.embed is not None and shape.embed not in self.by_width:
+            self._measure_width(shape.embed)
         self.table = self._measured_table()
 
     def allocate(self, table: CostTable, limit: float, at_least: Shape | None = None) -> Candidate:
@@ -212,7 +212,7 @@ class EmulatedBench:
         self, prices: Prices, embed: int | None, limit: float, at_least: Shape | None
     ) -> tuple[Shape, float]:
         """Find the best plan at one embedding width; return it with its loss."""
-        indices = range(len(self.base)) if at_least is None else at_least.kept
+        indices = range(len(self.base)) if at_least is None else at_least.numbers
         menus = [self._menu(prices, i) for i in indices]
         if at_least is not None:
             menus = [_no_smaller(menu, dims) for menu, dims in zip(menus, at_least.blocks, strict=True)]
@@ -226,7 +226,7 @@ class EmulatedBench:
         blocks = tuple(BlockDims(a.value[0], a.value[1], a.value[1], f.value) for _, a, f in sizes)
         shape = Shape(blocks, tuple(i for i, _, _ in sizes), embed)
         lost = sum(a.loss + f.loss for _, a, f in sizes)
-        lost += sum(self.losses[i].block for i in range(len(self.base)) if i not in shape.kept)
+        lost += sum(self.losses[i].block for i in range(len(self.base)) if i not in shape.numbers)
         if self.embedding is not None and embed is not None:
             lost += self.embedding.of(self.embedding.ffn, embed / self.board.embed)
         return shape, lost
@@ -235,7 +235,7 @@ class EmulatedBench:
         dims, lost = self.base[block], self.losses[block]
         attention = [
             Choice(
-                prices.attention(block, heads, width, width) + prices.together(block),
+                prices.attention(heads, width, width) + prices.together,
                 lost.of(lost.attention, heads * width / (dims.heads * dims.qk)),
                 (heads, width),
             )
@@ -243,7 +243,7 @@ class EmulatedBench:
             for width in range(16, dims.qk + 1, 8)
         ]
         ffn = [
-            Choice(prices.ffn(block, width), lost.of(lost.ffn, width / dims.ffn), width)
+            Choice(prices.ffn(width), lost.of(lost.ffn, width / dims.ffn), width)
             for width in range(self.ffn_step, dims.ffn + 1, self.ffn_step)
         ]
         return BlockMenu(attention, ffn, lost.block if block else None)
@@ -263,49 +263,26 @@ class EmulatedBench:
             for w in self.widths
         }
         ffn = {(n,): self._per_block(BlockDims(dims.heads, dims.qk, dims.vo, n)) - part * dense for n in self.neurons}
+        fixed = max(self._stack([dims] * deep) - deep * dense, 0.002 * deep * dense)
+        own = FittedCosts(fixed, 0.0, rising(attention), {n: ms for (n,), ms in rising(ffn).items()}, 0.01)
+        fitted = FittedTable({None: own, **(self._narrower(own) if self.embedding is not None else {})}, [])
         sizes = {"embed": self.board.embed, "tokens": self.board.tokens, "patch_values": 768, "depth": deep}
-        content: dict[str, Any] = {
+        content = {
             "schema": 1,
             "measured_on": "an emulated board",
-            "between": "linear",
-            "base": {"family": "vit", **sizes},
-            "fixed_ms": max(self._stack([dims] * deep) - deep * dense, 0.002 * deep * dense),
-            "blocks": [
-                {
-                    "base": dims.sizes,
-                    "attention": [{"heads": h, "width": w, "ms": ms} for (h, w), ms in rising(attention).items()],
-                    "ffn": [{"width": w, "ms": ms} for (w,), ms in rising(ffn).items()],
-                }
-            ],
+            "base": {"family": "vit", **sizes, "blocks": [dims.sizes]},
+            "costs": [*cost_rows({"ms": fitted})],
         }
-        if self.embedding is not None:
-            content["narrower"] = self._narrower_costs(content["fixed_ms"], rising(attention), rising(ffn))
         return CostTable.model_validate(content)
 
-    def _narrower_costs(
-        self, fixed: float, attention: dict[tuple[int, int], float], ffn: dict[tuple[int], float]
-    ) -> list[dict[str, Any]]:
-        """Measure a few stacks at three widths, as `edgevit cost` does."""
-        base = FittedCosts(fixed, 0.0, attention, {n: ms for (n,), ms in ffn.items()}, 0.01, ())
-        if not self.rungs:
+    def _narrower(self, base: FittedCosts) -> dict[int, FittedCosts]:
+        """Fit the costs at three widths to a few stacks each, as `edgevit cost` does."""
+        if not self.by_width:
             for embed in Grid.of(self.base, POLICIES["fused"], self.board.embed).narrower:
-                self._measure_rung(embed)
-        return [
-            {
-                "embed": embed,
-                "fixed_ms": costs.fixed,
-                "blocks": [
-                    {
-                        "block_ms": costs.together,
-                        "attention": [{"heads": h, "width": w, "ms": ms} for (h, w), ms in costs.attention.items()],
-                        "ffn": [{"width": w, "ms": ms} for w, ms in costs.ffn.items()],
-                    }
-                ],
-            }
-            for embed, costs in fit_narrower(base, self.rungs).items()
-        ]
+                self._measure_width(embed)
+        return fit_narrower(base, self.by_width)
 
-    def _measure_rung(self, embed: int) -> None:
+    def _measure_width(self, embed: int) -> None:
         heads, widths, neurons = (sorted(sizes) for sizes in (self.heads, self.widths, self.neurons))
         deep, board = len(self.base), self.board.narrowed(embed)
         stacks = [
@@ -314,7 +291,7 @@ class EmulatedBench:
             Stack(deep, heads[len(heads) // 2], widths[len(widths) // 2], neurons[len(neurons) // 2]),
         ]  # fmt: skip
         figures = {s: board.measure([s.dims] * s.count, self.random).value for s in stacks}
-        self.rungs[embed] = {s: StackFigure(ms, max(self.board.noise, 0.002)) for s, ms in figures.items()}
+        self.by_width[embed] = {s: StackFigure(ms, max(self.board.noise, 0.002)) for s, ms in figures.items()}
 
     def _per_block(self, dims: BlockDims) -> float:
         """Return the time of one more block; measured once."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from edgevit.cli.command import asks
@@ -40,33 +41,29 @@ def main(
 
 
 def prices_table(prices: Prices) -> Table:
-    """Costs of a block at a few sizes, and of the rest of the network."""
+    """List the costs of all sizes, and of a whole block of the base."""
     from rich.table import Table
 
     from edgevit.derivation.allocate.prices import UNITS
 
-    of, base, unit = prices.of(0), prices.base_blocks[0], UNITS[prices.quantity]
-    table = Table(title=f"{unit}; the base takes {prices.base:.4g}, {prices.fixed:.3g} of it outside its blocks",
-                  title_justify="left")  # fmt: skip
-    table.add_column("attention, heads x width")
+    base, unit = prices.base_blocks[0], UNITS[prices.quantity]
+    title = f"{unit}; the base takes {prices.base:.4g}, {prices.fixed:.3g} of it outside its blocks"
+    table = Table("attention, heads x width", title=title, title_justify="left")
     table.add_column(unit, justify="right")
     table.add_column("FFN, neurons")
     table.add_column(unit, justify="right")
-    attentions = [
-        (f"{h} x {w}", f"{cost:.3g}") for (h, w, _), cost in zip(of.sizes.tolist(), of.attentions.tolist(), strict=True)
-    ]
-    ffns = [(str(w), f"{cost:.3g}") for w, cost in zip(of.widths.tolist(), of.ffns.tolist(), strict=True)]
-    for i in range(max(len(attentions), len(ffns))):
-        attention, right = attentions[i : i + 1] or [("", "")], ffns[i : i + 1] or [("", "")]
-        table.add_row(*attention[0], *right[0])
+    (counts, widths), costs = prices.attentions.sizes, prices.attentions.costs
+    attentions = [(f"{h} x {w}", f"{costs[i, j]:.3g}") for i, h in enumerate(counts) for j, w in enumerate(widths)]
+    ffns = [(str(w), f"{cost:.3g}") for w, cost in zip(*prices.ffns.sizes, prices.ffns.costs, strict=True)]
+    for left, right in zip_longest(attentions, ffns, fillvalue=("", "")):
+        table.add_row(*left, *right)
     table.add_section()
-    for at in (prices, *prices.narrower):
-        which = "block of the base, both" if at is prices else f"the same, embedding of {at.embed}"
-        together = f"{at.together(0):.2g}"
-        table.add_row(which, f"{at.block(0, base):.3g}", "of it beyond their sum", together)
-    for fewer in prices.fewer:
-        block, cut = prices.at(prices.embed, fewer.tokens).block(0, base), prices.cut(fewer.tokens)
-        table.add_row(
-            f"the same, {fewer.tokens} of {prices.tokens} tokens", f"{block:.3g}", "passing on so many", f"{cut:.2g}"
-        )
+    for embed in reversed(prices.embeds):
+        at = prices.at(embed)
+        row = "block of the base, both" if embed == prices.embed else f"the same, embedding of {embed}"
+        table.add_row(row, f"{at.block(base):.3g}", "of it beyond their sum", f"{at.together:.2g}")
+    for tokens in reversed(prices.token_counts[:-1]):
+        block, cut = prices.at(prices.embed, tokens).block(base), prices.cut(tokens)
+        row = f"the same, {tokens} of {prices.tokens} tokens"
+        table.add_row(row, f"{block:.3g}", "passing on so many", f"{cut:.2g}")
     return table

@@ -34,7 +34,7 @@ def main(
     """
     console = Console(json=json, quiet=quiet, verbose=verbose)
     stated = request.names_a_folder_alone
-    request = request.begun() if stated else request.going_on()
+    request = request.begun() if stated else request.continued()
     request.check()  # before torch is imported
 
     from edgevit.cli.tables import met_table

@@ -51,7 +51,7 @@ def refuse_silent(method: Method[Any], cuts: SearchSpace, prices: Prices | None)
     Raises:
         CostTableError: it says nothing.
     """
-    if cuts.tokens and prices is not None and not prices.fewer:
+    if cuts.tokens and prices is not None and len(prices.token_counts) == 1:
         raise CostTableError(
             f"cost table: it says nothing of blocks that are given fewer tokens, and {method.name} is to let tokens "
             "leave; measure one that does with `edgevit cost --tokens`"

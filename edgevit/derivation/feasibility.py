@@ -186,7 +186,7 @@ def cheapest(target: Target, space: SearchSpace) -> Minimum:
     if space.embed and reason is None:
         geometry = geometry_at(network, min(max(space.embed, budget.least_embed), geometry.embed))
     schedules = [dims]
-    if budget.prices is None or budget.prices.fewer:
+    if budget.prices is None or len(budget.prices.token_counts) > 1:
         schedules += [[replace(d, tokens=n) for d, n in zip(dims, ladder, strict=True)] for ladder in space.ladders]
     return min(
         (_with_schedule(target, space, geometry, scheduled) for scheduled in schedules),

@@ -1,4 +1,4 @@
-"""Where plans become models, and models figures: the bench of the loop, with all that it has to keep."""
+"""Build the models of plans, in closed form, and measure them: the bench of the search."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import has_state, partial_folder
 from edgevit.records.writing import write_whole, writing
 
-REFINED = 4  # blocks of a plan whose sizes are measured for the table: each is two more stacks
+REFINED = 4  # blocks of a plan that are measured for the table: each takes two more stacks
 
 
 @dataclass
 class CandidateBuilder:
-    """One budget's bench. What it makes lies in `folder`: models under rounds/, by what they were made for."""
+    """Builds and measures the plans of one budget; models lie in rounds/ of `folder`, named by table and limit."""
 
     request: MeetRequest  # of one budget
     folder: Path
-    base: Path  # the folder of the base, restricted to the classes, which is written when they are known
+    base: Path  # folder of the base, restricted to the classes; it is written as soon as these are known
     quantity: Quantity
     costs: GrowingTable
-    measuring: PairedBench
+    paired: PairedBench
     progress: Progress
 
     @property
@@ -43,38 +43,38 @@ class CandidateBuilder:
         return self.costs.table
 
     def allocate(self, table: CostTable, limit: float, at_least: Shape | None = None) -> Candidate:
-        """Derive in closed form."""
-        asked_for = f"{table.record().sha256} {limit!r}" + (f" {at_least}" if at_least else "")
-        name = hashlib.sha256(asked_for.encode()).hexdigest()[:12]
+        """Derive a plan in closed form."""
+        key = f"{table.record().sha256} {limit!r}" + (f" {at_least}" if at_least else "")
+        name = hashlib.sha256(key.encode()).hexdigest()[:12]
         file = self._table(name)
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, json.dumps(table.content()))
         folder = self.model(name)
         if not folder.is_dir():
-            asked = self.derivation(folder, name, limit, at_least)
-            closed = replace(asked.training, steps=0)
-            # A base that is trained before it is cut is the one that is cut in the end.
-            base_steps = None if asked.derive_from == "base" else asked.base_steps or asked.training.steps or None
-            asked = replace(asked, unlabelled=None, finetune_base=False, base_steps=base_steps, reject=None)
-            derive(replace(asked, training=closed), self.progress)
+            request = self.derivation(folder, name, limit, at_least)
+            closed = replace(request.training, steps=0)
+            # A base that is trained before it is cut is the one that the final derivation cuts.
+            base_steps = None if request.derive_from == "base" else request.base_steps or request.training.steps or None
+            request = replace(request, unlabelled=None, finetune_base=False, base_steps=base_steps, reject=None)
+            derive(replace(request, training=closed), self.progress)
         return Candidate(shape_in(folder), name)
 
     def model(self, name: str) -> Path:
         return self.folder / "rounds" / name
 
     def _table(self, name: str) -> Path:
-        """The table as it was corrected for a plan."""
+        """Return the file of the table that was corrected for a plan."""
         return self.folder / "tables" / f"{name}.json"
 
     def derivation(self, out: Path, name: str, limit: float, at_least: Shape | None) -> DeriveRequest:
-        """The derivation that is asked for, with a limit by the table of a plan, and what the plan is to contain."""
+        """Return the request of a plan: the limit by its table, and the plan that it contains."""
         budget = {**NONE_MEASURED, self.quantity: limit}
-        going_on = {"out": out, "resume": has_state(partial_folder(out)), "overwrite": False}
+        resuming = {"out": out, "resume": has_state(partial_folder(out)), "overwrite": False}
         grown = None if at_least is None else at_least.by_number
         embed = 0 if at_least is None else at_least.embed or self.table.base.embed
         containing = {"at_least": grown, "at_least_embed": embed}
-        return self.request.derivation(**budget, **going_on, **containing, cost_table=self._table(name))
+        return self.request.derivation(**budget, **resuming, **containing, cost_table=self._table(name))
 
     def measure(self, candidate: Candidate) -> MeasuredFigure:
         """Measure a plan's model in turns with the base."""
@@ -84,8 +84,8 @@ class CandidateBuilder:
         if not self.base.is_dir() or self._is_of_others(model):
             self._write_base(model)
         for folder in (self.base, model):
-            self.measuring.ready(folder)
-        return self.measuring.measure(self.base, model)
+            self.paired.prepare(folder)
+        return self.paired.measure(self.base, model)
 
     def refine(self, shape: Shape) -> None:
         """Measure some of these blocks for the table, evenly over their sizes, and the embedding's width."""
@@ -95,37 +95,39 @@ class CandidateBuilder:
         self.costs.measured(some, shape.embed)
 
     def _is_of_others(self, model: Path) -> bool:
-        """Whether the base that is there has other classes or weights, and so is of an earlier command.
+        """Whether the existing base has other classes or weights, and so belongs to an earlier command.
 
         Raises:
-            OutputError: it is, and nothing is to be overwritten.
+            OutputError: it does, and must not be overwritten.
         """
-        of_base, own = (ModelFolder(folder).spec() for folder in (self.base, model))
-        if sorted(of_base.class_names) != sorted(own.class_names):
-            what = "the base of other classes"
-        elif of_base.base.weights_sha256 != own.base.weights_sha256:
-            what = "a base of other weights"
+        base_spec, model_spec = (ModelFolder(folder).spec() for folder in (self.base, model))
+        if sorted(base_spec.class_names) != sorted(model_spec.class_names):
+            difference = "the base of other classes"
+        elif base_spec.base.weights_sha256 != model_spec.base.weights_sha256:
+            difference = "a base of other weights"
         else:
             return False
         if not self.request.overwrite:
-            raise OutputError(f"{self.base} is {what}; choose another --out, remove it, or replace it with --overwrite")
+            raise OutputError(
+                f"{self.base} is {difference}; choose another --out, remove it, or replace it with --overwrite"
+            )
         return True
 
     def _write_base(self, model: Path) -> None:
-        asked = self.request
-        base = asked.on_its_base().base
+        request = self.request
+        base = request.on_its_base().base
         assert base is not None
-        shared = ("data", "training", "validation_fraction", "group_by", "skip_bad_images", "cache")
-        given: dict[str, Any] = {**asked.opening(), **{name: getattr(asked, name) for name in shared}}
-        given |= {"base_classes": asked.base_classes, "classes": ModelFolder(model).spec().class_names}
-        given |= {"overwrite": self.base.is_dir(), "checked": True}
-        write_base(BaseRequest(name=base, out=self.base, **given), self.progress)
+        shared = ("data", "training", "validation_fraction", "group_by", "skip_bad_images", "cache", "base_classes")
+        options: dict[str, Any] = {**request.opening(), **{name: getattr(request, name) for name in shared}}
+        options |= {"classes": ModelFolder(model).spec().class_names}
+        options |= {"overwrite": self.base.is_dir(), "checked": True}
+        write_base(BaseRequest(name=base, out=self.base, **options), self.progress)
 
 
 def shape_in(folder: Path) -> Shape:
-    """The blocks of a model, which of the base's they are, and its embedding."""
+    """Return the shape of a model: its blocks, their numbers in the base, and its embedding."""
     files = ModelFolder(folder)
     record, spec = files.derivation(), files.spec()
-    kept = record.facts.kept_blocks if record is not None else None
+    numbers = record.facts.kept_blocks if record is not None else None
     embed = spec.embed if spec.embed != spec.base.embed else None
-    return Shape(tuple(spec.blocks), tuple(kept or range(len(spec.blocks))), embed)
+    return Shape(tuple(spec.blocks), tuple(numbers or range(len(spec.blocks))), embed)

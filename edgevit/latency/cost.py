@@ -1,4 +1,4 @@
-"""`edgevit.cost`: measure the table of a base, and write it to a file."""
+"""`edgevit.cost`: measure the cost table of a base, and write it to a file."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ from edgevit.request import as_request, takes_options
 def cost(
     base: str | Path | CostRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> CostTable:
-    """Measure what each site of a base takes at each size, here or on a board: the table that `--ms` and `--mj` go by.
+    """Measure the cost of each site of a base at each size, here or on a board, for budgets in `--ms` and `--mj`.
 
-    A base needs no weights for that. What was measured before is used, and only the rest measured, so the same call
-    goes on where it was interrupted.
+    A base needs no weights for that. Earlier measurements are reused, so the same call continues after an interruption.
 
     Args:
         base: a timm name, a model folder, or a whole request.
         options: the fields of `CostRequest`.
 
     Raises:
-        OptionError: also of an option that there is not.
-        OutputError: the output cannot be written, or is a file that is no cost table.
-        EdgeVitError: whatever else is wrong, in one line.
+        OptionError: an option is unknown or invalid.
+        OutputError: the output cannot be written, or is a file that is not a cost table.
+        EdgeVitError: any other error, in one line.
     """
     return run(as_request(CostRequest, "base", base, options), progress)
 
 
 def run(request: CostRequest, progress: Progress | None = None) -> CostTable:
-    """Do what is asked; `cost` says what is raised."""
+    """Carry out a request; raises as `cost` does."""
     request.check()
     if request.output is not None:
         _refuse_foreign(request.output)
@@ -61,14 +60,14 @@ def run(request: CostRequest, progress: Progress | None = None) -> CostTable:
 
 
 def _refuse_foreign(file: Path) -> None:
-    """Raise OutputError where a file is in the way that is no cost table; one that is, of any schema, is replaced."""
+    """Raise OutputError if the output exists and is not a cost table; a cost table of any schema is replaced."""
     if not file.is_file() or not file.stat().st_size:
         return
     try:
-        told = READER.json(file, dict[str, Any]) if file.suffix == ".json" else READER.yaml(file, dict[str, Any])
+        content = READER.json(file, dict[str, Any]) if file.suffix == ".json" else READER.yaml(file, dict[str, Any])
     except CostTableError:
-        told = {}
-    if not {"measured_on", "blocks"} <= told.keys():
+        content = {}
+    if not {"measured_on", "base"} <= content.keys():
         raise OutputError(f"{file} exists and is no cost table, so it is not overwritten; choose another --output")
 
 

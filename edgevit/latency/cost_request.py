@@ -1,4 +1,4 @@
-"""What is asked of `cost`: a frozen record, refused before torch is imported as far as names and numbers can tell."""
+"""The request of `cost`; names and numbers are checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from edgevit.records.release import is_release, weights_of
 from edgevit.records.writing import refuse_unwritable
 from edgevit.request import MEASURING, OUTPUT, SHAPE, Option
 
-ROUNDS = 5  # of each stack: runs that a median is taken of
-POINTS = 32  # stacks of blocks that are measured, at the most
+ROUNDS = 5  # runs of each stack
+POINTS = 32  # largest number of stacks
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostRequest(MeasurementTarget):
-    """What `edgevit.cost` is asked."""
+    """A cost table to be measured."""
 
     base: Annotated[str | Path, BASE]
     output: Annotated[
@@ -49,7 +49,7 @@ class CostRequest(MeasurementTarget):
     ] = False
 
     def check(self) -> None:
-        """Refuse what cannot be done; see `edgevit.cost` for what is raised."""
+        """Refuse an invalid request; raises as `edgevit.cost` does."""
         make_policy(self.shape)
         super().check()
         check_number("--rounds", self.rounds, "[2, 2**31)", "one run of each does not tell how sure it is")

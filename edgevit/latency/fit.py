@@ -1,45 +1,51 @@
-"""From runs of stacks to what a site of each size takes.
+"""Fit the costs of each size to the runs of stacks.
 
-Two steps. First a figure for each stack: in logarithms, a run is what its stack takes plus how slow the machine was in
-that session, or in that process if stacks alternated in it; both are found by medians in turn, so that a run that
-something disturbed does not count for more than one. Then one system of linear equations for all stacks at once, in
-least squares,
+A figure for each stack comes first: in logarithms, a run is the effect of its stack plus the effect of its session, or
+of its process if stacks alternated in it. Both are found by median polish, so that one disturbed run has no effect.
+Then all stacks form one system of linear equations, solved by weighted least squares,
 
-    count * (attention[heads, width] + ffn[neurons] + both) + fixed = figure,
+    count * (attention[heads, width] + ffn[neurons] + together) + fixed = figure,
 
-each term where the stack has it, weighted by how sure the figure is. What no stack has, such as a number of heads at a
-width that others have, is drawn weakly to the line between its neighbours. At last costs are made to rise with size by
-isotonic regression: more of something takes no less, but for noise.
+with each term only if the stack has it. Sizes that no stack has, such as a number of heads at a width that others have,
+are drawn weakly to the line between their neighbours. Isotonic regression then makes costs rise with every size.
+
+At a narrower embedding, and with fewer tokens, products shrink and kernels stay, so a site costs nearly
+
+    start + slope * (its cost at the base's own embedding, with all tokens),
+
+with one start and one slope for attentions and one each for FFNs. A few stacks at each width and each number of tokens
+are enough to fit these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log10
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevit.derivation.allocate.prices import MOST_SAVED
+from edgevit.derivation.allocate.prices import DECIMALS, MOST_SAVED
 from edgevit.latency.stacks import Stack
 
 Floats = NDArray[np.float64]
 
-LEAST_ERROR = 0.002  # of a figure: how builds and sessions differ does not show in repeated runs
-OF_ITSELF = 0.0002  # of the base's, whose ratio to itself is exact: models are judged by what a table says of it
-WEAK = 0.3  # of a usual cost: how far what was not measured may be from the line between its neighbours
-TO_DEVIATION = 1.4826  # of a normal distribution, times the median of the absolute deviations
-MEDIAN = 1.2533  # standard error of a median over that of a mean
-TURNS = 50  # iterations over the two axes, at the most
-FREE = 0.05  # of what a whole block takes: less from one size to the next is next to nothing
-LEAST = 1e-6  # of a cost, which is above 0
-DIGITS = 5  # of what is written
+LEAST_ERROR = 0.002  # of a figure: differences between builds and sessions do not show in repeated runs
+BASE_ERROR = 0.0002  # of the base's figure, whose ratio to itself is exact: models are judged by their ratio to it
+WEAK = 0.3  # of the median cost of a block: deviation of an unmeasured cost from the line between its neighbours
+TO_DEVIATION = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
+MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean
+POLISHES = 30  # iterations of the median polish
+REGRESSIONS = 50  # iterations over the two axes of a grid, at most
+FREE = 0.05  # of a whole block: a smaller difference from one size to the next is negligible
+LEAST = 1e-6  # smallest cost of a site, which is above 0
+DIGITS = 5  # significant digits of a cost
 
 
 @dataclass(frozen=True)
 class StackFigure:
-    """What a stack takes, in ms or mJ."""
+    """The measured cost of a stack, in ms or mJ."""
 
     value: float
     error: float  # relative standard error
@@ -47,7 +53,7 @@ class StackFigure:
 
 @dataclass(frozen=True)
 class StackSample:
-    """What one run of a stack took, in ms or mJ."""
+    """The cost of a stack in one run, in ms or mJ."""
 
     stack: Stack
     session: str
@@ -57,7 +63,7 @@ class StackSample:
 def stack_figures(
     samples: Sequence[StackSample], anchor: Stack, level: float | None = None
 ) -> dict[Stack, StackFigure]:
-    """A figure for each stack: its ratio to the anchor, times `level` or, left out, the median of the anchor's own."""
+    """Return a figure for each stack: its ratio to the anchor, times `level` or the median of the anchor's samples."""
     stacks = list(dict.fromkeys(sample.stack for sample in samples))
     sessions = list(dict.fromkeys(sample.session for sample in samples))
     cells: dict[tuple[int, int], list[float]] = {}
@@ -65,26 +71,28 @@ def stack_figures(
         at = stacks.index(sample.stack), sessions.index(sample.session)
         cells.setdefault(at, []).append(np.log(sample.value))
     table = np.full((len(stacks), len(sessions)), np.nan)
-    for at, seen in cells.items():
-        table[at] = np.median(seen)
+    for at, logarithms in cells.items():
+        table[at] = np.median(logarithms)
     base = stacks.index(anchor)
     rows, columns = _polished(table, base)
-    left = np.abs(table - rows[:, None] - columns[None])[np.isfinite(table)]
-    free = np.sort(left)[sum(table.shape) - 1 :]  # medians go through as many points as there are effects to find
+    residuals = np.abs(table - rows[:, None] - columns[None])[np.isfinite(table)]
+    free = np.sort(residuals)[sum(table.shape) - 1 :]  # medians go through as many points as there are effects
     deviation = TO_DEVIATION * float(np.median(free)) if free.size else 0.0
-    own = float(np.nanmedian(table[base])) if level is None else np.log(level)
-    errors = np.maximum(MEDIAN * deviation / np.sqrt(np.isfinite(table).sum(1)), LEAST_ERROR)
-    errors[base] = OF_ITSELF
-    return {s: StackFigure(float(np.exp(rows[i] - rows[base] + own)), float(errors[i])) for i, s in enumerate(stacks)}
+    base_level = float(np.nanmedian(table[base])) if level is None else np.log(level)
+    errors = np.maximum(MEDIAN_ERROR * deviation / np.sqrt(np.isfinite(table).sum(1)), LEAST_ERROR)
+    errors[base] = BASE_ERROR
+    return {
+        s: StackFigure(float(np.exp(rows[i] - rows[base] + base_level)), float(errors[i])) for i, s in enumerate(stacks)
+    }
 
 
 def _polished(table: Floats, base: int) -> tuple[Floats, Floats]:
-    """Effects of rows and columns by Tukey's median polish; NaN is what was not measured.
+    """Return the effects of rows and columns by Tukey's median polish; NaN is not measured.
 
-    It begins with what the row `base` says of the columns: where the others have one value each, nothing else does.
+    Columns start from the row `base`: if the other rows have one value each, only that row determines them.
     """
     rows, columns = np.zeros(table.shape[0]), np.where(np.isfinite(table[base]), table[base], np.nanmedian(table[base]))
-    for _ in range(30):
+    for _ in range(POLISHES):
         rows = np.nanmedian(table - columns[None], axis=1)
         columns = np.nanmedian(table - rows[:, None], axis=0)
         columns -= np.median(columns)
@@ -93,36 +101,41 @@ def _polished(table: Floats, base: int) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class SizeStep:
-    """From one size to the next."""
+    """The difference in cost between two neighbouring sizes."""
 
-    told: str
-    is_seen: bool  # it takes more than its standard error
-    error: float  # that error, as a share of what a whole block takes
+    text: str
+    is_significant: bool  # it exceeds its standard error
+    error: float  # the standard error, as a share of the cost of a whole block
 
     @property
     def is_hidden(self) -> bool:
-        """Whether noise hides what it takes; if it takes nothing that counts, whatever noise there is, it does not."""
-        return not self.is_seen and self.error > FREE
+        """Whether noise hides the difference, and the noise is large enough to matter."""
+        return not self.is_significant and self.error > FREE
 
     @property
     def is_free(self) -> bool:
-        """Whether it is certain that it takes next to nothing."""
-        return not self.is_seen and not self.is_hidden
+        """Whether the difference is certainly negligible."""
+        return not self.is_significant and not self.is_hidden
 
 
 @dataclass(frozen=True)
 class FittedCosts:
-    """The costs that a fit found, in ms or mJ."""
+    """Fitted costs at one embedding, in ms or mJ."""
 
     fixed: float
     together: float  # of a block with both sites, beyond their sum
     attention: dict[tuple[int, int], float]  # by heads and width: a full grid
     ffn: dict[int, float]  # by neurons
     noise: float  # median of the figures' relative standard errors
-    steps: tuple[SizeStep, ...]  # from each size to the next
+    steps: tuple[SizeStep, ...] = ()  # between neighbouring sizes
+
+    def has(self, stack: Stack) -> bool:
+        """Whether the sizes of a stack are fitted."""
+        attention, ffn = (stack.heads, stack.width), stack.neurons
+        return (not stack.heads or attention in self.attention) and (not ffn or ffn in self.ffn)
 
     def predicted(self, stack: Stack) -> float:
-        """What these say of a stack of sizes that are listed."""
+        """Return the cost of a stack of fitted sizes."""
         attention = self.attention[stack.heads, stack.width] if stack.heads else 0.0
         ffn = self.ffn[stack.neurons] if stack.neurons else 0.0
         both = self.together if stack.heads and stack.neurons else 0.0
@@ -131,7 +144,7 @@ class FittedCosts:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Which unknown is where: fixed, together, the grid of attentions, the FFNs."""
+    """The columns of the unknowns: fixed, together, the grid of attentions, the FFNs."""
 
     heads: list[int]
     widths: list[int]
@@ -157,7 +170,7 @@ class _Columns:
         return 2 + len(self.heads) * len(self.widths) + i
 
     def row(self, stack: Stack) -> Floats:
-        """The equation of a stack."""
+        """Return the equation of a stack."""
         row = np.zeros(self.count)
         row[0] = 1
         if stack.heads:
@@ -168,7 +181,7 @@ class _Columns:
         return row
 
     def lines(self) -> Iterator[tuple[list[int], list[int], str]]:
-        """Every line of the grid: the sizes along it, the columns of their costs, and the name of the axis."""
+        """Yield every line of the grid: the sizes along it, the columns of their costs, and the name of the axis."""
         h, w = self.shape
         for i, heads in enumerate(self.heads):
             yield self.widths, [self.attention(i, j) for j in range(w)], f"width of {heads} heads"
@@ -177,10 +190,10 @@ class _Columns:
         yield self.neurons, [self.ffn(i) for i in range(len(self.neurons))], "neurons"
 
     def straight(self) -> Iterator[Floats]:
-        """The equations that an attention lies on the line between its neighbours."""
-        for sizes, at, what in self.lines():
+        """Yield the equations that an attention lies on the line between its neighbours."""
+        for sizes, at, axis in self.lines():
             for (a, b, c), (i, j, k) in zip(_threes(sizes), _threes(at), strict=True):
-                if what != "neurons":  # of which every one is measured
+                if axis != "neurons":  # every FFN is measured
                     row = np.zeros(self.count)
                     row[i], row[j], row[k] = (b - a) / (c - a) - 1, 1, (a - b) / (c - a)
                     yield row
@@ -190,69 +203,229 @@ def _threes(values: list[int]) -> Iterator[tuple[int, int, int]]:
     return zip(values, values[1:], values[2:], strict=False)
 
 
-def fit_costs(seen: Mapping[Stack, StackFigure]) -> FittedCosts:
-    """Solve for what each site takes."""
-    columns = _Columns.of(seen)
-    usual = float(np.median([figure.value / stack.count for stack, figure in seen.items()]))
-    sure = [(columns.row(stack), figure.value, figure.value * figure.error) for stack, figure in seen.items()]
+def fit_costs(figures: Mapping[Stack, StackFigure]) -> FittedCosts:
+    """Fit the costs at the base's own embedding, with all tokens."""
+    columns = _Columns.of(figures)
+    usual = _per_block(figures)
+    measured = [(columns.row(stack), figure.value, figure.value * figure.error) for stack, figure in figures.items()]
     weak = [(row, 0.0, WEAK * usual) for row in columns.straight()]
-    rows = np.array([row / error for row, _, error in (*sure, *weak)])
-    found, covariance = solved(rows, np.array([value / error for _, value, error in (*sure, *weak)]), [0])
-    grid: Floats = _risen(found[2 : columns.ffn(0)].reshape(columns.shape))
-    ffn = _risen(found[columns.ffn(0) :][None])[0]
+    solution, covariance = _solved([*measured, *weak], [0])
+    grid: Floats = _risen(solution[2 : columns.ffn(0)].reshape(columns.shape))
+    ffn = _risen(solution[columns.ffn(0) :][None])[0]
     sizes = [(h, w) for h in columns.heads for w in columns.widths]
     return FittedCosts(
-        rounded(found[0]),
-        rounded(max(found[1], -MOST_SAVED * float(grid.min()))),
+        rounded(solution[0]),
+        rounded(max(solution[1], -MOST_SAVED * float(grid.min()))),
         {size: rounded(cost) for size, cost in zip(sizes, grid.ravel(), strict=True)},
         {neurons: rounded(cost) for neurons, cost in zip(columns.neurons, ffn, strict=True)},
-        rounded(float(np.median([figure.error for figure in seen.values()])), 2),
-        tuple(_steps(columns, found, covariance)),
+        rounded(_noise(figures), 2),
+        tuple(_steps(columns, solution, covariance)),
     )
 
 
-def solved(rows: Floats, targets: Floats, positive: Sequence[int]) -> tuple[Floats, Floats]:
-    """Solve by least squares, with covariance; the unknowns of the columns `positive` are kept at 0 or above."""
-    rows = rows.copy()
-    found = np.linalg.lstsq(rows, targets, rcond=None)[0]
-    while below := [i for i in positive if found[i] < 0]:
-        rows[:, below] = 0  # lstsq gives the smallest of all solutions, which is 0 in a column of zeros
-        found = np.linalg.lstsq(rows, targets, rcond=None)[0]
-        found[below] = 0
+def _per_block(figures: Mapping[Stack, StackFigure]) -> float:
+    return float(np.median([figure.value / stack.count for stack, figure in figures.items()]))
+
+
+def _noise(figures: Mapping[Stack, StackFigure]) -> float:
+    return float(np.median([figure.error for figure in figures.values()]))
+
+
+def _solved(equations: Sequence[tuple[Floats, float, float]], positive: Iterable[int]) -> tuple[Floats, Floats]:
+    """Solve equations of row, target and standard error by least squares; return the solution and its covariance.
+
+    The unknowns of the columns `positive` are kept at 0 or above.
+    """
+    rows = np.array([row / error for row, _, error in equations])
+    targets = np.array([target / error for _, target, error in equations])
+    solution = np.linalg.lstsq(rows, targets, rcond=None)[0]
+    while below := [i for i in positive if solution[i] < 0]:
+        rows[:, below] = 0  # lstsq returns the smallest of all solutions, which is 0 in a column of zeros
+        solution = np.linalg.lstsq(rows, targets, rcond=None)[0]
+        solution[below] = 0
     covariance: Floats = np.asarray(np.linalg.pinv(rows.T @ rows), np.float64)
-    return np.asarray(found, np.float64), covariance
+    return np.asarray(solution, np.float64), covariance
 
 
-def _steps(columns: _Columns, found: Floats, covariance: Floats) -> Iterator[SizeStep]:
-    """Every step from one size to the next; a whole block is one of the largest sizes."""
+def _steps(columns: _Columns, solution: Floats, covariance: Floats) -> Iterator[SizeStep]:
+    """Yield the steps between neighbouring sizes, relative to a whole block of the largest sizes."""
     h, w = columns.shape
-    block = found[columns.attention(h - 1, w - 1)] + found[-1] + found[1]
-    for sizes, at, what in columns.lines():
+    block = solution[columns.attention(h - 1, w - 1)] + solution[-1] + solution[1]
+    for sizes, at, axis in columns.lines():
         for a, b, i, j in zip(sizes, sizes[1:], at, at[1:], strict=False):
             error = float(np.sqrt(max(covariance[i, i] + covariance[j, j] - 2 * covariance[i, j], 0.0)))
             share = error / block if block > 0 else np.inf
-            yield SizeStep(f"{a} to {b} {what}", bool(abs(found[j] - found[i]) >= error), float(share))
+            yield SizeStep(f"{a} to {b} {axis}", bool(abs(solution[j] - solution[i]) >= error), float(share))
 
 
 def _risen(grid: Floats) -> Floats:
-    """The nearest grid that falls along neither axis, by isotonic regressions in turn (Dykstra); above 0."""
+    """Return the nearest grid that falls along neither axis, above 0: isotonic regressions in turn (Dykstra)."""
     from sklearn.isotonic import isotonic_regression
 
-    found: Floats = grid
-    owed = [np.zeros_like(grid), np.zeros_like(grid)]
-    for _ in range(TURNS):
-        before = found
+    risen: Floats = grid
+    corrections = [np.zeros_like(grid), np.zeros_like(grid)]
+    for _ in range(REGRESSIONS):
+        before = risen
         for axis in (0, 1):
-            asked = found + owed[axis]
-            found = np.apply_along_axis(isotonic_regression, axis, asked)
-            owed[axis] = asked - found
-        if np.allclose(found, before, rtol=1e-6, atol=0):
+            target = risen + corrections[axis]
+            risen = np.apply_along_axis(isotonic_regression, axis, target)
+            corrections[axis] = target - risen
+        if np.allclose(risen, before, rtol=1e-6, atol=0):
             break
     # What still falls is as small as rounding.
-    risen: Floats = np.maximum(np.maximum.accumulate(np.maximum.accumulate(found, 0), 1), LEAST)
+    risen = np.maximum(np.maximum.accumulate(np.maximum.accumulate(risen, 0), 1), LEAST)
     return risen
 
 
 def rounded(value: float, digits: int = DIGITS) -> float:
     """Round to so many significant digits."""
     return 0.0 if value == 0 else round(float(value), digits - ceil(log10(abs(value))))
+
+
+# -- narrower embeddings and fewer tokens ------------------------------------------------------------------------------
+
+# Columns of the unknowns. What is `fixed` at a narrower embedding is the cost of the cut with fewer tokens.
+FIXED, TOGETHER, START_ATTENTION, SLOPE_ATTENTION, START_FFN, SLOPE_FFN = range(6)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The cost of a site as a line over its cost at the base's own embedding, with all tokens."""
+
+    start: float
+    slope: float
+
+    def at(self, cost: float) -> float:
+        return self.start + self.slope * cost
+
+
+@dataclass(frozen=True)
+class FewerTokens:
+    """Costs of blocks that get fewer tokens."""
+
+    tokens: int
+    cut: float  # of a block that passes on so many: tokens are ranked and gathered
+    attention: Line
+    ffn: Line
+
+    def costs(self, all_tokens: FittedCosts, more_tokens: FittedCosts) -> FittedCosts:
+        """Return the costs with these tokens, none above the same cost with more tokens."""
+        attention, ffn = all_tokens.attention, all_tokens.ffn
+        return replace(
+            all_tokens,
+            attention={s: _decimal(min(c, self.attention.at(attention[s]))) for s, c in more_tokens.attention.items()},
+            ffn={n: _decimal(min(c, self.ffn.at(ffn[n]))) for n, c in more_tokens.ffn.items()},
+        )
+
+
+def _decimal(cost: float) -> float:
+    return max(round(cost, DECIMALS), 10**-DECIMALS)
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """All costs of a base, in ms or mJ."""
+
+    by_width: dict[int | None, FittedCosts]  # by the embedding's width, the widest first; None: the base's own
+    fewer: list[FewerTokens]  # the most tokens first
+
+    def costs(self) -> Iterator[tuple[int | None, int | None, FittedCosts]]:
+        """Yield the costs at each width and number of tokens; None: the base's own."""
+        for embed, all_tokens in self.by_width.items():
+            costs = all_tokens
+            yield embed, None, costs
+            for fewer in self.fewer:
+                costs = fewer.costs(all_tokens, costs)
+                yield embed, fewer.tokens, costs
+
+
+def fit_table(figures: Mapping[Stack, StackFigure]) -> FittedTable:
+    """Fit costs at the base's own embedding with all tokens, and from these at narrower ones and with fewer tokens."""
+    by_width: dict[int, dict[Stack, StackFigure]] = {}
+    by_count: dict[int, dict[Stack, StackFigure]] = {}
+    for stack, figure in figures.items():
+        if stack.cut is not None:
+            by_count.setdefault(stack.cut.tokens, {})[stack] = figure
+        elif stack.embed is not None:
+            by_width.setdefault(stack.embed, {})[stack] = figure
+    base = fit_costs({stack: figure for stack, figure in figures.items() if stack.embed is None and stack.cut is None})
+    return FittedTable({None: base, **fit_narrower(base, by_width)}, fit_fewer(base, by_count))
+
+
+def fit_narrower(base: FittedCosts, figures: Mapping[int, Mapping[Stack, StackFigure]]) -> dict[int, FittedCosts]:
+    """Fit the costs at each of these widths of the embedding, the widest first; none exceeds that of a wider one.
+
+    Stacks of sizes that the base's costs do not have are ignored.
+    """
+    fitted = {embed: _fit_embedding(base, of_width) for embed, of_width in sorted(figures.items())}
+    risen = _risen_with_width([*fitted.values(), base]) if fitted else []
+    return dict(reversed([*zip(fitted, risen, strict=True)]))
+
+
+def _fit_embedding(base: FittedCosts, figures: Mapping[Stack, StackFigure]) -> FittedCosts:
+    figures = {stack: figure for stack, figure in figures.items() if base.has(stack)}
+    equations = [(_line_row(base, s), figure.value, figure.value * figure.error) for s, figure in figures.items()]
+    near_base = np.eye(6)[TOGETHER], base.together, WEAK * _per_block(figures)  # unless stacks say otherwise
+    solution, _ = _solved([*equations, near_base], [FIXED, SLOPE_ATTENTION, SLOPE_FFN])
+    attention, ffn = Line(*solution[[START_ATTENTION, SLOPE_ATTENTION]]), Line(*solution[[START_FFN, SLOPE_FFN]])
+    return FittedCosts(
+        float(solution[FIXED]),
+        float(solution[TOGETHER]),
+        {size: max(attention.at(cost), LEAST) for size, cost in base.attention.items()},
+        {neurons: max(ffn.at(cost), LEAST) for neurons, cost in base.ffn.items()},
+        _noise(figures),
+    )
+
+
+def fit_fewer(base: FittedCosts, figures: Mapping[int, Mapping[Stack, StackFigure]]) -> list[FewerTokens]:
+    """Fit the costs with each of these numbers of tokens, the most first; no start, slope or cut is below 0."""
+    return [_fit_tokens(base, tokens, of_count) for tokens, of_count in sorted(figures.items(), reverse=True)]
+
+
+def _fit_tokens(base: FittedCosts, tokens: int, figures: Mapping[Stack, StackFigure]) -> FewerTokens:
+    equations = []
+    for stack, figure in figures.items():
+        assert stack.cut is not None
+        before = base.fixed + base.attention[stack.cut.heads, stack.cut.width]
+        equations.append((_line_row(base, stack), figure.value - before, figure.value * figure.error))
+    solution, _ = _solved(equations, range(6))
+    attention = Line(rounded(solution[START_ATTENTION]), rounded(max(solution[SLOPE_ATTENTION], LEAST)))
+    ffn = Line(rounded(solution[START_FFN]), rounded(max(solution[SLOPE_FFN], LEAST)))
+    return FewerTokens(tokens, rounded(solution[FIXED]), attention, ffn)
+
+
+def _line_row(base: FittedCosts, stack: Stack) -> Floats:
+    """Return the equation of a stack."""
+    row = np.zeros(6)
+    row[FIXED] = 1
+    if stack.count and stack.heads:
+        row[[START_ATTENTION, SLOPE_ATTENTION]] = stack.count, stack.count * base.attention[stack.heads, stack.width]
+    if stack.count and stack.neurons:
+        row[[START_FFN, SLOPE_FFN]] = stack.count, stack.count * base.ffn[stack.neurons]
+    row[TOGETHER] = stack.count if stack.heads and stack.neurons else 0
+    return row
+
+
+def _risen_with_width(costs: Sequence[FittedCosts]) -> list[FittedCosts]:
+    """Make costs rise with the embedding's width up to the base's own costs, which are the last and not returned."""
+    fixed = _risen_to_last([fitted.fixed for fitted in costs])
+    attention = {size: _risen_to_last([fitted.attention[size] for fitted in costs]) for size in costs[-1].attention}
+    ffn = {neurons: _risen_to_last([fitted.ffn[neurons] for fitted in costs]) for neurons in costs[-1].ffn}
+    risen = []
+    for i, fitted in enumerate(costs[:-1]):
+        sites = {size: rounded(rising[i]) for size, rising in attention.items()}
+        together = rounded(max(fitted.together, -MOST_SAVED * min(sites.values())))
+        ffns = {neurons: rounded(rising[i]) for neurons, rising in ffn.items()}
+        risen.append(FittedCosts(rounded(fixed[i]), together, sites, ffns, rounded(fitted.noise, 2)))
+    return risen
+
+
+def _risen_to_last(costs: Sequence[float]) -> list[float]:
+    """Return the nearest costs that do not fall, none above the last, which stays.
+
+    Isotonic regression keeps the order of its input, so costs still rise with size.
+    """
+    from sklearn.isotonic import isotonic_regression
+
+    *narrower, last = costs
+    return [*np.minimum(isotonic_regression(np.array(narrower)), last).tolist(), last]

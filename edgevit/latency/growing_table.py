@@ -1,4 +1,4 @@
-"""The table of a base at one target, which grows with what rounds ask for; or the one that is given, which does not."""
+"""The cost table of a base on its target, which rounds extend by more sizes; a table from a file stays as it is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GrowingTable:
-    """The cost table of the base at one target, which is measured as far as it was asked for."""
+    """The cost table of a base on its target, with all sizes that have been measured."""
 
     def __init__(self, network: nn.Module, request: MeetRequest, target: MeasurementTarget, progress: Progress) -> None:
         self.network, self.target, self.progress = network, target, progress
@@ -31,12 +31,12 @@ class GrowingTable:
         cuts = method.search_space(self.network, config, self.policy)
         self.tokens = cuts.tokens
         self.narrower = 0 < cuts.embed < family_of(self.network).geometry(self.network).embed
-        self.given = None if request.cost_table is None else self._checked(load_cost_table(request.cost_table))
+        self.from_file = None if request.cost_table is None else self._checked(load_cost_table(request.cost_table))
         self.table = self.measured(())
 
     def measured(self, sizes: tuple[BlockDims, ...], embed: int | None = None) -> CostTable:
-        """Measure what the table lacks of these sizes and of this embedding, and return it."""
-        self.table = self.given or measured_table(
+        """Measure these sizes and this embedding, as far as the table lacks them, and return the table."""
+        self.table = self.from_file or measured_table(
             self.network,
             self.target,
             policy=self.policy,
@@ -50,19 +50,19 @@ class GrowingTable:
         return self.table
 
     @property
-    def where(self) -> dict[str, Any]:
-        """Where the table was measured, for records; empty: it does not say."""
-        where = self.table.where
-        return {} if where is None else where.model_dump(mode="json", exclude_none=True)
+    def origin(self) -> dict[str, Any]:
+        """The origin of the table, for records; empty: it has none."""
+        origin = self.table.origin
+        return {} if origin is None else origin.model_dump(mode="json", exclude_none=True)
 
     def _checked(self, table: CostTable) -> CostTable:
-        """Make sure that a table is of this base and this target."""
+        """Make sure that a table belongs to this base and this target."""
         family = family_of(self.network)
         geometry, dims = family.geometry(self.network), [block.dims for block in family.read(self.network)]
         table.check(name_of(family), dims, geometry, self.policy)
-        if table.where is None:
+        if table.origin is None:
             raise CostTableError(
                 "cost table: it does not say where it was measured, so no figure can be set against it; leave it out"
             )
-        table.where.check(probe(self.target, self.progress))
+        table.origin.check(probe(self.target, self.progress))
         return table

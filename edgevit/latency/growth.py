@@ -54,11 +54,11 @@ def growth(search: Search, prices: Prices) -> Growth | None:
     measurement are proportional, or less if the plan itself grew by less than was predicted.
     """
     best = search.best
-    if best is None or not search.holds(best.measured):
+    if best is None or not search.is_within(best.measured):
         return None
-    beyond = [other for other in search.rounds if not search.holds(other.measured) and other.shape.contains(best.shape)]
-    over = min(beyond, key=lambda other: other.measured.value, default=None)
-    return _from(search, prices, best, best.shape, over)
+    over = [r for r in search.rounds if not search.is_within(r.measured) and r.shape.contains(best.shape)]
+    above = min(over, key=lambda r: r.measured.value, default=None)
+    return _from(search, prices, best, best.shape, above)
 
 
 def shrinking(search: Search, prices: Prices) -> Growth | None:
@@ -68,31 +68,31 @@ def shrinking(search: Search, prices: Prices) -> Growth | None:
     shrinking has failed, because other measurements must correct the table first.
     """
     best = search.best
-    over = [other for other in search.rounds if not search.holds(other.measured)]
-    above = min(over, key=lambda other: other.measured.value, default=None)
+    over = [r for r in search.rounds if not search.is_within(r.measured)]
+    above = min(over, key=lambda r: r.measured.value, default=None)
     if best is None or above is None or above.measured.value > NEAR * search.budget:
         return None
-    if any(other.at_least == above.shape.frame for other in over if other is not above):
+    if any(r.at_least == above.shape.frame for r in over if r is not above):
         return None
-    if search.holds(best.measured):
+    if search.is_within(best.measured):
         aim = AIM * search.budget
         if above.measured.value - aim >= aim - best.measured.value or above.shape.contains(best.shape):
             return None
     return _from(search, prices, above, above.shape.frame, None)
 
 
-def _from(search: Search, prices: Prices, start: Round, at_least: Shape, over: Round | None) -> Growth:
+def _from(search: Search, prices: Prices, start: Round, at_least: Shape, above: Round | None) -> Growth:
     """Fit the line through a round and, if given, one above the budget."""
     factors = search.factors(prices)
 
     def cost(measured: Round) -> float:
         return measured.shape.terms(prices).times(factors).total
 
-    value, own = start.measured.value, cost(start)
-    slope = value / own * (_came_true(search, start) or 1.0)
-    if over is not None and cost(over) > own and over.measured.value > value:
-        slope = (over.measured.value - value) / (cost(over) - own)
-    return Growth(at_least, factors, search.budget, value, own, slope)
+    value, start_cost = start.measured.value, cost(start)
+    slope = value / start_cost * (_came_true(search, start) or 1.0)
+    if above is not None and cost(above) > start_cost and above.measured.value > value:
+        slope = (above.measured.value - value) / (cost(above) - start_cost)
+    return Growth(at_least, factors, search.budget, value, start_cost, slope)
 
 
 def _came_true(search: Search, grown: Round) -> float | None:

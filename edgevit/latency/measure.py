@@ -1,4 +1,4 @@
-"""Make runs of stacks in turns, as far as they are not in the store, and put them there round by round."""
+"""Run stacks in turns, as far as their runs are not in the store, and add them to it round by round."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from edgevit.latency.target import POWER_WINDOW_S, WARMUP_S, WINDOW_S, Measureme
 from edgevit.progress import Progress, rounded_duration
 from edgevit.records.writing import file_sha256
 
-TRIES = 3  # of runs that are void
+TRIES = 3  # of void runs
 TOGETHER = 5  # stacks that alternate with the base in one process: all have a turn within 0.4 s
 WRITE_S = 0.6  # to write the ONNX file of a stack, on one core
 OTHERS_BUSY = (
     "other programs were busy: the processor time of an inference counts there in place of the clock, which may make "
     "models smaller than a budget needs; close other programs for a budget by the clock"
 )
-MOST_BATCH = 8  # images that an engine takes, unless more are asked for: as `edgevit export --trt` builds them
+MOST_BATCH = 8  # largest batch of an engine, as `edgevit export --trt` builds it, unless the target has a larger one
 
 
 @dataclass
@@ -50,24 +50,24 @@ class StackBench:
     anchor: Stack
     progress: Progress
     scratch: Path
-    energy: bool = False  # whether runs that tell no energy count for nothing
-    _files: dict[Stack, Measurable] = field(default_factory=dict)  # what runs there, by path there
-    _runs: list[Run] = field(default_factory=list)  # all that are in the store
+    energy: bool = False  # whether runs without energy are void
+    _files: dict[Stack, Measurable] = field(default_factory=dict)  # files on the machine that runs them
+    _runs: list[Run] = field(default_factory=list)  # all runs in the store
     _warned_of: set[str] = field(default_factory=set)  # kinds of conditions
 
     def __post_init__(self) -> None:
         self._runs = self.store.runs()
 
     def measure(self, stacks: Sequence[Stack], rounds: int) -> None:
-        """Run stacks until each of them has been measured in so many rounds that count.
+        """Run stacks until each has so many valid runs.
 
         Raises:
-            UnfitBoardError: the runs of one are void, however often they are made; or they were made in another power
-                mode, or with other clocks, than the target states.
-            EngineError: TensorRT has no engine for one.
-            BoardError: the board was lost, or a run failed there; what was measured is kept.
+            UnfitBoardError: the runs of a stack are void in every try; or they were made in another power mode, or with
+                other clocks, than the target states.
+            EngineError: TensorRT has no engine for a stack.
+            BoardError: the board was lost, or a run failed there; finished runs are kept.
         """
-        counts = Counter(sample.label for sample in self._good())
+        counts = Counter(sample.label for sample in self._valid())
         due = {stack: rounds - counts[stack.label] for stack in (self.anchor, *stacks)}
         due = {stack: missing for stack, missing in due.items() if missing > 0}
         if not due:
@@ -77,92 +77,92 @@ class StackBench:
         self.progress.note(self._forecast(len(stacks), list(due.values())))
         with self.progress.stage("write stacks of equal blocks", len(stacks), "stack") as stage:
             for number, stack in enumerate(stacks, 1):
-                self._ready(stack)
+                self._prepare(stack)
                 stage.update(number)
-        for left in range(most, 0, -1):  # stacks that lack most begin; a round makes its void runs again
-            self._round([stack for stack, missing in due.items() if missing >= left], f"{most - left + 1} of {most}")
+        for number in range(1, most + 1):  # stacks that lack most runs begin; a round repeats its void runs
+            self._round([stack for stack, missing in due.items() if missing > most - number], f"{number} of {most}")
 
     def _forecast(self, stacks: int, rounds: Sequence[int]) -> str:
-        """Say how long measuring these stacks takes, each in so many rounds; building engines takes longer than all."""
+        """Estimate the time to measure these stacks; building engines takes longer than all else."""
         power = self.setting.facts.has_power
         window_s = WARMUP_S + (POWER_WINDOW_S if power else WINDOW_S)
-        beside_anchor = 1 + (0 if power else 1 / TOGETHER)
-        seconds = sum(rounds) * window_s * beside_anchor + stacks * WRITE_S
+        with_anchor = 1 + (0 if power else 1 / TOGETHER)
+        seconds = sum(rounds) * window_s * with_anchor + stacks * WRITE_S
         engines = f", and {stacks} engine builds of seconds to minutes each" if self.target.builds else ""
         return (
-            f"measuring {stacks} stacks of equal blocks on {self.board.host}, for what each size takes: about "
+            f"measuring {stacks} stacks of equal blocks on {self.board.host}, for the cost of each size: about "
             f"{rounded_duration(seconds)}{engines}; kept for later derivations from this base"
         )
 
     def tidy(self) -> None:
-        """Remove what was sent and built there; only the base's engine is of use again, to set others against."""
+        """Remove files and engines from the target, except the base's engine, which later stacks are compared with."""
         if self.target.builds or self.board.host != THIS_MACHINE:
             built, sent = self.store.engines(), [str(file.path) for file in self._files.values()]
-            kept = {label: engine for label, engine in built.items() if label == self.anchor.label}
-            paths = {*sent, *(path for path, _ in built.values())} - {path for path, _ in kept.values()}
+            of_base = {label: engine for label, engine in built.items() if label == self.anchor.label}
+            paths = {*sent, *(path for path, _ in built.values())} - {path for path, _ in of_base.values()}
             self.board.call("discard", paths=sorted(paths))
-            self.store.keep_engines(kept)
+            self.store.keep_engines(of_base)
         self._files.clear()
 
     def samples(self, quantity: Measured) -> list[StackSample]:
-        """Return what each valid run took, in ms of one inference or mJ of one image; none where energy is missing.
+        """Return the cost of each valid run, in ms of one inference or mJ of one image; without energy, none in mJ.
 
-        Runs that met the same machine are compared by one clock: `taken_ms` of all of them by processor time where
-        other programs were busy in one of them.
+        Runs of one process or session use the same clock: the processor time of all, if other programs were busy
+        during one of them.
         """
-        runs = self._good()
-        busy = {_together(run) for run in runs if run.is_busy()}
+        runs = self._valid()
+        busy = {_process(run) for run in runs if run.is_busy()}
         samples = []
         for run in runs:
-            value = taken_ms(run, busy=_together(run) in busy) if quantity == "ms" else run.energy_per_image_mj()
+            value = latency_ms(run, busy=_process(run) in busy) if quantity == "ms" else run.energy_per_image_mj()
             stack = Stack.of(run.label)
             if stack is not None and value is not None and value > 0:
-                samples.append(StackSample(stack, _together(run), value))
+                samples.append(StackSample(stack, _process(run), value))
         return samples
 
     @property
-    def known(self) -> list[Stack]:
-        """The stacks that there are samples of."""
+    def measured(self) -> list[Stack]:
+        """The stacks that have samples."""
         return list(dict.fromkeys(sample.stack for sample in self.samples("ms")))
 
     def anchor_ms(self) -> float:
-        """The base's p50, which all other times are set against: the median of its runs."""
-        return median(run.p50_ns() / 1e6 for run in self._good() if run.label == self.anchor.label)
+        """Return the base's p50, the median of its runs: all other times are ratios to it."""
+        return median(run.p50_ns() / 1e6 for run in self._valid() if run.label == self.anchor.label)
 
-    def _good(self) -> list[Run]:
+    def _valid(self) -> list[Run]:
         return [run for run in self._runs if self._fault(run) is None]
 
     def _fault(self, run: Run) -> str | None:
-        """Why a run does not count; None: it does."""
-        silent = self.energy and run.energy_per_image_mj() is None
-        return next(iter(run.void()), "it tells no energy of the module" if silent else None)
+        """Say why a run is void; None: it is valid."""
+        lacks_energy = self.energy and run.energy_per_image_mj() is None
+        return next(iter(run.void()), "it has no energy of the module" if lacks_energy else None)
 
     def _round(self, stacks: Sequence[Stack], number: str) -> None:
-        """Measure each of these once, and again what is void.
+        """Measure each stack once, and repeat void runs.
 
-        What is kept and what is due decide on their order: so one that was cut off asks for the same job again, which
-        went on on the board.
+        Their order depends only on the runs in the store and on the stacks, so that a round that was interrupted asks
+        for the same job again, which has continued on the board.
         """
-        left = list(stacks)
+        missing = list(stacks)
         for attempt in range(TRIES + 1):
-            wanted = [self.anchor, *(stack for stack in left if stack != self.anchor)]
-            seed = f"{len(self._runs)} {sorted(stack.label for stack in wanted)}"
-            shuffled = Random(seed).sample(wanted, len(wanted))
+            due = [self.anchor, *(stack for stack in missing if stack != self.anchor)]
+            seed = f"{len(self._runs)} {sorted(stack.label for stack in due)}"
+            shuffled = Random(seed).sample(due, len(due))
             name = f"costs, round {number}" + (f", try {attempt + 1}" if attempt else "")
-            runs = self._made([[self._request(stack) for stack in alike] for alike in self._turns(shuffled)], name)
+            runs = self._run([[self._request(stack) for stack in alike] for alike in self._turns(shuffled)], name)
             void = {run.label: fault for run in runs if (fault := self._fault(run)) is not None}
-            left = [stack for stack in left if stack.label in void]
-            if not left:
+            missing = [stack for stack in missing if stack.label in void]
+            if not missing:
                 self._warn_of_conditions(runs)
                 return
-            self.progress.warn(f"{len(left)} of {len(runs)} runs are void and made again: {void[left[0].label]}")
+            self.progress.warn(f"{len(missing)} of {len(runs)} runs are void and repeated: {void[missing[0].label]}")
         raise UnfitBoardError(
-            f"{self.board.host} gave no figure for {left[0].text} in {TRIES + 1} tries: {void[left[0].label]}; cool "
-            "it, lock its clocks with --lock-clocks, or measure in a lower --power-mode"
+            f"{self.board.host} gave no valid run of {missing[0].text} in {TRIES + 1} tries: {void[missing[0].label]}; "
+            "cool it, lock its clocks with --lock-clocks, or measure in a lower --power-mode"
         )
 
     def _warn_of_conditions(self, runs: Sequence[Run]) -> None:
-        """Warn once of clocks that moved, and once of other programs; neither voids a run, as the base met them too."""
+        """Warn once of changing clocks, and once of other programs; the base met them too, so runs stay valid."""
         texts = {
             "clocks": next((text for run in runs if (text := run.doubts().get("clocks"))), None),
             "other programs": next((OTHERS_BUSY for run in runs if run.is_busy()), None),
@@ -173,18 +173,18 @@ class StackBench:
                 self.progress.warn(f"while costs were measured on {self.board.host}, {text}")
 
     def _turns(self, stacks: Sequence[Stack]) -> list[list[Stack]]:
-        """The stacks of each process: a few and the base; or one where power is read, which is that of the process."""
+        """Group stacks by process: a few with the base; or one, if power is read, which belongs to a process."""
         if self.setting.facts.has_power:
             return [[stack] for stack in stacks]
         others = [stack for stack in stacks if stack != self.anchor]
         parts = [others[first : first + TOGETHER] for first in range(0, len(others), TOGETHER)]
         return [[self.anchor, *part] for part in parts or [[]]]
 
-    def _made(self, turns: Sequence[Sequence[MeasurementRequest]], name: str) -> tuple[Run, ...]:
-        """Make these runs, and keep them."""
-        how = self.target.conditions()
+    def _run(self, turns: Sequence[Sequence[MeasurementRequest]], name: str) -> tuple[Run, ...]:
+        """Run stacks, and keep the runs."""
+        conditions = self.target.conditions()
         name = f"{name} on {self.board.host}"
-        done = take_turns(self.board, how, turns, self.setting, name, self.progress, self._keep, as_stated=True)
+        done = take_turns(self.board, conditions, turns, self.setting, name, self.progress, self._keep, as_stated=True)
         if failed := done.failed:
             message = failed["message"]
             for stack in filter(None, map(Stack.of, failed["labels"])):
@@ -199,13 +199,13 @@ class StackBench:
         self._runs += done.runs
 
     def _request(self, stack: Stack) -> MeasurementRequest:
-        found, power = self._files[stack], self.setting.facts.has_power
-        how = replace(self.target.conditions(), duration_s=POWER_WINDOW_S if power else WINDOW_S)
-        (request,) = requests_of(how, str(found.path), found, self.target.runs_on, self.setting)
+        file, power = self._files[stack], self.setting.facts.has_power
+        conditions = replace(self.target.conditions(), duration_s=POWER_WINDOW_S if power else WINDOW_S)
+        (request,) = requests_of(conditions, str(file.path), file, self.target.runs_on, self.setting)
         return request
 
-    def _ready(self, stack: Stack) -> None:
-        """See that the file or engine of a stack is on the machine that runs it."""
+    def _prepare(self, stack: Stack) -> None:
+        """Make sure that the file or engine of a stack is on the machine that runs it."""
         if stack not in self._files:
             path, sha256 = (
                 self._engine(stack) if self.target.builds else self._put(stack, self.target.computes_in, OPSET)
@@ -219,21 +219,21 @@ class StackBench:
         return path
 
     def _put(self, stack: Stack, precision: str, opset: int) -> tuple[str, str]:
-        """Write the ONNX file, and send it; path and hash there."""
+        """Write the ONNX file, and send it; return path and hash on the target."""
         path = self._written(stack, precision, opset)
         digest = file_sha256(path)
         if self.board.host == THIS_MACHINE:
             return str(path), digest
-        there = self.board.put(path, digest, self.progress)
+        remote = self.board.put(path, digest, self.progress)
         path.unlink()
-        return there, digest
+        return remote, digest
 
     def _engine(self, stack: Stack) -> tuple[str, str]:
-        """Build an engine as one of a model is built, unless it is there from an earlier session."""
+        """Build an engine like that of a model, unless one of an earlier session exists."""
         built = self.store.engines()
-        if stack.label in built and self._is_there(*built[stack.label]):
+        if stack.label in built and self._exists(*built[stack.label]):
             return built[stack.label]
-        made = build_unjudged(
+        engine = build_unjudged(
             self.board,
             self.setting.facts.tensorrt,
             lambda precision, opset: self._written(stack, precision, opset),
@@ -242,27 +242,27 @@ class StackBench:
             batches=(1, self.target.batch, max(self.target.batch, MOST_BATCH)),
             progress=self.progress,
         )
-        if made["refused"]:
-            raise EngineError(f"the stack of {stack.text} {made['refused']}; try --precision fp32")
-        self.store.keep_engines({**built, stack.label: (made["engine"], made["sha256"])})
-        return made["engine"], made["sha256"]
+        if engine["refused"]:
+            raise EngineError(f"the stack of {stack.text} {engine['refused']}; try --precision fp32")
+        self.store.keep_engines({**built, stack.label: (engine["engine"], engine["sha256"])})
+        return engine["engine"], engine["sha256"]
 
-    def _is_there(self, path: str, sha256: str) -> bool:
+    def _exists(self, path: str, sha256: str) -> bool:
         offered = self.board.call("offer", path=path, part=f"{path}.none", sha256=sha256)
         return bool(offered["there"])
 
 
-def _together(run: Run) -> str:
-    """Name the process of runs that alternated in one, else the session: runs of one name met the same machine."""
+def _process(run: Run) -> str:
+    """Name the process of runs that alternated in one, otherwise the session: the machine was equally fast in both."""
     return f"{run.session} {run.turn}" if run.beside else str(run.session)
 
 
-def taken_ms(run: Run, *, busy: bool) -> float:
+def latency_ms(run: Run, *, busy: bool) -> float:
     """Return the time of an inference in ms, to be compared with the base's.
 
-    It is the p50 by the clock, which is what a budget in ms means. Where other programs were `busy`, a model waits for
-    them, a long inference more often than a short one, which no median of ratios corrects: there the processor time
-    of an inference counts, if the model ran on one thread.
+    This is the p50 by the clock, as in a budget in ms. If other programs were `busy`, it is the processor time, as long
+    as the model ran on one thread: a long inference waits for other programs more often than a short one, which no
+    median of ratios corrects.
     """
     processor_ms = run.processor_ms() if busy else None
     return run.p50_ns() / 1e6 if processor_ms is None else processor_ms

@@ -1,4 +1,4 @@
-"""`edgevit.meet`: derive so that the model, measured where it is to run, keeps a budget."""
+"""`edgevit.meet`: derive a model that keeps a budget when it is measured on its target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgevit.derivation.allocate.budget import Budget, make_budget
-from edgevit.derivation.allocate.cost_table import Where
+from edgevit.derivation.allocate.cost_table import Origin
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.allocate.prices import UNITS
 from edgevit.derivation.allocate.prices import Measured as Quantity
@@ -39,8 +39,7 @@ from edgevit.latency.growing_table import GrowingTable
 from edgevit.latency.paired import PairedBench
 from edgevit.latency.request import MeetRequest, identity
 from edgevit.latency.rounds import MOST, MeasuredFigure, Round, Search, Terms
-from edgevit.latency.search import OUT_OF_REACH, SearchOutcome
-from edgevit.latency.search import search_plans as search_for
+from edgevit.latency.search import OUT_OF_REACH, SearchOutcome, search_plans
 from edgevit.latency.target import probe
 from edgevit.network.checkpoint import load, network_without_weights, open_network
 from edgevit.progress import OnlyOnce, Progress, Silent, rounded_duration
@@ -58,53 +57,53 @@ if TYPE_CHECKING:
 
 ROUNDS = "rounds.json"
 BASE = "base"
-KEPT = "kept"  # the folder of the model that is kept, which may have any name
-NEXT_TO_NOTHING = 1e-9  # ms or mJ: a limit that no plan keeps, so that the refusal says what the cheapest takes
+FINAL = "final"  # folder of the final model, which may have any name
+TINY_LIMIT = 1e-9  # ms or mJ: a limit that no plan keeps, so that the error states the cost of the cheapest plan
 
 
 @dataclass(frozen=True)
-class KeptSearch:
+class SearchState:
     """rounds.json of an unfinished search."""
 
-    base_takes: float  # by the table, in ms or mJ
-    where: dict[str, Any]  # where the table was measured; empty: it does not say
+    base_cost: float  # by the table, in ms or mJ
+    origin: dict[str, Any]  # of the table; empty: the table has none
     rounds: tuple[Round, ...] = ()
     edgevit: str | None = None
 
 
-SEARCH_KIND = RecordKind("rounds", KeptSearch, STATE)
+SEARCH_KIND = RecordKind("rounds", SearchState, STATE)
 
 
 @takes_options(MeetRequest)
 def meet(
     base: str | Path | MeetRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> tuple[Derivation, ...]:
-    """Derive a small model that takes at most `ms` milliseconds, or `mj` millijoules, where it is to run.
+    """Derive a small model that takes at most `ms` milliseconds, or `mj` millijoules, on its target.
 
         meet("deit_base_patch16_224", checkpoint="base.safetensors", data="photos", ms=5, out="runs/t1",
              board="jetson@orin-nx")
 
-    What each size takes there is measured once (`edgevit.cost`); then a plan is allocated by that table, realised in
-    closed form, exported, built, and measured in turns with the base; the table is corrected by what was measured, and
-    the next plan allocated, in at most five rounds. The last shape is derived as asked, with training, and measured
-    again: `record.met` of what is returned says what came of it, and its `outcome` whether the budget is kept.
+    The costs of all sizes are measured on the target once (`edgevit.cost`). Each round allocates a plan by that table,
+    realises it in closed form, exports and builds the model, measures it in turns with the base, and corrects the table
+    by the measurement; there are at most five rounds. The best shape is then derived as requested, with training, and
+    measured again: `record.met` has the result, and its `outcome` says whether the budget is kept.
 
     Args:
         base: a timm name, a model folder, or a whole request.
         options: the fields of `MeetRequest`; with several budgets, `out` gets a folder for each.
 
     Raises:
-        OptionError: also of an option that there is not.
+        OptionError: an option is unknown or invalid.
         BudgetError: no plan is as small; the message has the minimum.
-        EdgeVitError: whatever else is wrong, in one line.
-        Interrupted: Ctrl-C; the same call goes on.
+        EdgeVitError: any other error, in one line.
+        Interrupted: Ctrl-C; the same call continues.
     """
     return run(as_request(MeetRequest, "base", base, options), progress)
 
 
 def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivation, ...]:
-    """Do what is asked; `meet` says what is raised. Without a budget that is measured, it derives."""
-    request = request.going_on()
+    """Carry out a request; without a measured budget, derive. Raises as `meet` does."""
+    request = request.continued()
     request.check()
     progress = progress or Silent()
     if not request.is_measured:
@@ -121,13 +120,14 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
         _refuse_method(shared.on_its_base(), network)
         _check_base(shared.on_its_base(), once)
         costs = GrowingTable(network, shared, shared.run_target, once)
-        if len(each := shared.each()) > 1:
-            _refuse_any([_Task(one, costs, once, _base_folder(request, one)) for one in each if not one.is_there])
-        for one in each:
-            if one.is_there:
-                derivations.append(_read(one.out))
+        tasks = [_Task(of_budget, costs, once, _base_folder(request, of_budget)) for of_budget in shared.per_budget()]
+        if len(tasks) > 1:
+            _refuse_any([task for task in tasks if not task.request.is_finished])
+        for task in tasks:
+            if task.request.is_finished:
+                derivations.append(_read(task.request.out))
                 continue
-            derivation, search = _Task(one, costs, once, _base_folder(request, one)).carried_out(earlier)
+            derivation, search = task.carried_out(earlier)
             derivations.append(derivation)
             earlier = (*earlier, *search.rounds)
     return tuple(derivations)
@@ -141,34 +141,34 @@ def _refuse_method(request: MeetRequest, network: nn.Module) -> None:
 
 
 def _check_base(request: MeetRequest, progress: Progress) -> None:
-    """Refuse images, or a base on them, that the first derivation would refuse, before a cost is measured for it.
+    """Refuse images, or a base, that the first derivation would refuse, before any cost is measured.
 
-    A search that is gone on with has been checked.
+    A search that is continued has been checked.
 
     Raises:
-        DataError: an image cannot be read, the base is near chance, or it does better with other preprocessing.
+        DataError: an image cannot be read, the base is near chance, or it is better with other preprocessing.
     """
     if request.data is None or request.resume:
         return
     assert request.base is not None
-    found = open_network(request.base, **request.opening(), progress=progress)
-    task = open_task_for(found, request, progress)
-    check_opened(open_for(found, request, request.head, task, progress), request, progress)
+    network = open_network(request.base, **request.opening(), progress=progress)
+    task = open_task_for(network, request, progress)
+    check_opened(open_for(network, request, request.head, task, progress), request, progress)
     close_compute()
 
 
-def _base_folder(request: MeetRequest, one: MeetRequest) -> Path:
-    """Where the base lies: with several budgets beside their models, to be kept."""
-    return (request.out if len(request.budgets) > 1 else partial_folder(one.out)) / BASE
+def _base_folder(request: MeetRequest, of_budget: MeetRequest) -> Path:
+    """Return the folder of the base: with several budgets it lies beside their models, and stays."""
+    return (request.out if len(request.budgets) > 1 else partial_folder(of_budget.out)) / BASE
 
 
 def _refuse_elsewhere(request: MeetRequest, progress: Progress) -> None:
-    """Raise OptionError for rounds to be gone on with that were measured on another board, or in another power mode."""
-    files = [partial_folder(one.out) / ROUNDS for one in request.each() if request.resume]
-    measured = {file: where for file in files if file.is_file() and (where := SEARCH_KIND.read(file).where)}
-    here = probe(request.run_target, progress) if measured else None
-    for file, where in measured.items():
-        if here is not None and (differing := Where.model_validate(where).differing(here)):
+    """Raise OptionError if the rounds to be continued were measured on another board, or in another power mode."""
+    files = [partial_folder(of_budget.out) / ROUNDS for of_budget in request.per_budget() if request.resume]
+    origins = {file: origin for file in files if file.is_file() and (origin := SEARCH_KIND.read(file).origin)}
+    now = probe(request.run_target, progress) if origins else None
+    for file, origin in origins.items():
+        if now is not None and (differing := Origin.model_validate(origin).differing(now)):
             raise OptionError(
                 f"cannot resume {file.parent}: its rounds were measured with {differing}; set that as it was, "
                 "or remove it"
@@ -176,10 +176,10 @@ def _refuse_elsewhere(request: MeetRequest, progress: Progress) -> None:
 
 
 def _refuse_any(tasks: Sequence[_Task]) -> None:
-    """Refuse, before the first of several budgets takes its time, any that is not below the base or out of reach.
+    """Refuse the smallest of several budgets before the first search, if it is out of reach.
 
     Raises:
-        OptionError, BudgetError: one of them is.
+        OptionError, BudgetError: it is, or one of them is not below the cost of the base.
     """
     if tasks:
         min(tasks, key=lambda task: task.budget().limit).refuse_unreachable()
@@ -201,46 +201,47 @@ class _Task:
     base: Path
 
     def carried_out(self, earlier: tuple[Round, ...]) -> tuple[Derivation, Search]:
-        """Search, derive, verify, and write the folder; `earlier` are the rounds of other budgets."""
-        asked, work = self.request, partial_folder(self.request.out)
+        """Search, derive, verify, and write the folder; `earlier` has the rounds of other budgets."""
+        request, work = self.request, partial_folder(self.request.out)
         budget = self.budget()
         quantity = _quantity(budget)
-        same = identity(asked)
         with (
             _resumable(work),
-            open_partial(asked.out, same, asked.resume, request=asked.told(), overwrite=asked.overwrite),
+            open_partial(
+                request.out, identity(request), request.resume, request=request.told(), overwrite=request.overwrite
+            ),
             remove_without_models(work),
         ):
-            kept = self._kept(work, quantity)
+            state = self._state(work, quantity)
             watch = Stopwatch()
-            builder = self._builder(work, quantity, kept.base_takes)
+            builder = self._builder(work, quantity, state.base_cost)
             with watch.stage("rounds"):
-                outcome = self._searched(Search(budget.limit, kept.rounds, earlier), builder, work, kept, budget)
+                outcome = self._searched(Search(budget.limit, state.rounds, earlier), builder, work, state, budget)
             derivation = self._finished(outcome, builder, budget, watch)
-            with new_folder(asked.out, overwrite=asked.overwrite) as folder:
+            with new_folder(request.out, overwrite=request.overwrite) as folder:
                 folder.rmdir()
                 derivation.folder.rename(folder)
             shutil.rmtree(work, ignore_errors=True)
-        return replace(derivation, folder=asked.out), outcome.search
+        return replace(derivation, folder=request.out), outcome.search
 
-    def _builder(self, folder: Path, quantity: Quantity, base_takes: float) -> CandidateBuilder:
-        measuring = PairedBench(self.costs.target, quantity, base_takes, self.progress)
-        return CandidateBuilder(self.request, folder, self.base, quantity, self.costs, measuring, self.progress)
+    def _builder(self, folder: Path, quantity: Quantity, base_cost: float) -> CandidateBuilder:
+        paired = PairedBench(self.costs.target, quantity, base_cost, self.progress)
+        return CandidateBuilder(self.request, folder, self.base, quantity, self.costs, paired, self.progress)
 
     def refuse_unreachable(self) -> None:
-        """Raise BudgetError where the cheapest plan costs far more than the budget by the table."""
+        """Raise BudgetError if the cheapest plan costs far more than the budget by the table."""
         budget = self.budget()
         quantity = _quantity(budget)
         with tempfile.TemporaryDirectory(prefix="edgevit-meet-") as work:
             builder = self._builder(Path(work), quantity, self.costs.table.in_quantity(quantity).base)
             try:
-                builder.allocate(self.costs.table, NEXT_TO_NOTHING)
+                builder.allocate(self.costs.table, TINY_LIMIT)
             except BudgetError as error:
                 if error.least is not None and error.least > OUT_OF_REACH * budget.limit:
                     raise self._out_of_reach(error, quantity, budget) from error
 
     def budget(self) -> Budget:
-        """Return the budget by the table; it must be less than what the base takes.
+        """Return the budget by the table; it must be less than the cost of the base.
 
         Raises:
             OptionError: it is not.
@@ -249,31 +250,31 @@ class _Task:
         assert name is not None
         return make_budget(1, 1, **{name: self.request.budgets[0]}, table=self.costs.table)
 
-    def _kept(self, work: Path, quantity: Quantity) -> KeptSearch:
+    def _state(self, work: Path, quantity: Quantity) -> SearchState:
         file = work / ROUNDS
         if file.is_file():
             return SEARCH_KIND.read(file)
-        return KeptSearch(self.costs.table.in_quantity(quantity).base, self.costs.where)
+        return SearchState(self.costs.table.in_quantity(quantity).base, self.costs.origin)
 
     def _searched(
-        self, search: Search, builder: CandidateBuilder, work: Path, kept: KeptSearch, budget: Budget
+        self, search: Search, builder: CandidateBuilder, work: Path, state: SearchState, budget: Budget
     ) -> SearchOutcome:
         began = time.monotonic()
 
         def tell(now: Search) -> None:
             nonlocal began
             with writing(work / ROUNDS):
-                state = replace(kept, rounds=now.rounds, edgevit=written_by())
-                write_whole(work / ROUNDS, SEARCH_KIND.text(state))
+                content = replace(state, rounds=now.rounds, edgevit=written_by())
+                write_whole(work / ROUNDS, SEARCH_KIND.text(content))
             took = rounded_duration(time.monotonic() - began)
             more = "" if now.is_done else f"; it took {took}, at most {MOST - len(now.rounds)} more follow"
             self.progress.note(f"{format_round(now, UNITS[builder.quantity])}{more}")
             began = time.monotonic()
 
         try:
-            return search_for(search, builder, tell)
+            return search_plans(search, builder, tell)
         except BudgetError as error:
-            shutil.rmtree(work, ignore_errors=True)  # soon made again
+            shutil.rmtree(work, ignore_errors=True)
             if error.least is None:
                 raise
             raise self._out_of_reach(error, builder.quantity, budget) from error
@@ -296,19 +297,19 @@ class _Task:
     def _finished(
         self, outcome: SearchOutcome, builder: CandidateBuilder, budget: Budget, watch: Stopwatch
     ) -> Derivation:
-        """Derive the best shape as asked, export and build it, measure it once more, and record the result."""
+        """Derive the best shape as requested, export and build it, measure it once more, and record the result."""
         best = outcome.search.best
         assert best is not None
-        out = builder.folder / KEPT / self.request.out.name
+        out = builder.folder / FINAL / self.request.out.name
         number = outcome.search.rounds.index(best) + 1
-        self.progress.note(f"round {number} is kept: derived as asked, and measured again")
+        self.progress.note(f"round {number} is kept: derived as requested, and measured again")
         with watch.stage("derivation"):
             if not out.is_dir():
                 derive(builder.derivation(out, best.name, best.limit, best.at_least), self.progress)
         if shape_in(out) != best.shape:
             self.progress.warn("the model has other widths than the one that was measured in its round")
         with watch.stage("verification"):
-            builder.measuring.ready(out, judged=True)
+            builder.paired.prepare(out, judged=True)
             verified = builder.measured(out)
         record = ModelFolder(out).derivation()
         assert record is not None
@@ -325,22 +326,25 @@ class _Task:
         budget: Budget,
         watch: Stopwatch,
     ) -> MetRecord:
-        search, costs, measuring = outcome.search, self.costs, builder.measuring
+        search, costs, paired = outcome.search, self.costs, builder.paired
         factors = search.factors(costs.table.in_quantity(builder.quantity))
-        clock, base_clock = measuring.clock or (None, None)
-        reasons = (_why(outcome, verified), None if search.holds(verified) else self._least_text(factors, builder))
+        clock, base_clock = paired.clock or (None, None)
+        reasons = (
+            _reason(outcome, verified),
+            None if search.is_within(verified) else self._least_text(factors, builder),
+        )
         return MetRecord(
             quantity=builder.quantity,
             budget=search.budget,
             option=budget.asked,
             outcome=search.outcome(verified),
             verified=_figure(verified),
-            figure=measuring.figure,
-            base=measuring.base_takes,
-            rounds=tuple(RoundRecord(one.limit, one.predicted, _figure(one.measured)) for one in search.rounds),
+            figure=paired.figure,
+            base=paired.base_cost,
+            rounds=tuple(RoundRecord(r.limit, r.predicted, _figure(r.measured)) for r in search.rounds),
             factors=vars(factors),
             table=costs.table.record(),
-            conditions=costs.where,
+            conditions=costs.origin,
             ended="; ".join(filter(None, reasons)) or None,
             seconds=watch.seconds,
             clock=clock,
@@ -351,7 +355,7 @@ class _Task:
     def _least_text(self, factors: Terms, builder: CandidateBuilder) -> str | None:
         """Say what the cheapest plan takes by the corrected table, and what that consists of."""
         try:
-            builder.allocate(self.costs.table.corrected(**vars(factors)), NEXT_TO_NOTHING)
+            builder.allocate(self.costs.table.corrected(**vars(factors)), TINY_LIMIT)
         except BudgetError as error:
             if error.least is not None:
                 least = f"{error.least:.4g} {UNITS[builder.quantity]}{error.made_of and f' ({error.made_of})'}"
@@ -359,15 +363,15 @@ class _Task:
         return None
 
 
-def _why(outcome: SearchOutcome, verified: MeasuredFigure) -> str | None:
-    """Say why the verified figure does not meet the budget, or why the search ended; None: the budget is met."""
+def _reason(outcome: SearchOutcome, verified: MeasuredFigure) -> str | None:
+    """Say why the verified figure misses the budget, or why the search ended; None: the budget is met."""
     search = outcome.search
     assert search.best is not None
     in_round = search.best.measured
-    if search.holds(in_round) and not search.holds(verified):
+    if search.is_within(in_round) and not search.is_within(verified):
         return "measured once more, the plan that is kept takes more than in its round"
-    if outcome.why is not None or search.outcome(verified) == "met":
-        return outcome.why
+    if outcome.reason is not None or search.outcome(verified) == "met":
+        return outcome.reason
     if not search.is_sure(in_round):
         return "all rounds were used up"
     return "measured once more, the plan that is kept takes less than in its round"
@@ -384,18 +388,18 @@ def _figure(measured: MeasuredFigure) -> FigureRecord:
 def format_round(search: Search, unit: str) -> str:
     """Describe the last round in one line: its prediction, its measurement, and the distance to the budget."""
     last = search.rounds[-1]
-    seen = last.measured
-    interval = f" ({seen.low:.4g} to {seen.high:.4g})" if seen.low is not None and seen.high is not None else ""
-    off = seen.value / search.budget - 1
+    figure = last.measured
+    interval = f" ({figure.low:.4g} to {figure.high:.4g})" if None not in (figure.low, figure.high) else ""
+    off = figure.value / search.budget - 1
     return (
-        f"round {len(search.rounds)}: {last.predicted:.4g} {unit} predicted, {seen.value:.4g} measured{interval}, "
+        f"round {len(search.rounds)}: {last.predicted:.4g} {unit} predicted, {figure.value:.4g} measured{interval}, "
         f"{abs(off):.1%} {'over' if off > 0 else 'under'} the budget of {search.budget:.4g} {unit}"
     )
 
 
 @contextmanager
 def remove_without_models(work: Path) -> Iterator[None]:
-    """Remove the folder of a search that failed before its first model, so that the command can be corrected."""
+    """Remove the folder of a search that failed before its first model, so that a corrected command can start."""
     try:
         yield
     except (Interrupted, ConnectionLostError, UnreachableError):
@@ -408,15 +412,15 @@ def remove_without_models(work: Path) -> Iterator[None]:
 
 @contextmanager
 def _resumable(work: Path) -> Iterator[None]:
-    """Say how a search is gone on with when it is stopped, or the board lost.
+    """Say how to continue a search that was stopped, or that lost its board.
 
     Raises:
         Interrupted: Ctrl-C.
     """
-    again = f"the same command goes on from {work}"
+    hint = f"the same command goes on from {work}"
     try:
         yield
     except (KeyboardInterrupt, Interrupted) as stop:
-        raise Interrupted(f"stopped; {again}") from stop
+        raise Interrupted(f"stopped; {hint}") from stop
     except (ConnectionLostError, UnreachableError) as error:
-        raise type(error)(f"{error}; {again}") from error
+        raise type(error)(f"{error}; {hint}") from error

@@ -1,7 +1,7 @@
-"""Measure what a model takes: its ratio to the base, in turns with it, times what the base takes by the table.
+"""Measure a model in turns with the base: the ratio of the two, times the cost of the base by the table.
 
-A machine that grows warm or has other work to do is slow for both, and the ratio stays. Latencies are measured
-alternately in one process per round; energy in processes of their own, as sensors are too slow to tell visits apart.
+A machine that grows warm or has other work slows both down, so the ratio stays. Latencies alternate in one process per
+round. Energy is measured in a process for each model, because sensors are too slow to separate single inferences.
 """
 
 from __future__ import annotations
@@ -27,45 +27,44 @@ from edgevit.progress import Progress
 from edgevit.records.precisions import FP16
 
 ROUNDS = 8  # of base and model: an interval needs 6
-MOST_ROUNDS = 32  # where the interval stays wide
-SURE = 0.0075  # of what a model takes, to each side: half as wide as the window that a budget is met in
-SECONDS, POWER_SECONDS = 0.5, 3.0  # of each, in a round: ten visits; and the rails' sensors average over 0.43 s
+MOST_ROUNDS = 32  # while the interval stays wide
+SURE = 0.0075  # half-width of a narrow interval, relative: half of the window in which a budget is met
+SECONDS, POWER_SECONDS = 0.5, 3.0  # of each model in a round: ten turns; the rails' sensors average over 0.43 s
 LABELS = ("base", "model")
-DRIFT = 0.05  # of the base against what it took when the table was measured
-TRIES = 2  # of what is void
-MOST_BATCH = 8  # images that an engine takes, unless more are asked for
+DRIFT = 0.05  # relative change of the base's cost since the table was measured that is worth a warning
+TRIES = 2  # of void runs
+MOST_BATCH = 8  # largest batch of an engine, unless the target has a larger one
 
 
 @dataclass
 class PairedBench:
-    """Measures models of one task at one target."""
+    """Measures models of one task on one target."""
 
     target: MeasurementTarget
     quantity: Quantity
-    base_takes: float  # by the table
+    base_cost: float  # by the table
     progress: Progress
-    figure: str = ""  # by which the last model was judged
-    clock: tuple[float, float] | None = None  # what that model and the base took there: no ratio
+    figure: str = ""  # the kind of figure whose ratio was taken last
+    clock: tuple[float, float] | None = None  # cost of the last model and of the base by the clock, not as a ratio
 
     @property
-    def there(self) -> str:
-        """The target in words."""
+    def host(self) -> str:
         return self.target.board or THIS_MACHINE
 
-    def ready(self, folder: Path, *, judged: bool = False) -> None:
-        """Export a model, and build its engine where it runs as one, which the gate there must pass.
+    def prepare(self, folder: Path, *, judged: bool = False) -> None:
+        """Export a model and, if it runs as an engine, build the engine, which must pass the gate on the target.
 
-        `judged`: the exported files are also judged on images, as those of a model to be kept are.
+        `judged`: also compare the exported files with the model on images, as for a model that is kept.
 
         Raises:
-            EngineError: no precision gives a right engine.
+            EngineError: no precision gives a correct engine.
             BoardError, ExportError: as their names say.
         """
         if not self.target.builds:
             current_export(folder, fp16=self.target.computes_in == FP16.name, accuracy=judged, progress=self.progress)
             return
         batches = (1, self.target.batch, max(self.target.batch, MOST_BATCH))
-        asked = ExportRequest(
+        request = ExportRequest(
             model=folder,
             trt=True,
             engine=EngineOptions(batches=batches),
@@ -74,45 +73,43 @@ class PairedBench:
             fp16=self.target.computes_in == FP16.name,
         )
         with open_board(self.target.board, ssh_config=self.target.ssh_config) as board:
-            build_engine(asked, board, self.progress)
+            build_engine(request, board, self.progress)
 
     def measure(self, base: Path, model: Path) -> MeasuredFigure:
-        """Measure a model beside the base, until its interval is narrow or there are many rounds; both must be ready.
+        """Measure a model in turns with the base until its interval is narrow, or for MOST_ROUNDS; both are prepared.
 
         Raises:
-            UnfitBoardError: the board throttled or moved its clocks each time, or tells no power.
+            UnfitBoardError: the board throttled or changed its clocks each time, or has no power meter.
             BoardError: as its name says.
         """
-        runs = self._counting(base, model)
-        while not _is_sure(self.judged(runs)) and len(runs) < len(LABELS) * MOST_ROUNDS:
-            runs += self._counting(base, model)
-        found = self.judged(runs)
-        self.figure = found.figure
-        self._tell_drift(*self._clock(runs))
-        low, high = (None if end is None else end * self.base_takes for end in (found.low, found.high))
-        return MeasuredFigure(found.ratio * self.base_takes, low, high, found.rounds or 1)
+        runs = self._valid_runs(base, model)
+        while not _is_sure(self.compared(runs)) and len(runs) < len(LABELS) * MOST_ROUNDS:
+            runs += self._valid_runs(base, model)
+        comparison = self.compared(runs)
+        self.figure = comparison.figure
+        self._warn_of_drift(*self._clock(runs))
+        low, high = (None if end is None else end * self.base_cost for end in (comparison.low, comparison.high))
+        return MeasuredFigure(comparison.ratio * self.base_cost, low, high, comparison.rounds or 1)
 
-    def _counting(self, base: Path, model: Path) -> tuple[Run, ...]:
-        """The runs of some rounds, none of which is void; UnfitBoardError as above."""
+    def _valid_runs(self, base: Path, model: Path) -> tuple[Run, ...]:
+        """Return the runs of some rounds, none of which is void; raise UnfitBoardError as `measure` does."""
         for _ in range(TRIES):
             runs = self._runs(base, model)
-            if not (void := self.judged(runs).void):
+            if not (void := self.compared(runs).void):
                 return runs
             self.progress.warn(f"measured again: {void[0]}")
         raise UnfitBoardError(
-            f"no figure counts on {self.there}: {void[0]}; cool it, give --lock-clocks, or a lower --power-mode"
+            f"every run on {self.host} is void: {void[0]}; cool it, give --lock-clocks, or a lower --power-mode"
         )
 
     def _runs(self, base: Path, model: Path) -> tuple[Run, ...]:
         energy = self.quantity == "mj"
-        how = replace(self.target.conditions(), duration_s=POWER_SECONDS if energy else SECONDS)
+        conditions = replace(self.target.conditions(), duration_s=POWER_SECONDS if energy else SECONDS)
         if self.target.builds:
-            how = replace(
-                how, precision=None
-            )  # that of the engine, of which the gate may have asked for more than fp16
+            conditions = replace(conditions, precision=None)  # the engine's own: its gate may have required fp32
         return bench_in_turns(
             [base, model],
-            how,
+            conditions,
             rounds=ROUNDS,
             alternate=not energy,
             labels=LABELS,
@@ -122,39 +119,39 @@ class PairedBench:
             progress=self.progress,
         ).runs
 
-    def judged(self, runs: Sequence[Run]) -> Comparison:
-        """The one figure to judge by: energy; or p50, or what tells the same where other programs were busy.
+    def compared(self, runs: Sequence[Run]) -> Comparison:
+        """Compare model and base by energy; or by p50, or a figure that other programs do not disturb.
 
         Raises:
-            UnfitBoardError: energy is asked for, and not told.
+            UnfitBoardError: energy is required, and was not measured.
         """
         figures = {comparison.figure: comparison for comparison in compare_within(runs)}
-        found = figures.get("energy" if self.quantity == "mj" else "p50")
-        if found is None:
+        comparison = figures.get("energy" if self.quantity == "mj" else "p50")
+        if comparison is None:
             raise UnfitBoardError(
-                f"--mj: no power can be read on {self.there}; give --ms, or a --board whose rails can be read"
+                f"--mj: no power can be read on {self.host}; give --ms, or a --board whose rails can be read"
             )
-        return found if self.quantity == "mj" else decisive(list(figures.values()))[0]
+        return comparison if self.quantity == "mj" else decisive(list(figures.values()))[0]
 
     def _clock(self, runs: Sequence[Run]) -> tuple[float, float]:
-        """What model and base took by the clock, or of the board's energy."""
-        wanted = "energy" if self.quantity == "mj" else "p50"
-        found = next(comparison for comparison in compare_within(runs) if comparison.figure == wanted)
-        self.clock = found.after_value, found.before_value
+        """Return the cost of model and base by the clock, or by the board's energy."""
+        figure = "energy" if self.quantity == "mj" else "p50"
+        comparison = next(comparison for comparison in compare_within(runs) if comparison.figure == figure)
+        self.clock = comparison.after_value, comparison.before_value
         return self.clock
 
-    def _tell_drift(self, model: float, base: float) -> None:
-        """Warn where the base takes another time, or energy, than when the table was measured."""
-        if abs(base / self.base_takes - 1) > DRIFT:
+    def _warn_of_drift(self, model: float, base: float) -> None:
+        """Warn if the cost of the base has changed since the table was measured."""
+        if abs(base / self.base_cost - 1) > DRIFT:
             unit = UNITS[self.quantity]
             self.progress.warn(
-                f"on {self.there} the base takes {base:.4g} {unit} now and {self.base_takes:.4g} by the table: the "
+                f"on {self.host} the base takes {base:.4g} {unit} now and {self.base_cost:.4g} by the table: the "
                 f"model is judged by its ratio, and takes {model:.4g} now; measure again when the machine is as it was"
             )
 
 
-def _is_sure(found: Comparison) -> bool:
-    """Whether more rounds would be of no use: the interval is narrow, or the figure has none."""
-    if found.low is None or found.high is None:
+def _is_sure(comparison: Comparison) -> bool:
+    """Whether more rounds would not help: the interval is narrow, or the figure has none."""
+    if comparison.low is None or comparison.high is None:
         return True
-    return found.high - found.low <= 2 * SURE * found.ratio
+    return comparison.high - comparison.low <= 2 * SURE * comparison.ratio

@@ -1,4 +1,4 @@
-"""What is asked of `meet`, and of `edgevit derive`: a derivation whose budget may be measured, and where."""
+"""The request of `meet` and of `edgevit derive`: a derivation, and the target if its budget is measured."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from edgevit.records.unfinished import REQUEST, REQUEST_KIND, STATE, differences
 from edgevit.request import BUDGET, RUNNER, Nested, Option
 
 NONE_MEASURED: dict[str, None] = dict.fromkeys(MEASURED_BUDGETS)
-TRY = {"ms": "try 5.0", "mj": "try 40", "fps": "try 30"}
+EXAMPLES = {"ms": "try 5.0", "mj": "try 40", "fps": "try 30"}
 
 
 def read_budgets(option: str) -> Callable[[str, Mapping[str, Any]], tuple[float, ...]]:
-    """Read one number, or several that are separated by commas."""
+    """Return a reader of one number, or of several separated by commas."""
 
     def read(text: str, _: Mapping[str, Any]) -> tuple[float, ...]:
         try:
             return tuple(float(number) for number in text.split(","))
         except ValueError:
-            raise OptionError(f"--{option} {text} is no number; {TRY[option]}, or several such as 4,6,8") from None
+            raise OptionError(f"--{option} {text} is no number; {EXAMPLES[option]}, or several such as 4,6,8") from None
 
     return read
 
 
-def _budgets(option: str, what: str) -> Option:
-    return Option(what, BUDGET, metavar="NUMBER[,...]", common=True, read=read_budgets(option))
+def _budgets(option: str, help_text: str) -> Option:
+    return Option(help_text, BUDGET, metavar="NUMBER[,...]", common=True, read=read_budgets(option))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeetRequest(Deriving):
-    """What `edgevit.meet` and `edgevit derive` are asked."""
+    """A derivation whose budget may be measured."""
 
     rate: Rate = None
     macs: Macs = None
@@ -60,27 +60,27 @@ class MeetRequest(Deriving):
 
     @property
     def quantity(self) -> MeasuredBudget | None:
-        """What the budget counts, where that is measured."""
+        """The option of a measured budget; None: the budget is counted."""
         return next((name for name in MEASURED_BUDGETS if getattr(self, name) is not None), None)
 
     @property
     def budgets(self) -> tuple[float, ...]:
-        """The numbers given of the quantity that is measured."""
-        given = None if self.quantity is None else getattr(self, self.quantity)
-        return () if given is None else tuple(given) if isinstance(given, Sequence) else (given,)
+        """The numbers of the measured quantity."""
+        numbers = None if self.quantity is None else getattr(self, self.quantity)
+        return () if numbers is None else tuple(numbers) if isinstance(numbers, Sequence) else (numbers,)
 
     @property
     def run_target(self) -> MeasurementTarget:
-        """Where models are measured, with their precision."""
+        """The target with the precision of the models that are measured."""
         return replace(self.target, precision=self.run_precision or self.target.precision)
 
     @property
     def is_measured(self) -> bool:
-        """Whether models are to be measured: no table alone says what they take."""
-        return self.quantity is not None and (self.cost_table is None or bool(self._target_given()))
+        """Whether models are measured, which a given table alone does not require."""
+        return self.quantity is not None and (self.cost_table is None or bool(self._target_options()))
 
     def check(self) -> None:
-        """Refuse what cannot be done; see `edgevit.meet` for what is raised."""
+        """Refuse an invalid request; raises as `edgevit.meet` does."""
         if not self.is_measured:
             self._refuse_target()
             self.derivation().check()
@@ -90,10 +90,10 @@ class MeetRequest(Deriving):
 
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise OptionError(f"--{self.quantity} is measured by one process; give it without accelerate launch")
-        if others := [name for name, value in self._asked().items() if value is not None and name != self.quantity]:
+        if others := [name for name, value in self._limits().items() if value is not None and name != self.quantity]:
             raise OptionError(f"--{others[0]} and --{self.quantity} exclude each other; give one of them")
         for number in self.budgets:
-            check_number(f"--{self.quantity}", number, "(0, inf)", TRY[self.quantity])
+            check_number(f"--{self.quantity}", number, "(0, inf)", EXAMPLES[self.quantity])
         if len(set(self.budgets)) < len(self.budgets):
             raise OptionError(f"--{self.quantity} has a number twice; give each once")
         refuse_linear(self.method, self.quantity)
@@ -103,18 +103,18 @@ class MeetRequest(Deriving):
                 "one of them"
             )
         self.run_target.check()
-        # Without a table, the numbers themselves are judged by what is measured.
+        # Without a table, the limit itself is checked after the table is measured.
         instead: dict[str, Any] = {} if self.cost_table is not None else {"rate": 0.5, **NONE_MEASURED}
-        for one in self.each():
-            if one.is_there:
-                one._refuse_of_others()
+        for request in self.per_budget():
+            if request.is_finished:
+                request._refuse_other_options()
             else:
-                one.derivation(**instead).check()
+                request.derivation(**instead).check()
 
     def _refuse_target(self) -> None:
-        """Raise OptionError for options of a target where nothing is measured, and for several budgets."""
-        if given := self._target_given():
-            name = given[0].replace("_", "-")
+        """Raise OptionError for options of a target, and for several budgets, if nothing is measured."""
+        if options := self._target_options():
+            name = options[0].replace("_", "-")
             raise OptionError(f"--{name} is for a budget that is measured, and nothing is measured; leave it out")
         if len(self.budgets) > 1:
             raise OptionError(
@@ -122,43 +122,42 @@ class MeetRequest(Deriving):
                 "--board, --threads or another option where models are to be measured"
             )
 
-    def _target_given(self) -> list[str]:
-        """The options of a target that are given."""
-        own = ["run_precision"] if self.run_precision else []
-        return own + [
-            one.name
-            for one in fields(MeasurementTarget)
-            if getattr(self.target, one.name) != getattr(MeasurementTarget(), one.name)
+    def _target_options(self) -> list[str]:
+        """List the options of the target that are not at their defaults."""
+        default = MeasurementTarget()
+        names = [
+            field.name for field in fields(default) if getattr(self.target, field.name) != getattr(default, field.name)
         ]
+        return ["run_precision", *names] if self.run_precision else names
 
-    def _asked(self) -> dict[str, Any]:
+    def _limits(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("rate", "macs", "params", *MEASURED_BUDGETS)}
 
-    def each(self) -> list[MeetRequest]:
-        """One request per budget; several have their folders in `out`."""
+    def per_budget(self) -> list[MeetRequest]:
+        """Return one request for each budget; several have their folders in `out`."""
         if len(self.budgets) == 1 or self.quantity is None:
             return [self]
         name = self.quantity
-        made = [
+        requests = [
             replace(self, **{name: number}, out=self.out / f"{name}{number:.12g}", among_others=True)  # type: ignore[arg-type]
             for number in self.budgets
         ]
         if not self.overwrite:
-            return made
-        # What lies behind the one that was being made is of an earlier command, and is to be overwritten.
-        begun = next((i for i, one in enumerate(made) if partial_folder(one.out).is_dir()), -1)
-        return [replace(one, resume=self.resume and i <= begun) for i, one in enumerate(made)]
+            return requests
+        # Folders after the unfinished one belong to an earlier command and are overwritten.
+        unfinished = next((i for i, request in enumerate(requests) if partial_folder(request.out).is_dir()), -1)
+        return [replace(request, resume=self.resume and i <= unfinished) for i, request in enumerate(requests)]
 
     @property
     def names_a_folder_alone(self) -> bool:
-        """Whether nothing is given but the folder of an unfinished derivation that is to be gone on with."""
+        """Whether the request states only the folder of an unfinished derivation to continue."""
         return self.resume and self == MeetRequest(out=self.out, resume=True)
 
     def begun(self) -> MeetRequest:
-        """The request by which the derivation began that `out` names, to go on with it.
+        """Return the request of the unfinished derivation in `out`, to continue it.
 
         Raises:
-            OptionError: none was begun there.
+            OptionError: there is none.
             UnfinishedError: its request cannot be read.
         """
         file = partial_folder(self.out) / REQUEST
@@ -168,62 +167,62 @@ class MeetRequest(Deriving):
                 f"nothing to go on with: there is no {file} that states a request; give the BASE and all options of "
                 "the command that was stopped"
             )
-        own = {field.name for field in fields(MeetRequest)}
-        stated = {name: value for name, value in record.request.items() if name in own}
+        names = {field.name for field in fields(MeetRequest)}
+        stated = {name: value for name, value in record.request.items() if name in names}
         return replace(STATE.checked(stated, MeetRequest, f"{file}, asked,"), out=self.out, resume=True)
 
-    def going_on(self) -> MeetRequest:
-        """This with `resume` where an unfinished search of the very same request is there: nobody begins it anew.
+    def continued(self) -> MeetRequest:
+        """Return the request with `resume` if there is an unfinished search of the same request.
 
         Raises:
-            UnfinishedError: what it holds is damaged.
+            UnfinishedError: its files are damaged.
         """
-        for one in self.each() if self.is_measured else ():
-            file = partial_folder(one.out) / REQUEST
-            if file.is_file() and REQUEST_KIND.read(file).more == identity(one):
+        for request in self.per_budget() if self.is_measured else ():
+            file = partial_folder(request.out) / REQUEST
+            if file.is_file() and REQUEST_KIND.read(file).more == identity(request):
                 return replace(self, resume=True)
         return self
 
     @property
-    def is_there(self) -> bool:
-        """Whether this is one of several budgets, which are gone on with, and has been met."""
-        being_replaced = self.overwrite and partial_folder(self.out).is_dir()
-        is_made = self.resume and self.among_others and not being_replaced
-        return is_made and ModelFolder(self.out).derivation_file.is_file()
+    def is_finished(self) -> bool:
+        """Whether this is one of several budgets that are continued, and its model is finished."""
+        is_replaced = self.overwrite and partial_folder(self.out).is_dir()
+        may_exist = self.resume and self.among_others and not is_replaced
+        return may_exist and ModelFolder(self.out).derivation_file.is_file()
 
-    def _refuse_of_others(self) -> None:
-        """Raise OptionError where the model that is there was made by another request than this."""
+    def _refuse_other_options(self) -> None:
+        """Raise OptionError if the finished model was derived by other options."""
         record = ModelFolder(self.out).derivation()
-        asked = None if record is None or record.met is None else record.met.request
-        if asked is None:
+        options = None if record is None or record.met is None else record.met.request
+        if options is None:
             raise OptionError(
                 f"{self.out} does not say by which options it was made, so it is not gone on with; choose another "
                 "--out, or remove it"
             )
-        if changed := differences(asked, identity(self)):
+        if changed := differences(options, identity(self)):
             raise OptionError(
                 f"{self.out} was made by other options: {first_few(changed)}; give the same ones, choose another "
                 "--out, or remove it"
             )
 
     def derivation(self, **changed: Any) -> DeriveRequest:
-        """The derivation by a table or a linear budget, but for what is changed of it."""
-        shared = {one.name: getattr(self, one.name) for one in fields(Deriving)}
-        number: dict[str, Any] = {str(self.quantity): one for one in self.budgets[:1]}
-        asked: dict[str, Any] = {**self._asked(), **NONE_MEASURED, **number, "cost_table": self.cost_table}
-        return DeriveRequest(**{**shared, **asked, **changed})
+        """Return the derivation by a table or a counted budget, with some options changed."""
+        shared = {field.name: getattr(self, field.name) for field in fields(Deriving)}
+        number: dict[str, Any] = {str(self.quantity): number for number in self.budgets[:1]}
+        budget: dict[str, Any] = {**self._limits(), **NONE_MEASURED, **number, "cost_table": self.cost_table}
+        return DeriveRequest(**{**shared, **budget, **changed})
 
 
 def identity(request: MeetRequest) -> dict[str, Any]:
-    """What must be the same for an unfinished search to be gone on with."""
-    told = request.told()
-    told["files"] = contents(told)
-    told["options"] = read_options(request.method, request.options)  # whether they were typed, or given from Python
+    """Return what must be equal to continue an unfinished search."""
+    options = request.told()
+    options["files"] = contents(options)
+    options["options"] = read_options(request.method, request.options)  # equal for texts and values
     for name in ("out", "resume", "overwrite", "cache"):
-        del told[name]
+        del options[name]
     for name in ("device", "workers"):
-        del told["training"][name]
-    told["target"]["precision"] = request.run_target.precision
-    del told["run_precision"]
-    del told["target"]["ssh_config"]
-    return told
+        del options["training"][name]
+    options["target"]["precision"] = request.run_target.precision
+    del options["run_precision"]
+    del options["target"]["ssh_config"]
+    return options

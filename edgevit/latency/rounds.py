@@ -1,12 +1,12 @@
-"""The rounds in which a budget is met: what measurements say of the table, what to allocate next, and when to stop.
+"""The rounds of a search: how measurements correct the table, what to allocate next, and when to stop.
 
-A table's prediction of a plan is a sum of four terms, p = f + a + m + b: what every model takes, its attentions, its
-FFNs, and its blocks beyond their sum. Measurements y of plans correct it by one factor per term, p' = w . (f, a, m, b):
-Bayesian linear regression with a normal prior of mean 1 and the measurements' own noise, in closed form. With few
-measurements the factors stay near 1 but for what they must explain, and a plan near the last one is predicted as that
-was measured.
+A table predicts the cost of a plan as a sum of four terms, p = f + a + m + b: the parts outside the blocks, the
+attentions, the FFNs, and the blocks beyond their sum. Measurements of plans correct it by one factor for each term,
+p' = w . (f, a, m, b). The factors are the posterior mean of a Bayesian linear regression in closed form, with a normal
+prior of mean 1 and the measurements' own noise. With few measurements they stay near 1, except as far as they must
+explain the measurements, and a plan near the last one is predicted as that one was measured.
 
-Figures are the less the better: milliseconds of one inference, or millijoules of one image.
+Figures are milliseconds of one inference, or millijoules of one image.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from edgevit.records.model import BlockDims
 if TYPE_CHECKING:
     from edgevit.derivation.allocate.prices import Prices
 
-MOST = 5  # rounds that are measured
-WINDOW = 0.97  # of the budget: as near as a model is to come
-AIM = 0.985  # of the budget: where the next plan is to land, in the middle of the window
-# Standard deviations of the factors before anything is measured.
+MOST = 5  # rounds
+WINDOW = 0.97  # of the budget: the smallest figure that meets it
+AIM = 0.985  # of the budget: the target of the next plan, in the middle of the window
+# Standard deviations of the factors before any measurement.
 PRIOR = {"fixed": 0.3, "attention": 0.25, "ffn": 0.25, "block": 0.3}
-OF_THE_WHOLE = 0.03  # what every model takes is found as a difference, whose error is a share of the whole
-MOVE = 0.2  # of these deviations, how far the factors of the next plan may be from those of the last
-LEAST_NOISE = 0.01  # of a measurement: what four factors cannot express differs from plan to plan
-LEAST_FACTOR = 0.2  # a factor stays above 0, however little a term was measured to take
-LEAST_LIMIT = 0.01  # of the aim: the extrapolated limit may be negative where a budget is out of reach
-LEAST_SHARE = 0.6  # of a predicted change that is believed to come true
-CONFIDENT = 1.96  # standard deviations on each side that a 95 % interval spans
+FIXED_ERROR = 0.03  # of the whole cost: the fixed term is measured as a difference
+MOVE = 0.2  # of these deviations: how far the factors may move from one plan to the next
+LEAST_NOISE = 0.01  # relative, of a measurement: four factors cannot express all differences between plans
+LEAST_FACTOR = 0.2  # a factor stays above 0
+LEAST_LIMIT = 0.01  # of the aim: the extrapolated limit may be negative if a budget is out of reach
+LEAST_SHARE = 0.6  # smallest share of a predicted change that is expected to be measured
+CONFIDENT = 1.96  # standard deviations on each side of a 95 % interval
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a plan costs by a table, or a factor on each of these."""
+    """The four terms of a plan's cost by a table, or a factor on each."""
 
     fixed: float
     attention: float
@@ -50,7 +50,7 @@ class Terms:
 
     @property
     def values(self) -> tuple[float, ...]:
-        return tuple(getattr(self, one.name) for one in fields(self))
+        return tuple(getattr(self, term.name) for term in fields(self))
 
     @property
     def total(self) -> float:
@@ -61,57 +61,57 @@ class Terms:
 
     @property
     def largest(self) -> str:
-        """The name of the term that costs most."""
-        return max((one.name for one in fields(self)), key=lambda name: float(getattr(self, name)))
+        """The name of the largest term."""
+        return max((term.name for term in fields(self)), key=lambda name: float(getattr(self, name)))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The blocks of a plan, which of the base's they are, and the width of its embedding."""
+    """The blocks of a plan, their numbers in the base, and the width of the embedding."""
 
     blocks: tuple[BlockDims, ...]
-    kept: tuple[int, ...]
+    numbers: tuple[int, ...]
     embed: int | None = None  # None: the base's own
 
     @property
     def by_number(self) -> dict[int, BlockDims]:
-        return dict(zip(self.kept, self.blocks, strict=True))
+        return dict(zip(self.numbers, self.blocks, strict=True))
 
     @property
-    def _given(self) -> tuple[float, ...]:
-        """How many tokens each block is given; infinity stands for all."""
+    def _tokens(self) -> tuple[float, ...]:
+        """The number of tokens that each block gets; infinity stands for all."""
         return tuple(accumulate((d.tokens for d in self.blocks), lambda before, now: now or before, initial=inf))
 
-    def contains(self, other: Shape) -> bool:
-        """Whether these are blocks of the same numbers, none smaller or with fewer tokens, in no narrower embedding."""
-        wide = self.embed is None or (other.embed is not None and self.embed >= other.embed)
+    def contains(self, smaller: Shape) -> bool:
+        """Whether these are the same blocks, none smaller or with fewer tokens, and no narrower embedding."""
+        wide = self.embed is None or (smaller.embed is not None and self.embed >= smaller.embed)
         return (
             wide
-            and self.kept == other.kept
-            and all(map(ge, self._given, other._given))
+            and self.numbers == smaller.numbers
+            and all(map(ge, self._tokens, smaller._tokens))
             and all(
                 size >= least
-                for own, less in zip(self.blocks, other.blocks, strict=True)
-                for size, least in zip(own.sizes.values(), less.sizes.values(), strict=True)
+                for block, least_block in zip(self.blocks, smaller.blocks, strict=True)
+                for size, least in zip(block.sizes.values(), least_block.sizes.values(), strict=True)
             )
         )
 
     @property
     def frame(self) -> Shape:
-        """What every plan contains that has these blocks, attentions and tokens, and FFNs of any width."""
+        """The plan contained in every plan with these blocks, attentions and tokens, whatever its FFNs."""
         return replace(self, blocks=tuple(replace(d, ffn=min(d.ffn, 1)) for d in self.blocks))
 
     def terms(self, prices: Prices) -> Terms:
-        """What it costs by a table."""
-        return Terms(*prices.at(self.embed or prices.embed).parts(self.blocks, self.kept))
+        """Return the terms of its cost by a table."""
+        return Terms(*prices.at(self.embed or prices.embed).parts(self.blocks))
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What an allocation came to."""
+    """A plan that was allocated."""
 
     shape: Shape
-    name: str  # by which the bench knows it
+    name: str  # of its model in the bench
 
 
 @dataclass(frozen=True)
@@ -121,49 +121,49 @@ class MeasuredFigure:
     value: float
     low: float | None
     high: float | None
-    repeats: int  # times that the model was measured, each beside the base
+    repeats: int  # rounds of the measurement
 
     @property
     def noise(self) -> float:
-        """Its standard deviation, for the regression."""
+        """The standard deviation, for the regression."""
         spread = 0.0 if self.low is None or self.high is None else (self.high - self.low) / (2 * CONFIDENT)
         return max(spread, LEAST_NOISE * self.value)
 
 
 @dataclass(frozen=True)
 class Round:
-    """One plan that was measured."""
+    """A measured plan."""
 
-    name: str  # by which the bench knows the plan
-    limit: float  # by the table as it was corrected then
+    name: str  # of its model in the bench
+    limit: float  # by the table as corrected before this round
     shape: Shape
-    predicted: float  # by the table as it was corrected then
+    predicted: float  # by the table as corrected before this round
     measured: MeasuredFigure
     at_least: Shape | None = None  # the plan that it grew from, if it did
 
     @property
     def surprise(self) -> float:
-        """By what share the measurement was above the prediction."""
+        """The relative error of the prediction; positive: the measurement is larger."""
         return self.measured.value / self.predicted - 1
 
 
-def correct(seen: Sequence[tuple[Terms, MeasuredFigure]]) -> Terms:
-    """The factors of the four terms: the posterior mean, one measurement after the other (a Kalman filter)."""
-    names = [one.name for one in fields(Terms)]
-    if not seen:
+def correct(measured: Sequence[tuple[Terms, MeasuredFigure]]) -> Terms:
+    """Return the factors of the four terms: the posterior mean, one measurement after the other (a Kalman filter)."""
+    names = [term.name for term in fields(Terms)]
+    if not measured:
         return Terms(*(1.0 for _ in names))
-    first = seen[0][0]
-    of_fixed = PRIOR["fixed"] + OF_THE_WHOLE * first.total / first.fixed if first.fixed > 0 else 0.0
+    first = measured[0][0]
+    of_fixed = PRIOR["fixed"] + FIXED_ERROR * first.total / first.fixed if first.fixed > 0 else 0.0
     deviations = [of_fixed, *(PRIOR[name] for name in names[1:])]
     mean = [1.0] * len(names)
     covariance = [[d**2 * (i == j) for j in range(len(names))] for i, d in enumerate(deviations)]
-    for terms, measured in seen:
+    for terms, figure in measured:
         x = terms.values
         for i, deviation in enumerate(deviations):
             covariance[i][i] += (MOVE * deviation) ** 2
         gain = [sum(c * value for c, value in zip(row, x, strict=True)) for row in covariance]
-        variance = sum(value * g for value, g in zip(x, gain, strict=True)) + measured.noise**2
-        error = measured.value - sum(value * m for value, m in zip(x, mean, strict=True))
+        variance = sum(value * g for value, g in zip(x, gain, strict=True)) + figure.noise**2
+        error = figure.value - sum(value * m for value, m in zip(x, mean, strict=True))
         mean = [m + g / variance * error for m, g in zip(mean, gain, strict=True)]
         covariance = [
             [c - g * h / variance for c, h in zip(row, gain, strict=True)]
@@ -178,13 +178,14 @@ class Search:
 
     budget: float
     rounds: tuple[Round, ...] = ()
-    earlier: tuple[Round, ...] = ()  # of other budgets, on the same base at the same target
+    earlier: tuple[Round, ...] = ()  # of other budgets, on the same base and target
 
     def with_round(self, measured: Round) -> Search:
         """Return the search after one more round."""
         return replace(self, rounds=(*self.rounds, measured))
 
-    def holds(self, measured: MeasuredFigure) -> bool:
+    def is_within(self, measured: MeasuredFigure) -> bool:
+        """Whether a measurement is within the budget."""
         return measured.value <= self.budget
 
     def is_met(self, measured: MeasuredFigure) -> bool:
@@ -192,18 +193,18 @@ class Search:
         return WINDOW * self.budget <= measured.value <= self.budget
 
     def _is_surely_within(self, measured: MeasuredFigure) -> bool:
-        """Whether a measurement is in the window, and not above it by its interval.
+        """Whether a measurement is in the window, and its interval not above it.
 
-        The interval of a figure at the aim or below does not count: the aim is all that a next round would try for.
+        At the aim or below the interval does not count, because a next round would aim no lower.
         """
         high = measured.value if measured.high is None else measured.high
         return self.is_met(measured) and (high <= self.budget or measured.value <= AIM * self.budget)
 
     def is_sure(self, measured: MeasuredFigure) -> bool:
-        """Whether a measurement is in the window so surely that no other round is worth its time.
+        """Whether a measurement is so surely in the window that another round is not worth its time.
 
-        Its interval does not reach below the window, either, unless it is wider than the window, as that of a next
-        round would be: the model that is kept is measured again, and must be there then, too.
+        Its interval must not reach below the window either, unless it is wider than the window, as that of a next round
+        would be: the final model is measured again, and must be in the window then, too.
         """
         low = measured.value if measured.low is None else measured.low
         high = measured.value if measured.high is None else measured.high
@@ -212,54 +213,53 @@ class Search:
 
     @property
     def best(self) -> Round | None:
-        """The round to keep: the largest surely in the window, else the largest within the budget or the smallest."""
-        within = [one for one in self.rounds if self.holds(one.measured)]
+        """The round to keep: the largest surely in the window, else the largest within the budget, else the least."""
+        within = [r for r in self.rounds if self.is_within(r.measured)]
         if not within:
-            return min(self.rounds, key=lambda one: one.measured.value, default=None)
-        return max(within, key=lambda one: (self._is_surely_within(one.measured), one.measured.value))
+            return min(self.rounds, key=lambda r: r.measured.value, default=None)
+        return max(within, key=lambda r: (self._is_surely_within(r.measured), r.measured.value))
 
     def outcome(self, measured: MeasuredFigure) -> Outcome:
-        return "met" if self.is_met(measured) else "under" if self.holds(measured) else "over"
+        return "met" if self.is_met(measured) else "under" if self.is_within(measured) else "over"
 
     @property
     def is_done(self) -> bool:
-        """Whether no further round is to be measured."""
+        """Whether no further round is needed."""
         return len(self.rounds) >= MOST or (self.best is not None and self.is_sure(self.best.measured))
 
     def measured_before(self, shape: Shape) -> Round | None:
-        return next((one for one in self.rounds if one.shape == shape), None)
+        return next((r for r in self.rounds if r.shape == shape), None)
 
     def exceeds(self, shape: Shape) -> bool:
-        """Whether a plan contains one that was measured to take more than the budget, and so takes no less."""
-        return any(not self.holds(one.measured) and shape.contains(one.shape) for one in self.rounds)
+        """Whether a plan contains one that was measured above the budget, and so takes no less."""
+        return any(not self.is_within(r.measured) and shape.contains(r.shape) for r in self.rounds)
 
     @property
     def is_bracketed(self) -> bool:
         """Whether plans on both sides of the aim were measured."""
-        return len({one.measured.value > AIM * self.budget for one in self.rounds}) == 2
+        return len({r.measured.value > AIM * self.budget for r in self.rounds}) == 2
 
     def factors(self, prices: Prices) -> Terms:
-        """What corrects these prices by what was measured in all rounds, and for earlier budgets.
+        """Return the factors that correct a table by the measurements of all rounds and of earlier budgets.
 
-        Where attentions turn out cheaper and what a block saves larger, it saves no more than a table may say.
+        A block saves no more of its smallest attention than a table may list.
         """
-        found = correct([(one.shape.terms(prices), one.measured) for one in (*self.earlier, *self.rounds)])
+        factors = correct([(r.shape.terms(prices), r.measured) for r in (*self.earlier, *self.rounds)])
         if not prices.saved:
-            return found
-        return replace(found, block=min(found.block, found.attention * max(MOST_SAVED / prices.saved, 1.0)))
+            return factors
+        return replace(factors, block=min(factors.block, factors.attention * max(MOST_SAVED / prices.saved, 1.0)))
 
     @property
     def limit(self) -> float:
-        """What the next plan may take by the corrected table: the aim, or more where the last plan came short.
+        """The limit of the next plan by the corrected table: the aim, or more if the last change fell short.
 
-        An allocation looks for what the table calls cheap, and so for where it errs: of the change that was predicted
-        of the last plan against the one before it, often only a share comes true. The same share is expected of the
-        next.
+        An allocation chooses what the table calls cheap, and so where the table errs. Of the change that was predicted
+        from one plan to the next, often only a share is measured. The same share is expected of the next change.
         """
         aim = AIM * self.budget
         if len(self.rounds) < 2:
             return aim
         before, last = self.rounds[-2].measured.value, self.rounds[-1]
-        promised, kept = last.predicted - before, last.measured.value - before
-        share = min(max(kept / promised, LEAST_SHARE), 1.0) if promised * kept > 0 else 1.0
+        predicted, measured = last.predicted - before, last.measured.value - before
+        share = min(max(measured / predicted, LEAST_SHARE), 1.0) if predicted * measured > 0 else 1.0
         return max(last.measured.value + (aim - last.measured.value) / share, LEAST_LIMIT * aim)

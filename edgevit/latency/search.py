@@ -47,10 +47,10 @@ class PlanBench(Protocol):
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """The rounds of a search, and why it ended."""
+    """The rounds of a search, and the reason why it ended."""
 
     search: Search
-    why: str | None  # None: the budget is met, or the rounds are used up
+    reason: str | None  # None: the budget is met, or the rounds are used up
 
 
 def search_plans(search: Search, bench: PlanBench, tell: Callable[[Search], None] = lambda _: None) -> SearchOutcome:
@@ -76,9 +76,8 @@ def _refine(search: Search, bench: PlanBench) -> None:
     """If the last prediction was wrong, measure the sizes of its plan, or the width of its embedding."""
     if not search.rounds or abs(search.rounds[-1].surprise) <= SURPRISING:
         return
-    table, shape = bench.table, search.rounds[-1].shape
-    measured_widths = {None, table.base.embed, *(narrower.embed for narrower in table.narrower)}
-    if not search.is_bracketed or shape.embed not in measured_widths:
+    shape = search.rounds[-1].shape
+    if not search.is_bracketed or shape.embed not in (None, *bench.table.in_quantity(bench.quantity).embeds):
         bench.refine(shape)
 
 

@@ -1,4 +1,4 @@
-"""Networks of equal blocks, whose times say what one block of that size takes in context."""
+"""Networks of equal blocks, which measure the cost of a block of that size in context."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPREAD = 0.02  # standard deviation of the weights
 
 @dataclass(frozen=True)
 class Cut:
-    """A block without FFN that passes on fewer tokens than it is given."""
+    """A block without FFN that passes on fewer tokens than it gets."""
 
     tokens: int
     heads: int
@@ -36,9 +36,9 @@ class Cut:
 
 @dataclass(frozen=True)
 class Stack:
-    """Equal blocks, `count` of them; `width` is the mean of QK and VO, and a site of size 0 is not there.
+    """`count` equal blocks; `width` is the mean of QK and VO, and a site of size 0 is absent.
 
-    The count may be 0 where there is a cut, which is then measured alone.
+    The count may be 0 with a cut, which is then measured alone.
     """
 
     count: int
@@ -46,13 +46,13 @@ class Stack:
     width: int
     neurons: int
     embed: int | None = None  # width of the embedding; None: the base's own
-    cut: Cut | None = None  # the block before these; None: there is none, and they are given all tokens
+    cut: Cut | None = None  # the block before these; None: there is none, and they get all tokens
 
     @property
     def label(self) -> str:
-        """As its runs are called: `6 of 3x40+768`, heads, width and neurons.
+        """The label of its runs: `6 of 3x40+768` is heads, width and neurons.
 
-        ` at 96`: of a narrower embedding; ` behind 2x16 to 128`: given as many tokens as such a block passes on.
+        ` at 96` is a narrower embedding; ` behind 2x16 to 128` is a block before that passes on 128 tokens.
         """
         at = "" if self.embed is None else f" at {self.embed}"
         cut = "" if self.cut is None else f" behind {self.cut.heads}x{self.cut.width} to {self.cut.tokens}"
@@ -60,7 +60,7 @@ class Stack:
 
     @property
     def text(self) -> str:
-        """As a person reads it: 6 blocks of 3 heads of 40 and 768 neurons, embedding 96, after a cut to 128 tokens."""
+        """The label for people: 6 blocks of 3 heads of 40 and 768 neurons, embedding 96, after a cut to 128 tokens."""
         sites = [f"{self.heads} heads of {self.width}"] if self.heads else []
         sites += [f"{self.neurons} neurons"] if self.neurons else []
         parts = [f"{self.count} block{'s' if self.count > 1 else ''} of {' and '.join(sites)}"] if sites else []
@@ -70,9 +70,9 @@ class Stack:
 
     @classmethod
     def of(cls, label: str) -> Stack | None:
-        """The stack with this label; None: it is no label of one."""
-        own, at, behind = r"(\d+) of (\d+)x(\d+)\+(\d+)", r"(?: at (\d+))?", r"(?: behind (\d+)x(\d+) to (\d+))?"
-        match = re.fullmatch(own + at + behind, label)
+        """Parse a label; None: it is not the label of a stack."""
+        blocks, at, behind = r"(\d+) of (\d+)x(\d+)\+(\d+)", r"(?: at (\d+))?", r"(?: behind (\d+)x(\d+) to (\d+))?"
+        match = re.fullmatch(blocks + at + behind, label)
         if match is None:
             return None
         count, heads, width, neurons = map(int, match.groups()[:4])
@@ -86,30 +86,30 @@ class Stack:
 
     @property
     def blocks(self) -> list[BlockDims]:
-        """The block that tokens leave, if there is one, and the equal blocks after it."""
+        """The block that drops tokens, if any, and the equal blocks after it."""
         return [*(() if self.cut is None else (self.cut.dims,)), *[self.dims] * self.count]
 
 
 def whole_blocks(network: nn.Module) -> list[int]:
-    """The blocks that have both sites, of which stacks are made.
+    """List the numbers of the blocks with both sites, which stacks consist of.
 
     Raises:
         UnsupportedModelError: there are fewer than two.
     """
     check_all_pass(family_of(network).read(network), "a cost table")
-    found = [i for i, b in enumerate(family_of(network).read(network)) if b.dims.has_attention and b.dims.has_ffn]
-    if len(found) < 2:
+    whole = [i for i, b in enumerate(family_of(network).read(network)) if b.dims.has_attention and b.dims.has_ffn]
+    if len(whole) < 2:
         raise UnsupportedModelError(
-            f"this model has {len(found)} blocks with both attention and FFN, and it takes two to tell what one costs; "
+            f"this model has {len(whole)} blocks with both attention and FFN, and it takes two to tell what one costs; "
             "measure the base that it came from"
         )
-    return found
+    return whole
 
 
 def _attention(like: Attention, dims: BlockDims) -> Attention:
-    """An attention of this size with random weights, and biases where `like` has them.
+    """Return an attention of this size with random weights, and biases if `like` has them.
 
-    Where queries and keys stay as wide as they are, values make up for it: what counts is the mean of both widths.
+    If queries and keys cannot be narrowed, values are narrower instead: the cost depends on the mean of both widths.
     """
     heads, embed = dims.heads, like.embed
     of_queries = dims.qk if like.rotary is None else like.qk
@@ -130,41 +130,41 @@ def _ffn(like: Ffn, dims: BlockDims) -> Ffn:
 
 
 def _filled(like: P, shapes: Mapping[str, tuple[int, ...]]) -> P:
-    """Random weights for every block anew: an exporter would write equal ones once, and caches would then hold them."""
-    made = {name: torch.randn(shape) * SPREAD for name, shape in shapes.items() if getattr(like, name) is not None}
-    return replace(like, **made)
+    """Draw new random weights for every block: an exporter would write equal ones once, and caches would hold them."""
+    weights = {name: torch.randn(shape) * SPREAD for name, shape in shapes.items() if getattr(like, name) is not None}
+    return replace(like, **weights)
 
 
 @torch.no_grad()
 def network_of(network: nn.Module, blocks: Sequence[BlockDims], embed: int | None = None) -> nn.Module:
-    """A network with the base's stem and head around blocks of these sizes, which get random weights.
+    """Return a network with the base's stem and head around blocks of these sizes, which get random weights.
 
-    There are no more blocks than the base has. `embed` is the embedding's width where it is narrower than the base's.
+    There are no more blocks than the base has. `embed` is the width of a narrower embedding.
     """
     family, whole = family_of(network), whole_blocks(network)
     stem = bare_copy(network)
     family.keep_blocks(stem, whole[: len(blocks)])
-    if embed is not None:  # any directions do: time depends on shapes
+    if embed is not None:  # any directions: the cost depends on shapes
         stem = family.with_embedding(stem, torch.eye(embed, family.geometry(stem).embed, dtype=torch.float64))
     like = family.read(stem)[0]
     assert like.attention is not None and like.ffn is not None
     attention, ffn = like.attention, like.ffn
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # the same file every time: a job that goes on on a board is found again by it
-        made = [
+        torch.manual_seed(0)  # the same file every time: a job that continues on a board is found by it
+        stack = [
             Block(_attention(attention, d) if d.has_attention else None, _ffn(ffn, d) if d.has_ffn else None, d.tokens)
             for d in blocks
         ]
-    return family.build(stem, made).eval().requires_grad_(False)
+    return family.build(stem, stack).eval().requires_grad_(False)
 
 
 def write_stack(network: nn.Module, stack: Stack, path: Path, *, precision: str, opset: int) -> None:
-    """Write a stack as a model is written, for any batch.
+    """Write a stack as an ONNX file, like a model, for any batch.
 
     Raises:
         ExportError: the exporter failed.
     """
-    made = network_of(network, stack.blocks, stack.embed)
+    blocks = network_of(network, stack.blocks, stack.embed)
     size = family_of(network).input_size(network)
     metadata = {"stack": stack.label}
-    write_onnx(made, path, input_size=size, batch="dynamic", opset=opset, precision=precision, metadata=metadata)
+    write_onnx(blocks, path, input_size=size, batch="dynamic", opset=opset, precision=precision, metadata=metadata)

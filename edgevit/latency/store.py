@@ -1,7 +1,7 @@
-"""Every run of every stack, kept under the user's cache folder, so that nothing is measured twice.
+"""The runs of all stacks, kept in the user's cache folder, so that nothing is measured twice.
 
-A folder per kind of figures: what a base's blocks are made of, and where and how stacks of them were measured. Runs are
-appended to one file as soon as they are made; a line that a crash cut off is left out when they are read.
+There is a folder for each kind of block and each set of conditions. Runs are appended to one file as soon as they are
+finished; a line that a crash truncated is ignored.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ KEY, RUNS, ENGINES = "key.json", "runs.jsonl", "engines.json"
 
 @dataclass(frozen=True)
 class StoreKey:
-    """key.json of measured costs: what the runs depend on; all but `edgevit` is in the hash that names the folder."""
+    """key.json of measured costs: what the runs depend on. All but `edgevit` is hashed into the folder's name."""
 
     edgevit: str | None = None  # version that used the folder last; None: it does not count in a comparison
     family: str | None = None
     embed: int | None = None
-    where: dict[str, Any] | None = None
+    origin: dict[str, Any] | None = None
     more: More = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class BuiltEngines:
-    """engines.json of measured costs: path on the board and hash of each engine built there, by the stack's label."""
+    """engines.json of measured costs: path on the board and hash of each engine there, by the stack's label."""
 
     engines: dict[str, tuple[str, str]]
     edgevit: str
@@ -58,35 +58,35 @@ ENGINES_KIND = RecordKind("costs_engines", BuiltEngines, READER, sealed=False)
 
 
 def costs_folder() -> Path:
-    """Where all of them are: $XDG_CACHE_HOME/edgevit/costs, or ~/.cache/edgevit/costs."""
+    """Return the folder of all stores: $XDG_CACHE_HOME/edgevit/costs, or ~/.cache/edgevit/costs."""
     return derivations_folder().with_name("costs")
 
 
 def entries(folder: Path) -> list[CacheEntry]:
-    """What is kept, as `edgevit cache` shows it: an entry for each key."""
-    found = []
+    """List the stores as `edgevit cache` shows them."""
+    stores = []
     for key in sorted(folder.glob(f"*/{KEY}")):
-        told = KEY_KIND.read(key)
-        where = told.where or {}
-        base = " ".join(str(part) for part in (told.family, told.embed) if part is not None)
-        there = where.get("board") or where.get("processor") or ""
+        record = KEY_KIND.read(key)
+        origin = record.origin or {}
+        base = " ".join(str(part) for part in (record.family, record.embed) if part is not None)
+        machine = origin.get("board") or origin.get("processor") or ""
         files = [file.stat() for file in key.parent.iterdir() if file.is_file()]
         size, used_s = sum(file.st_size for file in files), max(file.st_mtime for file in files)
-        found.append(CacheEntry(key.parent, "costs", base, f"{there}, {where.get('precision', '')}", size, used_s))
-    return found
+        stores.append(CacheEntry(key.parent, "costs", base, f"{machine}, {origin.get('precision', '')}", size, used_s))
+    return stores
 
 
 def clear(folder: Path) -> list[CacheEntry]:
-    """Remove all that is kept; return what was there.
+    """Remove all stores, and return what was there.
 
     Raises:
         OutputError: something cannot be removed.
     """
-    gone = entries(folder)
-    for entry in gone:
+    removed = entries(folder)
+    for entry in removed:
         with writing(entry.file):
             shutil.rmtree(entry.file)
-    return gone
+    return removed
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,13 @@ class Store:
 
     @classmethod
     def of(cls, key: Mapping[str, Any], folder: Path | None = None) -> Store:
-        """The store of a key, which is plain values.
+        """Return the store of a key of plain values.
 
         Raises:
             OutputError: it cannot be written.
         """
-        told = json.dumps({"schema": KEY_KIND.schema, **key}, sort_keys=True)
-        store = cls((folder or costs_folder()) / hashlib.sha256(told.encode()).hexdigest()[:16])
+        text = json.dumps({"schema": KEY_KIND.schema, **key}, sort_keys=True)
+        store = cls((folder or costs_folder()) / hashlib.sha256(text.encode()).hexdigest()[:16])
         with writing(store.folder):
             store.folder.mkdir(parents=True, exist_ok=True)
             if not store._is_of(key):
@@ -116,7 +116,7 @@ class Store:
         return store
 
     def _is_of(self, key: Mapping[str, Any]) -> bool:
-        """Whether the key that the folder states, if it states one, is this one: folders can change places."""
+        """Whether the folder belongs to this key: folders can be moved."""
         file = self.folder / KEY
         if not file.exists():
             return True
@@ -128,23 +128,23 @@ class Store:
 
     @contextmanager
     def alone(self, progress: Progress | None = None) -> Iterator[None]:
-        """Let one process at a time measure: another would slow it, and measure the same."""
-        told = progress or Silent()
-        waiting = partial(told.note, "waiting for another edgevit, which measures costs of such a base at this target")
+        """Let one process at a time measure: another would slow it down, and measure the same."""
+        note = (progress or Silent()).note
+        waiting = partial(note, "waiting for another edgevit, which measures costs of such a base on this target")
         with writing(self.folder), in_turn(self.folder / "lock", waiting):
             yield
 
     def runs(self) -> list[Run]:
-        """All that was measured."""
+        """Read all runs."""
         if not (self.folder / RUNS).is_file():
             return []
-        found = []
+        runs = []
         for _, line in READER.lines(self.folder / RUNS):
             try:
-                found.append(Run.from_dict(READER.parse(line, dict[str, Any], RUNS)))
+                runs.append(Run.from_dict(READER.parse(line, dict[str, Any], RUNS)))
             except (RecordError, RunsError):
-                continue  # cut off, or of another edgevit: measured again
-        return found
+                continue  # truncated, or of another edgevit: measured again
+        return runs
 
     def add(self, runs: Iterable[Run]) -> None:
         """Append runs.
@@ -154,13 +154,13 @@ class Store:
         """
         file = self.folder / RUNS
         with writing(file), file.open("a", encoding="utf-8") as opened:
-            cut_off = opened.tell() > 0 and not file.read_bytes().endswith(b"\n")
-            opened.write("\n" * cut_off + "".join(run.to_json() + "\n" for run in runs))
+            is_truncated = opened.tell() > 0 and not file.read_bytes().endswith(b"\n")
+            opened.write("\n" * is_truncated + "".join(run.to_json() + "\n" for run in runs))
             opened.flush()
             os.fsync(opened.fileno())
 
     def engines(self) -> dict[str, tuple[str, str]]:
-        """Path on the board and hash of the engines that were built there, by the labels of their stacks."""
+        """Return path on the board and hash of each engine there, by the label of its stack."""
         file = self.folder / ENGINES
         if not file.is_file():
             return {}
@@ -172,10 +172,10 @@ class Store:
 
 
 def _plain(record: StoreKey) -> str:
-    """What decides, as JSON has it."""
+    """Return what identifies a key, as JSON."""
     return json.dumps(KEY_KIND.content(replace(record, edgevit=None)), sort_keys=True)
 
 
 def _as_record(key: Mapping[str, Any]) -> StoreKey:
-    named = {name: key.get(name) for name in ("family", "embed", "where")}
+    named = {name: key.get(name) for name in ("family", "embed", "origin")}
     return StoreKey(written_by(), **named, more={name: value for name, value in key.items() if name not in named})

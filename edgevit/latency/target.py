@@ -1,4 +1,4 @@
-"""Where something is measured, and how: what must be the same for two figures to be of one kind."""
+"""Where and how models are measured: the conditions that must be equal for two figures to be comparable."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from edgevit.version import processor, written_by
 
 if TYPE_CHECKING:
     from edgevit.board.bench import Setting
-    from edgevit.derivation.allocate.cost_table import Where
+    from edgevit.derivation.allocate.cost_table import Origin
 
-# Of one run. A stack has many runs, each in turns with the base: so few samples are enough for their ratios.
+# Of one run. A stack has many runs, each in turns with the base, so few samples are enough for their ratios.
 SAMPLES, WARMUP_S = 40, 0.2
 WINDOW_S, POWER_WINDOW_S = 0.4, 3.0  # the rails' sensors average over 0.43 s
 
@@ -51,22 +51,22 @@ class MeasurementTarget:
 
     @property
     def runs_on(self) -> str:
-        """The runner's name."""
+        """The name of the runner."""
         return self.runner or ("tensorrt" if self.board is not None else "onnxruntime")
 
     @property
     def builds(self) -> bool:
-        """Whether models must be built into engines first."""
+        """Whether models run as engines, which are built first."""
         return self.runs_on == "tensorrt"
 
     @property
     def computes_in(self) -> str:
-        """The precision."""
+        """The precision of the models."""
         on_cpu = not self.builds and self.provider in (None, "cpu")
         return self.precision or usual_precision(on_cpu=on_cpu)
 
     def conditions(self) -> Conditions:
-        """How each model is measured."""
+        """Return the conditions of each measurement."""
         return Conditions(
             runner=self.runs_on,
             batches=(self.batch,),
@@ -81,36 +81,37 @@ class MeasurementTarget:
         )
 
     def check(self) -> None:
-        """Refuse what cannot be before anything is started.
+        """Refuse invalid options before anything is started.
 
-        Raises: UnknownNameError, OptionError.
+        Raises:
+            UnknownNameError, OptionError: an option is invalid.
         """
         if self.computes_in not in PRECISIONS:
             raise UnknownNameError("precision", self.computes_in, PRECISIONS, owner="a table")
         self.conditions().check(self.runs_on, 1)
 
     def runtime(self, setting: Setting) -> str | None:
-        """The version of ONNX Runtime and the GPU that it computes on: what was measured by others is measured anew.
+        """Return the version of ONNX Runtime and its GPU: figures of another runtime are not reused.
 
-        None: an engine's, which the board's fingerprint tells.
+        None for an engine, whose runtime is part of the board's fingerprint.
         """
-        found = setting.facts.onnxruntime
-        if self.runs_on != "onnxruntime" or found is None:
+        onnxruntime = setting.facts.onnxruntime
+        if self.runs_on != "onnxruntime" or onnxruntime is None:
             return None
         gpu = None if self.provider in (None, "cpu") else setting.facts.cuda.device
-        return found.version if gpu is None else f"{found.version}, {gpu}"
+        return onnxruntime.version if gpu is None else f"{onnxruntime.version}, {gpu}"
 
-    def where(self, setting: Setting) -> Where:
-        """What a table says of this target, by what the agent found there."""
-        from edgevit.derivation.allocate.cost_table import Where
+    def origin(self, setting: Setting) -> Origin:
+        """Return what a cost table records of this target, from the facts that the agent returned."""
+        from edgevit.derivation.allocate.cost_table import Origin
 
         facts = setting.facts
         is_board = self.builds or facts.module.part is not None
         on_cpu = not self.builds and self.provider in (None, "cpu")
-        other = processor() if self.board is None else f"{facts.machine} of {facts.hostname}"
-        return Where(
+        machine = processor() if self.board is None else f"{facts.machine} of {facts.hostname}"
+        return Origin(
             board=fingerprint(facts) if is_board else None,
-            processor=None if is_board else other,
+            processor=None if is_board else machine,
             power_mode=self.power_mode or (facts.power_mode.name if facts.power_mode else None),
             clocks_locked=True if self.lock_clocks else facts.clocks_locked,
             runner=self.runs_on,
@@ -122,8 +123,8 @@ class MeasurementTarget:
         )
 
 
-def probe(target: MeasurementTarget, progress: Progress) -> Where:
-    """Connect to a target, and find out what a table of it says of it.
+def probe(target: MeasurementTarget, progress: Progress) -> Origin:
+    """Connect to a target, and return what a cost table records of it.
 
     Raises:
         UnfitBoardError, ProfileError, BoardError: as their names say.
@@ -134,4 +135,4 @@ def probe(target: MeasurementTarget, progress: Progress) -> Where:
 
     profile = None if target.profile is None else load_profile(target.profile)
     with open_board(target.board, ssh_config=target.ssh_config) as board:
-        return target.where(look(board, profile, target.conditions(), progress))
+        return target.origin(look(board, profile, target.conditions(), progress))

@@ -1,13 +1,11 @@
 """`edgevit cost`: the figures as a table, the file, and refusals in one line."""
 
 import json
-from dataclasses import replace
 
-import numpy as np
 from some_costs import ARGS, fill, here
+from some_tables import rows, table
 
-from edgevit.derivation.allocate.prices import BlockPrices, Prices
-from edgevit.network.anatomy import BlockDims
+from edgevit.derivation.allocate.cost_table import CostTable
 
 
 def test_what_cannot_be_is_one_line(edgevit_main, tmp_path):
@@ -30,7 +28,7 @@ def test_what_is_known_already_is_shown_and_written_with_the_next_command(edgevi
         and "mJ; the base takes" in done.out
     )
     told = json.loads(edgevit_main("cost", *base, "--json").out)
-    assert told["between"] == "linear" and told["output"] is None and not told["where"].get("board")
+    assert told["schema"] == 1 and told["output"] is None and not told["where"].get("board")
 
 
 def test_the_figures_are_shown_side_by_side_with_what_a_whole_block_takes():
@@ -38,15 +36,13 @@ def test_the_figures_are_shown_side_by_side_with_what_a_whole_block_takes():
 
     from edgevit.cli.cost import prices_table
 
-    block = BlockPrices(
-        np.array([(2, 16, 16), (2, 32, 32), (4, 16, 16), (4, 32, 32)]), np.array([0.1, 0.2, 0.3, 0.4]),
-        np.array([8, 64]), np.array([0.5, 1.25]), 0.0625, "linear",
-    )  # fmt: skip
+    attention = {(2, 16): (1, 0.1), (2, 32): (1, 0.2), (4, 16): (1, 0.3), (4, 32): (1, 0.4)}
+    costs = rows((1, 0.75), attention, {8: (1, 0.5), 64: (1, 1.25)}, block=(0, 0.0625))
+    costs += rows((1, 0.5), attention, {8: (1, 0.25), 64: (1, 0.625)}, block=(0, 0.0625), embed=32)
+    content = table(costs, base={"blocks": [{"heads": 4, "qk": 32, "vo": 32, "ffn": 64}]})
     console = Console(width=100)
     with console.capture() as shown:
-        dims = (BlockDims(4, 32, 32, 64),) * 2
-        half = Prices("mj", 0.5, (replace(block, ffns=block.ffns / 2),), dims, 32)
-        console.print(prices_table(Prices("mj", 0.75, (block,), dims, 64, (half,))))
+        console.print(prices_table(CostTable.model_validate(content).in_quantity("mj")))
     lines = [line.split() for line in shown.get().splitlines()]
     assert "mJ; the base takes 4.175, 0.75 of it outside its blocks" in shown.get()
     assert any({"2", "16", "0.1", "8", "0.5"} <= set(line) for line in lines)

@@ -16,18 +16,18 @@ def short(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def where():
+def origin():
     """What a table of this machine says of it."""
     return some_costs.here()
 
 
 @pytest.fixture
-def fill(small_vit, tmp_path, where):
+def fill(small_vit, tmp_path, origin):
     """Keep runs of all that a table of a small base is made of; give the base."""
 
     def run(folder=tmp_path, **how):
         network = small_vit(**some_costs.ARGS)
-        some_costs.fill(network, where, folder, **how)
+        some_costs.fill(network, origin, folder, **how)
         return network
 
     return run

@@ -4,7 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
+import some_tables
 from some_costs import ARGS
+from some_tables import rows
 
 from edgevit.derivation.allocate.cost_table import CostTable, load_cost_table
 from edgevit.errors import OutputError
@@ -23,10 +25,7 @@ def test_a_name_becomes_a_table_in_a_file_and_what_is_known_is_not_measured_agai
 
 
 def test_a_table_is_written_as_json_too_and_a_full_disk_is_one_line(tmp_path):
-    block = {"base": {"heads": 1, "qk": 8, "vo": 8, "ffn": 8}, "attention": [{"heads": 1, "width": 8, "ms": 1.0}]}
-    base = {"family": "vit", "embed": 8, "tokens": 5, "patch_values": 3, "depth": 2}
-    content = {"schema": 1, "measured_on": "x", "between": "linear", "base": base, "fixed_ms": 0.5}
-    table = CostTable.model_validate({**content, "blocks": [{**block, "ffn": [{"width": 8, "ms": 1.0}]}]})
+    table = CostTable.model_validate(some_tables.table(rows(0.5, {(2, 32): 1.0}, {256: 1.0})))
     write_table(table, tmp_path / "t.json")
     assert (
         load_cost_table(tmp_path / "t.json") == table and json.loads((tmp_path / "t.json").read_text())["schema"] == 1
@@ -47,6 +46,6 @@ def test_a_table_is_replaced_and_a_file_of_something_else_is_not(fill, tmp_path,
         assert file.read_text() == foreign
     file.write_text("")
     table = run(asked)
-    damaged = file.read_text().replace("fixed_ms", "fixed")
+    damaged = file.read_text().replace("costs", "cost")
     file.write_text(damaged)
     assert run(asked) == table == load_cost_table(file)

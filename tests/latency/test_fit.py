@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgevit.derivation.allocate.policy import POLICIES
-from edgevit.latency.fit import StackFigure, StackSample, fit_costs, stack_figures
+from edgevit.latency.fit import StackFigure, StackSample, fit_costs, fit_fewer, fit_narrower, stack_figures
 from edgevit.latency.grid import Grid
+from edgevit.latency.stacks import Stack
 from edgevit.network.anatomy import BlockDims
 
 GRID = Grid.of([BlockDims(12, 64, 64, 3072)] * 12, POLICIES["fused"])
@@ -69,9 +70,9 @@ def test_with_noise_costs_rise_with_size_and_the_base_is_as_good_as_the_noise(se
 
 def test_steps_that_noise_hides_are_named():
     clear = fit_costs({stack: StackFigure(f.value, 0.001) for stack, f in exact(GRID.coarse()).items()})
-    assert all(step.is_seen for step in clear.steps) and len(clear.steps) == 3 * 2 + 2 * 3 + 5
+    assert all(step.is_significant for step in clear.steps) and len(clear.steps) == 3 * 2 + 2 * 3 + 5
     noisy = fit_costs({stack: StackFigure(f.value, 0.2) for stack, f in exact(GRID.coarse()).items()})
-    unseen = [step.told for step in noisy.steps if not step.is_seen]
+    unseen = [step.text for step in noisy.steps if not step.is_significant]
     assert "16 to 40 width of 2 heads" in unseen and len(unseen) < len(noisy.steps), "small steps hide first"
     hidden = [step.error for step in noisy.steps if step.is_hidden]
     assert hidden and min(hidden) > 0.05, "what cannot take a twentieth of a block is not missed"
@@ -155,3 +156,129 @@ def test_figures_are_as_sure_as_they_say(made, rounds):
 def test_where_each_stack_was_run_once_it_is_set_against_the_base_in_its_own_process():
     seen = stack_figures(list(alternately(np.random.default_rng(0), 1, 0.0)), GRID.anchor, cost(GRID.anchor))
     assert all(figure.value == pytest.approx(cost(stack), rel=1e-6) for stack, figure in seen.items())
+
+
+# -- narrower embeddings
+
+EMBED = 768
+WIDE_GRID = Grid.of([BlockDims(12, 64, 64, 3072)] * 12, POLICIES["fused"], EMBED)
+
+
+def width_cost(stack, kernel=0.02):
+    """A kernel's own time, and products that shrink with the embedding; scores do not."""
+    share = (stack.embed or EMBED) / EMBED
+    attention = 4 * kernel + (0.0004 * share + 0.0001) * stack.heads * stack.width if stack.heads else 0
+    ffn = 3 * kernel + 0.0002 * share * stack.neurons if stack.neurons else 0
+    together = -0.5 * kernel if stack.heads and stack.neurons else 0
+    return 0.1 + 0.3 * share + stack.count * (attention + ffn + together)
+
+
+def width_figures(stacks, random=None, noise=0.005, **how):
+    shaken = {s: 1.0 if random is None else 1 + noise * random.standard_normal() for s in stacks}
+    return {s: StackFigure(width_cost(s, **how) * shaken[s], noise) for s in stacks}
+
+
+def test_a_few_stacks_tell_what_every_size_takes():
+    base = fit_costs(width_figures(WIDE_GRID.coarse()))
+    found = fit_narrower(base, {embed: width_figures(WIDE_GRID.at_width(embed)) for embed in WIDE_GRID.narrower})
+    assert list(found) == list(WIDE_GRID.narrower) == [384, 192, 128]
+    for embed, costs in found.items():
+        assert costs.attention.keys() == base.attention.keys() and costs.ffn.keys() == base.ffn.keys()
+        for stack in WIDE_GRID.coarse()[1:]:
+            there = Stack(stack.count, stack.heads, stack.width, stack.neurons, embed)
+            assert costs.predicted(stack) == pytest.approx(width_cost(there), rel=2e-3), there.label
+
+
+def test_sizes_that_the_base_does_not_list_are_passed_over():
+    base, rung = fit_costs(width_figures(WIDE_GRID.coarse())), WIDE_GRID.at_width(384)
+    odd = [Stack(6, 5, 64, 0, 384), Stack(6, 0, 0, 1000, 384)]
+    assert fit_narrower(base, {384: width_figures([*rung, *odd])}) == fit_narrower(base, {384: width_figures(rung)})
+    assert fit_narrower(base, {}) == {}
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10**6), noise=st.floats(0.001, 0.05), kernel=st.sampled_from([0.0, 0.02, 0.5]))
+def test_with_noise_no_cost_falls_with_size_or_with_the_embedding(seed, noise, kernel):
+    random = np.random.default_rng(seed)
+    base = fit_costs(width_figures(WIDE_GRID.coarse(), random, noise, kernel=kernel))
+    found = fit_narrower(
+        base, {e: width_figures(WIDE_GRID.at_width(e), random, noise, kernel=kernel) for e in WIDE_GRID.narrower}
+    )
+    rungs = [base, *found.values()]
+    assert all(np.diff([costs.fixed for costs in rungs]) <= 0) and rungs[-1].fixed >= 0
+    grids = np.array([list(costs.attention.values()) for costs in rungs])  # [rungs, sizes]
+    thin = np.array([[costs.ffn[n] for n in sorted(costs.ffn)] for costs in rungs])
+    assert (np.diff(grids, axis=0) <= 0).all() and (np.diff(thin, axis=0) <= 0).all() and grids.min() > 0
+    assert (np.diff(thin, axis=1) >= 0).all() and thin.min() > 0
+    for costs in rungs:
+        by_size = np.array([[costs.attention[h, w] for w in (16, 40, 64)] for h in (2, 7, 12)])
+        assert (np.diff(by_size, axis=0) >= 0).all() and (np.diff(by_size, axis=1) >= 0).all()
+        assert costs.together >= -by_size.min()
+
+
+# -- fewer tokens
+
+TOKENS, KERNEL, RANKING = 197, 0.02, 0.03
+TOKEN_GRID = Grid.of([BlockDims(12, 64, 64, 3072)] * 12, POLICIES["fused"], counts=(64, 128, 192))
+
+
+def token_attention(heads, width, tokens):
+    """Kernels, projections, and scores, which fall with the square."""
+    share = tokens / TOKENS
+    return 4 * KERNEL + (0.0004 * share + 0.0001 * share**2) * heads * width if heads else 0
+
+
+def token_ffn(neurons, tokens):
+    return 3 * KERNEL + 0.0002 * neurons * tokens / TOKENS if neurons else 0
+
+
+def token_cost(stack):
+    tokens, total = TOKENS, 0.4
+    if stack.cut is not None:
+        total += token_attention(stack.cut.heads, stack.cut.width, TOKENS) + RANKING
+        tokens = stack.cut.tokens
+    return total + stack.count * (token_attention(stack.heads, stack.width, tokens) + token_ffn(stack.neurons, tokens))
+
+
+def token_figures(stacks, random=None, noise=0.002):
+    shaken = [1.0 if random is None else 1 + noise * random.standard_normal() for _ in stacks]
+    return {s: StackFigure(token_cost(s) * shake, noise) for s, shake in zip(stacks, shaken, strict=True)}
+
+
+def fitted(random=None):
+    base = fit_costs(token_figures(TOKEN_GRID.coarse(), random))
+    return base, fit_fewer(base, {n: token_figures(TOKEN_GRID.behind_cuts(n), random) for n in TOKEN_GRID.fewer})
+
+
+def test_five_stacks_tell_what_every_size_takes():
+    base, found = fitted()
+    assert [one.tokens for one in found] == [192, 128, 64]
+    for one in found:
+        assert one.cut == pytest.approx(RANKING, rel=0.01)
+        for (heads, width), with_all in base.attention.items():
+            taken = one.attention.start + one.attention.slope * with_all
+            assert taken == pytest.approx(token_attention(heads, width, one.tokens), rel=1e-3)
+        for neurons, with_all in base.ffn.items():
+            assert one.ffn.start + one.ffn.slope * with_all == pytest.approx(token_ffn(neurons, one.tokens), rel=1e-3)
+
+
+def test_with_noise_nothing_is_less_than_nothing():
+    for seed in range(5):
+        _, found = fitted(np.random.default_rng(seed))
+        for one in found:
+            assert min(one.cut, one.attention.start, one.ffn.start) >= 0
+            assert one.attention.slope == pytest.approx(
+                (4 * one.tokens / TOKENS + (one.tokens / TOKENS) ** 2) / 5, rel=0.15
+            )
+            assert one.ffn.slope == pytest.approx(one.tokens / TOKENS, rel=0.1)
+
+
+def test_five_stacks_for_each_of_three_numbers_at_the_most():
+    assert TOKEN_GRID.fewer == (192, 128, 64)
+    assert Grid.of([TOKEN_GRID.most] * 12, POLICIES["fused"], counts=range(64, 577, 64)).fewer == (576, 320, 64)
+    for n in TOKEN_GRID.fewer:
+        stacks = TOKEN_GRID.behind_cuts(n)
+        assert len(stacks) == 5 and {s.cut.tokens for s in stacks} == {n} and TOKEN_GRID.within(stacks) == []
+        assert [s.count for s in stacks] == [0, 6, 6, 6, 6]
+    of_two = Grid.of([TOKEN_GRID.most] * 2, POLICIES["fused"], counts=(64,))
+    assert max(len(s.blocks) for s in of_two.behind_cuts(64)) == 2, "a base of two blocks has no more"

@@ -49,10 +49,10 @@ def test_a_few_narrower_embeddings_down_to_the_narrowest_are_measured_with_six_s
     assert grid.narrower == expected and all(stack.embed is None for stack in grid.coarse())
     listed = {(s.heads, s.width, s.neurons) for s in grid.coarse()}
     for width in expected:
-        rung = grid.rung(width)
-        assert len(rung) == 6 and {stack.embed for stack in rung} == {width}
-        assert {(s.heads, s.width, s.neurons) for s in rung} <= listed, "the base's costs are known of all of them"
-        assert grid.within(rung) == []
+        stacks = grid.at_width(width)
+        assert len(stacks) == 6 and {stack.embed for stack in stacks} == {width}
+        assert {(s.heads, s.width, s.neurons) for s in stacks} <= listed, "the base's costs are known of all of them"
+        assert grid.within(stacks) == []
 
 
 def test_heads_of_every_block_are_listed_where_blocks_differ():

@@ -58,7 +58,7 @@ def test_what_is_measured_once_more_is_the_table_from_then_on(
     monkeypatch.setattr(growing_table, "measured_table", measured)
     request = MeetRequest(base="b", data="digits", out=tmp_path / "t", mj=40, target=MeasurementTarget(board="nano"))
     known = growing_table.GrowingTable(small_vit(), request, request.run_target, Silent())
-    assert known.table.measured_on == "try 1" and known.where == {}
+    assert known.table.measured_on == "try 1" and known.origin == {}
     sizes = (BlockDims(1, 16, 16, 8),)
     assert known.measured(sizes, 32) is known.table and known.table.measured_on == "try 2"
     assert asked == [("nano", (), None, True, True), ("nano", sizes, 32, True, True)]

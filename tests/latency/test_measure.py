@@ -101,7 +101,7 @@ def test_only_what_is_missing_is_measured_and_kept_and_void_runs_are_made_again(
         large = "2 blocks of 2 heads of 32 and 256 neurons"
         with pytest.raises(UnfitBoardError, match=f"no valid run of {large} in 2 tries: the board held"):
             bench.measure([], 2)
-        assert labels(bench)[BASE.label] == 3 and "1 of 1 runs are void and made again: the board held" in told[0]
+        assert labels(bench)[BASE.label] == 3 and "1 of 1 runs are void and repeated: the board held" in told[0]
         (throttle / "cur_state").write_text("0\n")
         bench._files[FFN].path.write_bytes(b"no model")
         with pytest.raises(AgentError, match=r"stacks on this machine: 2 blocks of 64 neurons: .*no ONNX file"):
@@ -202,7 +202,7 @@ def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
         monkeypatch.setattr(stages, "warn", lambda text: (stages.warnings.append(text), stop()))
         bench.measure([FFN], 2)
         assert len(stages.warnings) == 1
-        assert "are void and made again: the GPU clock moved between 306 and 9" in stages.warnings[0]
+        assert "are void and repeated: the GPU clock moved between 306 and 9" in stages.warnings[0]
         assert min(Counter(s.stack for s in bench.samples("ms")).values()) == 2
         assert len(bench.store.runs()) > len(bench.samples("ms")), "what is void is kept, and not used"
 
@@ -224,7 +224,7 @@ def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
         bench.measure([FFN], 4)
         assert any(note.endswith("collecting that one") for note in stages.notes)
         assert bench.board.call("jobs") == {"jobs": []} and len(bench.store.runs()) == before + 4
-        bench._ready(FFN)
+        bench._prepare(FFN)
         assert bench._files[FFN].path.name == f"{bench._files[FFN].sha256}.engine"
         files = server.cache / "files"
         assert len(list(files.glob("*.engine"))) == 2 and not list(files.glob("*.onnx"))

@@ -15,6 +15,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 from small_base import fewer_digits
+from some_tables import rows, table
 
 import edgevit
 from edgevit.derivation import problem
@@ -50,22 +51,24 @@ BASE_MS = 10.0  # by the table, which is wrong about everything
 
 def guessed(network: Any, target: MeasurementTarget, *, sizes: Sequence[BlockDims] = (), **_: Any) -> CostTable:
     """Half of the base is its attentions, in proportion to their widths, and half its FFNs."""
+    return CostTable.model_validate(guess(network, sizes))
+
+
+def guess(network: Any, sizes: Sequence[BlockDims] = (), **more: Any) -> dict[str, Any]:
     depth, geometry = len(family_of(network).read(network)), family_of(network).geometry(network)
     each = BASE_MS / 2 / depth
-    listed = {
-        "base": {"heads": 4, "qk": 32, "vo": 32, "ffn": 512},
-        "attention": [{"heads": h, "width": w, "ms": each * h * w / 128} for h in (2, 4) for w in (16, 32)],
-        "ffn": [{"width": w, "ms": each * w / 512} for w in sorted({8, 256, 512, *(d.ffn for d in sizes if d.ffn)})],
-    }
-    content = {
-        "schema": 1,
-        "measured_on": "a guess",
-        "between": "linear",
-        "base": {"family": "vit", "depth": depth, "embed": 128, "tokens": geometry.tokens, "patch_values": 48},
-        "fixed_ms": 0.01,
-        "blocks": [listed],
-    }
-    return CostTable.model_validate(content)
+    attention = {(h, w): each * h * w / 128 for h in (2, 4) for w in (16, 32)}
+    ffn = {w: each * w / 512 for w in sorted({8, 256, 512, *(d.ffn for d in sizes if d.ffn)})}
+    of = {"embed": 128, "tokens": geometry.tokens, "patch_values": 48, "depth": depth}
+    costs = rows(0.01, attention, ffn)
+    blocks = [{"heads": 4, "qk": 32, "vo": 32, "ffn": 512}]
+    return {**table(costs, base={**of, "blocks": blocks}), "measured_on": "a guess"}
+
+
+def scaled(content: dict[str, Any], share: float, **at: int) -> list[dict[str, Any]]:
+    """The costs of all sites, times a share, at another embedding or number of tokens."""
+    sites = [cost for cost in content["costs"] if cost["part"] in ("attention", "ffn")]
+    return [{**cost, **at, "ms": cost["ms"] * share} for cost in sites]
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +109,7 @@ class Computed:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.measured: list[str] = []
-        patch.setattr(paired.PairedBench, "ready", lambda *_, **__: None)
+        patch.setattr(paired.PairedBench, "prepare", lambda *_, **__: None)
         patch.setattr(paired.PairedBench, "measure", lambda _, base, model: self.measure(base, model))
 
     def measure(self, base: Path, model: Path) -> MeasuredFigure:
@@ -202,8 +205,9 @@ def test_a_budget_is_spent_on_tokens_where_the_method_lets_them_leave(
 
     def listed(network: Any, target: MeasurementTarget, *, tokens: bool, **how: Any) -> CostTable:
         told.append(tokens)
-        laws = [{"tokens": n, **{site: {"share_ms": n / 65} for site in ("attention", "ffn")}} for n in (48, 32, 16)]
-        return CostTable.model_validate({**guessed(network, target, **how).content(), "fewer_tokens": laws})
+        content = guess(network, how["sizes"])
+        fewer = [cost for n in (48, 32, 16) for cost in scaled(content, n / 65, tokens=n)]
+        return CostTable.model_validate({**content, "costs": [*content["costs"], *fewer]})
 
     monkeypatch.setattr(growing_table, "measured_table", listed)
     few = {"calibration_images": 8, "probes": 1} if method == "heart" else {
@@ -459,11 +463,9 @@ def test_a_budget_is_spent_on_the_embedding_where_the_table_lists_it(
 
     def listed(network: Any, target: MeasurementTarget, *, narrower: bool, embed: int | None, **how: Any) -> CostTable:
         told.append((narrower, embed))
-        content = guessed(network, target, **how).content()
-        (block,) = content["blocks"]
-        half = {site: [{**cost, "ms": cost["ms"] * 0.4} for cost in block[site]] for site in ("attention", "ffn")}
-        rung = {"embed": 64, "fixed_ms": content["fixed_ms"] / 2, "blocks": [half]}
-        return CostTable.model_validate({**content, "narrower": [rung]})
+        content = guess(network, how["sizes"])
+        narrow = [{"part": "fixed", "embed": 64, "ms": 0.005}, *scaled(content, 0.4, embed=64)]
+        return CostTable.model_validate({**content, "costs": [*content["costs"], *narrow]})
 
     monkeypatch.setattr(growing_table, "measured_table", listed)
     (made,) = edgevit.meet(NAME, ms=2.0, out=tmp_path / "t", **asked)
@@ -483,24 +485,24 @@ def test_a_table_of_another_place_or_base_is_refused_and_one_of_this_place_is_wh
     asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(growing_table, "measured_table", None)
-    table, where = guessed(network_without_weights(NAME, ARGS), MeasurementTarget()), probe(asked["target"], Silent())
-    own = where.model_dump(mode="json")
+    table, origin = guessed(network_without_weights(NAME, ARGS), MeasurementTarget()), probe(asked["target"], Silent())
+    own = origin.model_dump(mode="json")
 
     def given(**changed: Any) -> dict[str, Any]:
         file = tmp_path / "t.json"
-        file.write_text(json.dumps({**table.content(), "where": own, **changed}))
+        file.write_text(json.dumps({**table.content(), "origin": own, **changed}))
         return {"cost_table": file, "out": tmp_path / "t", "ms": 5.0, **asked}
 
     elsewhere = {**own, "batch": 8, "precision": "fp16", "power_mode": "25W"}
     with pytest.raises(CostTableError, match=r"power_mode 25W \(here it is .*\), precision fp16 .*, batch 8 .* 1\)"):
-        edgevit.meet(NAME, **given(where=elsewhere))
+        edgevit.meet(NAME, **given(origin=elsewhere))
     with pytest.raises(CostTableError, match="the base was measured with tokens 17"):
         edgevit.meet(NAME, **given(base={**table.content()["base"], "tokens": 17}))
     with pytest.raises(CostTableError, match="does not say where it was measured"):
-        edgevit.meet(NAME, **given(where=None))
+        edgevit.meet(NAME, **given(origin=None))
     (made,) = edgevit.meet(NAME, **given())
     assert made.record.met is not None and made.record.met.outcome == "met"
-    assert made.record.met.conditions == where.model_dump(mode="json", exclude_none=True)
+    assert made.record.met.conditions == origin.model_dump(mode="json", exclude_none=True)
 
 
 def test_without_a_budget_that_is_measured_it_derives(asked: dict[str, Any], tmp_path: Path) -> None:

@@ -129,4 +129,4 @@ def test_a_budget_in_millijoules_is_met_by_what_the_rails_tell(
     known = edgevit_main("cost", *TYPED, "--points", 1, "--output", tmp_path / "orin.yaml", *orin.options)
     assert known.code == 0, known.err
     table = load_cost_table(tmp_path / "orin.yaml")
-    assert (table.where.board or "").startswith("orin-nx-16gb") and set(table.quantities) == {"ms", "mj"}
+    assert (table.origin.board or "").startswith("orin-nx-16gb") and set(table.quantities) == {"ms", "mj"}

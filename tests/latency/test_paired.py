@@ -60,16 +60,16 @@ def answer(monkeypatch: pytest.MonkeyPatch, *answers: list[Run]) -> None:
     monkeypatch.setattr(PairedBench, "_runs", lambda *_: tuple(next(given)))
 
 
-def measured(progress: Notes, base_takes: float) -> MeasuredFigure:
-    there = PairedBench(MeasurementTarget(), "ms", base_takes, progress)
+def measured(progress: Notes, base_cost: float) -> MeasuredFigure:
+    there = PairedBench(MeasurementTarget(), "ms", base_cost, progress)
     found = there.measure(Path("base"), Path("model"))
     assert there.clock is not None and found.value == pytest.approx(
-        base_takes * there.clock[0] / there.clock[1], rel=0.05
+        base_cost * there.clock[0] / there.clock[1], rel=0.05
     )
     return found
 
 
-def test_a_model_takes_its_ratio_to_the_base_times_what_the_base_takes_by_the_table(
+def test_a_model_takes_its_ratio_to_the_base_times_what_the_base_cost_by_the_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     notes = Notes()
@@ -111,7 +111,7 @@ def test_on_a_busy_machine_what_was_computed_counts(threads: str, figure: str) -
             run, cpu_own_ns=own, cpu_busy_ns=own + run.wall_ns, environment=environment, load_average_before=9.0
         )
         runs.append(replace(busy, provider="CPUExecutionProvider"))
-    found = PairedBench(MeasurementTarget(threads=int(threads)), "ms", 11.0, Silent()).judged(runs)
+    found = PairedBench(MeasurementTarget(threads=int(threads)), "ms", 11.0, Silent()).compared(runs)
     assert found.figure == figure
     assert found.ratio == pytest.approx(0.4 * (1.5 if figure == "processor" else 1), rel=0.02)
 
@@ -125,7 +125,7 @@ def test_what_is_void_is_measured_again_and_told_and_refused_where_it_stays_void
     assert measured(told, 10.0).value == pytest.approx(4, rel=0.01)
     (again,) = [text for text in told.warnings if "by the table" not in text]
     assert again.startswith("measured again: ")
-    with pytest.raises(UnfitBoardError, match=r"no figure counts on this machine: .*; cool it, give --lock-clocks"):
+    with pytest.raises(UnfitBoardError, match=r"every run on this machine is void: .*; cool it, give --lock-clocks"):
         measured(told, 10.0)
 
 
@@ -146,7 +146,7 @@ def test_latencies_are_told_alternately_and_energy_which_no_process_tells_apart_
 
 def test_without_power_no_energy_is_judged() -> None:
     with pytest.raises(UnfitBoardError, match="--mj: no power can be read on this machine; give --ms"):
-        PairedBench(MeasurementTarget(), "mj", 40.0, Silent()).judged(turns(0.4))
+        PairedBench(MeasurementTarget(), "mj", 40.0, Silent()).compared(turns(0.4))
 
 
 @pytest.mark.parametrize(("precision", "fp16"), [("fp16", True), ("fp32", False)])
@@ -156,7 +156,7 @@ def test_an_engine_is_built_in_the_precision_that_is_asked_for(
     asked: list[ExportRequest] = []
     monkeypatch.setattr(paired, "open_board", lambda *_, **__: nullcontext())
     monkeypatch.setattr(paired, "build_engine", lambda request, board, progress: asked.append(request))
-    PairedBench(MeasurementTarget(board="orin", runner="tensorrt", precision=precision), "ms", 10.0, Silent()).ready(
+    PairedBench(MeasurementTarget(board="orin", runner="tensorrt", precision=precision), "ms", 10.0, Silent()).prepare(
         tmp_path, judged=True
     )
     (request,) = asked

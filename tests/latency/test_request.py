@@ -41,9 +41,9 @@ def test_a_text_that_is_no_number_is_refused() -> None:
 
 
 def test_several_budgets_have_a_folder_each(tmp_path: Path) -> None:
-    each = asked(tmp_path, fps=(30, 60.5)).each()
+    each = asked(tmp_path, fps=(30, 60.5)).per_budget()
     assert [(one.budgets, one.out.name) for one in each] == [((30,), "fps30"), ((60.5,), "fps60.5")]
-    assert asked(tmp_path, ms=5).each() == [asked(tmp_path, ms=5)]
+    assert asked(tmp_path, ms=5).per_budget() == [asked(tmp_path, ms=5)]
 
 
 def test_a_folder_alone_is_gone_on_with_by_the_request_that_it_states(tmp_path: Path) -> None:

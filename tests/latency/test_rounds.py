@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from some_rounds import BASE, PRICES, SHAPES, TABLE, a_round, exactly
+from some_tables import rows
 
 from edgevit.derivation.allocate.cost_table import CostTable
 from edgevit.derivation.allocate.prices import Prices
@@ -18,10 +19,10 @@ def prices() -> Prices:
 
 def test_the_terms_of_a_plan_add_up_to_what_the_table_says_it_costs(prices: Prices) -> None:
     for shape in SHAPES:
-        assert shape.terms(prices).total == pytest.approx(prices.cost(shape.blocks, shape.kept))
+        assert shape.terms(prices).total == pytest.approx(prices.cost(shape.blocks))
     one_site = Shape((BlockDims(0, 0, 0, 64), BASE), (1, 3))
     assert one_site.terms(prices) == Terms(1.0, 1.0, 4.0, pytest.approx(-0.1))
-    assert one_site.terms(prices).total == pytest.approx(prices.cost(one_site.blocks, one_site.kept))
+    assert one_site.terms(prices).total == pytest.approx(prices.cost(one_site.blocks))
 
 
 def test_without_measurements_nothing_is_corrected() -> None:
@@ -125,10 +126,9 @@ def test_a_plan_contains_another_of_the_same_blocks_that_is_nowhere_larger() -> 
 
 
 def test_where_blocks_save_nearly_an_attention_corrections_leave_a_table_that_holds() -> None:
-    (block,) = TABLE["blocks"]
-    narrow = {"block_ms": -0.15, "attention": [{**cost, "ms": cost["ms"] * 0.7} for cost in block["attention"]]}
-    rung = {"embed": 32, "fixed_ms": 1.0, "blocks": [{**narrow, "ffn": block["ffn"]}]}
-    table = CostTable.model_validate({**TABLE, "narrower": [rung]})
+    attention = {(h, w): 0.7 * h * w / 64 for h in (1, 2) for w in (16, 32)}
+    narrow = rows(1.0, attention, {16: 0.5, 64: 2.0}, block=-0.15, embed=32)
+    table = CostTable.model_validate({**TABLE, "costs": [*TABLE["costs"], *narrow]})
     prices, shape = table.in_quantity("ms"), SHAPES[1]
     seen = exactly(0.6 * shape.terms(prices).total)
     factors = Search(1.0, (Round("a", AIM, shape, AIM, seen),)).factors(prices)

@@ -59,7 +59,7 @@ def test_costs_lie_beside_what_derivations_share(cache_home):
 
 def test_the_cache_command_sees_an_entry_for_each_key_and_removes_them(tmp_path):
     assert entries(tmp_path / "none") == []
-    key = {"family": "vit", "embed": 64, "where": {"processor": "a CPU", "precision": "fp32"}}
+    key = {"family": "vit", "embed": 64, "origin": {"processor": "a CPU", "precision": "fp32"}}
     for batch in (1, 2):
         store = Store.of({**key, "batch": batch}, tmp_path)
         store.add([DENSE])

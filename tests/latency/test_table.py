@@ -9,7 +9,7 @@ from some_runs import DENSE, watts
 
 from edgevit.board.bench import Turns
 from edgevit.board.facts import BoardFacts, CudaFacts, OnnxRuntime
-from edgevit.derivation.allocate.cost_table import Where
+from edgevit.derivation.allocate.cost_table import Origin
 from edgevit.errors import UnfitBoardError
 from edgevit.latency import table as module
 from edgevit.latency.grid import Grid
@@ -36,49 +36,48 @@ class Warnings(Silent):
         self.noted.append(text)
 
 
-def test_every_term_is_found_and_nothing_is_measured_again(fill, tmp_path, where):
+def test_every_term_is_found_and_nothing_is_measured_again(fill, tmp_path, origin):
     network = fill()
     table = measured_table(network, TARGET, points=0, folder=tmp_path)
     dims = [b.dims for b in vit.read(network)]
     table.check("vit", dims, vit.geometry(network), FUSED)
-    table.where.check(where)
-    assert (
-        table.between == "linear" and 0 < table.noise < 0.02 and "onnxruntime cpu, fp32, 1 thread" in table.measured_on
-    )
+    table.origin.check(origin)
+    assert 0 < table.noise < 0.02 and "onnxruntime cpu, fp32, 1 thread" in table.measured_on
     prices = table.in_quantity("ms")
     assert prices.base == pytest.approx(made_up(Grid.of(dims, FUSED).anchor), rel=0.01)
-    assert prices.attention(0, 2, 20, 20) == pytest.approx(0.9, rel=0.03)
-    assert prices.ffn(3, 200) == pytest.approx(2.2, rel=0.03) and prices.fixed == pytest.approx(2, rel=0.1)
-    assert prices.together(0) == pytest.approx(-0.05, abs=0.03)
+    assert prices.attention(2, 20, 20) == pytest.approx(0.9, rel=0.03)
+    assert prices.ffn(200) == pytest.approx(2.2, rel=0.03) and prices.fixed == pytest.approx(2, rel=0.1)
+    assert prices.together == pytest.approx(-0.05, abs=0.03)
     assert table.in_quantity("mj").base == pytest.approx(1200 * prices.base, rel=0.01)
 
 
 def test_narrower_embeddings_are_priced_from_a_few_stacks_each(fill, tmp_path):
     table = measured_table(fill(), TARGET, points=0, folder=tmp_path)
-    assert [costs.embed for costs in table.narrower] == [32, 16] and not table.fewer_tokens
+    assert (ms := table.in_quantity("ms")).embeds == [16, 32, 64] and ms.token_counts == [17]
     for quantity, unit in (("ms", 1), ("mj", 1200)):
         prices = table.in_quantity(quantity)
         for embed in (16, 24, 32, 48):
             there = prices.at(embed)
-            assert there.attention(0, 2, 20, 20) == pytest.approx(unit * (0.5 + 0.4 * embed / 64), rel=0.04)
-            assert there.ffn(3, 200) == pytest.approx(unit * (0.2 + 2 * embed / 64), rel=0.04)
+            assert there.attention(2, 20, 20) == pytest.approx(unit * (0.5 + 0.4 * embed / 64), rel=0.04)
+            assert there.ffn(200) == pytest.approx(unit * (0.2 + 2 * embed / 64), rel=0.04)
             assert there.fixed == pytest.approx(unit * (1 + embed / 64), rel=0.1)
 
 
 def test_fewer_tokens_are_priced_from_five_stacks_each_where_they_are_asked_for(fill, tmp_path):
     network = fill(tokens=True)
-    assert measured_table(network, TARGET, points=0, folder=tmp_path).schema_ == 1, "what is kept is used"
+    with_all = measured_table(network, TARGET, points=0, folder=tmp_path).in_quantity("ms")
+    assert with_all.token_counts == [8, 16, 17], "what is kept is used"
     table = measured_table(network, TARGET, points=0, tokens=True, folder=tmp_path)
-    assert [costs.tokens for costs in table.fewer_tokens] == [16, 8]
+    assert table.in_quantity("ms").token_counts == [8, 16, 17]
     for quantity, unit in (("ms", 1), ("mj", 1200)):
         prices = table.in_quantity(quantity)
         for tokens in (16, 8):
             there = prices.at(64, tokens)
-            assert there.attention(0, 2, 20, 20) == pytest.approx(unit * (0.5 + 0.4 * tokens / 17), rel=0.04)
-            assert there.ffn(3, 200) == pytest.approx(unit * (0.2 + 2 * tokens / 17), rel=0.04)
+            assert there.attention(2, 20, 20) == pytest.approx(unit * (0.5 + 0.4 * tokens / 17), rel=0.04)
+            assert there.ffn(200) == pytest.approx(unit * (0.2 + 2 * tokens / 17), rel=0.04)
             assert prices.cut(tokens) == pytest.approx(unit * 0.1, abs=unit * 0.02)
         narrow = prices.at(32, 8)
-        assert narrow.ffn(0, 200) == pytest.approx(unit * (0.2 + 2 * 32 / 64 * 8 / 17), rel=0.05)
+        assert narrow.ffn(200) == pytest.approx(unit * (0.2 + 2 * 32 / 64 * 8 / 17), rel=0.05)
 
 
 def test_an_embedding_that_cannot_be_narrowed_or_is_not_to_be_costs_no_stacks(fill, tmp_path, monkeypatch):
@@ -97,13 +96,13 @@ def test_an_embedding_that_cannot_be_narrowed_or_is_not_to_be_costs_no_stacks(fi
     assert asked() == {None}
 
 
-def test_sizes_that_are_asked_for_are_in_the_table_and_so_is_the_rest(fill, tmp_path, where):
+def test_sizes_that_are_asked_for_are_in_the_table_and_so_is_the_rest(fill, tmp_path, origin):
     network = fill(energy=False)
     table = measured_table(network, TARGET, sizes=SIZES, folder=tmp_path)
-    assert {cost.width for cost in table.blocks[0].ffn} == {8, 32, 64, 100, 128, 192, 256}
+    assert table.in_quantity("ms").ffns.sizes[0].tolist() == [8, 32, 64, 100, 128, 192, 256]
     assert table.quantities == ("ms",)
-    (run, *_) = Store.of(module._key(network, where, runtime()), tmp_path).runs()
-    Store.of(module._key(network, where, runtime()), tmp_path).add([replace(run, power=watts(*(1.0,) * 61))])
+    (run, *_) = Store.of(module._key(network, origin, runtime()), tmp_path).runs()
+    Store.of(module._key(network, origin, runtime()), tmp_path).add([replace(run, power=watts(*(1.0,) * 61))])
     table = measured_table(network, TARGET, points=0, folder=tmp_path)
     assert table.quantities == ("ms",), "energy of some runs is that of none"
 
@@ -113,7 +112,7 @@ def test_sizes_that_noise_cannot_tell_apart_may_be_asked_for(fill, tmp_path):
     close = [BlockDims(2, 24, 24, n) for n in range(96, 129)]  # steps of 0.04 in 10
     network = fill(noise=0.03, energy=False, sizes=close)
     table = measured_table(network, TARGET, sizes=close, folder=tmp_path, progress=told)
-    assert len(table.blocks[0].ffn) == 38 and told.seen == []
+    assert table.in_quantity("ms").ffns.costs.size == 38 and told.seen == []
 
 
 def test_noise_is_told_with_what_to_do_and_refused_where_it_hides_nearly_everything(fill, tmp_path):
@@ -135,8 +134,8 @@ def test_sizes_that_cost_next_to_nothing_are_told_and_make_a_table(fill, tmp_pat
     assert any("steps from one size to the next take next to nothing, such as" in text for text in told.noted)
     assert told.seen == []
     prices = table.in_quantity("ms")
-    assert prices.attention(0, 2, 32, 32) == pytest.approx(0.5, rel=0.1)
-    assert prices.ffn(0, 256) == pytest.approx(0.2, rel=0.1)
+    assert prices.attention(2, 32, 32) == pytest.approx(0.5, rel=0.1)
+    assert prices.ffn(256) == pytest.approx(0.2, rel=0.1)
 
 
 def test_energy_is_refused_before_anything_is_measured_where_no_power_can_be_read(fill, tmp_path):
@@ -164,7 +163,7 @@ def test_runs_that_tell_no_energy_are_made_again_where_energy_is_asked_for(fill,
     """As those of a board that no profile was given for."""
     network = fill(energy=False, sizes=())
     monkeypatch.setattr(module, "_check_power", lambda *_: None)
-    monkeypatch.setattr(StackBench, "_ready", lambda *_: None)
+    monkeypatch.setattr(StackBench, "_prepare", lambda *_: None)
 
     def with_power(bench, stacks, number):
         for stack in stacks:
@@ -177,9 +176,9 @@ def test_runs_that_tell_no_energy_are_made_again_where_energy_is_asked_for(fill,
     assert table.in_quantity("mj").base == pytest.approx(1200 * table.in_quantity("ms").base, rel=0.01)
 
 
-def test_neither_weights_nor_classes_nor_depth_are_part_of_the_key_and_shapes_are(small_vit, where):
-    def key(where=where, **args):
-        return module._key(small_vit(**args), where)
+def test_neither_weights_nor_classes_nor_depth_are_part_of_the_key_and_shapes_are(small_vit, origin):
+    def key(origin=origin, **args):
+        return module._key(small_vit(**args), origin)
 
     assert key() == key(num_classes=3) == key(depth=4)
     assert key() != key(embed_dim=128) and key() != key(img_size=64) and key() != key(init_values=0.1)
@@ -191,26 +190,26 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", Where.model_fields)
-def test_measurements_are_kept_apart_by_all_that_says_where_they_were_made(small_vit, where, tmp_path, name):
+@pytest.mark.parametrize("name", Origin.model_fields)
+def test_measurements_are_kept_apart_by_all_that_says_where_they_were_made(small_vit, origin, tmp_path, name):
     network = small_vit()
 
     def store(there):
         return Store.of(module._key(network, there), tmp_path)
 
-    store(where).add([DENSE])
-    there = where.model_copy(update={name: OTHERS.get(name, "0.0.1")})
+    store(origin).add([DENSE])
+    there = origin.model_copy(update={name: OTHERS.get(name, "0.0.1")})
     seen = store(there).runs()
-    assert there != where and len(store(where).runs()) == 1
+    assert there != origin and len(store(origin).runs()) == 1
     assert seen == ([DENSE] if name == "edgevit" else [])  # an update of edgevit keeps what was measured
 
 
-def test_another_onnx_runtime_or_another_gpu_is_measured_anew(small_vit, where):
+def test_another_onnx_runtime_or_another_gpu_is_measured_anew(small_vit, origin):
     def found(version, device="Orin", **given):
         facts = BoardFacts(onnxruntime=OnnxRuntime(version, ()), cuda=CudaFacts(device=device))
         return MeasurementTarget(**given).runtime(SimpleNamespace(facts=facts))
 
     assert found("1.22.0") == found("1.22.0", "another") == "1.22.0", "no GPU computes"
     assert found("1.22.0", provider="cuda") == "1.22.0, Orin" and found("1.22.0", runner="tensorrt") is None
-    keys = [module._key(small_vit(), where, runtime) for runtime in ("1.22.0", "1.23.0", "1.22.0, Orin")]
+    keys = [module._key(small_vit(), origin, runtime) for runtime in ("1.22.0", "1.23.0", "1.22.0, Orin")]
     assert all(keys.count(key) == 1 for key in keys)

@@ -39,7 +39,9 @@ def test_a_place_that_cannot_be_is_refused(given, said):
 
 
 def test_a_table_says_of_this_machine_its_processor_and_threads_and_of_a_board_its_fingerprint():
-    here = MeasurementTarget(threads=1, batch=2).where(Setting("this machine", read_facts(FACTS, "this machine"), None))
+    here = MeasurementTarget(threads=1, batch=2).origin(
+        Setting("this machine", read_facts(FACTS, "this machine"), None)
+    )
     assert (here.board, here.processor, here.threads, here.batch) == (None, processor(), 1, 2)
     assert (here.runner, here.provider, here.precision, here.power_mode) == ("onnxruntime", "cpu", "fp32", None)
     facts = {
@@ -47,14 +49,14 @@ def test_a_table_says_of_this_machine_its_processor_and_threads_and_of_a_board_i
         "power_mode": {"id": 2, "name": "15W"}, "clocks_locked": False, "cuda": {"sms": 8},
     }  # fmt: skip
     setting = Setting("b", read_facts(facts, "b"), None)
-    there = MeasurementTarget(board="b").where(setting)
+    there = MeasurementTarget(board="b").origin(setting)
     assert (there.board, there.processor, there.threads) == ("orin-x-l4t36.4-trt10.3-8sm", None, None)
     assert (there.power_mode, there.clocks_locked, there.provider) == ("15W", False, None)
-    changed = MeasurementTarget(board="b", power_mode="25W", lock_clocks=True).where(setting)
+    changed = MeasurementTarget(board="b", power_mode="25W", lock_clocks=True).origin(setting)
     assert (changed.power_mode, changed.clocks_locked) == ("25W", True)
 
 
 def test_a_machine_behind_ssh_that_is_no_board_has_no_processor_of_this_one():
     setting = Setting("pc", read_facts({**FACTS, "machine": "x86_64", "hostname": "pc"}, "pc"), None)
-    there = MeasurementTarget(board="me@pc", runner="onnxruntime", threads=1).where(setting)
+    there = MeasurementTarget(board="me@pc", runner="onnxruntime", threads=1).origin(setting)
     assert (there.board, there.processor) == (None, "x86_64 of pc")

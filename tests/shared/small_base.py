@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import some_tables
 import timm
 import torch
 from safetensors.torch import save_file
+from some_tables import rows
 from torch import Tensor
 
 import edgevit
@@ -112,24 +114,18 @@ def write_cost_table(folder: Path, narrower: Sequence[int] = ()) -> Path:
     At a narrower embedding, of the widths that are asked for, everything takes its share of that.
     """
 
-    def listed(share: float) -> dict[str, Any]:
-        widths, neurons = (16, 24, 32), range(8, 257, 8)
-        return {
-            "attention": [{"heads": h, "width": w, "ms": share * 0.02 * h * w / 16} for h in (1, 2) for w in widths],
-            "ffn": [{"width": w, "ms": share * w / 256} for w in neurons],
-            "block_ms": share * 0.25,
-        }
-
-    table = {
-        "schema": 1, "measured_on": "made up for a test", "fixed_ms": 0.1,
-        "base": {"family": "vit", "embed": 64, "tokens": 17, "depth": 2, "patch_values": 192},
-        "blocks": [{"base": {"heads": 2, "qk": 32, "vo": 32, "ffn": 256}, **listed(1)}],
-        "narrower": [{"embed": e, "fixed_ms": 0.1 * e / 64, "blocks": [listed(e / 64)]} for e in narrower],
-        "fewer_tokens": [
-            {"tokens": n, "cut_ms": 0.01, "attention": {"share_ms": n / 17}, "ffn": {"share_ms": n / 17}}
-            for n in (16, 8)
-        ],
-    }  # fmt: skip
+    attention = {(h, w): 0.02 * h * w / 16 for h in (1, 2) for w in (16, 24, 32)}
+    ffn = {w: w / 256 for w in range(8, 257, 8)}
+    costs = [{"part": "cut", "tokens": n, "ms": 0.01} for n in (16, 8)]
+    for embed in (64, *narrower):
+        share = embed / 64
+        for tokens in (17, 16, 8):
+            of = share if tokens == 17 else round(share * tokens / 17, 6)
+            fixed, block = (0.1 * share, share * 0.25) if tokens == 17 else (None, None)
+            at = {"embed": embed} if tokens == 17 else {"embed": embed, "tokens": tokens}
+            sites = ({size: of * ms for size, ms in site.items()} for site in (attention, ffn))
+            costs += rows(fixed, *sites, block=block, **at)
+    table = some_tables.table(costs)
     (folder / "table.json").write_text(json.dumps(table))
     return folder / "table.json"
 

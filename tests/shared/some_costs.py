@@ -13,7 +13,7 @@ from some_runs import ON_A_BOARD, watts
 
 from edgevit.board.bench import Setting, look
 from edgevit.board.connection import open_board
-from edgevit.derivation.allocate.cost_table import Where
+from edgevit.derivation.allocate.cost_table import Origin
 from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.latency.grid import Grid
 from edgevit.latency.stacks import Stack
@@ -32,9 +32,9 @@ SIZES = (BlockDims(2, 24, 24, 100), BlockDims(2, 32, 32, 0))
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads": 2}  # of the base, a tiny ViT
 
 
-def here() -> Where:
+def here() -> Origin:
     """What a table of this machine says of it."""
-    return TARGET.where(_looked())
+    return TARGET.origin(_looked())
 
 
 @cache
@@ -60,21 +60,21 @@ def made_up(stack: Stack, per_width: float = 0.01) -> float:
 
 
 def fill(
-    network: Any, where: Where, folder: Path | None, noise: float = 0.001, energy: bool = True,
+    network: Any, origin: Origin, folder: Path | None, noise: float = 0.001, energy: bool = True,
     sizes: Sequence[BlockDims] = SIZES, tokens: bool = False, per_width: float = 0.01,
 ) -> None:  # fmt: skip
     """Keep five sessions of all that a table with these sizes is made of."""
     dims, counts = [b.dims for b in vit.read(network)], (8, 16)
     random, grid = np.random.default_rng(0), Grid.of(dims, FUSED, ARGS["embed_dim"], counts if tokens else ())
-    rungs = [stack for embed in grid.narrower for stack in grid.rung(embed)]
-    rungs += [stack for count in grid.fewer for stack in grid.behind_cuts(count)]
+    narrow = [stack for embed in grid.narrower for stack in grid.at_width(embed)]
+    cuts = [stack for count in grid.fewer for stack in grid.behind_cuts(count)]
     runs = []
     for session in range(5):
-        for stack in dict.fromkeys([*grid.coarse(), *rungs, *grid.at(sizes)]):
+        for stack in dict.fromkeys([*grid.coarse(), *narrow, *cuts, *grid.at(sizes)]):
             ms = made_up(stack, per_width) * np.exp(noise * random.standard_normal())
             power = watts(*(ms,) * 61) if energy else None  # 12 s for ten inferences
             latencies = (round(ms * 1e6),) * 10
             runs.append(
                 replace(ON_A_BOARD, label=stack.label, session=str(session), latencies_ns=latencies, power=power)
             )
-    Store.of(_key(network, where, None if where.board else runtime()), folder).add(runs)
+    Store.of(_key(network, origin, None if origin.board else runtime()), folder).add(runs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from some_tables import rows, table
+
 from edgevit.derivation.allocate.cost_table import CostTable
 from edgevit.latency.rounds import AIM, MeasuredFigure, Round, Shape
 from edgevit.records.model import BlockDims
@@ -13,21 +15,10 @@ SHAPES = [
 ]
 
 
-TABLE = {
-    "schema": 1,
-    "measured_on": "paper",
-    "between": "linear",
-    "base": {"family": "vit", "embed": 64, "tokens": 17, "patch_values": 192, "depth": 4},
-    "fixed_ms": 1.0,
-    "blocks": [
-        {
-            "base": BASE.sizes,
-            "block_ms": -0.1,
-            "attention": [{"heads": h, "width": w, "ms": h * w / 64} for h in (1, 2) for w in (16, 32)],
-            "ffn": [{"width": 16, "ms": 0.5}, {"width": 64, "ms": 2.0}],
-        }
-    ],
-}
+TABLE = table(
+    rows(1.0, {(h, w): h * w / 64 for h in (1, 2) for w in (16, 32)}, {16: 0.5, 64: 2.0}, block=-0.1),
+    base={"depth": 4, "blocks": [BASE.sizes]},
+)
 PRICES = CostTable.model_validate(TABLE).in_quantity("ms")
 
 

@@ -76,7 +76,7 @@ class Budget:
     def cost(self, blocks: Sequence[BlockDims], geometry: Geometry, kept: Sequence[int] | None = None) -> float:
         """What a model costs in this quantity; `kept` says which of the base's blocks these are, if not all."""
         if (prices := self.prices_at(geometry)) is not None:
-            return prices.cost(blocks, kept)
+            return prices.cost(blocks)
         return geometry.cost(blocks, self.linear)
 
     def holds(self, cost: float) -> bool:
@@ -91,7 +91,7 @@ class Budget:
     def made_of(self, blocks: Sequence[BlockDims], geometry: Geometry, kept: Sequence[int] | None = None) -> str:
         """What a model's cost by the table is made of, the largest part first; empty for MACs and parameters."""
         prices = self.prices_at(geometry)
-        return "" if prices is None else prices.made_of(blocks, kept)
+        return "" if prices is None else prices.made_of(blocks)
 
     def record(self, reached: float | None = None) -> BudgetRecord:
         """Make the record for derivation.json, with the cost of the derived model."""

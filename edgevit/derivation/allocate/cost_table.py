@@ -1,59 +1,47 @@
-"""What each site of a base takes at each size, as measured: for budgets in milliseconds and in millijoules.
+"""Measured costs of a base's parts at several sizes, for budgets in milliseconds and millijoules.
 
 A file that `edgevit cost` writes, or a person, as YAML or JSON:
 
     schema: 1
-    measured_on: Orin NX 16GB, mode 25W, TensorRT 10.3 fp16, batch 1   # in words; kept with every result
-    where: {board: orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm, power_mode: 25W, clocks_locked: true, runner: tensorrt,
-      precision: fp16, batch: 1}             # the same for programs; may be left out
-    noise: 0.004                             # relative standard error of the figures; may be left out
-    between: linear                          # sizes between two that are listed; or above: as the next ones above
-    base: {family: vit, embed: 192, tokens: 37, patch_values: 192, depth: 6}
-    fixed_ms: 0.21                           # patch embedding, head and all else that no block changes
-    blocks:                                  # one for all blocks alike, or one for each
-      - base: {heads: 3, qk: 64, vo: 64, ffn: 768}
-        block_ms: 0.01                       # of a block with both sites, beyond their sum; may be negative
-        attention:
-          - {heads: 3, width: 16, ms: 0.11}  # QK = VO; with `above`, qk and vo may be listed each on its own
-          - {heads: 3, width: 64, ms: 0.19}
-        ffn:
-          - {width: 32, ms: 0.05}
-          - {width: 768, ms: 0.31}
-    narrower:                                # the same sizes at narrower embeddings, the widest first; may be left out
-      - embed: 96
-        fixed_ms: 0.12
-        blocks:                              # as many as above
-          - attention: [{heads: 3, width: 16, ms: 0.09}, {heads: 3, width: 64, ms: 0.12}]
-            ffn: [{width: 32, ms: 0.04}, {width: 768, ms: 0.17}]
-    fewer_tokens:                            # blocks that are given fewer, the most first; may be left out
-      - tokens: 16
-        cut_ms: 0.02                         # of a block that passes on so many, beyond what it takes
-        attention: {ms: 0.03, share_ms: 0.41}  # that is ms + share_ms * what it takes with all tokens
-        ffn: {ms: 0.02, share_ms: 0.5}
+    measured_on: Orin NX 16GB, mode 25W, TensorRT 10.3 fp16, batch 1   # for people; kept with every result
+    origin: {board: orin-nx-16gb-l4t36.4.3-trt10.3.0-8sm, power_mode: 25W, clocks_locked: true, runner: tensorrt,
+      precision: fp16, batch: 1}             # for programs; optional
+    noise: 0.004                             # relative standard error of the costs; optional
+    base: {family: vit, embed: 192, tokens: 37, patch_values: 192, depth: 6,
+      blocks: [{heads: 3, qk: 64, vo: 64, ffn: 768}]}   # one entry if all blocks are alike, otherwise one for each
+    costs:
+    - {part: fixed, ms: 0.21}                # patch embedding, head and everything else outside the blocks
+    - {part: block, ms: 0.01}                # of a block with both sites, beyond their sum; may be negative; optional
+    - {part: attention, heads: 3, width: 16, ms: 0.11}   # width: the mean of QK and VO
+    - {part: attention, heads: 3, width: 64, ms: 0.19}
+    - {part: ffn, width: 32, ms: 0.05}
+    - {part: ffn, width: 768, ms: 0.31}
+    - {part: ffn, width: 32, embed: 96, ms: 0.04}        # at a narrower embedding; without it: at the base's own
+    - {part: ffn, width: 32, tokens: 16, ms: 0.03}       # of a block that gets fewer tokens; without it: all
+    - {part: cut, tokens: 16, ms: 0.02}      # of a block that passes on so many tokens, beyond its sites; optional
 
-Every `ms`, of one inference, may have a `mj` beside it, of one image: all or none. With `linear`, attention is listed
-as a full grid of heads and widths, and what lies between is interpolated in both; QK and VO of two widths cost what
-their mean does. What is smaller than the smallest that is listed costs what that costs. Embeddings between two widths
-are priced in the same way; what is narrower than all that are listed is not known, and no plan has it. What is said of
-fewer tokens is of every embedding; between two numbers of tokens costs are interpolated, too, and nothing takes more
-than it does with more tokens.
+Every `ms`, of one inference, may have a `mj` beside it, of one image: all or none. Each part is listed for every
+combination of its sizes. Costs rise with every size; between two sizes they are interpolated. Below the smallest size
+they are constant; sizes and embeddings outside the table are refused. Fewer tokens than the fewest cost as much as the
+fewest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
-from edgevit.derivation.allocate.listed_costs import BaseSizes, BlockCosts, NarrowerCosts, NonNegative, TokenCosts
 from edgevit.derivation.allocate.policy import Policy, smallest
-from edgevit.derivation.allocate.prices import MOST_SAVED, Measured, Prices
-from edgevit.derivation.allocate.tokens import Between
+from edgevit.derivation.allocate.prices import AXES, MOST_SAVED, UNITS, Measured, Part, Prices, SizeGrid, size_text
 from edgevit.errors import CostTableError
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
@@ -61,15 +49,18 @@ from edgevit.records.derivation import TableRecord
 from edgevit.records.documents import Reader
 from edgevit.records.model import Size
 
-READER = Reader(CostTableError, hint="mend it, or measure again with `edgevit cost`")
+READER = Reader(CostTableError, hint="correct it, or measure again with `edgevit cost`")
 SCHEMA = 1
+SHARED = ("embed", "tokens")  # axes along which all parts are listed for the same sizes
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Where(BaseModel, extra="forbid", frozen=True):
-    """What a table was measured on: what must be the same for its figures to hold."""
+class Origin(BaseModel, extra="forbid", frozen=True):
+    """The conditions under which a table was measured, which must be the same for its costs to hold."""
 
     board: str | None = None  # fingerprint of a board
-    processor: str | None = None  # of a machine that is no board
+    processor: str | None = None  # of a machine that is not a board
     power_mode: str | None = None
     clocks_locked: bool | None = None
     runner: str
@@ -79,178 +70,257 @@ class Where(BaseModel, extra="forbid", frozen=True):
     batch: Size = 1
     edgevit: str | None = None  # that measured it
 
-    def differing(self, here: Where) -> str:
-        """What is different here, in words; empty: nothing, so what was measured there holds here."""
-        pairs = [(name, value, getattr(here, name)) for name, value in self if name != "edgevit"]
-        other = [[name, *("none" if v is None else v for v in both)] for name, *both in pairs if both[0] != both[1]]
-        return ", ".join(f"{name} {value} (here it is {own})" for name, value, own in other)
+    def differing(self, now: Origin) -> str:
+        """Describe the conditions that are different now; empty: none, so the costs still hold."""
+        pairs = [(name, value, getattr(now, name)) for name, value in self if name != "edgevit"]
+        different = [[name, *("none" if v is None else v for v in both)] for name, *both in pairs if both[0] != both[1]]
+        return ", ".join(f"{name} {value} (here it is {current})" for name, value, current in different)
 
-    def check(self, here: Where) -> None:
-        """Refuse a table that was measured in another power mode, precision or the like than there is here.
+    def check(self, now: Origin) -> None:
+        """Refuse a table that was measured under other conditions.
 
         Raises:
-            CostTableError: it was; the message has what differs.
+            CostTableError: it was; the message lists the differences.
         """
-        if differing := self.differing(here):
+        if differing := self.differing(now):
             raise CostTableError(f"cost table: it was measured with {differing}; measure one here with `edgevit cost`")
 
 
+class BlockSizes(BaseModel, extra="forbid", frozen=True):
+    """The sizes of a block of the base."""
+
+    heads: Size
+    qk: Size
+    vo: Size
+    ffn: Size
+
+
+class BaseSizes(BaseModel, extra="forbid", frozen=True):
+    """The base that a table belongs to."""
+
+    family: str
+    embed: Size
+    tokens: Size
+    patch_values: Size  # input values per patch: channels * height * width
+    depth: Size
+    blocks: tuple[BlockSizes, ...] = Field(min_length=1)
+
+    @property
+    def dims(self) -> tuple[BlockDims, ...]:
+        """The sizes of every block."""
+        blocks = self.blocks if len(self.blocks) > 1 else self.blocks * self.depth
+        return tuple(BlockDims(**dict(sizes)) for sizes in blocks)
+
+
+class PartCost(BaseModel, extra="forbid", frozen=True):
+    """The cost of one part of a network at one size."""
+
+    part: Part
+    heads: Size | None = None
+    width: Size | None = None  # of QK and VO, or neurons
+    embed: Size | None = None  # None: the base's own
+    tokens: Size | None = None  # None: all
+    ms: Finite
+    mj: Finite | None = None
+
+    def key(self, base: BaseSizes) -> tuple[int, ...]:
+        """Return the sizes that the cost depends on."""
+        default = {"embed": base.embed, "tokens": base.tokens}
+        return tuple(getattr(self, axis) or default[axis] for axis in AXES[self.part])
+
+    @model_validator(mode="after")
+    def _has_the_sizes_of_its_part(self) -> PartCost:
+        axes = AXES[self.part]
+        for name in ("heads", "width", "embed", "tokens"):
+            value, required = getattr(self, name), name in axes and (name in ("heads", "width") or self.part == "cut")
+            if value is None and required:
+                raise ValueError(f"{self.part} lacks {name}")
+            if value is not None and name not in axes:
+                raise ValueError(f"{self.part} has {name}, which it does not depend on")
+        costs = [cost for cost in (self.ms, self.mj) if cost is not None]
+        if self.part in ("attention", "ffn") and min(costs) <= 0:
+            raise ValueError(f"{self.part} costs {min(costs):g}; a site costs more than 0")
+        if self.part in ("fixed", "cut") and min(costs) < 0:
+            raise ValueError(f"{self.part} costs {min(costs):g}, less than 0")
+        return self
+
+
 class CostTable(BaseModel, extra="forbid", frozen=True):
-    """What each site of a base takes at each size, in ms of one inference and perhaps in mJ of one image."""
+    """The costs of a base's parts, in ms of one inference and optionally in mJ of one image."""
 
     schema_: Literal[1] = Field(alias="schema")
-    measured_on: str = Field(min_length=1)  # board, power mode, precision, batch: in words
-    where: Where | None = None
+    measured_on: str = Field(min_length=1)  # board, power mode, precision, batch: for people
+    origin: Origin | None = None
     noise: NonNegative | None = None
-    between: Between = "above"
     base: BaseSizes
-    fixed_ms: NonNegative
-    fixed_mj: NonNegative | None = None
-    blocks: tuple[BlockCosts, ...] = Field(min_length=1)
-    narrower: tuple[NarrowerCosts, ...] = ()
-    fewer_tokens: tuple[TokenCosts, ...] = ()
+    costs: tuple[PartCost, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _is_consistent(self) -> CostTable:
-        if len(self.blocks) not in (1, self.base.depth):
-            raise ValueError(f"blocks has {len(self.blocks)} entries; give one for all, or {self.base.depth}")
-        for i, block in enumerate(self.blocks):
-            if fault := block.fault(self.fixed_mj, self.between):
-                raise ValueError(f"block {i} {fault}")
-        for costs in self.narrower:
-            if fault := self._narrower_fault(costs):
-                raise ValueError(f"the embedding of {costs.embed} {fault}")
-        embeds = [self.base.embed, *(costs.embed for costs in self.narrower)]
-        if embeds != sorted(set(embeds), reverse=True):
-            raise ValueError(f"embeddings are listed as {embeds}; give each once, below the base's, the widest first")
-        counts = [self.base.tokens, *(costs.tokens for costs in self.fewer_tokens)]
-        if counts != sorted(set(counts), reverse=True):
-            raise ValueError(f"tokens are listed as {counts}; give each once, below the base's, the most first")
-        for listed in self.fewer_tokens:
-            if listed.has_energy != (self.fixed_mj is not None):
-                raise ValueError(f"{listed.tokens} tokens list energy where the base does not, or not all of it")
+        if len(self.base.blocks) not in (1, self.base.depth):
+            raise ValueError(f"base has {len(self.base.blocks)} blocks; give one for all, or {self.base.depth}")
+        if len({cost.mj is None for cost in self.costs}) > 1:
+            raise ValueError("mj is missing in some costs; give it in all, or in none")
+        for part in AXES:
+            self._check_grid(part)
+        for quantity, prices in self._prices.items():
+            if prices.saved > 1:
+                raise ValueError(
+                    f"block saves {prices.saved:.4g} times the {UNITS[quantity]} of the smallest attention"
+                )
         return self
 
-    def _narrower_fault(self, costs: NarrowerCosts) -> str | None:
-        if (costs.fixed_mj is None) != (self.fixed_mj is None):
-            return "lists energy where the base's does not, or the other way round"
-        if len(costs.blocks) != len(self.blocks):
-            return f"has {len(costs.blocks)} entries of blocks; give {len(self.blocks)}, as at the base's width"
-        for i, (block, own) in enumerate(zip(costs.blocks, self.blocks, strict=True)):
-            if block.sizes != own.sizes:
-                return f"lists other sizes in block {i} than at the base's width; give the same"
-            if fault := block.fault(costs.fixed_mj, self.between):
-                return f"in block {i} {fault}"
-        return None
+    def _check_grid(self, part: Part) -> None:
+        """Raise ValueError unless the costs of a part are a full grid, up to the base's own embedding and tokens."""
+        keys = self._keys[part]
+        for axis, sizes in zip(AXES[part], self._axes[part], strict=True):
+            most = {"embed": self.base.embed, "tokens": self.base.tokens}.get(axis, max(sizes, default=0))
+            if max(sizes, default=0) > most:
+                raise ValueError(f"{part} is listed for {axis} {max(sizes)}, and the base has {most}")
+        if len(keys) > len(set(keys)):
+            twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+            raise ValueError(f"{size_text(part, twice)} is listed twice")
+        if not keys:
+            if part in ("block", "cut"):
+                return
+            raise ValueError(f"{part} is missing")
+        grid = set(product(*self._axes[part]))
+        if missing := sorted(grid - set(keys)):
+            raise ValueError(f"{size_text(part, missing[0])} is missing; list every combination of sizes")
+        if extra := sorted(set(keys) - grid):
+            raise ValueError(f"{size_text(part, extra[0])} is listed, and all tokens stay there; leave it out")
+
+    @cached_property
+    def _keys(self) -> dict[Part, list[tuple[int, ...]]]:
+        """The sizes of all costs, by part."""
+        keys: dict[Part, list[tuple[int, ...]]] = {part: [] for part in AXES}
+        for cost in self.costs:
+            keys[cost.part].append(cost.key(self.base))
+        return keys
+
+    @cached_property
+    def _axes(self) -> dict[Part, list[list[int]]]:
+        """The sizes along each axis of each part, rising; all parts share those of the embedding and of tokens."""
+        sizes: dict[tuple[str, Part | None], set[int]] = defaultdict(set)
+        names = {part: [(axis, None if axis in SHARED else part) for axis in axes] for part, axes in AXES.items()}
+        for part, keys in self._keys.items():
+            for name, column in zip(names[part], zip(*keys, strict=True), strict=bool(keys)):
+                sizes[name] |= set(column)
+        axes = {part: [sorted(sizes[name]) for name in of_part] for part, of_part in names.items()}
+        return {**axes, "cut": [[size for size in axes["cut"][0] if size != self.base.tokens]]}  # all need no cut
+
+    @cached_property
+    def _prices(self) -> dict[Measured, Prices]:
+        grids: dict[Measured, dict[Part, SizeGrid]] = {quantity: {} for quantity in self.quantities}
+        for part in AXES:
+            axes = self._axes[part]
+            positions = [{size: i for i, size in enumerate(sizes)} for sizes in axes]
+            at = [tuple(map(dict.__getitem__, positions, key)) for key in self._keys[part]]
+            for quantity, of_parts in grids.items():
+                costs = np.zeros([len(sizes) for sizes in axes])  # a part that is not listed costs nothing
+                for position, cost in zip(at, (cost for cost in self.costs if cost.part == part), strict=True):
+                    costs[position] = getattr(cost, quantity)
+                of_parts[part] = SizeGrid(tuple(np.array(sizes, dtype=np.int64) for sizes in axes), costs)
+        base = self.base
+        return {q: Prices(q, of_parts, base.dims, base.embed, base.tokens) for q, of_parts in grids.items()}
+
+    @property
+    def quantities(self) -> tuple[Measured, ...]:
+        """The quantities that the table lists."""
+        return ("ms",) if self.costs[0].mj is None else ("ms", "mj")
+
+    @property
+    def batch(self) -> int:
+        """Images of the inference that was timed; 1 if the table does not say."""
+        return 1 if self.origin is None else self.origin.batch
 
     def in_quantity(self, quantity: Measured) -> Prices:
-        """The table in milliseconds of one inference, or in millijoules of one image.
+        """Return the costs in milliseconds of one inference, or in millijoules of one image.
 
         Raises:
-            CostTableError: it has no millijoules.
+            CostTableError: the table lists no millijoules.
         """
         if quantity not in self.quantities:
             raise CostTableError(
                 f"cost table: it was measured on {self.measured_on} and lists no energy; measure on a board whose "
                 "power can be read"
             )
-        own = tuple(self.block(i).base.dims for i in range(self.base.depth))
-        fewer = tuple(listed.in_quantity(quantity) for listed in self.fewer_tokens)
-
-        def prices(embed: int, costs: CostTable | NarrowerCosts, narrower: tuple[Prices, ...] = ()) -> Prices:
-            blocks = tuple(block.in_quantity(quantity, self.between) for block in costs.blocks)
-            fixed = getattr(costs, f"fixed_{quantity}")
-            return Prices(quantity, fixed, blocks, own, embed, narrower, self.base.tokens, fewer)
-
-        return prices(self.base.embed, self, tuple(prices(costs.embed, costs) for costs in self.narrower))
-
-    @property
-    def quantities(self) -> tuple[Measured, ...]:
-        return ("ms",) if self.fixed_mj is None else ("ms", "mj")
-
-    @property
-    def batch(self) -> int:
-        """Images of the inference that was timed; a table that does not say is of one."""
-        return 1 if self.where is None else self.where.batch
-
-    def block(self, index: int) -> BlockCosts:
-        return self.blocks[index if len(self.blocks) > 1 else 0]
+        return self._prices[quantity]
 
     def check(self, family: str, base: Sequence[BlockDims], geometry: Geometry, policy: Policy) -> None:
-        """Make sure that the table is of this base, rises with every width, and has all that the policy can ask for.
+        """Make sure that the table belongs to this base, rises with every size, and covers the policy's widths.
 
-        The embedding's own width is all that must be listed of it.
+        Of the embedding only the base's own width must be listed.
 
         Raises:
-            CostTableError: it is not, does not, or has not; the message names block, widths and values.
+            CostTableError: it does not; the message names part, sizes and costs.
         """
-        own = {
+        sizes = {
             "family": family,
             "embed": geometry.embed,
             "tokens": geometry.tokens,
             "patch_values": geometry.patch_values,
             "depth": len(base),
         }
-        _refuse_other("the base", self.base, own)
+        _refuse_other("the base", self.base.model_dump(exclude={"blocks"}), sizes)
         if any(dims.tokens for dims in base):
-            raise CostTableError("cost table: tokens leave this base already, and tables are of bases that keep them")
-        priced = [self.in_quantity(quantity) for quantity in self.quantities]
+            raise CostTableError("cost table: this base already drops tokens, and tables are of bases that keep them")
+        prices = [self.in_quantity(quantity) for quantity in self.quantities]
+        for fault in (costs.fault() for costs in prices):
+            if fault is not None:
+                raise CostTableError(f"cost table: {fault}; measure again, with more repetitions")
         for i, (dims, least) in enumerate(zip(base, smallest(base, policy, geometry), strict=True)):
-            _refuse_other(f"block {i}", self.block(i).base, dims.sizes)
-            if i > 0 and len(self.blocks) == 1 and dims == base[0]:
-                continue
-            for prices in priced:
-                if (fault := prices.fault(i)) is not None:
-                    raise CostTableError(f"cost table: block {i}: {fault}; measure again, with more repetitions")
-            if (hole := priced[0].of(i).hole(least, dims)) is not None:
-                raise CostTableError(f"cost table: block {i}: {hole} by shape {policy.name!r}; measure those as well")
+            _refuse_other(f"block {i}", self.base.dims[i].sizes, dims.sizes)
+            if (hole := prices[0].hole(least, dims)) is not None:
+                raise CostTableError(f"cost table: it {hole} by shape {policy.name!r}; measure those as well")
 
     def corrected(
         self, *, fixed: float = 1.0, attention: float = 1.0, ffn: float = 1.0, block: float = 1.0
     ) -> CostTable:
-        """The same table with each of its terms multiplied, in every quantity.
+        """Return the same table with the costs of each part multiplied, in every quantity.
 
         What a block saves beyond the sum of its sites grows to MOST_SAVED of its smallest attention, and no further.
         """
-        content = self.content()
-        widths = [content, *content.get("narrower", ())]
-        for quantity, costs_at in product(self.quantities, widths):
-            costs_at[f"fixed_{quantity}"] *= fixed
-            for listed in costs_at["blocks"]:
-                together, least = listed.get(f"block_{quantity}") or 0.0, min(a[quantity] for a in listed["attention"])
-                most = max(MOST_SAVED * least, -together) * attention
-                listed[f"block_{quantity}"] = max(together * block, -most)
-                for factor, costs in ((attention, listed["attention"]), (ffn, listed["ffn"])):
-                    for cost in costs:
-                        cost[quantity] *= factor
-        for quantity, listed in product(self.quantities, content.get("fewer_tokens", ())):
-            listed[f"cut_{quantity}"] = (listed.get(f"cut_{quantity}") or 0.0) * attention
-            for factor, law in ((attention, listed["attention"]), (ffn, listed["ffn"])):
-                law[quantity] = (law.get(quantity) or 0.0) * factor
-        return READER.checked(content, CostTable, "the corrected cost table")
+        factors = {"fixed": fixed, "attention": attention, "ffn": ffn, "cut": attention}
+
+        def corrected(cost: PartCost, quantity: Measured) -> float:
+            figure: float = getattr(cost, quantity)
+            if cost.part != "block":
+                return figure * factors[cost.part]
+            grid = self._prices[quantity].grids["attention"]
+            least = float(grid.costs[:, :, grid.sizes[2].tolist().index(*cost.key(self.base)), -1].min())
+            return max(figure * block, -max(MOST_SAVED * least, -figure) * attention)
+
+        costs = (cost.model_copy(update={q: corrected(cost, q) for q in self.quantities}) for cost in self.costs)
+        fields = {"measured_on": self.measured_on, "origin": self.origin, "noise": self.noise, "base": self.base}
+        return CostTable(schema=self.schema_, costs=tuple(costs), **fields)
 
     def content(self) -> dict[str, Any]:
-        """What the file says."""
-        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        """Return the content of the table's file."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def record(self) -> TableRecord:
-        """What identifies the table in a result."""
+        """Return what identifies the table in a result."""
         content = json.dumps(self.content(), sort_keys=True)
         return TableRecord(self.measured_on, hashlib.sha256(content.encode()).hexdigest())
 
 
-def _refuse_other(what: str, listed: BaseModel, own: dict[str, Any]) -> None:
+def _refuse_other(subject: str, listed: dict[str, Any], sizes: dict[str, Any]) -> None:
     """Raise CostTableError if the table was measured on something else, and name what differs."""
-    differing = [f"{name} {value!r} (the base has {own[name]})" for name, value in listed if value != own[name]]
+    differing = [
+        f"{name} {value!r} (the base has {sizes[name]})" for name, value in listed.items() if value != sizes[name]
+    ]
     if differing:
-        raise CostTableError(f"cost table: {what} was measured with {', '.join(differing)}; give a table of this base")
+        raise CostTableError(
+            f"cost table: {subject} was measured with {', '.join(differing)}; give a table of this base"
+        )
 
 
 def load_cost_table(path: str | Path) -> CostTable:
-    """Read a table of costs, YAML or JSON.
+    """Read a cost table, YAML or JSON.
 
     Raises:
-        CostTableError: the file cannot be read, or is no such table.
+        CostTableError: the file cannot be read, or is not a cost table.
     """
     path = Path(path)
     return READER.json(path, CostTable) if path.suffix == ".json" else READER.yaml(path, CostTable)

@@ -1,322 +1,252 @@
-"""A cost table in one quantity, milliseconds or millijoules: what every site of every size costs.
+"""Interpolated costs of a base's parts in one quantity, milliseconds or millijoules.
 
-The cost of a model is
+The cost of a network is
 
-    fixed + sum over blocks of (attention + FFN + together, each where there is such)
+    fixed + sum over blocks of (attention + FFN + together + cut, each where it applies)
 
-where `together` is what a block with both sites takes beyond their sum: it goes when either site does. A block that
-passes on fewer tokens than it is given takes more, to rank them. All of it is of one width of the embedding and of
-blocks that are given all tokens; `Prices.at` gives those of another width, and of fewer tokens.
+where `together` is what a block with both sites costs beyond their sum, and `cut` what a block costs that passes on
+fewer tokens than it gets. Attentions and FFNs depend on their sizes, on the embedding's width and on the number of
+tokens; `Prices.at` gives the costs at another embedding or number of tokens.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import fsum
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgevit.derivation.allocate.tokens import Between, TokenPrices, of_fewer
 from edgevit.errors import CostTableError
 from edgevit.network.anatomy import BlockDims
 
 Measured = Literal["ms", "mj"]  # of one inference; of one image
 UNITS: dict[Measured, str] = {"ms": "ms", "mj": "mJ"}
-PARTS = ("outside the blocks", "attention", "FFN", "blocks beyond their attention and FFN")
-MOST_SAVED = 0.9  # of its smallest attention: what a block is believed to take less than its sites by themselves
-DECIMALS = 9  # of what a site is said to take: costs are added as decimal numbers
+Part = Literal["fixed", "block", "attention", "ffn", "cut"]
+AXES: dict[Part, tuple[str, ...]] = {  # what the cost of a part depends on
+    "fixed": ("embed",),
+    "block": ("embed",),
+    "attention": ("heads", "width", "embed", "tokens"),
+    "ffn": ("width", "embed", "tokens"),
+    "cut": ("tokens",),
+}
+NAMES = ("outside the blocks", "attention", "FFN", "blocks beyond their attention and FFN")
+MOST_SAVED = 0.9  # largest saving of a block beyond the sum of its sites, as a share of its smallest attention
+DECIMALS = 9  # of an interpolated cost: costs are added as decimal numbers
+
+Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class BlockPrices:
-    """What is listed of one block: n attentions and m FFNs."""
+@dataclass(frozen=True, eq=False)
+class SizeGrid:
+    """The costs of a part on a full grid of sizes."""
 
-    sizes: NDArray[np.int64]  # [n, 3]: heads, QK width, VO width
-    attentions: NDArray[np.float64]  # [n]
-    widths: NDArray[np.int64]  # [m], rising
-    ffns: NDArray[np.float64]  # [m]
-    together: float
-    between: Between
+    sizes: tuple[NDArray[np.int64], ...]  # along each axis, rising
+    costs: Floats  # one dimension for each axis
 
-    @cached_property
-    def _grid(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Numbers of heads [h], widths [w] and what they cost [h, w], where every width is listed of each number."""
-        heads, at_heads = np.unique(self.sizes[:, 0], return_inverse=True)
-        widths, at_widths = np.unique(self.sizes[:, 1], return_inverse=True)
-        costs = np.empty((len(heads), len(widths)))
-        costs[at_heads, at_widths] = self.attentions
-        return heads, widths, costs
-
-    def attention(self, heads: int, qk: int, vo: int) -> float | None:
-        """None: nothing as large is listed."""
-        enough = (self.sizes >= (heads, qk, vo)).all(1)
-        if not enough.any():
-            return None
-        if self.between == "above":
-            return round(float(self.attentions[enough].min()), DECIMALS)
-        counts, widths, costs = self._grid
-        # Work grows with qk + vo. Below the smallest that is listed, np.interp gives the smallest.
-        at_width = [np.interp((qk + vo) / 2, widths, row) for row in costs]
-        return round(float(np.interp(heads, counts, at_width)), DECIMALS)
-
-    def ffn(self, width: int) -> float | None:
-        """None: nothing as wide is listed."""
-        at = bisect_left(self.widths, width)
-        if at == len(self.widths):
-            return None
-        if self.between == "above":
-            return round(float(self.ffns[at]), DECIMALS)
-        return round(float(np.interp(width, self.widths, self.ffns)), DECIMALS)
-
-    def fault(self, unit: str) -> str | None:
-        """Where more of something takes less, or something is listed twice; None: nowhere."""
-        sizes, costs = self.sizes, self.attentions
-        no_more = (sizes[:, None] <= sizes[None]).all(2)  # [n, n]: the first has no more heads and is no wider
-        less = no_more & ~np.eye(len(costs), dtype=bool)
-        if (pairs := np.argwhere(less & less.T)).size:
-            return f"lists {told(sizes[pairs[0, 0]])} twice"
-        if (pairs := np.argwhere(less & (costs[:, None] > costs[None]))).size:
-            i, j = pairs[0]
-            seen, least = f"{costs[j]:g} {unit}", f"{costs[i]:g} {unit}"
-            return f"{told(sizes[j])} takes {seen}, less than the {least} of {told(sizes[i])}"
-        for (a, b), (x, y) in zip(
-            zip(self.widths, self.widths[1:], strict=False), zip(self.ffns, self.ffns[1:], strict=False), strict=True
-        ):
-            if a == b:
-                return f"lists FFN width {a} twice"
-            if x > y:
-                return f"FFN width {b} takes {y:g} {unit}, less than the {x:g} {unit} of width {a}"
-        return None
-
-    def hole(self, least: BlockDims, most: BlockDims) -> str | None:
-        """What the table lacks of the widths from `least` to `most`, in words; None: nothing."""
-        of_heads = self.sizes[self.sizes[:, 0] == most.heads]
-        if not len(of_heads):
-            return f"lists no attention of {most.heads} heads"
-        for name, column, low, high in (("QK", 1, least.qk, most.qk), ("VO", 2, least.vo, most.vo)):
-            first, last = of_heads[:, column].min(), of_heads[:, column].max()
-            if first > low or last < high:
-                return (
-                    f"lists {name} widths {first} to {last} of {most.heads} heads, and {low} to {high} can be asked for"
-                )
-        if self.attention(most.heads, most.qk, most.vo) is None:
-            return f"lists nothing as wide as {told((most.heads, most.qk, most.vo))}"
-        first, last = self.widths[0], self.widths[-1]
-        if first > least.ffn or last < most.ffn:
-            return f"lists FFN widths {first} to {last}, and {least.ffn} to {most.ffn} can be asked for"
-        return None
-
-    def between_widths(self, wider: BlockPrices, share: float) -> BlockPrices:
-        """The prices of an embedding that is so much of the way from this width to a wider one; the same is listed."""
-        attentions, ffns = _line(self.attentions, wider.attentions, share), _line(self.ffns, wider.ffns, share)
-        together = float(_line(np.array(self.together), np.array(wider.together), share))
-        return replace(self, attentions=attentions, ffns=ffns, together=together)
-
-    def of_fewer(self, listed: Sequence[TokenPrices], whole: int, tokens: int) -> BlockPrices:
-        """The prices of a block that is given so many of all tokens."""
-        laws = {site: [(one.tokens, getattr(one, site)) for one in listed] for site in ("attention", "ffn")}
-        attentions = of_fewer(self.attentions, laws["attention"], whole, tokens, self.between).round(DECIMALS)
-        ffns = of_fewer(self.ffns, laws["ffn"], whole, tokens, self.between).round(DECIMALS)
-        # What is saved beyond the sum is no more than the smallest attention takes.
-        together = max(self.together, -float(attentions.min()))
-        return replace(self, attentions=attentions, ffns=ffns, together=together)
-
-    def less_than(self, narrower: BlockPrices, unit: str) -> str | None:
-        """What takes less here than at a narrower embedding, where the same is listed; None: nothing."""
-        for sizes, own, other in zip(self.sizes, self.attentions, narrower.attentions, strict=True):
-            if own < other:
-                return f"{told(sizes)} takes {own:g} {unit}, less than the {other:g} {unit}"
-        for width, own, other in zip(self.widths, self.ffns, narrower.ffns, strict=True):
-            if own < other:
-                return f"FFN width {width} takes {own:g} {unit}, less than the {other:g} {unit}"
-        return None
+    def at(self, axis: int, size: int) -> SizeGrid:
+        """Fix the size along an axis: below the smallest the smallest counts, between two costs are interpolated."""
+        listed = self.sizes[axis]
+        i = int(np.searchsorted(listed, max(size, listed[0])))
+        costs = np.take(self.costs, i, axis)
+        if size < listed[i] and i > 0:
+            below, share = np.take(self.costs, i - 1, axis), (size - listed[i - 1]) / (listed[i] - listed[i - 1])
+            costs = np.round(below + share * (costs - below), DECIMALS)
+        return SizeGrid(self.sizes[:axis] + self.sizes[axis + 1 :], costs)
 
 
-def _line(low: NDArray[np.float64], high: NDArray[np.float64], share: float) -> NDArray[np.float64]:
-    """What lies so much of the way from one to the other."""
-    return np.round(low + share * (high - low), DECIMALS)
+def size_text(part: Part, sizes: Sequence[int] | NDArray[np.int64]) -> str:
+    """Format a part and its sizes: ffn (width 64, embed 192, tokens 37)."""
+    return f"{part} ({', '.join(f'{axis} {size}' for axis, size in zip(AXES[part], sizes, strict=True))})"
 
 
-def told(sizes: Sequence[int] | NDArray[np.int64]) -> str:
-    heads, qk, vo = sizes
-    return f"attention of {heads} heads, QK {qk}, VO {vo}"
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prices:
-    """What a budget is counted by."""
+    """Costs at one width of the embedding and one number of tokens."""
 
     quantity: Measured
-    fixed: float  # whatever the blocks are
-    blocks: tuple[BlockPrices, ...]  # one for all of the base's blocks alike, or one for each
-    base_blocks: tuple[BlockDims, ...]  # the base's own sizes
-    embed: int  # width of the embedding that they are of
-    narrower: tuple[Prices, ...] = ()  # those of narrower ones, the widest first
-    tokens: int = 0  # that blocks are given
-    fewer: tuple[TokenPrices, ...] = ()  # what is listed of fewer tokens, the most first
-    of_all_tokens: Prices | None = None  # where blocks are given fewer than all: the prices with all of them
+    grids: Mapping[Part, SizeGrid]
+    base_blocks: tuple[BlockDims, ...]
+    embed: int
+    tokens: int  # that blocks get
 
     @property
-    def embeds(self) -> tuple[int, int]:
-        """The narrowest and the widest embedding of which anything is known."""
-        return self.narrower[-1].embed if self.narrower else self.embed, self.embed
+    def embeds(self) -> list[int]:
+        """The listed widths of the embedding, rising."""
+        widths: list[int] = self.grids["fixed"].sizes[0].tolist()
+        return widths
+
+    @property
+    def token_counts(self) -> list[int]:
+        """The listed numbers of tokens, rising; the last is all."""
+        counts: list[int] = self.grids["attention"].sizes[3].tolist()
+        return counts
 
     @property
     def saved(self) -> float:
-        """What a block takes less than its sites by themselves, at most, as a share of its smallest attention; or 0."""
-        blocks = [block for prices in (self, *self.narrower) for block in prices.blocks]
-        return max(0.0, *(-block.together / float(block.attentions.min()) for block in blocks))
+        """The largest saving of a block beyond the sum of its sites, as a share of its smallest attention; or 0."""
+        least = self.grids["attention"].costs[..., -1].min((0, 1))  # [embeddings]
+        return max(0.0, float((-self.grids["block"].costs / least).max()))
 
     def at(self, embed: int, tokens: int | None = None) -> Prices:
-        """The prices of an embedding of this width, and of blocks that are given so many tokens; None: all.
-
-        A width between two that are listed is priced as sizes between two are; fewer tokens than are listed cost what
-        the fewest cost.
+        """Return the costs at an embedding of this width, for blocks that get so many tokens; None: all.
 
         Raises:
-            CostTableError: the width is not within those that are listed, or nothing is listed of fewer tokens.
+            CostTableError: the width is outside the listed ones, or only all tokens are listed.
         """
-        prices = (self.of_all_tokens or self)._at_width(embed)
-        if tokens is None or tokens >= prices.tokens:
-            return prices
-        if not prices.fewer:
-            raise CostTableError(
-                f"cost table: it says what blocks take that are given {prices.tokens} tokens, and these get {tokens}; "
-                "`edgevit cost --tokens` measures that as well"
-            )
-        blocks = tuple(block.of_fewer(prices.fewer, prices.tokens, tokens) for block in prices.blocks)
-        return replace(prices, blocks=blocks, tokens=tokens, of_all_tokens=prices)
-
-    def cut(self, tokens: int) -> float:
-        """What a block takes more that passes on only so many; nothing for 0: it passes on all that it is given."""
-        if not tokens or not self.fewer:
-            return 0.0
-        rising = self.fewer[::-1]
-        return round(float(np.interp(tokens, [one.tokens for one in rising], [one.cut for one in rising])), DECIMALS)
-
-    def _at_width(self, embed: int) -> Prices:
-        if embed == self.embed:
-            return self
-        least, most = self.embeds
+        least, most, counts = self.embeds[0], self.embeds[-1], self.token_counts
         if not least <= embed <= most:
             raise CostTableError(
                 f"cost table: it lists embeddings of {least} to {most}, and this one has {embed}; measure that as well"
             )
-        rungs = (self, *self.narrower)
-        below = next(i for i, prices in enumerate(rungs) if prices.embed <= embed)
-        low, high = rungs[below], rungs[below - 1]
-        if embed == low.embed:
-            return low
-        if self.blocks[0].between == "above":
-            return replace(high, narrower=())
-        share = (embed - low.embed) / (high.embed - low.embed)
-        fixed = float(_line(np.array(low.fixed), np.array(high.fixed), share))
-        blocks = (a.between_widths(b, share) for a, b in zip(low.blocks, high.blocks, strict=True))
-        return replace(low, fixed=fixed, blocks=tuple(blocks), embed=embed)
+        tokens = counts[-1] if tokens is None else min(tokens, counts[-1])
+        if tokens < counts[-1] and len(counts) == 1:
+            raise CostTableError(
+                f"cost table: it lists blocks that get {counts[-1]} tokens, and these get {tokens}; "
+                "`edgevit cost --tokens` measures that as well"
+            )
+        return self if (embed, tokens) == (self.embed, self.tokens) else replace(self, embed=embed, tokens=tokens)
 
-    def fault(self, block: int) -> str | None:
-        """Where more of something takes less, or something is listed twice; None: nowhere."""
-        unit, rungs = UNITS[self.quantity], (self, *self.narrower)
-        for prices in rungs:
-            if (fault := prices.of(block).fault(unit)) is not None:
-                return fault if prices is self else f"at an embedding of {prices.embed}: {fault}"
-        for wider, prices in pairwise(rungs):
-            if wider.fixed < prices.fixed:
-                return (
-                    f"what lies outside the blocks takes {wider.fixed:g} {unit} at an embedding of {wider.embed}, less "
-                    f"than the {prices.fixed:g} {unit} at {prices.embed}"
-                )
-            if (less := wider.of(block).less_than(prices.of(block), unit)) is not None:
-                return f"at an embedding of {wider.embed}, {less} at {prices.embed}"
-        return None
+    @cached_property
+    def fixed(self) -> float:
+        """The cost of everything outside the blocks."""
+        return float(self.grids["fixed"].at(0, self.embed).costs)
 
-    def of(self, block: int) -> BlockPrices:
-        """What is listed of one block of the base."""
-        assert 0 <= block < len(self.base_blocks)
-        return self.blocks[block if len(self.blocks) > 1 else 0]
+    @cached_property
+    def together(self) -> float:
+        """The cost of a block beyond the sum of both sites; it may be negative, down to its smallest attention."""
+        return max(float(self.grids["block"].at(0, self.embed).costs), -float(self.attentions.costs.min()))
 
-    def attention(self, block: int, heads: int, qk: int, vo: int) -> float:
-        """What the attention of a block takes at these sizes.
+    @cached_property
+    def attentions(self) -> SizeGrid:
+        """The costs by heads and width."""
+        return self._site("attention")
+
+    @cached_property
+    def ffns(self) -> SizeGrid:
+        """The costs by width."""
+        return self._site("ffn")
+
+    def _site(self, part: Part) -> SizeGrid:
+        axis = AXES[part].index("embed")
+        grid = self.grids[part].at(axis, self.embed).at(axis, self.tokens)
+        return grid if self.tokens == self.token_counts[-1] else replace(grid, costs=grid.costs.round(DECIMALS))
+
+    def attention(self, heads: int, qk: int, vo: int) -> float:
+        """Return the cost of an attention of these sizes.
 
         Raises:
             CostTableError: nothing as large is listed.
         """
-        return _listed(self.of(block).attention(heads, qk, vo), block, told((heads, qk, vo)))
+        (counts, widths), costs = self.attentions.sizes, self.attentions.costs
+        if heads > counts[-1] or max(qk, vo) > widths[-1]:
+            raise _too_large(f"an attention of {heads} heads, QK {qk}, VO {vo}")
+        # Work grows with qk + vo. Below the smallest listed size, np.interp returns the cost of the smallest.
+        at_width = [np.interp((qk + vo) / 2, widths, row) for row in costs]
+        return round(float(np.interp(heads, counts, at_width)), DECIMALS)
 
-    def ffn(self, block: int, width: int) -> float:
-        """What the FFN of a block takes at this width.
+    def ffn(self, width: int) -> float:
+        """Return the cost of an FFN of this width.
 
         Raises:
             CostTableError: nothing as wide is listed.
         """
-        return _listed(self.of(block).ffn(width), block, f"FFN width {width}")
+        (widths,), costs = self.ffns.sizes, self.ffns.costs
+        if width > widths[-1]:
+            raise _too_large(f"an FFN of width {width}")
+        return round(float(np.interp(width, widths, costs)), DECIMALS)
 
-    def together(self, block: int) -> float:
-        """What the block takes beyond the sum of both sites; it may be negative."""
-        return self.of(block).together
+    def cut(self, tokens: int) -> float:
+        """Return the cost of passing on only so many tokens; 0 tokens: all that the block gets, at no cost."""
+        (counts,), costs = self.grids["cut"].sizes, self.grids["cut"].costs
+        return round(float(np.interp(tokens, counts, costs)), DECIMALS) if tokens and costs.size else 0.0
 
-    def block(self, block: int, dims: BlockDims) -> float:
-        """What a block takes; of one that lost a site, what the other takes."""
-        terms = []
+    def block(self, dims: BlockDims) -> float:
+        """Return the cost of a block; if it lost a site, the cost of the other."""
+        costs = []
         if dims.has_attention:
-            terms.append(self.attention(block, dims.heads, dims.qk, dims.vo))
+            costs.append(self.attention(dims.heads, dims.qk, dims.vo))
         if dims.has_ffn:
-            terms.append(self.ffn(block, dims.ffn))
-        return fsum([*terms, self.together(block)] if len(terms) == 2 else terms)
+            costs.append(self.ffn(dims.ffn))
+        return fsum([*costs, self.together] if len(costs) == 2 else costs)
 
-    def cost(self, blocks: Sequence[BlockDims], kept: Sequence[int] | None = None) -> float:
-        """What a model takes; `kept` says which of the base's blocks these are, if not all."""
-        placed = self._placed(blocks, kept)
-        return fsum([self.fixed, *(at.block(i, dims) for at, i, dims in placed), *map(self.cut, _passed(blocks))])
-
-    def parts(self, blocks: Sequence[BlockDims], kept: Sequence[int] | None = None) -> tuple[float, ...]:
-        """`cost`, split into the PARTS; ranking tokens counts as attention."""
-        placed = self._placed(blocks, kept)
-        return (
-            self.fixed,
-            sum(at.attention(i, d.heads, d.qk, d.vo) for at, i, d in placed if d.has_attention)
-            + sum(map(self.cut, _passed(blocks))),
-            sum(at.ffn(i, d.ffn) for at, i, d in placed if d.has_ffn),
-            sum(at.together(i) for at, i, d in placed if d.has_attention and d.has_ffn),
+    def cost(self, blocks: Sequence[BlockDims]) -> float:
+        """Return the cost of a network of these blocks."""
+        return fsum(
+            [self.fixed, *(at.block(dims) for at, dims in self._placed(blocks)), *map(self.cut, _passed(blocks))]
         )
 
-    def made_of(self, blocks: Sequence[BlockDims], kept: Sequence[int] | None = None) -> str:
-        """`parts` in words."""
-        return parts_told(self.parts(blocks, kept), self.quantity)
+    def parts(self, blocks: Sequence[BlockDims]) -> tuple[float, ...]:
+        """Split the cost of a network into the parts of NAMES; the cost of cuts counts as attention."""
+        placed = self._placed(blocks)
+        return (
+            self.fixed,
+            sum(at.attention(d.heads, d.qk, d.vo) for at, d in placed if d.has_attention)
+            + sum(map(self.cut, _passed(blocks))),
+            sum(at.ffn(d.ffn) for at, d in placed if d.has_ffn),
+            sum(at.together for at, d in placed if d.has_attention and d.has_ffn),
+        )
 
-    def _placed(self, blocks: Sequence[BlockDims], kept: Sequence[int] | None) -> list[tuple[Prices, int, BlockDims]]:
-        """Each block with the prices of as many tokens as it is given, and its number in the base."""
-        if kept is None:
-            assert len(blocks) == len(self.base_blocks) or len(self.blocks) == 1
-            kept = range(len(blocks))
-        given = list(accumulate(_passed(blocks), lambda before, now: now or before, initial=self.tokens))[:-1]
-        at = {tokens: self.at(self.embed, tokens) for tokens in set(given)}
-        return [(at[n], i, dims) for n, i, dims in zip(given, kept, blocks, strict=True)]
+    def made_of(self, blocks: Sequence[BlockDims]) -> str:
+        """Format the parts, the largest first: attention 0.8 ms, outside the blocks 0.1 ms."""
+        named = sorted(zip(self.parts(blocks), NAMES, strict=True), reverse=True)
+        return ", ".join(f"{name} {cost:.4g} {UNITS[self.quantity]}" for cost, name in named if cost)
+
+    def _placed(self, blocks: Sequence[BlockDims]) -> list[tuple[Prices, BlockDims]]:
+        """Pair each block with the costs at the number of tokens that it gets."""
+        counts = list(accumulate(_passed(blocks), lambda before, now: now or before, initial=self.tokens))[:-1]
+        at = {tokens: self.at(self.embed, tokens) for tokens in set(counts)}
+        return [(at[tokens], dims) for tokens, dims in zip(counts, blocks, strict=True)]
 
     @property
     def base(self) -> float:
-        """What the base itself takes."""
+        """The cost of the base itself."""
         return self.cost(self.base_blocks)
+
+    def fault(self) -> str | None:
+        """Describe where a larger size costs less; None: nowhere."""
+        unit = UNITS[self.quantity]
+        for part in ("attention", "ffn", "fixed"):
+            grid = self.grids[part]
+            for axis in range(grid.costs.ndim):
+                falls = np.argwhere(np.diff(grid.costs, axis=axis) < 0)
+                if not len(falls):
+                    continue
+                smaller, larger = falls[0], falls[0] + np.eye(grid.costs.ndim, dtype=int)[axis]
+                (least, low), (most, high) = (
+                    (
+                        size_text(part, [sizes[i] for sizes, i in zip(grid.sizes, at, strict=True)]),
+                        grid.costs[tuple(at)],
+                    )
+                    for at in (smaller, larger)
+                )
+                return f"{most} costs {high:g} {unit}, less than the {low:g} {unit} of {least}"
+        return None
+
+    def hole(self, least: BlockDims, most: BlockDims) -> str | None:
+        """Describe what the table lacks of the sizes from `least` to `most`; None: nothing."""
+        counts, widths = self.attentions.sizes
+        if counts[-1] < most.heads:
+            return f"lists attentions of up to {counts[-1]} heads, and the base has {most.heads}"
+        ranges = {
+            "QK": (widths, least.qk, most.qk),
+            "VO": (widths, least.vo, most.vo),
+            "FFN": (self.ffns.sizes[0], least.ffn, most.ffn),
+        }
+        for name, (listed, low, high) in ranges.items():
+            if listed[0] > low or listed[-1] < high:
+                return f"lists {name} widths {listed[0]} to {listed[-1]}, and {low} to {high} can be asked for"
+        return None
 
 
 def _passed(blocks: Sequence[BlockDims]) -> list[int]:
-    """How many tokens each passes on; 0: all that it is given."""
+    """List the number of tokens that each block passes on; 0: all that it gets."""
     return [dims.tokens for dims in blocks]
 
 
-def parts_told(parts: Sequence[float], quantity: Measured) -> str:
-    """The largest first: attention 0.8 ms, outside the blocks 0.1 ms."""
-    named = sorted(zip(parts, PARTS, strict=True), reverse=True)
-    return ", ".join(f"{name} {cost:.4g} {UNITS[quantity]}" for cost, name in named if cost)
-
-
-def _listed(cost: float | None, block: int, what: str) -> float:
-    if cost is None:
-        raise CostTableError(f"cost table: block {block} lists nothing as wide as {what}; measure that as well")
-    return cost
+def _too_large(size: str) -> CostTableError:
+    return CostTableError(f"cost table: it lists nothing as large as {size}; measure that as well")

@@ -5,6 +5,7 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from some_tables import rows, table
 
 from edgevit.baselines.common import ranking
 from edgevit.derivation.allocate.budget import make_budget
@@ -162,15 +163,9 @@ def test_widths_by_rate_spend_a_table_until_no_step_fits(geometries, policy, ms)
     """A table that goes in steps: half of an FFN is hardly cheaper than all of it."""
     geometry, _ = geometries["deit_tiny_patch16_224"]
     base = [BlockDims(3, 64, 64, 768)] * 2
-    content = {
-        "schema": 1, "measured_on": "paper", "between": "linear", "fixed_ms": 0.2,
-        "base": {"family": "vit", "embed": 192, "tokens": 197, "patch_values": 768, "depth": 2},
-        "blocks": [{
-            "base": base[0].sizes, "block_ms": 0.05,
-            "attention": [{"heads": 3, "width": w, "ms": 0.1 + 0.01 * w} for w in (1, 64)],
-            "ffn": [{"width": 1, "ms": 0.05}, {"width": 384, "ms": 1.1}, {"width": 768, "ms": 1.2}],
-        }],
-    }  # fmt: skip
+    costs = rows(0.2, {(3, w): 0.1 + 0.01 * w for w in (1, 64)}, {1: 0.05, 384: 1.1, 768: 1.2}, block=0.05)
+    of = {"embed": 192, "tokens": 197, "patch_values": 768, "blocks": [base[0].sizes]}
+    content = table(costs, base=of)
     budget = make_budget(1, 1, ms=ms, table=CostTable.model_validate(content))
     chosen = fit(uniform(base), base, geometry, budget, POLICIES[policy])
     assert budget.holds(budget.cost(chosen, geometry)) and budget.cost(chosen, geometry) > 0.93 * ms

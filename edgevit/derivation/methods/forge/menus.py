@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 
 import torch
@@ -48,10 +47,10 @@ def block_costs(budget: Budget, geometry: Geometry, block: int, passed: int = 0)
 
         def listed(heads: int, qk: Tensor, vo: Tensor) -> Tensor:
             pairs = zip(qk.tolist(), vo.tolist(), strict=True)
-            costs = [prices.together(block) + prices.attention(block, heads, *pair) + cut for pair in pairs]
+            costs = [prices.together + prices.attention(heads, *pair) + cut for pair in pairs]
             return torch.tensor(costs, dtype=torch.float64)
 
-        return ModuleCosts(listed, partial(prices.ffn, block), -prices.together(block), 0.0)
+        return ModuleCosts(listed, prices.ffn, -prices.together, 0.0)
     # The fixed cost of a block is counted with its attention.
     itself = geometry.fixed(1, budget.linear) - geometry.fixed(0, budget.linear)
     of_ffn = geometry.site_fixed("ffn", budget.linear)

@@ -62,7 +62,7 @@ class Candidates:
         self.lengths, self.may_leave = lengths(geometry, token_multiple, merge=merge), may_leave(geometry, len(dims))
         if budget.prices is not None:
             # A cost table lists few numbers of tokens. Between them removal saves nothing, and ranking tokens costs.
-            listed = {geometry.tokens, *(entry.tokens for entry in budget.prices.fewer)}
+            listed = set(budget.prices.token_counts)
             self.lengths = [n for n in self.lengths if n in listed]
         grown = budget.at_least or {}
         # For each block the highest level, which passes on the fewest tokens.
@@ -113,7 +113,7 @@ class Candidates:
         """Return the cost of a block that gets the tokens of this level and has this number of heads removed."""
         block, at = replace(self.dims[i], heads=self.dims[i].heads - removed), self.geometry.at(self.lengths[level])
         if (prices := self.budget.prices_at(at)) is not None:
-            return prices.block(i, block)
+            return prices.block(block)
         return at.cost([block], self.budget.linear) - at.fixed(0, self.budget.linear)
 
     def loss(self, choice: PruningLevels) -> float:

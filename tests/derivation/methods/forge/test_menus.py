@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from some_tables import rows, table
 
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.cost_table import CostTable
@@ -19,14 +20,9 @@ DIMS = BlockDims(2, 32, 32, 256)
 
 
 def _table() -> CostTable:
-    attention = [{"heads": h, "width": w, "ms": 0.02 * h * w / 16} for h in (1, 2) for w in (16, 24, 32)]
-    ffn = [{"width": w, "ms": w / 256} for w in range(8, 257, 8)]
-    sizes = {"embed": 64, "tokens": 17, "depth": 2, "patch_values": 192}
-    listed = {"base": vars(DIMS) | {}, "attention": attention, "ffn": ffn, "block_ms": -0.01}
-    listed["base"] = {"heads": 2, "qk": 32, "vo": 32, "ffn": 256}
-    return CostTable.model_validate(
-        {"schema": 1, "measured_on": "a test", "fixed_ms": 0.1, "base": {"family": "vit", **sizes}, "blocks": [listed]}
-    )
+    attention = {(h, w): 0.02 * h * w / 16 for h in (1, 2) for w in (16, 24, 32)}
+    ffn = {w: w / 256 for w in range(8, 257, 8)}
+    return CostTable.model_validate(table(rows(0.1, attention, ffn, block=-0.01)))
 
 
 def _known() -> Any:

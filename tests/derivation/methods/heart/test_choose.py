@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from some_tables import rows, table
 
 from edgevit.derivation.allocate.budget import Budget, make_budget
 from edgevit.derivation.allocate.cost_table import CostTable
@@ -132,18 +133,13 @@ def test_the_least_amount_that_meets_the_budget_is_taken(candidates: Callable[..
 
 def by_table(ms: float, cut_ms: float = 0.01, **more: Any) -> Budget:
     """Of a base of four blocks that takes 4.2 ms; a block takes its share of 17 tokens."""
-    listed = {
-        "base": {"heads": 4, "qk": 16, "vo": 16, "ffn": 256},
-        "attention": [{"heads": h, "width": w, "ms": 0.01 * h * w - 0.04} for h in (1, 4) for w in (8, 16)],
-        "ffn": [{"width": w, "ms": 0.4 * w / 256} for w in (8, 256)],
-    }
-    content = {
-        "schema": 1, "measured_on": "made up", "between": "linear", "fixed_ms": 0.2, "blocks": [listed],
-        "base": {"family": "vit", "embed": 64, "tokens": 17, "patch_values": 192, "depth": 4},
-        "fewer_tokens": [
-            {"tokens": n, "cut_ms": cut_ms, **{site: {"share_ms": n / 17} for site in SITES}} for n in (16, 8)
-        ],
-    }  # fmt: skip
+    attention = {(h, w): 0.01 * h * w - 0.04 for h in (1, 4) for w in (8, 16)}
+    ffn = {w: 0.4 * w / 256 for w in (8, 256)}
+    costs = rows(0.2, attention, ffn)
+    for tokens in (16, 8):
+        fewer = ({size: round(cost * tokens / 17, 9) for size, cost in site.items()} for site in (attention, ffn))
+        costs += [*rows(None, *fewer, tokens=tokens), {"part": "cut", "tokens": tokens, "ms": cut_ms}]
+    content = table(costs, base={"depth": 4, "blocks": [{"heads": 4, "qk": 16, "vo": 16, "ffn": 256}]})
     return replace(make_budget(1, 1, ms=ms, table=CostTable.model_validate(content)), **more)
 
 
