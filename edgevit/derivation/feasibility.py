@@ -89,7 +89,7 @@ class Minimum:
         that part ends.
         """
         if budget.prices is not None:
-            return budget.made_of(self.blocks, self.geometry, self.numbers)
+            return budget.made_of(self.blocks, self.geometry)
         geometry, costs = self.geometry, {"": float(self.geometry.fixed(0, budget.linear))}
         for d, n in zip(self.blocks, geometry.reaching(self.blocks), strict=True):
             at = geometry.at(n)
@@ -219,7 +219,7 @@ def _with_schedule(target: Target, space: SearchSpace, geometry: Geometry, dims:
         elif space.sites and not block.tokens:
             block = _cheaper_site(budget, geometry, i, block)
         blocks.append(block)
-    return Minimum(budget.cost(blocks, geometry, numbers), tuple(blocks), numbers, geometry)
+    return Minimum(budget.cost(blocks, geometry), tuple(blocks), numbers, geometry)
 
 
 def _with_sites(dims: BlockDims, floor: BlockDims) -> BlockDims:
@@ -234,4 +234,4 @@ def _cheaper_site(budget: Budget, geometry: Geometry, block: int, dims: BlockDim
     if "site" in geometry.frozen(block) or not (dims.has_attention and dims.has_ffn):
         return dims
     alone = [replace(dims, ffn=0), replace(dims, heads=0, qk=0, vo=0)]
-    return min(alone, key=lambda d: budget.cost([d], geometry, [block]))
+    return min(alone, key=lambda d: budget.cost([d], geometry))

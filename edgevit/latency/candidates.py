@@ -92,7 +92,7 @@ class CandidateBuilder:
         blocks = sorted(set(shape.blocks), key=lambda d: (d.ffn, d.heads * d.qk))
         count = min(REFINED, len(blocks))
         some = tuple(blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count))
-        self.costs.measured(some, shape.embed)
+        self.costs.extend(some, shape.embed)
 
     def _is_of_others(self, model: Path) -> bool:
         """Whether the existing base has other classes or weights, and so belongs to an earlier command.

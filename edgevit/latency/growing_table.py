@@ -28,14 +28,14 @@ class GrowingTable:
         self.energy = request.quantity == "mj"
         method = find_method(request.method)
         config = method.make_config(request.on_its_base().settings)
-        cuts = method.search_space(self.network, config, self.policy)
-        self.tokens = cuts.tokens
-        self.narrower = 0 < cuts.embed < family_of(self.network).geometry(self.network).embed
+        space = method.search_space(self.network, config, self.policy)
+        self.tokens = space.tokens
+        self.narrower = 0 < space.embed < family_of(self.network).geometry(self.network).embed
         self.from_file = None if request.cost_table is None else self._checked(load_cost_table(request.cost_table))
-        self.table = self.measured(())
+        self.extend(())
 
-    def measured(self, sizes: tuple[BlockDims, ...], embed: int | None = None) -> CostTable:
-        """Measure these sizes and this embedding, as far as the table lacks them, and return the table."""
+    def extend(self, sizes: tuple[BlockDims, ...], embed: int | None = None) -> None:
+        """Measure these sizes and this embedding, as far as the table lacks them."""
         self.table = self.from_file or measured_table(
             self.network,
             self.target,
@@ -47,7 +47,6 @@ class GrowingTable:
             energy=self.energy,
             progress=self.progress,
         )
-        return self.table
 
     @property
     def origin(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from some_costs import ARGS, fill, here
 from some_tables import rows, table
 
@@ -15,6 +16,7 @@ def test_what_cannot_be_is_one_line(edgevit_main, tmp_path):
     assert "ends in neither .yaml nor .json" in said
 
 
+@pytest.mark.usefixtures("examined_once")
 def test_what_is_known_already_is_shown_and_written_with_the_next_command(edgevit_main, small_vit, tmp_path):
     fill(small_vit(**ARGS), here(), None)
     args = [part for name, value in ARGS.items() for part in ("--model-arg", f"{name}={value}")]
@@ -28,7 +30,7 @@ def test_what_is_known_already_is_shown_and_written_with_the_next_command(edgevi
         and "mJ; the base takes" in done.out
     )
     told = json.loads(edgevit_main("cost", *base, "--json").out)
-    assert told["schema"] == 1 and told["output"] is None and not told["where"].get("board")
+    assert told["schema"] == 1 and told["output"] is None and not told["origin"].get("board")
 
 
 def test_the_figures_are_shown_side_by_side_with_what_a_whole_block_takes():

@@ -1,26 +1,32 @@
-"""What plans are made into; the whole of it is in test_run.py."""
+"""Shapes of models, and blocks that are measured for the table; whole searches are in test_meet.py."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from small_base import derive, write_checkpoint
+from model_folders import derivation_of, some_spec, spec_text
 
-from edgevit.derivation.allocate.cost_table import CostTable
 from edgevit.latency.candidates import REFINED, CandidateBuilder, shape_in
 from edgevit.latency.growing_table import GrowingTable
 from edgevit.latency.rounds import Shape
+from edgevit.records.derivation import Facts
 from edgevit.records.model import BlockDims
 from edgevit.records.model_folder import ModelFolder
 
 
 def test_the_shape_of_a_model_says_which_blocks_it_has(tmp_path: Path) -> None:
-    derive(write_checkpoint(tmp_path), tmp_path / "t", method="nuwa", training={"steps": 0})
-    shape = shape_in(tmp_path / "t")
-    assert shape == Shape(tuple(ModelFolder(tmp_path / "t").spec().blocks), (0, 1))
-    options = {"embed_width": 32, "calibration_images": 16, "sensitivity_images": 8}
-    derive(tmp_path / "base.safetensors", tmp_path / "n", method="forge", training={"steps": 0}, options=options)
-    assert shape_in(tmp_path / "n").embed == 32
+    def shape(embed: int, numbers: tuple[int, ...] | None) -> Shape:
+        spec = some_spec()
+        blocks = spec.blocks if numbers is None else spec.blocks[: len(numbers)]
+        args = {**spec.timm_args, "embed_dim": embed}
+        spec = replace(spec, blocks=blocks, timm_args=args, base=replace(spec.base, embed=32))
+        (tmp_path / "model.json").write_text(spec_text(spec, "0" * 64))
+        ModelFolder(tmp_path).write_derivation(derivation_of(None, facts=Facts(kept_blocks=numbers)))
+        return shape_in(tmp_path)
+
+    blocks = some_spec().blocks
+    assert shape(32, None) == Shape(blocks, (0, 1)) and shape(16, (1,)) == Shape(blocks[:1], (1,), 16)
 
 
 def test_a_few_blocks_of_a_plan_are_measured_from_the_smallest_to_the_largest() -> None:
@@ -32,10 +38,9 @@ def test_a_few_blocks_of_a_plan_are_measured_from_the_smallest_to_the_largest() 
         def __init__(self) -> None:
             """Of no target."""
 
-        def measured(self, sizes: tuple[BlockDims, ...], embed: int | None = None) -> CostTable:
+        def extend(self, sizes: tuple[BlockDims, ...], embed: int | None = None) -> None:
             asked.append(sizes)
             embeds.append(embed)
-            return CostTable.model_construct()
 
     builder.costs = Noted()
     blocks = tuple(BlockDims(2, 16, 16, 8 * n) for n in (5, 9, 1, 3, 3, 7, 2))

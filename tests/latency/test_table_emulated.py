@@ -98,7 +98,7 @@ def random_plan(random):
             )
 
 
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(
     kernel_ms=st.floats(0.002, 0.03), bytes_per_ms=st.floats(2e7, 1.2e8), macs_per_ms=st.floats(1e9, 2e10),
     tile=st.sampled_from([16, 32, 64]), width_tile=st.sampled_from([8, 16, 32]), together=st.floats(-0.005, 0.02),

@@ -73,8 +73,8 @@ class Budget:
         """
         return None if self.prices is None else self.prices.at(geometry.embed, geometry.tokens)
 
-    def cost(self, blocks: Sequence[BlockDims], geometry: Geometry, kept: Sequence[int] | None = None) -> float:
-        """What a model costs in this quantity; `kept` says which of the base's blocks these are, if not all."""
+    def cost(self, blocks: Sequence[BlockDims], geometry: Geometry) -> float:
+        """Return the cost of a network in this quantity."""
         if (prices := self.prices_at(geometry)) is not None:
             return prices.cost(blocks)
         return geometry.cost(blocks, self.linear)
@@ -88,7 +88,7 @@ class Budget:
         number = f"{cost:.4g}" if self.quantity in MEASURED else format_count(cost)
         return f"{number} {_NAMES[self.quantity]}"
 
-    def made_of(self, blocks: Sequence[BlockDims], geometry: Geometry, kept: Sequence[int] | None = None) -> str:
+    def made_of(self, blocks: Sequence[BlockDims], geometry: Geometry) -> str:
         """What a model's cost by the table is made of, the largest part first; empty for MACs and parameters."""
         prices = self.prices_at(geometry)
         return "" if prices is None else prices.made_of(blocks)

@@ -405,7 +405,7 @@ def _carry_out(wanted: _Wanted, problem: Problem) -> Derivation:
     network = derived.network.cpu().eval()
     base, opened = wanted.opened.base.spec, wanted.opened
     spec = replace(derived_spec(base, network, opened.head, opened.task.classes), rejection=judged.rule)
-    cost = problem.budget.cost(spec.blocks, load_family(spec.family).geometry(network), derived.plan.kept_blocks)
+    cost = problem.budget.cost(spec.blocks, load_family(spec.family).geometry(network))
     assert problem.budget.holds(cost)
     record = wanted.record(
         accuracy=judged.accuracy,

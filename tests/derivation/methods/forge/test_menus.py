@@ -47,7 +47,7 @@ def test_every_way_costs_what_its_model_does(quantity: str, small_vit: Any) -> N
     menu = block_menu(
         DIMS, _known(), make_policy("fused"), block_costs(budget, geometry, 1), Removable(True, True, True), set()
     )
-    with_first = budget.cost([DIMS], geometry, [0])
+    with_first = budget.cost([DIMS], geometry)
 
     def made(attention: Any, ffn: Any) -> BlockDims:
         heads = (0, 0, 0) if attention is None else (len(attention.value.heads), attention.value.qk, attention.value.vo)
@@ -56,7 +56,7 @@ def test_every_way_costs_what_its_model_does(quantity: str, small_vit: Any) -> N
     pairs = [(menu.attention[0], menu.ffn[3]), (menu.attention[-1], menu.ffn[-1])]
     for attention, ffn in [*pairs, (menu.attention_alone[1], None), (None, menu.ffn_alone[2])]:
         cost = sum(choice.cost for choice in (attention, ffn) if choice is not None)
-        whole = budget.cost([DIMS, made(attention, ffn)], geometry, [0, 1])
+        whole = budget.cost([DIMS, made(attention, ffn)], geometry)
         assert cost == pytest.approx(whole - with_first, abs=1e-9)
     assert menu.dropped == 50
     assert menu.attention_alone[-1].loss == menu.attention[-1].loss + 30, "without the FFN"
