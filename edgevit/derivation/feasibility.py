@@ -79,7 +79,6 @@ class Minimum:
 
     cost: float
     blocks: tuple[BlockDims, ...]
-    numbers: tuple[int, ...]  # of these blocks in the network that is cut
     geometry: Geometry
 
     def made_of(self, budget: Budget) -> str:
@@ -204,10 +203,9 @@ def _with_schedule(target: Target, space: SearchSpace, geometry: Geometry, dims:
             return i in floors
         return i == 0 or not space.blocks or "block" in geometry.frozen(i) or d.tokens > 0
 
-    numbers = tuple(i for i, d in enumerate(dims) if needed(i, d))
     narrow = smallest(dims, policy, geometry, floors) if space.widths else dims
     blocks = []
-    for i in numbers:
+    for i in (i for i, d in enumerate(dims) if needed(i, d)):
         may_drop = space.heads and "heads" not in geometry.frozen(i)
         block = replace(narrow[i], heads=least_heads(dims[i], policy, drop_heads=may_drop))
         if not space.head_widths:
@@ -219,7 +217,7 @@ def _with_schedule(target: Target, space: SearchSpace, geometry: Geometry, dims:
         elif space.sites and not block.tokens:
             block = _cheaper_site(budget, geometry, i, block)
         blocks.append(block)
-    return Minimum(budget.cost(blocks, geometry), tuple(blocks), numbers, geometry)
+    return Minimum(budget.cost(blocks, geometry), tuple(blocks), geometry)
 
 
 def _with_sites(dims: BlockDims, floor: BlockDims) -> BlockDims:
