@@ -118,33 +118,33 @@ def test_only_what_is_missing_is_measured_and_kept_and_void_runs_are_made_again(
 
 
 def test_stacks_alternate_with_the_base_a_few_in_each_process_and_each_process_has_its_own_speed(
-    small_vit, tmp_path, short, monkeypatch
+    small_vit, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(measure, "TOGETHER", 1)
     other = Stack(1, 0, 0, 64)
     with opened(small_vit(), tmp_path, MeasurementTarget(threads=1)) as bench:
-        bench.measure([FFN, other], 1)
-        runs, samples = bench.store.runs(), bench.samples("ms")
-    assert sorted(run.label for run in runs) == sorted([BASE.label, FFN.label, BASE.label, other.label])
-    assert all(len(run.beside) == 1 for run in runs) and len({run.session for run in runs}) == 1
+        processes = bench._turns([FFN, BASE, other])
+        for turn, stacks in enumerate(processes, 1):
+            beside = tuple(stack.label for stack in stacks)
+            bench._runs += [replace(DENSE, label=label, session="s", turn=turn, beside=beside) for label in beside]
+        samples = bench.samples("ms")
+    assert processes == [[BASE, FFN], [BASE, other]]
     sessions = [{s.stack for s in samples if s.session == name} for name in dict.fromkeys(s.session for s in samples)]
-    assert len(sessions) == 2 and all(BASE in stacks for stacks in sessions)
+    assert sessions == [{BASE, FFN}, {BASE, other}]
 
 
-def test_a_processor_whose_clocks_moved_is_told_of_once(small_vit, tmp_path, short, monkeypatch):
-    take_turns = measure.take_turns
-
-    def slowed(*given, **how):
-        done = take_turns(*given, **how)
-        clocks = {"clocks_before_khz": {"cpu0": 2_000_000}, "clocks_after_khz": {"cpu0": 1_500_000}}
-        return replace(done, runs=tuple(replace(run, **clocks) for run in done.runs))
-
-    monkeypatch.setattr(measure, "take_turns", slowed)
+def test_a_processor_whose_clocks_moved_is_warned_of_once(small_vit, tmp_path):
+    clocks = {"clocks_before_khz": {"cpu0": 2_000_000}, "clocks_after_khz": {"cpu0": 1_500_000}}
+    slowed = replace(DENSE, label=FFN.label, **clocks)
     with opened(small_vit(), tmp_path, MeasurementTarget(threads=1)) as bench:
-        bench.measure([FFN], 2)
-        (told,) = [text for text in bench.progress.warnings if "CPU clock" in text]
-        assert told.startswith("while costs were measured on this machine, the CPU clock moved between 1500 and 2000")
-        assert len(bench.samples("ms")) == 4, "what was measured counts: the base was slowed as well"
+        bench._runs += [slowed, slowed]
+        bench._warn_of_conditions([slowed])
+        bench._warn_of_conditions([slowed])
+        (warning,) = [text for text in bench.progress.warnings if "CPU clock" in text]
+        assert warning.startswith(
+            "while costs were measured on this machine, the CPU clock moved between 1500 and 2000"
+        )
+        assert len(bench.samples("ms")) == 2, "what was measured counts: the base was slowed as well"
 
 
 def test_void_runs_do_not_count(small_vit, tmp_path):
