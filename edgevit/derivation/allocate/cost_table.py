@@ -161,6 +161,12 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
             raise ValueError(f"base has {len(self.base.blocks)} blocks; give one for all, or {self.base.depth}")
         if len({cost.mj is None for cost in self.costs}) > 1:
             raise ValueError("mj is missing in some costs; give it in all, or in none")
+        for axis in SHARED:
+            most, listed = getattr(self.base, axis), self._axes["attention"][AXES["attention"].index(axis)]
+            if listed and listed[-1] != most:
+                raise ValueError(
+                    f"{axis} is listed up to {listed[-1]}, and the base has {most}; list that, and smaller"
+                )
         for part in AXES:
             self._check_grid(part)
         for quantity, prices in self._prices.items():
@@ -171,12 +177,8 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
         return self
 
     def _check_grid(self, part: Part) -> None:
-        """Raise ValueError unless the costs of a part are a full grid, up to the base's own embedding and tokens."""
+        """Raise ValueError unless the costs of a part are a full grid."""
         keys = self._keys[part]
-        for axis, sizes in zip(AXES[part], self._axes[part], strict=True):
-            most = {"embed": self.base.embed, "tokens": self.base.tokens}.get(axis, max(sizes, default=0))
-            if max(sizes, default=0) > most:
-                raise ValueError(f"{part} is listed for {axis} {max(sizes)}, and the base has {most}")
         if len(keys) > len(set(keys)):
             twice = next(key for i, key in enumerate(keys) if key in keys[:i])
             raise ValueError(f"{size_text(part, twice)} is listed twice")
