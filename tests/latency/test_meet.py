@@ -328,7 +328,7 @@ def test_a_model_of_other_options_or_of_another_checkpoint_is_not_taken_for_one_
         edgevit.meet(NAME, ms=(6, 4), **{**given, "classes": "3,8"})
     torch.manual_seed(1)
     save_file(timm.create_model(NAME, num_classes=10, **ARGS).state_dict(), file)
-    with pytest.raises(OptionError, match=r"ms6 was made by other options: the content of files\.checkpoint is"):
+    with pytest.raises(OptionError, match=r"ms6 was made by other options: the content of files\.checkpoint differs"):
         edgevit.meet(NAME, ms=(6, 4), **given)
     with pytest.raises(OutputError, match=r"t/base is a base of other weights; choose another --out"):
         edgevit.meet(NAME, ms=(5, 3), **{**given, "resume": False})
