@@ -87,9 +87,9 @@ def emulated(draws: int, make: Callable[[int], EmulatedBench], first_draw: int =
             ended["over, and out of reach"] += 1
         elif not bench.is_reachable(WINDOW * budget, budget):
             ended["under, and no plan exists that would meet it"] += 1
-        elif result.why is not None and bench.loses_least(search):
+        elif result.reason is not None and bench.loses_least(search):
             ended["under, and any other plan within the budget loses more"] += 1
-        elif result.why is not None:
+        elif result.reason is not None:
             ended["under, as none was found between"] += 1
         else:
             ended["rounds used up"] += 1

@@ -265,7 +265,7 @@ class EmulatedBench:
         ffn = {(n,): self._per_block(BlockDims(dims.heads, dims.qk, dims.vo, n)) - part * dense for n in self.neurons}
         fixed = max(self._stack([dims] * deep) - deep * dense, 0.002 * deep * dense)
         own = FittedCosts(fixed, 0.0, rising(attention), {n: ms for (n,), ms in rising(ffn).items()}, 0.01)
-        fitted = FittedTable({None: own, **(self._narrower(own) if self.embedding is not None else {})}, [])
+        fitted = FittedTable(own, self._narrower(own) if self.embedding is not None else {}, [])
         sizes = {"embed": self.board.embed, "tokens": self.board.tokens, "patch_values": 768, "depth": deep}
         content = {
             "schema": 1,

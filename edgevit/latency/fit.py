@@ -319,19 +319,20 @@ class FewerTokens:
 
 
 def _decimal(cost: float) -> float:
-    return max(round(cost, DECIMALS), 10**-DECIMALS)
+    return float(max(round(cost, DECIMALS), 10**-DECIMALS))
 
 
 @dataclass(frozen=True)
 class FittedTable:
     """All costs of a base, in ms or mJ."""
 
-    by_width: dict[int | None, FittedCosts]  # by the embedding's width, the widest first; None: the base's own
+    base: FittedCosts  # at the base's own embedding, with all tokens
+    narrower: dict[int, FittedCosts]  # by the embedding's width, the widest first
     fewer: list[FewerTokens]  # the most tokens first
 
     def costs(self) -> Iterator[tuple[int | None, int | None, FittedCosts]]:
         """Yield the costs at each width and number of tokens; None: the base's own."""
-        for embed, all_tokens in self.by_width.items():
+        for embed, all_tokens in [(None, self.base), *self.narrower.items()]:
             costs = all_tokens
             yield embed, None, costs
             for fewer in self.fewer:
@@ -349,7 +350,7 @@ def fit_table(figures: Mapping[Stack, StackFigure]) -> FittedTable:
         elif stack.embed is not None:
             by_width.setdefault(stack.embed, {})[stack] = figure
     base = fit_costs({stack: figure for stack, figure in figures.items() if stack.embed is None and stack.cut is None})
-    return FittedTable({None: base, **fit_narrower(base, by_width)}, fit_fewer(base, by_count))
+    return FittedTable(base, fit_narrower(base, by_width), fit_fewer(base, by_count))
 
 
 def fit_narrower(base: FittedCosts, figures: Mapping[int, Mapping[Stack, StackFigure]]) -> dict[int, FittedCosts]:

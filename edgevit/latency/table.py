@@ -196,7 +196,7 @@ def _table(network: nn.Module, origin: Origin, fits: Mapping[Measured, FittedTab
         "schema": SCHEMA,
         "measured_on": _origin_text(origin),
         "origin": origin.model_dump(mode="json", exclude_none=True),
-        "noise": fits["ms"].by_width[None].noise,
+        "noise": fits["ms"].base.noise,
         "base": {
             "family": name_of(family),
             **{name: getattr(geometry, name) for name in ("embed", "tokens", "patch_values")},

@@ -40,7 +40,9 @@ def test_a_budget_is_met_in_five_rounds_or_said_to_be_out_of_reach(constants: Ra
         assert bench.least_ms() > budget
     else:
         # What lies nearer to the budget loses more, as a wider embedding does that leaves less for the blocks.
-        assert found.why is not None and (bench.loses_least(search) or not bench.is_reachable(WINDOW * budget, budget))
+        assert found.reason is not None and (
+            bench.loses_least(search) or not bench.is_reachable(WINDOW * budget, budget)
+        )
 
 
 def test_where_the_next_allocation_jumps_over_the_window_the_plan_within_the_budget_grows() -> None:
@@ -67,7 +69,9 @@ def test_where_no_step_is_as_small_as_what_is_left_the_search_ends() -> None:
     )  # launches are nearly all that takes time there: two whole blocks take 0.88 of it, three 1.2
     budget = 0.3 * bench.board.ms(bench.base)
     found = search_plans(Search(budget), bench)
-    assert found.why is not None and len(found.search.rounds) == 1 and not bench.is_reachable(WINDOW * budget, budget)
+    assert (
+        found.reason is not None and len(found.search.rounds) == 1 and not bench.is_reachable(WINDOW * budget, budget)
+    )
 
 
 class _OneFfn:

@@ -294,7 +294,7 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
             return max(figure * block, -max(MOST_SAVED * least, -figure) * attention)
 
         costs = (cost.model_copy(update={q: corrected(cost, q) for q in self.quantities}) for cost in self.costs)
-        fields = {"measured_on": self.measured_on, "origin": self.origin, "noise": self.noise, "base": self.base}
+        fields: dict[str, Any] = {name: getattr(self, name) for name in ("measured_on", "origin", "noise", "base")}
         return CostTable(schema=self.schema_, costs=tuple(costs), **fields)
 
     def content(self) -> dict[str, Any]:
