@@ -50,11 +50,11 @@ def derive(problem, config):
     prices, blocks = problem.budget.prices, family_of(problem.network).read(problem.network)
     menus = [
         BlockMenu(
-            [Choice(prices.attention(i, b.dims.heads, w, w), 1 - w / b.dims.qk, w) for w in range(16, 65, 8)],
-            [Choice(prices.ffn(i, w), 1 - w / b.dims.ffn, w) for w in range(8, 769, 8)],
+            [Choice(prices.attention(b.dims.heads, w, w), 1 - w / b.dims.qk, w) for w in range(16, 65, 8)],
+            [Choice(prices.ffn(w), 1 - w / b.dims.ffn, w) for w in range(8, 769, 8)],
             None,
         )
-        for i, b in enumerate(blocks)
+        for b in blocks
     ]
     found = allocate(menus, problem.budget.limit - prices.fixed)
     dims = tuple(BlockDims(b.dims.heads, a.value, a.value, f.value) for b, (a, f) in zip(blocks, found))
