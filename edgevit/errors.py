@@ -102,12 +102,12 @@ class CheckpointError(ModelError):
 class BudgetError(EdgeVitError):
     """No shape that the policy allows fits the budget.
 
-    Where that is known, `least` is what the smallest costs, and `made_of` in words what that consists of.
+    Where that is known, `least` is what the smallest costs, and `breakdown` in words what that consists of.
     """
 
-    def __init__(self, message: str, *, least: float | None = None, made_of: str = "") -> None:
+    def __init__(self, message: str, *, least: float | None = None, breakdown: str = "") -> None:
         super().__init__(message)
-        self.least, self.made_of = least, made_of
+        self.least, self.breakdown = least, breakdown
 
 
 class CostTableError(EdgeVitError):

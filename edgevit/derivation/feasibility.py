@@ -81,14 +81,14 @@ class Minimum:
     blocks: tuple[BlockDims, ...]
     geometry: Geometry
 
-    def made_of(self, budget: Budget) -> str:
+    def breakdown(self, budget: Budget) -> str:
         """Say what the cost is made of: with a cost table, what each part takes.
 
         Without one, say which part (attention, FFN, or what lies outside the blocks) takes most of it, and at what size
         that part ends.
         """
         if budget.prices is not None:
-            return budget.made_of(self.blocks, self.geometry)
+            return budget.breakdown(self.blocks, self.geometry)
         geometry, costs = self.geometry, {"": float(self.geometry.fixed(0, budget.linear))}
         for d, n in zip(self.blocks, geometry.reaching(self.blocks), strict=True):
             at = geometry.at(n)
@@ -133,8 +133,8 @@ def check_reachable(target: Target, owner: str, space_of: Callable[[Any], Search
         hints.append("try another --shape")
     family = family_of(target.network)
     whole = [block.dims for block in family.read(target.network)]
-    made_of = minimum.made_of(budget)
-    facts: dict[str, Any] = {"least": minimum.cost} | ({} if budget.prices is None else {"made_of": made_of})
+    breakdown = minimum.breakdown(budget)
+    facts: dict[str, Any] = {"least": minimum.cost} | ({} if budget.prices is None else {"breakdown": breakdown})
     if minimum.cost >= budget.cost(whole, family.geometry(target.network)):
         raise BudgetError(
             f"{budget.asked} asks for less than the base, and {owner} may cut nothing of it in shape {policy.name!r} "
@@ -143,7 +143,7 @@ def check_reachable(target: Target, owner: str, space_of: Callable[[Any], Search
         )
     raise BudgetError(
         f"{budget.asked} leaves {budget.told(budget.limit)}, but {owner} in shape {policy.name!r} reaches no less than "
-        f"{budget.told(minimum.cost)} (rate {1 - minimum.cost / budget.base:.3f}): {made_of}; "
+        f"{budget.told(minimum.cost)} (rate {1 - minimum.cost / budget.base:.3f}): {breakdown}; "
         f"{_alternatives(['raise the budget', *hints])}",
         **facts,
     )

@@ -285,13 +285,13 @@ class _Task:
         is_rate = self.request.quantity == "fps"
         limit = f", {budget.limit:.4g} ms for {budget.table.batch}," if is_rate else ""
         hint = "ask for fewer images per second" if is_rate else "raise the budget"
-        made_of = f" ({error.made_of})" if error.made_of else ""
+        breakdown = f" ({error.breakdown})" if error.breakdown else ""
         return BudgetError(
             f"--{budget.asked}{limit} is less than any plan takes in shape {self.request.shape!r}: {error.least:.4g} "
-            f"{UNITS[quantity]} by the table measured on {self.costs.table.measured_on}{made_of}; {hint}, or try "
+            f"{UNITS[quantity]} by the table measured on {self.costs.table.measured_on}{breakdown}; {hint}, or try "
             "another --shape",
             least=error.least,
-            made_of=error.made_of,
+            breakdown=error.breakdown,
         )
 
     def _finished(
@@ -358,7 +358,7 @@ class _Task:
             builder.allocate(self.costs.table.corrected(**vars(factors)), TINY_LIMIT)
         except BudgetError as error:
             if error.least is not None:
-                least = f"{error.least:.4g} {UNITS[builder.quantity]}{error.made_of and f' ({error.made_of})'}"
+                least = f"{error.least:.4g} {UNITS[builder.quantity]}{error.breakdown and f' ({error.breakdown})'}"
                 return f"by the corrected table no plan in shape {self.request.shape!r} takes less than {least}"
         return None
 

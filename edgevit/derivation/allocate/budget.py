@@ -88,10 +88,10 @@ class Budget:
         number = f"{cost:.4g}" if self.quantity in MEASURED else format_count(cost)
         return f"{number} {_NAMES[self.quantity]}"
 
-    def made_of(self, blocks: Sequence[BlockDims], geometry: Geometry) -> str:
+    def breakdown(self, blocks: Sequence[BlockDims], geometry: Geometry) -> str:
         """What a model's cost by the table is made of, the largest part first; empty for MACs and parameters."""
         prices = self.prices_at(geometry)
-        return "" if prices is None else prices.made_of(blocks)
+        return "" if prices is None else prices.breakdown(blocks)
 
     def record(self, reached: float | None = None) -> BudgetRecord:
         """Make the record for derivation.json, with the cost of the derived model."""

@@ -155,13 +155,13 @@ def check_policy_reaches(base: Sequence[BlockDims], geometry: Geometry, budget: 
     blocks = smallest(base, policy, geometry, budget.at_least)
     least = budget.cost(blocks, geometry)
     if not budget.holds(least):
-        breakdown = budget.made_of(blocks, geometry)
+        breakdown = budget.breakdown(blocks, geometry)
         raise BudgetError(
             f"{budget.asked} leaves {budget.told(budget.limit)}, but shape {policy.name!r} reaches no less than "
             f"{budget.told(least)} (rate {1 - least / budget.base:.3f}{breakdown and f': {breakdown}'}); raise the "
             "budget, or try another --shape",
             least=least,
-            made_of=breakdown,
+            breakdown=breakdown,
         )
 
 

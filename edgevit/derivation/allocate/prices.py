@@ -191,7 +191,7 @@ class Prices:
             sum(at.together for at, d in placed if d.has_attention and d.has_ffn),
         )
 
-    def made_of(self, blocks: Sequence[BlockDims]) -> str:
+    def breakdown(self, blocks: Sequence[BlockDims]) -> str:
         """Format the parts, the largest first: attention 0.8 ms, outside the blocks 0.1 ms."""
         named = sorted(zip(self.parts(blocks), NAMES, strict=True), reverse=True)
         return ", ".join(f"{name} {cost:.4g} {UNITS[self.quantity]}" for cost, name in named if cost)

@@ -63,7 +63,7 @@ def test_a_block_without_a_site_costs_the_other_and_one_with_both_costs_more_or_
     assert p.cost([whole, thinking]) == pytest.approx(0.5 + alone + 2 - 0.05 + 2)
     assert sum(p.parts([whole, thinking])) == pytest.approx(p.cost([whole, thinking]))
     text = "FFN 4 ms, attention 1.78 ms, outside the blocks 0.5 ms, blocks beyond their attention and FFN -0.05 ms"
-    assert p.made_of([whole, thinking]) == text
+    assert p.breakdown([whole, thinking]) == text
     assert p.base == pytest.approx(0.5 + 3 * (attention(4, 64) + 10 - 0.05))
 
 

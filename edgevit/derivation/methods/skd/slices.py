@@ -114,13 +114,13 @@ def plan_of_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, pol
     within = [embed for last, embed in widths if fits(last, embed)]
     if not within:
         smallest, geometry = dims_without(whole, order), geometry_of(widths[-1][1])
-        least, parts = budget.cost(smallest, geometry), budget.made_of(smallest, geometry)
+        least, parts = budget.cost(smallest, geometry), budget.breakdown(smallest, geometry)
         raise BudgetError(
             f"{budget.asked} leaves {budget.told(budget.limit)}, and the smallest slice of this super-network takes "
             f"{budget.told(least)}{parts and f' ({parts})'}; raise the budget, or make one for smaller slices: "
             "edgevit supernet --smallest-rate",
             least=least,
-            made_of=parts,
+            breakdown=parts,
         )
     for embed in within:
         try:
