@@ -155,8 +155,8 @@ def test_then_fp32_and_it_is_all_that_is_tried_of_a_model_without_fp16() -> None
 def test_rungs_that_are_known_to_overflow_are_left_out() -> None:
     least = first_level(("blocks.0.norm1", "norm", "blocks.1"), ("blocks.0", "blocks.1", "blocks.2"))
     assert least == PrecisionLevel("fp16", norms=True, blocks=(1,)) and first_level((), BLOCKS) == FIRST
-    assert climb(lambda level: True, blocks=3, start=least)[0].level == least
-    search, _ = climb(lambda level: 2 in level.blocks, blocks=3, start=least)
+    assert climb(lambda level: True, blocks=3, least=least)[0].level == least
+    search, _ = climb(lambda level: 2 in level.blocks, blocks=3, least=least)
     assert search.level == PrecisionLevel("fp16", norms=True, blocks=(1, 2))
     assert all(1 in level.blocks for level, _ in search.failed)
 

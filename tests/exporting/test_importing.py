@@ -65,7 +65,9 @@ def test_its_export_is_of_the_usual_files_with_the_usual_checks(exported: Path) 
     assert report.model.weights_sha256 == ModelFolder(exported).weights_sha256()
     assert report.parity["fp32"].error < 1e-6 and report.parity["fp16"].error < 5e-3
     assert report.accuracy is not None and report.accuracy.files["fp16"].agreement >= 0.99
-    assert any("other.onnx is right on" in text and "--base-classes" in text for text in report.warnings), "it guesses"
+    assert any("other.onnx is correct on" in text and "--base-classes" in text for text in report.warnings), (
+        "it guesses"
+    )
     assert report.fp32_modules == () and report.range is not None and report.range.overflowing == ()
     assert [(t.name, t.shape) for t in (*report.inputs, *report.outputs)] == [
         ("images", ("batch", 3, 32, 32)), ("logits", ("batch", 10)),

@@ -59,7 +59,7 @@ def test_timm_s_configuration_is_read_and_options_go_before_it(tmp_path: Path) -
     cfg = {**GIVEN, "crop_mode": "center", "first_conv": "patch_embed.proj", "num_classes": 1000}
     said, origin = stated(tmp_path, {"crop_pct": 1.0}, config={"architecture": "vit", "pretrained_cfg": cfg})
     assert said == {**GIVEN, "crop_pct": 1.0, "crop_mode": "center"}
-    assert origin["crop_pct"] == "given" and origin["mean"] == "as config.json beside it says"
+    assert origin["crop_pct"] == "given" and origin["mean"] == "by config.json"
 
 
 def test_a_vit_of_transformers_resizes_both_sides_and_crops_nothing(tmp_path: Path) -> None:
