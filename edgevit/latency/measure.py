@@ -249,7 +249,7 @@ class StackBench:
 
     def _exists(self, path: str, sha256: str) -> bool:
         offered = self.board.call("offer", path=path, part=f"{path}.none", sha256=sha256)
-        return bool(offered["there"])
+        return bool(offered["present"])
 
 
 def _process(run: Run) -> str:

@@ -19,7 +19,7 @@ def test_the_shape_of_a_model_says_which_blocks_it_has(tmp_path: Path) -> None:
     def shape(embed: int, numbers: tuple[int, ...] | None) -> Shape:
         spec = some_spec()
         blocks = spec.blocks if numbers is None else spec.blocks[: len(numbers)]
-        args = {**spec.timm_args, "embed_dim": embed}
+        args = {**spec.timm_args, "embed_dim": embed, "depth": len(blocks)}
         spec = replace(spec, blocks=blocks, timm_args=args, base=replace(spec.base, embed=32))
         (tmp_path / "model.json").write_text(spec_text(spec, "0" * 64))
         ModelFolder(tmp_path).write_derivation(derivation_of(None, facts=Facts(kept_blocks=numbers)))
