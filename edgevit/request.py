@@ -112,77 +112,77 @@ def options_of(kind: Any) -> tuple[RequestOption, ...]:
 
 def _walk(kind: type, above: tuple[str, ...]) -> Iterator[RequestOption]:
     hints = get_type_hints(kind, include_extras=True)
-    for one in fields(kind):
-        plain, *marks = get_args(hints[one.name]) if get_origin(hints[one.name]) is Annotated else [hints[one.name]]
-        path = (*above, one.name)
+    for item in fields(kind):
+        plain, *marks = get_args(hints[item.name]) if get_origin(hints[item.name]) is Annotated else [hints[item.name]]
+        path = (*above, item.name)
         for mark in marks:
             if isinstance(mark, Option):
-                yield RequestOption(path, mark, plain, default_of(one))
+                yield RequestOption(path, mark, plain, default_of(item))
             elif isinstance(mark, Nested):
-                yield from _nested(mark, plain, path, default_of(one))
+                yield from _nested(mark, plain, path, default_of(item))
 
 
 def _nested(mark: Nested, plain: Any, path: tuple[str, ...], default: Any) -> Iterator[RequestOption]:
-    for asked in _walk(mark.of or plain, path):
-        if (mark.only and asked.field not in mark.only) or asked.field in mark.without:
+    for declared in _walk(mark.of or plain, path):
+        if (mark.only and declared.field not in mark.only) or declared.field in mark.without:
             continue
-        option = replace(asked.option, help=mark.help.get(asked.field, asked.option.help))
-        own = default
-        for name in asked.path[len(path) :]:
-            own = own.get(name) if isinstance(own, Mapping) else getattr(own, name)
-        yield replace(asked, option=option, default=own)
+        option = replace(declared.option, help=mark.help.get(declared.field, declared.option.help))
+        value = default
+        for name in declared.path[len(path) :]:
+            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+        yield replace(declared, option=option, default=value)
 
 
-def default_of(one: Field[Any]) -> Any:
-    return one.default if one.default_factory is MISSING else one.default_factory()
+def default_of(item: Field[Any]) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()
 
 
 # -- from Python -------------------------------------------------------------------------------------------------------
 
 
-def request_of(kind: type[R], given: Given, what: str) -> R:
+def request_of(kind: type[R], keywords: Given, function: str) -> R:
     """Build a request from keywords; a text may stand for what it is read as, and None for the default.
 
     A record inside of it, such as `training`, is given as a whole, or its options are, each by its name.
 
     Args:
-        what: the function that was called, for messages.
+        function: the name of the public function, for messages.
 
     Raises:
         OptionError: a keyword that the request does not have, or one is missing.
     """
-    options = {asked.field: asked for asked in options_of(cast("Any", kind))}
-    records = {asked.path[0] for asked in options.values() if len(asked.path) > 1}
+    options = {declared.field: declared for declared in options_of(cast("Any", kind))}
+    records = {declared.path[0] for declared in options.values() if len(declared.path) > 1}
     hints, values, inside = get_type_hints(kind), dict[str, Any](), dict[str, Any]()
-    for name, value in given.items():
-        asked = options.get(name)
-        if asked is None and name not in records:
-            raise OptionError(f"{what} has no option {name!r}; {nearest(name, [*options, *records])}")
-        hint = hints[name] if asked is None else asked.kind
+    for name, value in keywords.items():
+        declared = options.get(name)
+        if declared is None and name not in records:
+            raise OptionError(f"{function} has no option {name!r}; {nearest(name, [*options, *records])}")
+        hint = hints[name] if declared is None else declared.kind
         if value is None and NoneType not in get_args(hint):
             continue
-        if asked is None:
-            values[name] = _whole(value, hint, f"{what} takes {name!r}")
+        if declared is None:
+            values[name] = _whole(value, hint, f"{function} takes {name!r}")
             continue
         if isinstance(value, str):
-            value = _from_text(value, asked.option.read, hint, given)
-        _put(values if len(asked.path) == 1 else inside, asked.path, value)
+            value = _from_text(value, declared.option.read, hint, keywords)
+        _put(values if len(declared.path) == 1 else inside, declared.path, value)
     if both := values.keys() & inside.keys():
         record = both.pop()
         raise OptionError(
-            f"{what} was given {record!r} as a whole, and {', '.join(inside[record])} of it; leave that out"
+            f"{function} was given {record!r} as a whole, and {', '.join(inside[record])} of it; leave that out"
         )
-    for asked in options.values():
-        if asked.required and asked.field not in values:
-            raise OptionError(f"{what} needs {asked.field!r}, which was not given")
+    for declared in options.values():
+        if declared.required and declared.field not in values:
+            raise OptionError(f"{function} needs {declared.field!r}, which was not given")
     return kind(**values, **_records(kind, inside))
 
 
-def _whole(value: Any, kind: Any, what: str) -> Any:
+def _whole(value: Any, kind: Any, context: str) -> Any:
     """A record that was given as a whole; OptionError if it is none of its kind."""
     if is_dataclass(kind) and not isinstance(value, cast("type", kind)):
         name = cast("type", kind).__name__
-        raise OptionError(f"{what} as {name}, and was given {value!r}; or give the options of {name} by their names")
+        raise OptionError(f"{context} as {name}, and was given {value!r}; or give the options of {name} by their names")
     return value
 
 
@@ -195,33 +195,36 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 def _records(kind: Any, inside: Given) -> dict[str, Any]:
     """The records of a request, by its fields, with what was given in place of their own."""
-    return {one.name: _changed(default_of(one), inside[one.name]) for one in fields(kind) if one.name in inside}
+    return {item.name: _changed(default_of(item), inside[item.name]) for item in fields(kind) if item.name in inside}
 
 
-def _changed(default: Any, given: Given) -> Any:
+def _changed(default: Any, changes: Given) -> Any:
     if isinstance(default, Mapping):
-        return {**default, **given}
-    own = {name: getattr(default, name) for name in given}
+        return {**default, **changes}
+    current = {name: getattr(default, name) for name in changes}
     return replace(
         default,
-        **{name: _changed(own[name], value) if is_dataclass(own[name]) else value for name, value in given.items()},
+        **{
+            name: _changed(current[name], value) if is_dataclass(current[name]) else value
+            for name, value in changes.items()
+        },
     )
 
 
-def _from_text(text: str, read: Callable[[Any, Given], Any] | None, hint: Any, given: Given) -> Any:
+def _from_text(text: str, read: Callable[[Any, Given], Any] | None, hint: Any, keywords: Given) -> Any:
     """The value of a field that was given as text: as it would be typed, unless the field may be a text itself."""
     kinds = (hint, *get_args(hint))
     if str in kinds:
         return text
     if Path in kinds:
         return Path(text)
-    return text if read is None else read(text, given)
+    return text if read is None else read(text, keywords)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """What may have been meant, as the end of a message."""
-    close = get_close_matches(shortened(name, LONGEST_NAME), known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    close = get_close_matches(shortened(name, LONGEST_NAME), names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
 def as_request(kind: type[R], first: str, value: Any, options: Given) -> R:
@@ -263,20 +266,20 @@ def takes_options(kind: Any) -> Callable[[F], F]:
     """
 
     def with_signature(function: F) -> F:
-        own = signature(function)
-        named = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-        taken = {one.name for one in named}
+        original = signature(function)
+        named = [parameter for parameter in original.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
+        present = {parameter.name for parameter in named}
         options = [
             Parameter(
-                one.field,
+                option.field,
                 Parameter.KEYWORD_ONLY,
-                default=Parameter.empty if one.required else one.default,
-                annotation=one.kind,
+                default=Parameter.empty if option.required else option.default,
+                annotation=option.kind,
             )
-            for one in options_of(kind)
-            if one.field not in taken
+            for option in options_of(kind)
+            if option.field not in present
         ]
-        function.__signature__ = own.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
+        function.__signature__ = original.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
         return function
 
     return with_signature
@@ -292,14 +295,14 @@ def request_from(kind: type[R], typed: Given) -> R:
         OptionError: a text that cannot be read.
     """
     values, inside = dict[str, Any](), dict[str, Any]()
-    for asked in options_of(cast("Any", kind)):
-        if (value := typed.get(asked.field)) is None:
+    for declared in options_of(cast("Any", kind)):
+        if (value := typed.get(declared.field)) is None:
             continue
-        if asked.option.read is not None:
-            value = asked.option.read(value, typed)
-        elif asked.option.repeated:
+        if declared.option.read is not None:
+            value = declared.option.read(value, typed)
+        elif declared.option.repeated:
             value = tuple(value)
-        _put(values if len(asked.path) == 1 else inside, asked.path, value)
+        _put(values if len(declared.path) == 1 else inside, declared.path, value)
     return kind(**values, **_records(kind, inside))
 
 

@@ -55,8 +55,8 @@ def prices_table(prices: Prices) -> Table:
     (counts, widths), costs = prices.attentions.sizes, prices.attentions.costs
     attentions = [(f"{h} x {w}", f"{costs[i, j]:.3g}") for i, h in enumerate(counts) for j, w in enumerate(widths)]
     ffns = [(str(w), f"{cost:.3g}") for w, cost in zip(*prices.ffns.sizes, prices.ffns.costs, strict=True)]
-    for left, right in zip_longest(attentions, ffns, fillvalue=("", "")):
-        table.add_row(*left, *right)
+    for attention, ffn in zip_longest(attentions, ffns, fillvalue=("", "")):
+        table.add_row(*attention, *ffn)
     table.add_section()
     for embed in reversed(prices.embeds):
         at = prices.at(embed)

@@ -24,15 +24,15 @@ def contents(arguments: Mapping[str, Any]) -> dict[str, str]:
     """
     named = {key: arguments.get(key) for key in FILES}
     # Path.is_file raises where a list of classes is longer than a name may be.
-    there = {key: Path(path) for key, path in named.items() if isinstance(path, str) and os.path.isfile(path)}
+    files = {key: Path(path) for key, path in named.items() if isinstance(path, str) and os.path.isfile(path)}
     models = {key: ModelFolder(Path(path)).weights_file for key in MODELS if (path := arguments.get(key))}
-    there |= {key: weights for key, weights in models.items() if weights.is_file()}
+    files |= {key: weights for key, weights in models.items() if weights.is_file()}
     weights = {key: Path(path) for key in ("base", "checkpoint") if (path := arguments.get(key))}
     releases = {
         key: path for key, path in weights.items() if is_release(path) or (key == "checkpoint" and os.path.exists(path))
     }
     try:
-        hashes = {key: _hash(path) for key, path in there.items()}
+        hashes = {key: _hash(path) for key, path in files.items()}
         return hashes | {key: release_sha256(path, _hash) for key, path in releases.items()}
     except OSError as error:
         raise OptionError(f"cannot read {error.filename}: {error.strerror}") from error
