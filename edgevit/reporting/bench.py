@@ -1,4 +1,4 @@
-"""Tables of a bench: rows of runs, models in turns, figures of a board, and gates."""
+"""Tables of a bench: rows of runs, models in turns, figures of a board, gates, and profiled layers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from rich.table import Table
 from edgevit.agent.records import CLOSED_LOOP, PARTS
 from edgevit.board.comparison import Comparison, Row, decisive, three_digits
 from edgevit.board.gates import Verdict
+from edgevit.reporting.layers import PARTS as MODULES
+from edgevit.reporting.layers import Breakdown
+
+NAMES = 5  # of layers that are listed
 
 
 def over_rounds(rows: Sequence[Row]) -> Row:
@@ -156,4 +160,74 @@ def trtexec_table(checks: Sequence[Mapping[str, Any]]) -> Table:
         latency, gpu = check["latency_ms"], check["gpu_ms"]
         figures = (check["throughput_qps"], latency["median"], gpu["median"], gpu.get("p99"))
         table.add_row(check["label"], str(check["batch"]), str(check["streams"]), *map(three_digits, figures))
+    return table
+
+
+def breakdown_text(breakdown: Breakdown) -> str:
+    """Describe how far the profiler slowed the model down, and its slowest layers."""
+    slowest = ", ".join(f"{name} {three_digits(ms)} ms" for name, ms in breakdown.slowest)
+    slowdown = breakdown.profiled_ms / breakdown.plain_ms
+    text = (
+        f"{breakdown.label}: the profiler made an inference {slowdown:.2f} times as long, "
+        f"{three_digits(breakdown.profiled_ms)} ms in place of {three_digits(breakdown.plain_ms)}: read these times as "
+        f"shares, not as latencies; slowest layers: {slowest}"
+    )
+    if breakdown.unknown:
+        more = f" and {len(breakdown.unknown) - NAMES} more" if len(breakdown.unknown) > NAMES else ""
+        text += f"; names that map to nothing: {', '.join(breakdown.unknown[:NAMES])}{more}"
+    return text
+
+
+def modules_table(breakdowns: Sequence[Breakdown]) -> Table:
+    """Time per kind of module."""
+    table = _breakdown_table(
+        f"where the time goes, profiled, batch {breakdowns[0].batch}", "module", breakdowns, "ms", "share"
+    )
+    if len(breakdowns) > 1:
+        table.add_column(f"{breakdowns[1].label} over {breakdowns[0].label}", justify="right")
+    for part in MODULES:
+        values = [b.ms(part, anywhere=True) for b in breakdowns]
+        if any(values):
+            _add_breakdowns(table, part, values, breakdowns)
+    table.add_section()
+    _add_breakdowns(table, breakdowns[0].between, [b.between_ms for b in breakdowns], breakdowns)
+    _add_breakdowns(table, "inference", [b.inference_ms for b in breakdowns], breakdowns)
+    table.add_section()
+    _add_breakdowns(table, "unexplained: interruptions", [b.interrupted_ms for b in breakdowns], breakdowns)
+    return table
+
+
+def block_times_table(breakdowns: Sequence[Breakdown]) -> Table:
+    """Time per block."""
+    table = _breakdown_table("block by block, ms", "block", breakdowns, "attention", "FFN", "other", "all", "share")
+    for block in sorted({number for b in breakdowns for number in b.blocks}):
+        cells = []
+        for breakdown in breakdowns:
+            attention, ffn, both = (
+                breakdown.ms("attention", block=block),
+                breakdown.ms("FFN", block=block),
+                breakdown.ms(block=block),
+            )
+            shown = [three_digits(ms) if ms else "" for ms in (attention, ffn, both - attention - ffn, both)]
+            cells += [*shown, f"{breakdown.share(both):.1%}" if both else ""]
+        table.add_row(str(block), *cells)
+    return table
+
+
+def _add_breakdowns(table: Table, name: str, values: Sequence[float], breakdowns: Sequence[Breakdown]) -> None:
+    cells = [
+        cell for ms, b in zip(values, breakdowns, strict=True) for cell in (three_digits(ms), f"{b.share(ms):.1%}")
+    ]
+    ratio = [f"{values[1] / values[0]:.2f}" if values[0] > 0 else "-"] if len(breakdowns) > 1 else []
+    table.add_row(name, *cells, *ratio)
+
+
+def _breakdown_table(title: str, first: str, breakdowns: Sequence[Breakdown], *headings: str) -> Table:
+    table = Table(first, title=title, title_justify="left")
+    for breakdown in breakdowns:
+        for number, heading in enumerate(headings):
+            label = (
+                f"{breakdown.label}\n" if len(breakdowns) > 1 and not number else "\n" if len(breakdowns) > 1 else ""
+            )
+            table.add_column(label + heading, justify="right")
     return table

@@ -2,11 +2,21 @@
 
 from dataclasses import replace
 
+from some_layers import PROFILE
 from some_runs import DENSE, MS
 
 from edgevit.agent.records import PARTS
 from edgevit.board.comparison import compare_within, make_row
-from edgevit.reporting.bench import over_rounds, trtexec_table, turns_table, use_table
+from edgevit.reporting.bench import (
+    block_times_table,
+    breakdown_text,
+    modules_table,
+    over_rounds,
+    trtexec_table,
+    turns_table,
+    use_table,
+)
+from edgevit.reporting.layers import break_down
 
 
 def test_rounds_are_combined_by_medians_and_sums() -> None:
@@ -48,3 +58,12 @@ def test_trtexec_has_a_row_for_each_engine() -> None:
     check |= {"latency_ms": {"median": 2.0}, "gpu_ms": {"median": 1.9}}
     (row,) = zip(*(column.cells for column in trtexec_table([check]).columns), strict=True)
     assert row == ("a", "1", "2", "498", "2.00", "1.90", "-")
+
+
+def test_profiled_layers_of_two_models_are_side_by_side() -> None:
+    breakdowns = [break_down(PROFILE), break_down(replace(PROFILE, label="slim"))]
+    table = modules_table(breakdowns)
+    headings = [str(column.header) for column in table.columns]
+    assert headings[1] == f"{PROFILE.label}\nms" and headings[-1] == f"slim over {PROFILE.label}"
+    assert "the profiler made an inference 1.29 times as long" in breakdown_text(breakdowns[0])
+    assert list(block_times_table(breakdowns).columns[0].cells) == ["1"]
