@@ -215,7 +215,7 @@ def cost_of(name: str, images: int) -> dict[str, float]:
             gates = Gates.open_(network, batch)
             loss = F.cross_entropy(gates.logits(batch), labels, reduction="sum")
             signs = [torch.randint(2, gates.values.shape) * 2.0 - 1 for _ in range(Config().probes)]
-            gate_losses(loss, gates.values, signs, "curvature")
+            gate_losses(loss, gates.values, signs)
     else:
         torch.autograd.backward(F.cross_entropy(network(batch), labels))
     return {"cpu_s_per_image": (time.process_time() - started) / images, "bytes": _peak_bytes() - before}

@@ -109,7 +109,7 @@ def test_constraints_draw_the_updates_as_they_draw_the_weights(small_vit: Any) -
             layer.weight = nn.Parameter(own.weight.detach().clone())
         figures = []
         for one in (network, merged):
-            config = Config(as_published=True, lora_rank=RANK if one is network else 0)
+            config = Config(lora_rank=RANK if one is network else 0)
             constraint = Redundancy(one, plan_of(one), config, compute)
             constraint.multipliers += 0.1
             penalty, found = constraint.penalty()
