@@ -107,8 +107,8 @@ def _has_partial_patches(patch: Any) -> bool:
 def check(model: Any) -> None:
     name, patch = _name(model), model.patch_embed
     if getattr(model, "rope", None) is not None:
-        reason = reason_against_dinov3(model) or "this one is timm's own, which `adopted` of its family converts"
-        raise UnsupportedModelError(f"cannot prune {name}: edgevit supports rotary embeddings of DINOv3, and {reason}")
+        detail = reason_against_dinov3(model) or "this one is timm's own, which `adopted` of its family converts"
+        raise UnsupportedModelError(f"cannot prune {name}: edgevit supports rotary embeddings of DINOv3, and {detail}")
     if type(patch) is not PatchEmbed:
         raise UnsupportedModelError(
             f"cannot prune {name}: its patch embedding is {type(patch).__name__}, which edgevit cannot read yet"
