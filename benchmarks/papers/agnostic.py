@@ -48,7 +48,7 @@ from benchmarks.sources import (
     store_rows,
 )
 from edgevit.data.accuracy import Accuracy, measure_accuracy
-from edgevit.derivation.session.derive import versions
+from edgevit.derivation.session.resolved import versions
 from edgevit.errors import BudgetError
 from edgevit.network.classifier import with_classes
 from edgevit.train.history import History

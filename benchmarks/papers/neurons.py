@@ -34,7 +34,7 @@ from benchmarks.derivations import BATCH, LR, SEEDS, STEPS, device_field
 from benchmarks.markdown import Row, grouped, picked, seeds_text, table
 from benchmarks.sources import Source, add_source, load_rows, record_file, refusals, source_from, store_rows
 from edgevit.data.task import Split
-from edgevit.derivation.session.derive import versions
+from edgevit.derivation.session.resolved import versions
 from edgevit.errors import DataError
 from edgevit.network.families import family_of
 from edgevit.train.passes import Passes, open_passes

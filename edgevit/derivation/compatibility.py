@@ -1,4 +1,4 @@
-"""Refuse, before any work, what a method cannot be asked for; the message names the methods that can."""
+"""Refuse, before any work, what a method cannot do; the message names the methods that can."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def refuse_linear(method: str, budget: str) -> None:
-    """Raise OptionError if a method cannot meet a budget by a cost table: ms, mj or fps.
+    """Refuse a budget by a cost table (ms, mj or fps) for a method that relies on costs linear in the widths.
 
-    A method that relies on costs linear in the widths cannot; all of edgevit's own methods can.
+    Raises:
+        OptionError: it does. All of edgevit's own methods can use a table.
     """
     quantity = "mj" if budget == "mj" else "ms"
     if quantity not in describe(method).quantities:
@@ -46,15 +47,15 @@ def refuse_untaught(training: Training) -> None:
 
 
 def refuse_silent(method: Method[Any], cuts: SearchSpace, prices: Prices | None) -> None:
-    """Refuse a cost table that says nothing of fewer tokens to a method that lets them leave.
+    """Refuse a cost table without measurements of fewer tokens for a method that removes tokens.
 
     Raises:
-        CostTableError: it says nothing.
+        CostTableError: it has none.
     """
     if cuts.tokens and prices is not None and len(prices.token_counts) == 1:
         raise CostTableError(
-            f"cost table: it says nothing of blocks that are given fewer tokens, and {method.name} is to let tokens "
-            "leave; measure one that does with `edgevit cost --tokens`"
+            f"cost table: it has no measurements of blocks with fewer tokens, and {method.name} is to remove tokens; "
+            "measure one that does with `edgevit cost --tokens`"
         )
 
 
@@ -93,8 +94,8 @@ def _refuse_fewer_tokens(method: Method[Any], config: Any, network: nn.Module, p
             f"{method.name} removes tokens, and this base has removed some already; derive from the model that it came "
             "from, at the rate of both together"
         )
-    every = map(find_method, method_names())
-    others = [other.name for other in every if other.search_space(network, other.make_config({}), policy).tokens]
+    methods = map(find_method, method_names())
+    others = [m.name for m in methods if m.search_space(network, m.make_config({}), policy).tokens]
     order = f"cut with {method.name} first, then derive from its folder with --method {' or '.join(others)}"
     if method.needs_all_tokens:
         raise OptionError(

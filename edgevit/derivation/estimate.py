@@ -1,8 +1,8 @@
-"""About how long a derivation will take, said before it begins.
+"""Estimate how long a derivation takes, before it begins.
 
-A few images are timed through the base, and everything else is counted in passes of one image: forwards, and backwards
-at twice their cost. That leaves out what does not grow with the images, such as decompositions, and what the cache has:
-an estimate to decide by whether to wait or to come back, good to a factor of two.
+A few images are timed through the base; everything else is counted in passes of one image: forwards, and backwards at
+twice their cost. That excludes what does not grow with the images, such as decompositions, and what the cache has. The
+estimate is good to a factor of two.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Estimate:
     measuring: float
     training: float
 
-    def told(self) -> str:
-        """The parts, rounded as an estimate should be."""
+    def text(self) -> str:
+        """The parts, rounded."""
         parts = {name: seconds for name, seconds in vars(self).items() if seconds > 0}
         shown = ", ".join(f"{rounded_duration(seconds)} for {name}" for name, seconds in parts.items())
         return f"about {rounded_duration(sum(parts.values()))}: {shown}; less where the cache has it"
 
 
 def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
-    """Time a few images through the base, and count what each part does with how many."""
+    """Time a few images through the base, and count the passes of each part."""
     read, forward = image_seconds(problem.network, problem.task.train, problem.compute)
     task, training, depth = problem.task, problem.training, len(family_of(problem.network).layers(problem.network))
     seen = (training.steps or 0) * training.batch_size
@@ -51,9 +51,9 @@ def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
     # Of the methods' own options: images that moments are taken from and solved for, those that gradients are taken of,
     # and those whose loss is measured with each block changed; and purification's masks, which train the base.
     names = ("calibration_images", "sensitivity_images", "measured_images")
-    solved, felt, measured = (getattr(config, name, 0) for name in names)
+    solved, differentiated, measured = (getattr(config, name, 0) for name in names)
     masked = getattr(config, "purification_steps", 0) * getattr(config, "purification_batch", 0)
-    measuring = solved * (read + 4 * forward) + felt * (read + 6 * forward) + measured * 2 * depth * forward
+    measuring = solved * (read + 4 * forward) + differentiated * (read + 6 * forward) + measured * 2 * depth * forward
     measuring += masked * (read + 3 * forward)
     of_base = (problem.base_training.steps or 0) * problem.base_training.batch_size
     whole = 2 * len(task.test) * (read + forward) + trains_base * of_base * (read + 3 * forward)

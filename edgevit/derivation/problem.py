@@ -1,4 +1,4 @@
-"""What a method is given, and what it gives back."""
+"""The input and the result of a method, and what methods share in training."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from edgevit.train.settings import TEACHING, Training
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 from edgevit.train.validation import Keep
 
-SENSITIVITY_IMAGES = 128  # on which it is measured how much the answers feel each token
+SENSITIVITY_IMAGES = 128  # on which the sensitivities of tokens are measured
 FINETUNED = "finetuned"
 
 
 @dataclass
 class Stopwatch:
-    """Seconds per stage of a derivation; those of a stage that runs within another count for the inner one alone."""
+    """Seconds per stage of a derivation; those of a nested stage count for the inner one alone."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     within_s: float = 0.0  # of the stages that have ended within the one that is running
@@ -57,9 +57,9 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Problem:
-    """One derivation to do."""
+    """A network to cut, with everything that a method needs."""
 
-    network: nn.Module  # the base, its classifier already as asked; the method may train it
+    network: nn.Module  # the base with the requested head; the method may train it
     task: Task
     columns: Sequence[int]  # for each target class, its column in the network's logits
     budget: Budget
@@ -67,13 +67,12 @@ class Problem:
     training: Training
     base_training: Training  # of a copy of the whole base, where one is fine-tuned
     passes: Passes
-    folder: Path  # for what must outlive an interruption
-    origin: Path  # OUT.partial/base, or the folder of the step that made the network: its trained copy lies beside it
+    folder: Path  # OUT.partial, for what must survive an interruption
     history: History
     stopwatch: Stopwatch
     cache: Cache
-    identity: Mapping[str, Any]  # what the network's outputs depend on, for keys of the cache
-    # What `accuracy_on_validation` has found: of each network by the hash of its weights.
+    identity: Mapping[str, Any]  # everything that determines the network's outputs, for cache keys
+    # Results of `accuracy_on_validation`: of each network, with the hash of its weights.
     judged: WeakKeyDictionary[nn.Module, tuple[str, Accuracy]] = field(default_factory=WeakKeyDictionary, repr=False)
 
     @property
@@ -87,28 +86,28 @@ class Problem:
 
 @dataclass(frozen=True)
 class Derived:
-    """What a method made: the slim network, the plan that it follows, and figures worth keeping."""
+    """The result of a method: the slim network, its plan, and figures for the record."""
 
     network: nn.Module
-    plan: Plan  # by which it came of the network that the method was given
+    plan: Plan  # from the problem's network to the slim one
     facts: dict[str, object]
 
 
 def accuracy_on_validation(problem: Problem, network: nn.Module) -> Accuracy:
-    """Of a network with the problem's columns; the images are shown to it once for as long as its weights stay."""
+    """The accuracy of a network with the problem's columns; measured once for the same weights."""
     task, weights = problem.task, tensors_sha256(network.state_dict())
-    known = problem.judged.get(network)
-    if known is not None and known[0] == weights:
-        return known[1]
-    found = accuracy_of(network, task.validation, problem.columns, task.class_names, problem.passes)
-    problem.judged[network] = weights, found
-    return found
+    previous = problem.judged.get(network)
+    if previous is not None and previous[0] == weights:
+        return previous[1]
+    accuracy = accuracy_of(network, task.validation, problem.columns, task.class_names, problem.passes)
+    problem.judged[network] = weights, accuracy
+    return accuracy
 
 
 def finetuned_base(problem: Problem) -> nn.Module:
-    """A copy of the problem's whole network, trained on the classes: a baseline, a teacher, and what may be cut.
+    """A copy of the problem's whole network, trained on the classes: a baseline, a teacher, or the network to cut.
 
-    Of a base that was trained already, to be cut, it is that one. Derivations share it, for any budget.
+    If the problem's network is that trained copy, this returns it. Derivations share it, for any budget.
     """
     network, file = bare_copy(problem.network), _finetuned_file(problem)
     if not file.is_file():  # else it was trained before: as the baseline, or before an interruption
@@ -116,19 +115,19 @@ def finetuned_base(problem: Problem) -> nn.Module:
         if problem.compute.is_main:
             save_tensors(file, tensors)
         problem.compute.wait()
-        torch.manual_seed(problem.base_training.seed)  # what follows draws the same whether this was trained or read
+        torch.manual_seed(problem.base_training.seed)  # the same random numbers whether this was trained or read
     with reading_state(file):
         network.load_state_dict(load_tensors(file))
     return network.to(problem.compute.device).eval()
 
 
 def has_finetuned_base(problem: Problem) -> bool:
-    """Whether `finetuned_base` need only be read."""
+    """Whether `finetuned_base` is trained already."""
     return _finetuned_file(problem).is_file() or problem.cache.has(FINETUNED, _finetuned_key(problem))
 
 
 def _finetuned_file(problem: Problem) -> Path:
-    return problem.origin.with_name(f"{FINETUNED}-{problem.origin.name}.safetensors")
+    return problem.folder / f"{FINETUNED}-base.safetensors"
 
 
 def _finetuned_key(problem: Problem) -> dict[str, Any]:
@@ -148,8 +147,8 @@ def _finetune(network: nn.Module, problem: Problem) -> dict[str, Tensor]:
             problem.base_training,
             problem.passes,
             problem.history,
-            stage=f"finetune {problem.origin.name}",
-            folder=problem.origin.with_name(f"finetune-{problem.origin.name}"),
+            stage="finetune base",
+            folder=problem.folder / "finetune-base",
         )
     return {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
 
@@ -192,7 +191,7 @@ def train_for(
     distillation: Distillation | None = None,
     keep: Keep = "last",
 ) -> int:
-    """Train `network` in place for the steps that the problem asks for; return how many were done."""
+    """Train `network` in place for the problem's steps; return the number of steps done."""
     if problem.training.steps == 0:
         return 0
     with problem.stopwatch.stage("training"):
@@ -212,7 +211,7 @@ def train_for(
 
 
 def facts_of_training(problem: Problem, stage: str, done: int) -> dict[str, object]:
-    """What a record says of a training in which `train_for` kept the best state: its steps, and how it came out."""
+    """The figures of a training in which `train_for` kept the best state, for a record."""
     outcome = problem.history.outcome(stage)
     steps = {"reused": problem.cache.reused, "steps": done, "steps_planned": problem.training.steps}
     return {**steps, **(asdict(outcome) if outcome else {})}

@@ -1,7 +1,7 @@
-"""What is asked of `derive`, `supernet` and `base`: frozen records, which the command line, files and Python all build.
+"""The requests of `derive`, `supernet` and `base`: frozen records that the command line, files and Python all build.
 
-`check` refuses, before torch is imported and anything is read, whatever names, numbers, paths and listings can tell.
-What takes the base or the images to tell, such as whether a budget is within reach, is refused where they are opened.
+`check` refuses, before torch is imported, what names, numbers, paths and listings show to be wrong. What needs the base
+or the images, such as whether a method can meet a budget, is refused where they are opened: `session.derive`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ RESUME = "Continue an interrupted {} from its last saved step."
 def method_options(help: str, metavar: str = "METHOD.OPTION=VALUE") -> Option:
     """The option --set, for the method of the request, or for the super-network."""
 
-    def read(texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, str]:
-        return parse_assignments(given.get("method") or SUPERNET, texts)
+    def read(texts: Sequence[str], options: Mapping[str, Any]) -> dict[str, str]:
+        return parse_assignments(options.get("method") or SUPERNET, texts)
 
     return Option(help, SHAPE, name="--set", metavar=metavar, repeated=True, read=read)
 
@@ -114,24 +114,13 @@ class BaseRequest(BaseOptions):
         return self.name
 
     def check(self) -> None:
-        """Refuse what cannot be done; see `edgevit.base` for what is raised."""
+        """Refuse a request that cannot be carried out; `edgevit.base` lists the errors."""
         refuse_existing(self.out, overwrite=self.overwrite)
         self.training.check()
         check_number("--validation-fraction", self.validation_fraction, "(0, 1)", "try 0.1")
         self.check_base(self.name)
         if self.data is not None:
             check_data(self.data, self.classes, self.base_classes)
-
-
-# Fields of which --resume compares what they come to, such as the hash of what lies at a path or the steps that a rule
-# gives; and those that change nothing of the model. Every other field must be the same.
-RESOLVED = {
-    "base", "data", "out", "classes", "base_classes", "validation_fraction", "group_by", "skip_bad_images",
-    "accept_weak_base", "accept_preprocessing", "checkpoint", "pretrained", "model_args", "preprocessing", "shape",
-    "ffn_multiple", "embed_multiple", "training", "options", "method", "supernet", "head", "rate", "macs", "params",
-    "ms", "mj", "fps", "cost_table", "finetune_base", "derive_from", "base_steps", "finetune_epochs", "unlabelled",
-    "reject", "cache", "resume", "overwrite", "job", "at_least", "at_least_embed",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,13 +171,9 @@ class Request(BaseOptions):
         if self.data is not None:
             check_data(self.data, self.classes, self.base_classes, unlabelled=unlabelled)
 
-    def told(self) -> dict[str, Any]:
-        """The whole request as JSON has it."""
+    def plain(self) -> dict[str, Any]:
+        """The whole request as plain JSON values."""
         return plain_request(self)
-
-    def same(self, resolved: Mapping[str, Any]) -> dict[str, Any]:
-        """What must be the same for an unfinished run to be gone on with: what fields came to, and all other fields."""
-        return {**{name: value for name, value in self.told().items() if name not in RESOLVED}, **resolved}
 
     def _check_out(self, *, resume: bool, overwrite: bool | None) -> None:
         refuse_existing(self.out, overwrite=overwrite)
@@ -233,7 +218,7 @@ class SupernetRequest(Request):
     overwrite: Annotated[bool, OVERWRITE] = False
 
     def check(self) -> None:
-        """Refuse what cannot be done; see `edgevit.supernet` for what is raised."""
+        """Refuse a request that cannot be carried out; `edgevit.supernet` lists the errors."""
         make_budget(NO_LIMIT, NO_LIMIT, rate=self.rate)
         self._check_out(resume=self.resume, overwrite=self.overwrite)
         if self.training.teacher == "finetuned":
@@ -326,9 +311,9 @@ class Deriving(Request):
         if self.finetune_epochs is None:
             return self.options
         if self.method not in (able := methods_with("finetune_epochs")):
-            known = " or ".join(able)
+            methods = " or ".join(able)
             raise OptionError(
-                f"--finetune-epochs is for --method {known}, and the method is {self.method!r}; give --steps"
+                f"--finetune-epochs is for --method {methods}, and the method is {self.method!r}; give --steps"
             )
         if self.training.steps is not None:
             raise OptionError("--steps and --finetune-epochs exclude each other; give one of them")
@@ -343,28 +328,30 @@ class Deriving(Request):
         """The super-network that is sliced; None where the method works on a base.
 
         Raises:
-            OptionError: one is given to another method, or none to this one, or a base beside it.
-            CheckpointError: there is none in the folder.
+            OptionError: another method is given one, this one is given none, or there is a base, too.
+            CheckpointError: the folder has none.
         """
-        given = self.supernet or self.options.get("supernet")
+        folder_option = self.supernet or self.options.get("supernet")
         if not describe(self.method).slices:
-            if given is not None:
+            if folder_option is not None:
                 able = " or ".join(name for name in method_names() if describe(name).slices)
-                raise OptionError(f"--supernet {given} is for --method {able}, and the method is {self.method!r}")
+                raise OptionError(
+                    f"--supernet {folder_option} is for --method {able}, and the method is {self.method!r}"
+                )
             return None
-        if given is None and (self.base is None or not ModelFolder(Path(self.base)).is_supernet):
+        if folder_option is None and (self.base is None or not ModelFolder(Path(self.base)).is_supernet):
             raise OptionError(
                 f"--method {self.method} slices a super-network: give it with --supernet NET; "
                 "edgevit supernet makes one"
             )
-        if given is not None and self.base is not None and Path(self.base) != Path(given):
-            raise OptionError(f"--supernet {given} is the base itself; leave {self.base} out")
-        folder = Path(given or str(self.base))
+        if folder_option is not None and self.base is not None and Path(self.base) != Path(folder_option):
+            raise OptionError(f"--supernet {folder_option} is the base itself; leave {self.base} out")
+        folder = Path(folder_option or str(self.base))
         ModelFolder(folder).refuse_no_supernet()
         return folder
 
     def on_its_base(self: D) -> D:
-        """With the super-network that it slices, if it does, as its base and as its method's option."""
+        """Put the super-network of a method that slices one in place of the base, and among its options."""
         if (folder := self.supernet_folder()) is None:
             return self
         return replace(self, base=folder, options={**self.options, "supernet": str(folder)})
@@ -381,13 +368,13 @@ class DeriveRequest(Deriving):
     mj: Annotated[float | None, Option(MJ, BUDGET, metavar="NUMBER", common=True)] = None
     fps: Annotated[float | None, Option(FPS, BUDGET, metavar="NUMBER", common=True)] = None
     cost_table: CostTableFile = None
-    # Of each block of the base that is to stay, by its number, sizes that it may not fall below; all others go.
+    # The minimum sizes of the remaining blocks, by number; all other blocks are removed.
     at_least: Mapping[int, BlockDims] | None = None
-    at_least_embed: int = 0  # the same of the embedding; 0: any width
-    job: str | None = None  # the hash of the job in a jobs file that this is; derivation.json keeps it
+    at_least_embed: int = 0  # the minimum width of the embedding; 0: any
+    job: str | None = None  # hash of the job in a jobs file, for derivation.json
 
     def check(self) -> None:
-        """Refuse what cannot be done; see `edgevit.derive` for what is raised."""
+        """Refuse a request that cannot be carried out; `edgevit.derive` lists the errors."""
         if self.method not in method_names():
             raise UnknownNameError("method", self.method, method_names())
         base = self.supernet_folder() or self.base
@@ -407,7 +394,7 @@ class DeriveRequest(Deriving):
         self._check(base, self.method, self.settings, self.unlabelled)
 
     def _check_start(self) -> None:
-        """Refuse a network to cut that there is not."""
+        """Refuse a wrong choice of the network to cut."""
         if self.derive_from not in STARTS:
             raise UnknownNameError("network to derive from", self.derive_from, STARTS)
         if self.derive_from != "base" and describe(self.method).slices:
@@ -423,7 +410,7 @@ class DeriveRequest(Deriving):
                 )
 
     def needs_images(self) -> bool:
-        """Whether something is to be trained or measured: anything but a slice as it is."""
+        """Whether anything is trained or measured: anything but an untrained slice."""
         asks = (self.training.steps, self.finetunes_base, self.unlabelled, self.reject is not None)
         return describe(self.method).needs_images or any(asks)
 
@@ -445,7 +432,7 @@ class DeriveRequest(Deriving):
         make_budget(NO_LIMIT, NO_LIMIT, **self.budget(), table=table)
 
     def budget(self) -> dict[str, Any]:
-        """The budget as it was given, of which exactly one must be; those left out are None."""
+        """The budgets by name; exactly one is not None."""
         return {name: getattr(self, name) for name in ("rate", "macs", "params", *MEASURED_BUDGETS)}
 
     @property

@@ -208,7 +208,7 @@ class _Task:
         with (
             _resumable(work),
             open_partial(
-                request.out, identity(request), request.resume, request=request.told(), overwrite=request.overwrite
+                request.out, identity(request), request.resume, request=request.plain(), overwrite=request.overwrite
             ),
             remove_without_models(work),
         ):

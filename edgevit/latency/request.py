@@ -215,7 +215,7 @@ class MeetRequest(Deriving):
 
 def identity(request: MeetRequest) -> dict[str, Any]:
     """Return what must be equal to continue an unfinished search."""
-    options = request.told()
+    options = request.plain()
     options["files"] = contents(options)
     options["options"] = read_options(request.method, request.options)  # equal for texts and values
     for name in ("out", "resume", "overwrite", "cache"):

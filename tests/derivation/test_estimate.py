@@ -27,7 +27,7 @@ from edgevit.network.checkpoint import describe
     ],
 )
 def test_an_estimate_is_told_in_the_unit_that_fits(estimate: Estimate, told: str) -> None:
-    assert estimate.told() == f"{told}; less where the cache has it"
+    assert estimate.text() == f"{told}; less where the cache has it"
 
 
 def test_a_base_that_is_trained_counts_by_its_own_steps(small_vit: Callable[..., Any], tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_base_that_is_trained_counts_by_its_own_steps(small_vit: Callable[...,
     taught = replace(problem, training=replace(problem.training, steps=1, teacher="finetuned"))
     by_it = estimate(taught, config, finetune_base=False)
     assert by_it.baselines > 20 * alone.baselines
-    problem.origin.with_name("finetuned-base.safetensors").touch()
+    (problem.folder / "finetuned-base.safetensors").touch()
     assert estimate(problem, config, finetune_base=True).baselines < beside.baselines / 10, "it need only be read"
 
 

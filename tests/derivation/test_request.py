@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import pytest
 from typer.main import get_command
 
 from edgevit.cli.app import app
-from edgevit.derivation.request import RESOLVED, BaseRequest, DeriveRequest, SupernetRequest
-from edgevit.errors import EdgeVitError, OptionError
+from edgevit.derivation.request import BaseRequest, DeriveRequest, SupernetRequest
+from edgevit.errors import EdgeVitError
 from edgevit.jobs.jobs_file import EXAMPLE, OWN_KEYS, BudgetEntry, JobsFile, MethodEntry, TaskEntry
 from edgevit.records.unfinished import open_partial, partial_folder
 from edgevit.request import options_of, plain_request
@@ -52,27 +52,13 @@ def test_it_is_a_key_of_a_file_of_jobs_and_the_example_has_it(name: str) -> None
     assert f"{name}:" in EXAMPLE.read_text()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Newer(DeriveRequest):
-    """A derivation with an option that nobody has heard of."""
-
-    sparkle: int = 0
-
-
-def test_what_is_asked_is_in_request_json_and_a_new_field_must_be_the_same_to_resume(tmp_path: Path) -> None:
-    assert {one.name for one in fields(DeriveRequest)} == RESOLVED, "each is resolved before it is compared, or new"
-    asked = Newer(out=tmp_path / "m", base="vit", sparkle=1)
-    assert asked.same({"base": "hash"}) == {"base": "hash", "sparkle": 1}
-    with open_partial(asked.out, asked.same({}), False, request=plain_request(asked)):
+def test_request_json_states_the_whole_request(tmp_path: Path) -> None:
+    request = DeriveRequest(out=tmp_path / "m", base="vit")
+    with open_partial(request.out, {}, False, request=request.plain()):
         pass
-    told = json.loads((partial_folder(asked.out) / "request.json").read_text())
-    assert told["request"] == plain_request(asked) and told["edgevit"] and told["request"]["training"]["lr"] == 1e-4
-    same = Newer(out=tmp_path / "m", base="other", sparkle=1)
-    with open_partial(same.out, same.same({}), True, request=plain_request(same)):
-        pass
-    other = Newer(out=tmp_path / "m", sparkle=2)
-    with pytest.raises(OptionError, match="sparkle was 1 and is 2"), open_partial(other.out, other.same({}), True):
-        pass
+    record = json.loads((partial_folder(request.out) / "request.json").read_text())
+    assert record["request"] == plain_request(request) and record["edgevit"]
+    assert record["request"]["training"]["lr"] == 1e-4
 
 
 REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [

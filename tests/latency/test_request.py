@@ -58,8 +58,8 @@ def test_a_folder_alone_is_gone_on_with_by_the_request_that_it_states(tmp_path: 
     partial_folder(begun.out).mkdir()
     for stated in (begun, begun.derivation()):  # as derive and meet write it
         file = partial_folder(begun.out) / "request.json"
-        file.write_text(REQUEST_KIND.text(RequestRecord("0.1.0", stated.told())))
-        assert alone.begun().told() == replace(begun, resume=True).told()
+        file.write_text(REQUEST_KIND.text(RequestRecord("0.1.0", stated.plain())))
+        assert alone.begun().plain() == replace(begun, resume=True).plain()
 
 
 def test_what_a_table_or_a_rate_answers_is_derived(tmp_path: Path) -> None:

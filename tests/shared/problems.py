@@ -21,6 +21,6 @@ def untrained(base: Model, task: Task, rate: float, folder: Path, shape: str = "
     network, training = with_classes(base.network, task.base_columns), Training(device="cpu", batch_size=32, steps=0)
     return Problem(
         network, task, range(len(task.classes)), make_budget(base.spec.macs, base.spec.params, rate=rate),
-        make_policy(shape), training, training, open_passes(training), folder, folder / "base", History(None, []),
+        make_policy(shape), training, training, open_passes(training), folder, History(None, []),
         Stopwatch(), Cache(None), {"base": "", "state": ""},
     )  # fmt: skip

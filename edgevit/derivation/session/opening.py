@@ -54,7 +54,7 @@ class Opened:
     network: nn.Module  # the base's, with the requested head
     columns: list[int]  # for each target class, its column in the network's logits
 
-    def resolved(self, training: Training) -> dict[str, Any]:
+    def resume_key(self, training: Training) -> dict[str, Any]:
         """The part of a request that a resumed run must share with the unfinished one."""
         return {
             "base": self.base.spec.base.weights_sha256,
@@ -71,7 +71,7 @@ class Opened:
         """The problem for a method; `folder` keeps what must survive an interruption."""
         return Problem(
             self.network, self.task, self.columns, budget, policy, training, base_training, self.passes, folder,
-            folder / "base", History(folder / HISTORY), Stopwatch(), self.cache, self.identity(),
+            History(folder / HISTORY), Stopwatch(), self.cache, self.identity(),
         )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
@@ -181,14 +181,16 @@ def known_classes(
 
 
 @contextmanager
-def unfinished(request: DeriveRequest | SupernetRequest, resolved: dict[str, Any], compute: Compute) -> Iterator[Path]:
-    """Hold the folder of a request's unfinished work; `resolved` is what a resumed run must share.
+def unfinished(
+    request: DeriveRequest | SupernetRequest, resume_key: dict[str, Any], compute: Compute
+) -> Iterator[Path]:
+    """Hold the folder of a request's unfinished work; `resume_key` is what a resumed run must share.
 
     Raises:
         OutputError, OptionError, UnfinishedError: as `open_partial` says.
     """
     holding = open_partial(
-        request.out, request.same(resolved), request.resume, request=request.told(), overwrite=request.overwrite
+        request.out, resume_key, request.resume, request=request.plain(), overwrite=request.overwrite
     )
     folder = partial_folder(request.out)
     with holding if compute.is_main else nullcontext():

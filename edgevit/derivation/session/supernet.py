@@ -35,8 +35,8 @@ from edgevit.derivation.plan import EmbedPlan
 from edgevit.derivation.problem import Problem, distillation_for, train_for
 from edgevit.derivation.request import SupernetRequest
 from edgevit.derivation.session.base_check import ask, judge_base
-from edgevit.derivation.session.derive import shape_record, versions
 from edgevit.derivation.session.opening import Opened, open_for, resumable, unfinished, write_model
+from edgevit.derivation.session.resolved import shape_record, versions
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import OptionError, UnsupportedModelError
 from edgevit.network.anatomy import check_all_pass
@@ -91,15 +91,15 @@ class Config:
             raise OptionError(f"supernet.points={self.points} is less than 2: the whole network and the smallest slice")
 
 
-def _cuts(network: nn.Module, policy: Policy, config: Config) -> SearchSpace:
+def _search_space(network: nn.Module, policy: Policy, config: Config) -> SearchSpace:
     """What the smallest slice may lack."""
     embed = narrowest(network, policy, 0, SUPERNET) if config.cut_embedding else 0
     return SearchSpace(embed=embed, images=config.proxy_images, more={"cut_embedding": True})
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """One super-network as it was asked for, names looked up and defaults filled in."""
+class _ResolvedSupernet:
+    """A request with its names looked up, its defaults filled in, and its base and images open."""
 
     request: SupernetRequest
     opened: Opened
@@ -108,18 +108,18 @@ class _Wanted:
     training: Training
 
     def settings(self) -> dict[str, Any]:
-        """What made it what it is; also what must be the same for an unfinished run to be gone on with."""
-        asked = {
-            **self.opened.resolved(self.training),
+        """Everything that determines the super-network: a resumed run must have the same."""
+        settings = {
+            **self.opened.resume_key(self.training),
             "columns": self.opened.columns,
             "rate": self.request.rate,
             "options": asdict(self.config),
             "shape": asdict(self.policy),
         }
-        return dict(json.loads(json.dumps(asked)))  # as it will be read back
+        return dict(json.loads(json.dumps(settings)))  # as it will be read back
 
-    def record(self, problem: Problem, checked: BaseCheckRecord, **found: Any) -> SupernetRecord:
-        """What supernet.json says: what was asked, and `found` by its name there."""
+    def record(self, problem: Problem, checked: BaseCheckRecord, **results: Any) -> SupernetRecord:
+        """The record in supernet.json: the request, and `results` by their names there."""
         settings, assumed = self.settings(), self.opened.assumed
         shape, training = shape_record(self.policy), settings.pop("training")
         del settings["shape"]
@@ -135,7 +135,7 @@ class _Wanted:
             versions=versions(),
             processes=problem.compute.accelerator.num_processes,
             seconds=problem.stopwatch.seconds,
-            **found,
+            **results,
         )
 
 
@@ -159,14 +159,14 @@ def supernet(
 
 
 def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
-    """Do what is asked; `supernet` says what is raised."""
+    """Carry out a request; `supernet` lists the errors."""
     request.check()
     progress, training = progress or Silent(), request.training
     config = make_config(SUPERNET, Config, request.options)
     policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
-    found = open_network(request.base, **request.opening(), progress=progress)
+    base = open_network(request.base, **request.opening(), progress=progress)
     head = "full" if request.classes is None else "subset"
-    opened = open_for(found, request, head, open_task_for(found, request, progress), progress)
+    opened = open_for(base, request, head, open_task_for(base, request, progress), progress)
     task, spec, compute = opened.task, opened.base.spec, opened.passes.compute
     budget = make_budget(spec.macs, spec.params, rate=request.rate)
     blocks = family_of(opened.network).read(opened.network)
@@ -176,36 +176,36 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
             f"a super-network is of a model whose blocks have both attention and FFN, and {missing}; give the model "
             "that it came from"
         )
-    asked_for = Target(opened.network, budget, policy, len(task.train))
-    check_reachable(asked_for, SUPERNET, partial(_cuts, opened.network, policy), config)
+    target = Target(opened.network, budget, policy, len(task.train))
+    check_reachable(target, SUPERNET, partial(_search_space, opened.network, policy), config)
     images = min(config.proxy_images, len(task.train))
-    if config.cut_embedding and (why := why_it_stays(opened.network, budget, images)) is not None:
-        raise OptionError(f"supernet.cut_embedding=true: the embedding cannot be narrowed: {why}")
+    if config.cut_embedding and (reason := why_it_stays(opened.network, budget, images)) is not None:
+        raise OptionError(f"supernet.cut_embedding=true: the embedding cannot be narrowed: {reason}")
     if training.steps is None:
         training = replace(training, steps=ceil(config.epochs * len(task.train) / training.batch_size))
     # Nothing ends it early: that would wait for the accuracies of whole network and smallest slice to become equal.
     training = fill(replace(training, early_stop=False), gentle=False)
-    wanted = _Wanted(request, opened, config, policy, training)
-    with unfinished(request, wanted.settings(), compute) as folder:
-        _carry_out(wanted, opened.problem(budget, policy, training, training, folder))
+    resolved = _ResolvedSupernet(request, opened, config, policy, training)
+    with unfinished(request, resolved.settings(), compute) as folder:
+        _carry_out(resolved, opened.problem(budget, policy, training, training, folder))
     return replace(read_supernet(request.out), is_main=compute.is_main)
 
 
-def _carry_out(wanted: _Wanted, problem: Problem) -> None:
+def _carry_out(resolved: _ResolvedSupernet, problem: Problem) -> None:
     """Train, measure slices, and write the model folder."""
-    opened = wanted.opened
+    opened = resolved.opened
     torch.manual_seed(problem.training.seed)
     with resumable(problem.folder, is_main=problem.compute.is_main):
-        checked = _check_base(wanted, problem)
+        checked = _check_base(resolved, problem)
         torch.manual_seed(problem.training.seed)
-        network, order = _train(wanted, problem)
+        network, order = _train(resolved, problem)
         spec = derived_spec(opened.base.spec, network, opened.head, opened.task.classes)
-        curve = _curve(wanted, problem, order, network, spec)
+        curve = _curve(resolved, problem, order, network, spec)
         with problem.stopwatch.stage("evaluation"):
             base_top1 = _top1(opened.base.network, problem, problem.task.base_columns)
-    record = wanted.record(problem, checked, base_top1=base_top1, order=tuple(order), curve=tuple(curve))
-    card, model = _card(wanted.request.out.name, spec, record), Model(network.cpu().eval(), spec)
-    write_model(model, wanted.request, problem, card=card, supernet=record, history=problem.history.lines)
+    record = resolved.record(problem, checked, base_top1=base_top1, order=tuple(order), curve=tuple(curve))
+    card, model = _card(resolved.request.out.name, spec, record), Model(network.cpu().eval(), spec)
+    write_model(model, resolved.request, problem, card=card, supernet=record, history=problem.history.lines)
 
 
 def _top1(network: nn.Module, problem: Problem, columns: Sequence[int]) -> float:
@@ -213,24 +213,24 @@ def _top1(network: nn.Module, problem: Problem, columns: Sequence[int]) -> float
     return accuracy_of(network, problem.task.validation, columns, problem.task.class_names, problem.passes).top1
 
 
-def _check_base(wanted: _Wanted, problem: Problem) -> BaseCheckRecord:
-    """See that the base knows its classes, by the validation part.
+def _check_base(resolved: _ResolvedSupernet, problem: Problem) -> BaseCheckRecord:
+    """Check the base on the validation part.
 
     Raises:
-        DataError: it is near chance, or does better with other preprocessing, and that is not accepted.
+        DataError: it is near chance, or better with other preprocessing, and the request does not accept that.
     """
     with problem.stopwatch.stage("check"):
-        answers = ask(wanted.opened.base.network, problem.task, problem.passes, problem.cache, problem.identity)
-    assert wanted.opened.assumed is not None, "there are images"
+        answers = ask(resolved.opened.base.network, problem.task, problem.passes, problem.cache, problem.identity)
+    assert resolved.opened.assumed is not None, "there are images"
     return judge_base(
-        answers, answers.sureness(problem.task), problem.task, problem.progress, wanted.request,
-        order_assumed=wanted.opened.assumed.order_assumed,
+        answers, answers.sureness(problem.task), problem.task, problem.progress, resolved.request,
+        order_assumed=resolved.opened.assumed.order_assumed,
     )  # fmt: skip
 
 
-def _train(wanted: _Wanted, problem: Problem) -> tuple[nn.Module, list[Unit]]:
+def _train(resolved: _ResolvedSupernet, problem: Problem) -> tuple[nn.Module, list[Unit]]:
     """Concentrate and train; return the network and its units in the order in which they are dropped."""
-    config, passes, columns, training = wanted.config, problem.passes, problem.columns, problem.training
+    config, passes, columns, training = resolved.config, problem.passes, problem.columns, problem.training
     assert training.steps is not None
     proxy, encode = problem.task.train.subset(config.proxy_images), None
     with problem.stopwatch.stage("wpac"):
@@ -241,7 +241,7 @@ def _train(wanted: _Wanted, problem: Problem) -> tuple[nn.Module, list[Unit]]:
     dims, geometry = [b.dims for b in family.read(network)], family.geometry(network)
     embeds = ladder(geometry.embed, problem.policy.embed_step) if config.cut_embedding else []
     units = make_units(dims, geometry, problem.policy, config.attention_groups, config.ffn_groups, embeds)
-    most = ceil(wanted.request.rate * geometry.macs(dims))
+    most = ceil(resolved.request.rate * geometry.macs(dims))
     growth = DropoutSchedule(most, config.updates, round(config.growth * training.steps))
     rival = rival_of(config.dropout, config.dropout_rate)
     dropout = ProgressiveDropout(network, units, growth, proxy, columns, passes, training.seed, rival)
@@ -254,16 +254,16 @@ def _train(wanted: _Wanted, problem: Problem) -> tuple[nn.Module, list[Unit]]:
 
 
 def _curve(
-    wanted: _Wanted, problem: Problem, order: Sequence[Unit], network: nn.Module, spec: ModelSpec
+    resolved: _ResolvedSupernet, problem: Problem, order: Sequence[Unit], network: nn.Module, spec: ModelSpec
 ) -> list[SlicePoint]:
     """Measure the whole network and slices at equal distances, down to the smallest."""
-    count = wanted.config.points - 1
+    count = resolved.config.points - 1
     points = []
     with problem.stopwatch.stage("evaluation"), problem.progress.stage("slices", count, "slice") as stage:
         for i in range(count + 1):
             slim = network
             if i > 0:
-                budget = make_budget(spec.macs, spec.params, rate=wanted.request.rate * i / count)
+                budget = make_budget(spec.macs, spec.params, rate=resolved.request.rate * i / count)
                 slim = cut_slice(network, order, budget, problem.policy)
             family = family_of(slim)
             macs = family.geometry(slim).macs([b.dims for b in family.read(slim)])

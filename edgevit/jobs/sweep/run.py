@@ -15,7 +15,7 @@ from edgevit.derivation.cache import shared_cache
 from edgevit.derivation.request import BaseRequest
 from edgevit.derivation.session.base import run as write_base
 from edgevit.derivation.session.derive import run as derive
-from edgevit.derivation.session.derive import versions
+from edgevit.derivation.session.resolved import versions
 from edgevit.errors import BudgetError, DataError, SweepError
 from edgevit.exporting.current import current_export
 from edgevit.exporting.session import find_runtime

@@ -71,7 +71,7 @@ def test_where_blocks_are_dropped_at_random_a_resumed_training_drops_the_same(ch
 
 @pytest.mark.parametrize("method", ["nuwa", "corp"])
 def test_too_few_images_for_second_moments_are_refused_before_the_baselines(checkpoint, tmp_path, method, monkeypatch):
-    monkeypatch.setattr(session, "_judge_base", lambda *_: pytest.fail("the baselines take long"))
+    monkeypatch.setattr(session, "evaluate_base", lambda *_: pytest.fail("the baselines take long"))
     with pytest.raises(DataError, match=f"4 calibration images give 68 tokens.*; raise {method}.calibration_images$"):
         derive(checkpoint, tmp_path / "t", method=method, training={"steps": 0}, options={"calibration_images": 4})
 

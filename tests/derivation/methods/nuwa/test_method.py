@@ -109,7 +109,7 @@ def test_purification_leaves_the_base_alone_and_is_no_worse_on_validation(
     training = Training(device="cpu", batch_size=16, steps=0)
     history = History(None, [{"stage": "purify", "step": 0, "accuracy_anchor": 2.0}])  # of an interrupted run
     problem = Problem(
-        network, task, task.base_columns, None, None, training, training, open_passes(training), Path(), Path("base"),
+        network, task, task.base_columns, None, None, training, training, open_passes(training), Path(),
         history, Stopwatch(), Cache(None), {},
     )  # fmt: skip
     monkeypatch.setattr(purify_module, "WEIGHT_DECAY", 2.0)  # lets neurons go in so few steps
