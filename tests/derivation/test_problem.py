@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from PIL import Image
 from problems import untrained
-from safetensors.torch import load_file
 from small_base import derive as derive_small
 
 from edgevit.data.task import open_task
 from edgevit.derivation import problem as problem_module
 from edgevit.derivation.problem import Stopwatch, accuracy_on_validation
-from edgevit.errors import Interrupted, OptionError
+from edgevit.errors import OptionError
 from edgevit.network.checkpoint import describe
 from edgevit.network.copies import bare_copy
 
@@ -77,45 +74,3 @@ def test_a_method_learns_from_the_restricted_base(
     assert [line["step"] for line in later] == [2, 3]  # at the first, vulcan's network is the teacher still
     assert all(line["loss_teacher"] > 0 and line["loss_tokens"] > 0 for line in later)
     assert made.record.training.more["teacher"] == "restricted" and made.record.data.unlabelled.images > 1000
-
-
-def test_the_finetuned_base_is_baseline_and_teacher_and_trained_once(digits_checkpoint: Path, tmp_path: Path) -> None:
-    given: Any = {"method": "nuwa", "options": {"purification": "none"}, "cache": False}
-    taught: Any = {"steps": 4, "evaluations": 2, "teacher": "finetuned", "teacher_weight": 1.0}
-    alone = derive_small(digits_checkpoint, tmp_path / "a", training=taught, **given)
-    judged = derive_small(digits_checkpoint, tmp_path / "b", training=taught, finetune_base=True, **given)
-    other_teacher = {**taught, "teacher": "restricted"}
-    restricted = derive_small(digits_checkpoint, tmp_path / "c", training=other_teacher, finetune_base=True, **given)
-    for name, tensor in judged.model.network.state_dict().items():
-        torch.testing.assert_close(tensor, alone.model.network.state_dict()[name], rtol=0, atol=0, msg=name)
-    for made in (alone, judged):
-        lines = [json.loads(line) for line in (made.folder / "history.jsonl").read_text().splitlines()]
-        assert [line["step"] for line in lines if line["stage"] == "finetune base"] == [1, 2, 3, 4]
-    assert judged.record.accuracy.base_finetuned == restricted.record.accuracy.base_finetuned
-    chosen_on, other = judged.record.validation, restricted.record.validation
-    assert chosen_on is not None and other is not None and chosen_on.images == judged.record.data.images.validation
-    assert 0 < chosen_on.base_restricted == other.base_restricted
-    pairs = zip(judged.model.network.parameters(), restricted.model.network.parameters(), strict=True)
-    assert any(not torch.equal(a, b) for a, b in pairs)
-
-
-def test_resuming_with_other_unlabelled_images_is_refused(
-    digits_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from edgevit.derivation.session import derive as session
-
-    def stop(*given: Any) -> None:
-        raise Interrupted("stopped")
-
-    (tmp_path / "more").mkdir()
-    Image.new("RGB", (9, 9)).save(tmp_path / "more" / "a.png")
-    given: Any = {"unlabelled": tmp_path / "more", "training": {"teacher": "restricted"}, "method": "vulcan"}
-    with monkeypatch.context() as patched, pytest.raises(Interrupted):
-        patched.setattr(session, "_baselines", stop)
-        derive_small(digits_checkpoint, tmp_path / "m", **given)
-    Image.new("RGB", (9, 9)).save(tmp_path / "more" / "b.png")
-    with pytest.raises(OptionError, match=r"cannot resume .* with other options: the content of unlabelled differs"):
-        derive_small(digits_checkpoint, tmp_path / "m", resume=True, **given)
-    (tmp_path / "more" / "b.png").unlink()
-    derive_small(digits_checkpoint, tmp_path / "m", resume=True, **given)
-    assert load_file(tmp_path / "m" / "model.safetensors")
