@@ -1,6 +1,12 @@
-"""From a base, target classes and a budget to a slim model: measure, plan, realise, and train.
+"""Derive a slim model from a base, target classes and a budget: resolve, measure, allocate, solve, train, evaluate.
 
-To add a method, add `methods/<name>.py`, or a folder with `method.py` in it where it has files of its own;
-`methods/__init__.py` says what it defines. What methods share: `measure/`, what images say of a network; `algebra/`,
-closed forms on weights; `allocate/`, how a budget is spent; and `edgevit/train/`.
+request, options                 what a user asks, and the options of methods; checked without torch
+compatibility, feasibility       what a method cannot cut, and the smallest network that it can reach
+session/                         the commands derive, supernet and base: open, check, baselines, evaluate, write
+method, problem, plan, realise   a method gets a problem and returns a plan and the network that realises it
+measure/                         statistics and sensitivities of a network on calibration images
+allocate/                        the budget, the allowed widths, and how the budget is divided
+solve/                           closed forms: low-rank factors, least squares, a linear head
+methods/                         one file or folder for each method; its docstring says what it must define
+cache, estimate                  results that derivations share; how long a derivation takes
 """

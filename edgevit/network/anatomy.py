@@ -84,7 +84,7 @@ class Decoder:
 
 
 def decoder(encode: Tensor) -> Decoder:
-    """The decoder of encode [d', d], sqrt(d' / d) U Q^T of `derive.algebra.embedding`: exact in the kept directions."""
+    """The decoder of encode [d', d], sqrt(d' / d) U Q^T of `solve.embedding`: exact in the kept directions."""
     return Decoder(encode.mT * (encode.shape[1] / encode.shape[0]))
 
 

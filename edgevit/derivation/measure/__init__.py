@@ -1,1 +1,1 @@
-"""What calibration images say of a network: moments of its tokens, and how sensitive its logits are to its modules."""
+"""Measure a network on calibration images: moments of its tokens, and the sensitivity of its outputs."""

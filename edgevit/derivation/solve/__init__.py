@@ -1,1 +1,1 @@
-"""Closed forms on the weights of one block: low-rank factors, least squares."""
+"""Closed forms: low-rank factors and least squares for the weights of a block, and a linear head for a base."""

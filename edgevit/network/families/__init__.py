@@ -153,8 +153,8 @@ class Family(Protocol):
         Layers that read tokens use a decoder: one for each of `token_norms`, or by default the one that is exact for
         the directions that `encode` keeps.
 
-        `derive.algebra.embedding` computes such matrices. Only if `embed` of no site is frozen. Norms and LayerScale
-        are folded into the weights, and are ones in the copy, which may have additional biases.
+        `solve.embedding` computes such matrices. Only if `embed` of no site is frozen. Norms and LayerScale are folded
+        into the weights, and are ones in the copy, which may have additional biases.
         """
 
     def resize(self, model: nn.Module, dims: Sequence[BlockDims], names: Container[str] | None = None, /) -> None:

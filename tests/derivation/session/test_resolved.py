@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
+from safetensors.torch import load_file
 from small_base import derive as derive_small
 
-from edgevit.errors import OptionError
+from edgevit.errors import Interrupted, OptionError
 
 
 def test_resuming_with_other_unlabelled_images_is_refused(
