@@ -53,7 +53,7 @@ NO_RECORDS = {  # what no later run of edgevit reads by a schema
     "edgevit/derivation/allocate/cost_table.py": "what is hashed to name a table",
     "edgevit/derivation/cache.py": "what is hashed to name an entry",
     "edgevit/jobs/jobs_file.py": "what is hashed to name a job",
-    "edgevit/derivation/session/derive.py": "a request, read again at once",
+    "edgevit/derivation/session/resolved.py": "a request, read again at once",
     "edgevit/derivation/session/supernet.py": "a request, read again at once",
     "edgevit/exporting/source.py": "metadata of an ONNX file, whose record is export.json",
     "edgevit/records/documents.py": "what pydantic is to check",

@@ -42,12 +42,12 @@ def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
     """Time a few images through the base, and count the passes of each part."""
     read, forward = image_seconds(problem.network, problem.task.train, problem.compute)
     task, training, depth = problem.task, problem.training, len(family_of(problem.network).layers(problem.network))
-    seen = (training.steps or 0) * training.batch_size
+    trained = (training.steps or 0) * training.batch_size
     slim = 1 - problem.budget.rate
     learns_from_it = training.has_teacher and training.teacher == "finetuned"
     trains_base = (finetune_base or learns_from_it) and not has_finetuned_base(problem)
     looks = min(training.evaluations, training.steps or 0) * len(task.validation)
-    learning = seen * (read + forward * (3 * slim + training.has_teacher)) + looks * (read + forward * slim)
+    learning = trained * (read + forward * (3 * slim + training.has_teacher)) + looks * (read + forward * slim)
     # Of the methods' own options: images that moments are taken from and solved for, those that gradients are taken of,
     # and those whose loss is measured with each block changed; and purification's masks, which train the base.
     names = ("calibration_images", "sensitivity_images", "measured_images")

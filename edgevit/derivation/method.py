@@ -1,4 +1,4 @@
-"""A method as the rest of edgevit sees it: what its file says of itself, with a type for each part."""
+"""The interface of a method: what its file declares, with a type for each part."""
 
 from __future__ import annotations
 

@@ -156,16 +156,16 @@ def _finetune(network: nn.Module, problem: Problem) -> dict[str, Tensor]:
 def distillation_for(
     problem: Problem,
     embed: EmbedPlan | None = None,
-    kept: Sequence[int] | None = None,
+    blocks: Sequence[int] | None = None,
     by_token: Sequence[Tensor] | None = None,
 ) -> Distillation | None:
     """Make the teacher of the problem's training; call this before training the problem's network.
 
     Args:
-        embed: what became of the base's embedding in the network that is to learn; None: it has the same.
-        kept: where it has not all of the base's blocks: those that it has.
-        by_token: [N] per block of the base, how much the answers feel the tokens behind it, where that is known; else
-            it is measured if the options ask for it.
+        embed: the plan of the student's embedding; None: it has the base's.
+        blocks: the base's blocks that the student has; None: all.
+        by_token: [N] per block of the base, the sensitivities of its output tokens; None: they are measured if the
+            training weights tokens by them.
     """
     training = problem.training
     if not training.has_teacher:
@@ -179,7 +179,7 @@ def distillation_for(
             by_token = token_sensitivities(problem.network, images, problem.columns, problem.passes, seed=seed)
     encode = None if embed is None else embed.encode
     decode = None if embed is None or embed.decoders is None else embed.decoders[-1]
-    return make_distillation(teacher, training, encode, kept, by_token, decode)
+    return make_distillation(teacher, training, encode, blocks, by_token, decode)
 
 
 def train_for(

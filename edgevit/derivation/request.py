@@ -82,7 +82,7 @@ def one_rate(text: str, _: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class BaseRequest(BaseOptions):
-    """What `edgevit.base` is asked."""
+    """The request of `edgevit.base`."""
 
     name: Annotated[str | Path, replace(BASE, also="base")]
     out: Annotated[Path, OUT]
@@ -182,7 +182,7 @@ class Request(BaseOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SupernetRequest(Request):
-    """What `edgevit.supernet` is asked."""
+    """The request of `edgevit.supernet`."""
 
     base: Annotated[str | Path, BASE]
     data: Data
@@ -359,7 +359,7 @@ class Deriving(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class DeriveRequest(Deriving):
-    """What `edgevit.derive` is asked."""
+    """The request of `edgevit.derive`."""
 
     rate: Rate = None
     macs: Macs = None

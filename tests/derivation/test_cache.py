@@ -59,7 +59,7 @@ def test_another_key_or_word_is_another_entry(opened: Any) -> None:
     make = Maker()
     for what, key in (("masks", {"base": "x"}), ("masks", {"base": "y"}), ("spectra", {"base": "x"})):
         opened.tensors(what, key, make)
-    assert make.calls == 3 and sorted(e.what for e in entries(opened.folder)) == ["masks", "masks", "spectra"]
+    assert make.calls == 3 and sorted(e.kind for e in entries(opened.folder)) == ["masks", "masks", "spectra"]
 
 
 def _truncate(file: Any) -> None:
@@ -122,10 +122,10 @@ def test_an_entry_says_which_commit_made_it_and_is_good_for_every_other(
         older.setattr(cache_module, "written_by", lambda: "0.1.0 (1301f27)")
         opened.tensors("masks", {}, make)
     (entry,) = entries(opened.folder)
-    assert cache_module._told(entry.file)["edgevit"] == "0.1.0 (1301f27)"
+    assert cache_module._metadata(entry.file)["edgevit"] == "0.1.0 (1301f27)"
     opened.tensors("masks", {}, make)
     assert make.calls == 1
-    told = {name: value for name, value in cache_module._told(entry.file).items() if name != "edgevit"}
+    told = {name: value for name, value in cache_module._metadata(entry.file).items() if name != "edgevit"}
     save_file(Maker()(), entry.file, told)  # as one made it that did not say
     opened.tensors("masks", {}, make)
     assert make.calls == 1
@@ -165,11 +165,11 @@ def test_the_least_recently_used_go_first(opened: Any) -> None:
     size = entries(opened.folder)[0].bytes
     opened.limit_bytes = 2 * size
     opened.tensors("two", {}, Maker())
-    for file, age in ((e.file, 100 if e.what == "one" else 50) for e in entries(opened.folder)):
+    for file, age in ((e.file, 100 if e.kind == "one" else 50) for e in entries(opened.folder)):
         os.utime(file, (0, 1e9 - age))
     opened.tensors("one", {}, Maker())  # used just now
     opened.tensors("three", {}, Maker())
-    assert {e.what for e in entries(opened.folder)} == {"one", "three"}
+    assert {e.kind for e in entries(opened.folder)} == {"one", "three"}
 
 
 def test_streams_have_half_of_the_room_and_leave_the_other_to_what_takes_longer(opened: Any) -> None:
@@ -177,8 +177,8 @@ def test_streams_have_half_of_the_room_and_leave_the_other_to_what_takes_longer(
     opened.limit_bytes = 4 * entries(opened.folder)[0].bytes
     for layer in range(6):
         opened.tensors(cache_module.STREAMS, {"layer": layer}, Maker())
-    assert sorted(e.what for e in entries(opened.folder)) == ["curves", "streams", "streams"]
-    assert sum(e.bytes for e in entries(opened.folder) if e.what == "streams") <= opened.streams_bytes
+    assert sorted(e.kind for e in entries(opened.folder)) == ["curves", "streams", "streams"]
+    assert sum(e.bytes for e in entries(opened.folder) if e.kind == "streams") <= opened.streams_bytes
 
 
 def test_what_is_reused_in_parts_is_told_once(opened: Any) -> None:
@@ -226,7 +226,7 @@ def test_a_pipe_in_place_of_another_entry_waits_for_nobody(opened: Any) -> None:
 
 
 def _is_whole(entry: Path) -> bool:
-    return not entry.is_symlink() and cache_module._told(entry)["made_by"] == cache_module.MADE_BY
+    return not entry.is_symlink() and cache_module._metadata(entry)["made_by"] == cache_module.MADE_BY
 
 
 def test_nothing_is_left_beside_an_entry_but_its_lock(opened: Any) -> None:

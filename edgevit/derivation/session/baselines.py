@@ -32,7 +32,7 @@ from edgevit.version import written_by
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class HeldOutResults:
     """The accuracies of a derived model and of its baselines."""
 
     accuracy: Accuracies
@@ -41,7 +41,7 @@ class Evaluation:
     answers: dict[JudgedPart, PartAnswers] | None = None
 
 
-NO_IMAGES = Evaluation(Accuracies(None, None, None, None))
+NO_IMAGES = HeldOutResults(Accuracies(None, None, None, None))
 
 
 def _take_baselines(resolved: ResolvedDerivation, problem: Problem) -> Baselines:
@@ -127,7 +127,9 @@ def _check_base(baselines: Baselines, resolved: ResolvedDerivation, problem: Pro
     )  # fmt: skip
 
 
-def evaluate(network: nn.Module, baselines: Baselines, resolved: ResolvedDerivation, problem: Problem) -> Evaluation:
+def evaluate_derived(
+    network: nn.Module, baselines: Baselines, resolved: ResolvedDerivation, problem: Problem
+) -> HeldOutResults:
     """Measure a derived network on the held-out images."""
     task, columns, passes = problem.task, problem.columns, problem.passes
     with problem.stopwatch.stage("evaluation"):
@@ -138,7 +140,7 @@ def evaluate(network: nn.Module, baselines: Baselines, resolved: ResolvedDerivat
         with problem.stopwatch.stage("rejection"):
             rule, rejected = calibrate_rejection(network, columns, resolved.rejection, passes)
     measured = replace(test.record(), rejection=rejected)
-    return Evaluation(
+    return HeldOutResults(
         Accuracies(baselines.base_full_head, baselines.base_restricted, baselines.base_finetuned, measured),
         ValidationRecord(
             validation.images,

@@ -19,7 +19,7 @@ from edgevit.derivation.feasibility import Target
 from edgevit.derivation.method import Method, find_method
 from edgevit.derivation.problem import Problem
 from edgevit.derivation.request import DeriveRequest
-from edgevit.derivation.session.baselines import NO_IMAGES, evaluate, evaluate_base
+from edgevit.derivation.session.baselines import NO_IMAGES, evaluate_base, evaluate_derived
 from edgevit.derivation.session.card import model_card
 from edgevit.derivation.session.opening import known_classes, open_for, resumable, unfinished, write_model
 from edgevit.derivation.session.rejection import RejectionImages, find_rejection_images
@@ -175,22 +175,22 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
         start, start_record = start_from(request.derive_from, problem, is_trained=is_trained)
         torch.manual_seed(problem.training.seed)  # the same random numbers whether baselines were measured or read
         derived = resolved.method.derive(start, resolved.config)
-        evaluation = NO_IMAGES if baselines is None else evaluate(derived.network, baselines, resolved, problem)
+        results = NO_IMAGES if baselines is None else evaluate_derived(derived.network, baselines, resolved, problem)
     network = derived.network.cpu().eval()
     spec = derived_spec(opened.base.spec, network, opened.head, opened.task.classes)
-    spec = replace(spec, rejection=evaluation.rule)
+    spec = replace(spec, rejection=results.rule)
     cost = problem.budget.cost(spec.blocks, load_family(spec.family).geometry(network))
     assert problem.budget.holds(cost)
     record = resolved.record(
-        accuracy=evaluation.accuracy,
+        accuracy=results.accuracy,
         checked=checked,
-        validation=evaluation.validation,
-        answers=evaluation.answers,
+        validation=results.validation,
+        answers=results.answers,
         budget=problem.budget.record(cost),
         processes=problem.compute.accelerator.num_processes,
         seconds=problem.stopwatch.seconds,
         start=start_record,
-        base_training=training_record(problem.base_training) if evaluation.accuracy.base_finetuned else None,
+        base_training=training_record(problem.base_training) if results.accuracy.base_finetuned else None,
         facts=Facts.of(derived.facts),
     )
     model, out = Model(network, spec), request.out
