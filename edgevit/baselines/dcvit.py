@@ -93,7 +93,7 @@ def choose_blocks(
         return chosen
 
     def fits(count: int, width: int) -> bool:
-        return budget.holds(budget.cost(cut(count, width), geometry))
+        return budget.allows(budget.cost(cut(count, width), geometry))
 
     for count in range(1, len(removable) + 1):
         if fits(count, 0):
@@ -101,8 +101,8 @@ def choose_blocks(
             return cut(count, widths[too_wide - 1])
     least = budget.cost(cut(len(removable), 0), geometry)
     raise BudgetError(
-        f"{budget.asked} leaves {budget.told(budget.limit)}, but dcvit in shape {policy.name!r} reaches no less than "
-        f"{budget.told(least)}, with the attention of {len(removable)} of {len(dims)} blocks gone; raise the "
+        f"{budget.option} leaves {budget.text(budget.limit)}, but dcvit in shape {policy.name!r} reaches no less than "
+        f"{budget.text(least)}, with the attention of {len(removable)} of {len(dims)} blocks gone; raise the "
         "budget, or try another method",
         least=least,
     )

@@ -121,7 +121,7 @@ def check_reachable(target: Target, owner: str, space_of: Callable[[Any], Search
     """
     budget, policy, space = target.budget, target.policy, space_of(config)
     minimum = cheapest(target, space)
-    if budget.holds(minimum.cost):
+    if budget.allows(minimum.cost):
         return
     options = ", ".join(
         f"{owner}.{name}={_option_text(value)}" for name, value in _wider_options(target, space_of, config, minimum)
@@ -137,13 +137,13 @@ def check_reachable(target: Target, owner: str, space_of: Callable[[Any], Search
     facts: dict[str, Any] = {"least": minimum.cost} | ({} if budget.prices is None else {"breakdown": breakdown})
     if minimum.cost >= budget.cost(whole, family.geometry(target.network)):
         raise BudgetError(
-            f"{budget.asked} asks for less than the base, and {owner} may cut nothing of it in shape {policy.name!r} "
+            f"{budget.option} asks for less than the base, and {owner} may cut nothing of it in shape {policy.name!r} "
             f"with the options as they are; {_alternatives(hints) or 'give it as it is, with `edgevit base`'}",
             **facts,
         )
     raise BudgetError(
-        f"{budget.asked} leaves {budget.told(budget.limit)}, but {owner} in shape {policy.name!r} reaches no less than "
-        f"{budget.told(minimum.cost)} (rate {1 - minimum.cost / budget.base:.3f}): {breakdown}; "
+        f"{budget.option} leaves {budget.text(budget.limit)}, but {owner} in shape {policy.name!r} reaches no less "
+        f"than {budget.text(minimum.cost)} (rate {1 - minimum.cost / budget.base:.3f}): {breakdown}; "
         f"{_alternatives(['raise the budget', *hints])}",
         **facts,
     )

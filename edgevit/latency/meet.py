@@ -287,7 +287,7 @@ class _Task:
         hint = "ask for fewer images per second" if is_rate else "raise the budget"
         breakdown = f" ({error.breakdown})" if error.breakdown else ""
         return BudgetError(
-            f"--{budget.asked}{limit} is less than any plan takes in shape {self.request.shape!r}: {error.least:.4g} "
+            f"--{budget.option}{limit} is less than any plan takes in shape {self.request.shape!r}: {error.least:.4g} "
             f"{UNITS[quantity]} by the table measured on {self.costs.table.measured_on}{breakdown}; {hint}, or try "
             "another --shape",
             least=error.least,
@@ -336,7 +336,7 @@ class _Task:
         return MetRecord(
             quantity=builder.quantity,
             budget=search.budget,
-            option=budget.asked,
+            option=budget.option,
             outcome=search.outcome(verified),
             verified=_figure(verified),
             figure=paired.figure,

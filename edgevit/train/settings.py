@@ -1,4 +1,4 @@
-"""How to train, as it is asked for: names and numbers alone, so that they can be checked before torch is imported."""
+"""The options of training: names and numbers only, so that they can be checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TOKEN_WEIGHTINGS: tuple[TokenWeighting, ...] = ("alike", "sensitivity")
 TEACHING = ("teacher", "teacher_weight", "teacher_temperature", "token_weight", "token_weighting", "token_depths")
 
 INTERVALS = (
-    ("steps", "[0, 2**31)", "0 trains not at all"),
+    ("steps", "[0, 2**31)", "0 trains nothing"),
     ("batch_size", COUNT, ""),
-    ("lr", "(0, 1]", "the papers use 1e-4"),  # AdamW moves every weight by up to this in each step
+    ("lr", "(0, 1]", "the papers use 1e-4"),  # AdamW moves a weight by up to this in a step
     ("weight_decay", "[0, inf)", "the papers use 0.05"),
     ("warmup_steps", "[0, 2**31)", ""),
     ("clip_norm", "[0, inf)", "0 leaves gradients as they are"),
@@ -101,7 +101,7 @@ class Training:
         Augment, Option("Augmentation of training images: none, crop, or flip (crop and mirror).", TRAINING)
     ] = "crop"
     evaluations: Annotated[int, Option("Number of validation passes during training.", TRAINING)] = 10
-    # A cosine schedule ends by itself; else once both accuracies have met, or the best improves no more.
+    # With a constant schedule: when both accuracies have met, or the best has stopped improving.
     early_stop: Annotated[
         bool, Option("Stop when validation accuracy stops improving; only with --schedule constant.", TRAINING)
     ] = True
@@ -132,7 +132,7 @@ class Training:
         Option("Weights of the tokens in that error: alike, or by the loss's sensitivity to each.", TRAINING),
     ] = "alike"
     token_depths: Annotated[
-        int, Option("Number of blocks, beside the last, behind which tokens are compared.", TRAINING)
+        int, Option("Number of blocks, besides the last, after which tokens are compared.", TRAINING)
     ] = 0
 
     @property
@@ -145,24 +145,24 @@ class Training:
         for name, interval, hint in INTERVALS:
             if (value := getattr(self, name)) is not None:
                 check_number(f"--{name.replace('_', '-')}", value, interval, hint)
-        for kind, value, known in (
+        for kind, value, allowed in (
             ("precision", self.precision, PRECISIONS),
             ("augmentation", self.augment, AUGMENTS),
             ("schedule", self.schedule, SCHEDULES),
             ("teacher", self.teacher, (None, *TEACHERS)),
             ("token weighting", self.token_weighting, TOKEN_WEIGHTINGS),
         ):
-            if value not in known:
-                raise UnknownNameError(kind, str(value), [name for name in known if name])
+            if value not in allowed:
+                raise UnknownNameError(kind, str(value), [name for name in allowed if name])
         check_device_name(self.device)
 
 
-WARMUP = 0.1  # share of the steps, of a method that is gentle
-PASSES = 10  # over the training images, of what trains for as long as no paper says
+WARMUP = 0.1  # share of the steps, for gentle methods
+PASSES = 10  # over the training images, for methods whose paper gives no number of steps
 
 
 def usual_steps(images: int, batch_size: int) -> int:
-    """Optimiser steps of what trains for as long as no paper says: ten passes over the training images."""
+    """Count the steps of ten passes over the training images, for methods whose paper gives no number."""
     return max(round(PASSES * images / batch_size), 1)
 
 

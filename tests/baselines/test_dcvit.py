@@ -38,14 +38,14 @@ def test_no_fewer_blocks_and_no_wider_ffns_would_do(small_vit: Callable[..., Any
     budget, policy = make_budget(geometry.macs(DIMS), 1, rate=rate), make_policy(shape)
     chosen = choose_blocks(DIMS, order, geometry, budget, policy)
     cut = {i for i, d in enumerate(chosen) if not d.has_attention}
-    assert cut == set(order[: len(cut)]) and budget.holds(budget.cost(chosen, geometry))
+    assert cut == set(order[: len(cut)]) and budget.allows(budget.cost(chosen, geometry))
     (width,) = {chosen[i].ffn for i in cut}
     whole = [d for i, d in enumerate(chosen) if i not in cut]
     assert whole == [DIMS[0]] * (6 - len(cut))
     wider = [BlockDims(0, 0, 0, width + policy.ffn_step) if i in cut else d for i, d in enumerate(chosen)]
-    assert width + policy.ffn_step > 256 or not budget.holds(budget.cost(wider, geometry))
+    assert width + policy.ffn_step > 256 or not budget.allows(budget.cost(wider, geometry))
     fewer = [BlockDims(0, 0, 0, policy.ffn_minimum) if i in order[: len(cut) - 1] else d for i, d in enumerate(DIMS)]
-    assert not budget.holds(budget.cost(fewer, geometry))
+    assert not budget.allows(budget.cost(fewer, geometry))
 
 
 def test_a_budget_below_every_attention_gone_is_refused(small_vit: Callable[..., Any]) -> None:

@@ -173,7 +173,7 @@ def test_a_budget_below_what_the_shape_reaches_gives_the_minimum(
         (["--grad-accum", "3"], "batch size 8 does not divide into 3 micro-batches"),
         (["--grad-accum", "0"], "--grad-accum 0 is not in [1, 2**31)"),
         (["--evaluations", "0"], "--evaluations 0 is not in [1, 2**31)"),
-        (["--steps", "-1"], "--steps -1 is not in [0, 2**31); 0 trains not at all"),
+        (["--steps", "-1"], "--steps -1 is not in [0, 2**31); 0 trains nothing"),
         (["--lr", "0"], "--lr 0 is not in (0, 1]"),
         (["--lr", "nan"], "--lr nan is not a finite number"),
         (["--weight-decay", "-1"], "--weight-decay -1 is not a finite number of at least 0"),

@@ -93,7 +93,7 @@ def test_tokens_between_blocks_are_compared_in_the_networks_embedding(small_vit:
             x = layer(x)
         tokens.append(x)
     middle = token_loss(tokens[0], tokens[1] @ encode.float().mT, by_token[1].float())
-    final = token_loss(lesson.own_tokens(), lesson.final[1], by_token[2].float())
+    final = token_loss(lesson.student_tokens(), lesson.final[1], by_token[2].float())
     torch.testing.assert_close(found, (middle + final) / 2)
     assert float(found) > 1e-4
 
@@ -143,7 +143,7 @@ def test_tokens_of_another_embedding_are_compared_in_the_teachers(small_vit: Any
         wanted = teacher.forward_features(images)  # type: ignore[operator]
     if args:
         wanted = wanted - wanted.mean(-1, keepdim=True)
-    torch.testing.assert_close(lesson.own_tokens(), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(lesson.student_tokens(), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_final_tokens_of_a_narrower_embedding_are_compared_through_the_decoder_of_the_last_norm(small_vit: Any) -> None:

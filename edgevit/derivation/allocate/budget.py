@@ -35,7 +35,7 @@ class Budget:
     quantity: Quantity | Measured
     limit: float
     base: float  # the base's cost in the same quantity
-    asked: str  # as the user gave it, for messages and records
+    option: str  # as the user gave it, for messages and records
     table: CostTable | None = None  # counts milliseconds and millijoules
     # The minimum sizes of the blocks that must be kept, by number; all others must be removed. None: any block may be
     # removed, and be as small as the method and the shape allow.
@@ -79,11 +79,11 @@ class Budget:
             return prices.cost(blocks)
         return geometry.cost(blocks, self.linear)
 
-    def holds(self, cost: float) -> bool:
+    def allows(self, cost: float) -> bool:
         """Tell whether a model of this cost is within the limit."""
         return cost <= self.limit * (1 + ROUNDING if self.quantity in MEASURED else 1)
 
-    def told(self, cost: float) -> str:
+    def text(self, cost: float) -> str:
         """Format a cost: 1.25 G MACs, 4.2 ms."""
         number = f"{cost:.4g}" if self.quantity in MEASURED else format_count(cost)
         return f"{number} {_NAMES[self.quantity]}"
@@ -98,7 +98,7 @@ class Budget:
         table = None if self.table is None else self.table.record()
         minimum = None if self.at_least is None else {str(i): dims for i, dims in self.at_least.items()}
         embed = self.at_least_embed or None
-        return BudgetRecord(self.quantity, self.limit, self.base, self.asked, reached, table, minimum, embed)
+        return BudgetRecord(self.quantity, self.limit, self.base, self.option, reached, table, minimum, embed)
 
 
 def remainder(base: int, rate: float) -> int:

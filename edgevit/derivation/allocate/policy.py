@@ -154,11 +154,11 @@ def check_policy_reaches(base: Sequence[BlockDims], geometry: Geometry, budget: 
     """Raise BudgetError, with the reachable minimum, if the policy cannot meet the budget."""
     blocks = smallest(base, policy, geometry, budget.at_least)
     least = budget.cost(blocks, geometry)
-    if not budget.holds(least):
+    if not budget.allows(least):
         breakdown = budget.breakdown(blocks, geometry)
         raise BudgetError(
-            f"{budget.asked} leaves {budget.told(budget.limit)}, but shape {policy.name!r} reaches no less than "
-            f"{budget.told(least)} (rate {1 - least / budget.base:.3f}{breakdown and f': {breakdown}'}); raise the "
+            f"{budget.option} leaves {budget.text(budget.limit)}, but shape {policy.name!r} reaches no less than "
+            f"{budget.text(least)} (rate {1 - least / budget.base:.3f}{breakdown and f': {breakdown}'}); raise the "
             "budget, or try another --shape",
             least=least,
             breakdown=breakdown,
@@ -242,7 +242,7 @@ def _fit_by_table(
     """Fit to costs of any form: the lowest rate whose widths, rounded down, are within the budget."""
 
     def fits(knobs: Sequence[_Knob], widths: Sequence[int]) -> bool:
-        return budget.holds(budget.cost(_turned(base, knobs, widths), geometry))
+        return budget.allows(budget.cost(_turned(base, knobs, widths), geometry))
 
     def rounded(knobs: Sequence[_Knob]) -> list[int]:
         return [knob.clamp(knob.wish) for knob in knobs]

@@ -180,7 +180,7 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
     spec = derived_spec(opened.base.spec, network, opened.head, opened.task.classes)
     spec = replace(spec, rejection=results.rule)
     cost = problem.budget.cost(spec.blocks, load_family(spec.family).geometry(network))
-    assert problem.budget.holds(cost)
+    assert problem.budget.allows(cost)
     record = resolved.record(
         accuracy=results.accuracy,
         checked=checked,

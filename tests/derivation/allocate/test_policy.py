@@ -154,7 +154,7 @@ def test_an_axis_that_is_frozen_stays_and_what_is_tied_to_it_too(small_vit, shap
         assert getattr(held, stays) == getattr(before, stays)
         assert (free.vo, free.ffn) != (held.vo, held.ffn) and getattr(held, cut) < getattr(before, cut)
         assert axis != "qk" or (held.vo == before.vo) == policy.equal
-    assert budget.holds(frozen.macs(fit(uniform(base), base, frozen, budget, policy)))
+    assert budget.allows(frozen.macs(fit(uniform(base), base, frozen, budget, policy)))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -168,11 +168,11 @@ def test_widths_by_rate_spend_a_table_until_no_step_fits(geometries, policy, ms)
     content = table(costs, base=of)
     budget = make_budget(1, 1, ms=ms, table=CostTable.model_validate(content))
     chosen = fit(uniform(base), base, geometry, budget, POLICIES[policy])
-    assert budget.holds(budget.cost(chosen, geometry)) and budget.cost(chosen, geometry) > 0.93 * ms
+    assert budget.allows(budget.cost(chosen, geometry)) and budget.cost(chosen, geometry) > 0.93 * ms
     for i, dims in enumerate(chosen):
         wider = replace(dims, ffn=dims.ffn + POLICIES[policy].ffn_step)
         larger = [wider if j == i else other for j, other in enumerate(chosen)]
-        assert wider.ffn > 768 or not budget.holds(budget.cost(larger, geometry))
+        assert wider.ffn > 768 or not budget.allows(budget.cost(larger, geometry))
 
 
 def test_no_width_falls_below_what_a_plan_is_to_contain(geometries):

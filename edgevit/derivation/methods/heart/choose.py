@@ -160,7 +160,7 @@ def by_macs(candidates: Candidates, ratios: Ratios) -> PruningLevels:
     if ratios == "uniform":
         return _best_uniform(candidates)
     choice, budget = candidates.whole, candidates.budget
-    while not budget.holds(cost := candidates.cost(choice)):
+    while not budget.allows(cost := candidates.cost(choice)):
         loss = candidates.loss(choice)
 
         def price(next_choice: PruningLevels, cost: float = cost, loss: float = loss) -> float:
@@ -182,10 +182,10 @@ def _smallest(candidates: Candidates) -> PruningLevels:
     budget = candidates.budget
     depth, patches = len(candidates.dims), candidates.geometry.patches
     choice = candidates.choice([patches] * (depth - 1), candidates.most_heads)
-    if not budget.holds(least := candidates.cost(choice)):
+    if not budget.allows(least := candidates.cost(choice)):
         raise BudgetError(
-            f"{budget.asked} leaves {budget.told(budget.limit)}, and the model without all tokens and heads that may "
-            f"be removed takes {budget.told(least)}; raise the budget",
+            f"{budget.option} leaves {budget.text(budget.limit)}, and the model without all tokens and heads that may "
+            f"be removed takes {budget.text(least)}; raise the budget",
             least=least,
         )
     return choice
@@ -211,7 +211,7 @@ def _best_uniform(candidates: Candidates) -> PruningLevels:
     for heads in range(max(candidates.most_heads, default=0) + 1):
         for length in candidates.lengths:
             choice = _uniform(candidates, candidates.geometry.tokens - length, [heads] * len(candidates.dims))
-            if candidates.budget.holds(candidates.cost(choice)):
+            if candidates.budget.allows(candidates.cost(choice)):
                 choices.append(choice)
                 break
     return min(choices, key=candidates.loss)
@@ -279,14 +279,14 @@ def least_amount(candidates: Candidates, chosen: Callable[[float], PruningLevels
         BudgetError: no amount meets it.
     """
     budget, most = candidates.budget, chosen(1.0)
-    if not budget.holds(least := candidates.cost(most)):
+    if not budget.allows(least := candidates.cost(most)):
         raise BudgetError(
-            f"{options} leaves {budget.told(least)}, rate {1 - least / budget.base:.3f}, and {budget.asked} asks for "
-            f"{budget.told(budget.limit)}: let more go, or raise the budget",
+            f"{options} leaves {budget.text(least)}, rate {1 - least / budget.base:.3f}, and {budget.option} asks for "
+            f"{budget.text(budget.limit)}: let more go, or raise the budget",
             least=least,
         )
     low, high = 0.0, 1.0
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (low, middle) if budget.holds(candidates.cost(chosen(middle))) else (middle, high)
+        low, high = (low, middle) if budget.allows(candidates.cost(chosen(middle))) else (middle, high)
     return chosen(high)

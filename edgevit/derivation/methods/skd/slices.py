@@ -108,7 +108,7 @@ def plan_of_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, pol
     geometry_of = cache(partial(geometry_at, network))
 
     def fits(count: int, embed: int) -> bool:
-        return budget.holds(budget.cost(dims_without(whole, order[:count]), geometry_of(embed)))
+        return budget.allows(budget.cost(dims_without(whole, order[:count]), geometry_of(embed)))
 
     widths = _embeds(order, family.geometry(network).embed, budget.least_embed, policy.embed_step)
     within = [embed for last, embed in widths if fits(last, embed)]
@@ -116,8 +116,8 @@ def plan_of_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, pol
         smallest, geometry = dims_without(whole, order), geometry_of(widths[-1][1])
         least, parts = budget.cost(smallest, geometry), budget.breakdown(smallest, geometry)
         raise BudgetError(
-            f"{budget.asked} leaves {budget.told(budget.limit)}, and the smallest slice of this super-network takes "
-            f"{budget.told(least)}{parts and f' ({parts})'}; raise the budget, or make one for smaller slices: "
+            f"{budget.option} leaves {budget.text(budget.limit)}, and the smallest slice of this super-network takes "
+            f"{budget.text(least)}{parts and f' ({parts})'}; raise the budget, or make one for smaller slices: "
             "edgevit supernet --smallest-rate",
             least=least,
             breakdown=parts,
