@@ -16,38 +16,38 @@ from edgevit.network.anatomy import Block
 
 
 def z_scores(activation: Tensor) -> Tensor:
-    """Make the activations [e] of one block comparable with other blocks' (Vulcan, section H)."""
+    """Normalise the activations [e] of one block, to compare them with other blocks' (Vulcan, section H)."""
     centred = activation - activation.mean()
     scores: Tensor = centred / torch.linalg.vector_norm(centred).clamp_min(torch.finfo(activation.dtype).tiny)
     return scores
 
 
 def adaptive_widths(scores: Sequence[Tensor], minimum: int = 1) -> Callable[[float], list[int]]:
-    """K(l) of Eq. 3 by rate: how many neurons of each block are above one global order statistic of the scores.
+    """Compute K(l) of Eq. 3 by rate: how many neurons of each block are above one global order statistic of the scores.
 
-    Exactly ceil(rate * sum e) neurons go, whatever the ties, as far as `minimum` per block allows.
+    Exactly ceil(rate * sum e) neurons are removed, even with ties, as far as `minimum` per block allows.
     """
-    kept = [len(s) for s in scores]
+    sizes = [len(s) for s in scores]
     spare = [max(len(s) - minimum, 0) for s in scores]
-    # The `minimum` largest of each block are out of reach of the global threshold.
+    # The `minimum` largest of each block are never removed.
     losable = [torch.sort(s, stable=True).values[:n] for s, n in zip(scores, spare, strict=True)]
     owner = torch.repeat_interleave(torch.arange(len(scores)), torch.tensor(spare))
-    owner = owner[torch.argsort(torch.cat(losable), stable=True)]  # of every neuron, the first to go first
-    total = sum(kept)
+    owner = owner[torch.argsort(torch.cat(losable), stable=True)]  # of every neuron, in the order of removal
+    total = sum(sizes)
 
     def widths_at(rate: float) -> list[int]:
-        # The small correction undoes rounding such as ceil(0.6 * 5) = 4.
-        gone = min(ceil(rate * total - 1e-9 * total), sum(spare))
-        lost = torch.bincount(owner[:gone], minlength=len(scores))
-        return [k - n for k, n in zip(kept, lost.tolist(), strict=True)]
+        # The small term corrects rounding such as ceil(0.6 * 5) = 4.
+        removed = min(ceil(rate * total - 1e-9 * total), sum(spare))
+        lost = torch.bincount(owner[:removed], minlength=len(scores))
+        return [size - n for size, n in zip(sizes, lost.tolist(), strict=True)]
 
     return widths_at
 
 
 def capped_rates(weights: Sequence[float], sizes: Sequence[float], caps: Sequence[float], mean: float) -> list[float]:
-    """Rates proportional to `weights` whose size-weighted mean is `mean`, none above its cap.
+    """Compute rates proportional to `weights` whose size-weighted mean is `mean`, none above its cap.
 
-    Section H: a rate that would exceed its cap is fixed there, and the rest are solved again, until all fit.
+    Section H: a rate that would exceed its cap is fixed there, and the others are solved again, until all fit.
     """
     fixed = [False] * len(weights)
     rates = list(caps)
@@ -71,18 +71,18 @@ def head_rates(
     widths: Sequence[tuple[int, int]],
     minimum: int,
 ) -> Callable[[float], list[tuple[float, float]]]:
-    """Pruning rates of QK and VO width in each block by their mean (Eq. 5, 6; Eq. 30 where blocks differ in size).
+    """Compute pruning rates of QK and VO width per block from their mean (Eq. 5, 6; Eq. 30 if blocks differ in size).
 
     Args:
         values: singular values of W_Q^T W_K and W_V^T W_O^T, ([H, q], [H, v]) per block.
-        widths: (q, v) per block; no rate cuts below `minimum` of them.
+        widths: (q, v) per block; no rate cuts below the width `minimum`.
     """
     ranks = [tuple(float(effective_rank(s).sum()) for s in pair) for pair in values]
     weights, sizes, caps = [], [], []
     for (qk, vo), params, block_widths in zip(ranks, attention_params, widths, strict=True):
         whole = max(qk + vo, 1e-12)
-        for other, width in zip((vo, qk), block_widths, strict=True):  # much rank elsewhere: more to prune here
-            weights.append(max(2 * other / whole * float(params) / whole, 1e-12))
+        for opposite, width in zip((vo, qk), block_widths, strict=True):  # a high rank of the other: prune this more
+            weights.append(max(2 * opposite / whole * float(params) / whole, 1e-12))
             sizes.append(float(params))
             caps.append(max(1 - minimum / width, 0.0))
 
@@ -94,7 +94,7 @@ def head_rates(
 
 
 def adaptive(blocks: Sequence[Block], activations: Sequence[Tensor], policy: Policy) -> Callable[[float], list[Widths]]:
-    """Vulcan's allocation: the widths that each block is to have where a share of everything prunable goes.
+    """Vulcan's allocation: request widths of each block if a share of everything prunable is removed.
 
     FFN widths follow the neurons' activations [e] per block (Eq. 3), QK and VO the effective ranks (Eq. 5, 6).
     """
@@ -121,7 +121,7 @@ def adaptive(blocks: Sequence[Block], activations: Sequence[Tensor], policy: Pol
 
 
 def energy_width(values: Tensor, share: float) -> int:
-    """The fewest dimensions that hold a share of the squared singular values [H, q], averaged over heads (NuWa)."""
+    """Find the least width that has a share of the squared singular values [H, q], averaged over heads (NuWa)."""
     energy = values.square()
     held = (energy.cumsum(-1) / energy.sum(-1, keepdim=True).clamp_min(torch.finfo(energy.dtype).tiny)).mean(0)
     return int((held < share - 1e-12).sum()) + 1 if held[-1] > 0 else 1
@@ -129,18 +129,18 @@ def energy_width(values: Tensor, share: float) -> int:
 
 @dataclass(frozen=True)
 class Curve:
-    """What one width of one block costs and buys."""
+    """The cost and the benefit of one width of one block."""
 
-    error: Tensor  # [w] share of the module's output that is lost with the i-th unit, the most important first
+    error: Tensor  # [w] share of the module's output that is lost with each unit, the most important first
     unit_cost: int  # MACs or parameters of one unit
 
 
 def widths_by_error(curves: Sequence[Curve]) -> Callable[[float], list[int]]:
-    """A width for each curve, by the share of their cost that goes: where least output is lost per cost."""
-    # A unit is worth no less than those behind it, which go first.
+    """Compute a width for each curve by the removed share of their cost: units of the least loss per cost go first."""
+    # A unit counts at least as much as later ones, which are removed first.
     worth = [torch.cummax(c.error.flip(0), 0).values.flip(0) / c.unit_cost for c in curves]
     owner = torch.repeat_interleave(torch.arange(len(curves)), torch.tensor([len(w) for w in worth]))
-    owner = owner[torch.argsort(torch.cat(worth), stable=True)]  # of every unit, the first to go first
+    owner = owner[torch.argsort(torch.cat(worth), stable=True)]  # of every unit, in the order of removal
     spent = torch.tensor([float(c.unit_cost) for c in curves], dtype=torch.float64)[owner].cumsum(0)
 
     def widths_at(rate: float) -> list[int]:
