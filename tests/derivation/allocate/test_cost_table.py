@@ -170,8 +170,8 @@ def test_a_measured_table_says_where_it_holds_and_counts_both_quantities(base: A
     ms = 0.1 + 2 * (0.64 + 2.56 - 0.02)
     assert t.in_quantity("ms").base == pytest.approx(ms) and t.in_quantity("mj").base == pytest.approx(10 * ms)
     budgets = [make_budget(1, 1, table=t, mj=30), make_budget(1, 1, table=t, fps=500)]
-    assert [(b.quantity, b.limit, b.asked) for b in budgets] == [("mj", 30, "mj 30"), ("ms", 4.0, "fps 500")]
-    assert budgets[0].told(12.5) == "12.5 mJ" and budgets[0].record().quantity == "mj"
+    assert [(b.quantity, b.limit, b.option) for b in budgets] == [("mj", 30, "mj 30"), ("ms", 4.0, "fps 500")]
+    assert budgets[0].text(12.5) == "12.5 mJ" and budgets[0].record().quantity == "mj"
 
 
 def test_a_corrected_table_has_each_part_multiplied_and_is_otherwise_the_same() -> None:
