@@ -107,5 +107,6 @@ class Readings:
                 "interval_ms": interval_ms,
                 "window_started_ns": self.started_ns,
                 "window_ended_ns": self.ended_ns,
+                "ticks_ns": [],
             }
         }
