@@ -132,13 +132,13 @@ REFUSED: list[tuple[list[str], str]] = [
     (["export", "nowhere.onnx", "--out", "new"], "there is no nowhere.onnx"),
     (
         ["export", "my weights.pt", "--out", "new"],
-        "holds weights alone; try `edgevit base 'my weights.pt' --out DIR`",
+        "contains only weights; try `edgevit base 'my weights.pt' --out DIR`",
     ),
-    (["export", "images", "--out", "new"], "--out is for an ONNX file, and images is none"),
-    (["export", "images", "--mean", "0.5"], "--mean is for an ONNX file, and images is none; leave it out"),
+    (["export", "images", "--out", "new"], "--out is for an ONNX file, and images is not one"),
+    (["export", "images", "--mean", "0.5"], "--mean is for an ONNX file, and images is not one; leave it out"),
     (
         ["export", "images", "--classes", "a,b"],
-        "--classes is for an ONNX file, and images is none; give it to `edgevit",
+        "--classes is for an ONNX file, and images is not one; give it to `edgevit",
     ),
     (["show", "nowhere"], "nowhere does not exist"),
     (["show", "images"], "images is not a complete model folder"),

@@ -69,5 +69,5 @@ def test_an_engine_is_judged_on_some_images_unless_others_are_asked_for() -> Non
 
 def test_only_an_engine_is_evaluated_on_a_board() -> None:
     assert EvaluateRequest(model="a.engine").of_engine and not EvaluateRequest(model="a.onnx").of_engine
-    with pytest.raises(OptionError, match="--board is for an engine, and runs/t1 is none"):
+    with pytest.raises(OptionError, match="--board is for an engine, and runs/t1 is not one"):
         edgevit.evaluate("runs/t1", board="orin")

@@ -180,7 +180,7 @@ def test_weights_and_logits_that_are_no_numbers_are_refused(digits_checkpoint: P
     save_file(state, tmp_path / "broken.safetensors")
     given = {"checkpoint": tmp_path / "broken.safetensors", "model_args": ARGS}
     with pytest.raises(
-        CheckpointError, match=r"broken.safetensors: blocks.1.mlp.fc1.bias holds 1 values of 256 that are"
+        CheckpointError, match=r"broken.safetensors: blocks.1.mlp.fc1.bias has 1 values of 256 that are"
     ):
         evaluate("vit_tiny_patch16_224", "digits", **given)
     state["blocks.1.mlp.fc1.bias"][3] = 0

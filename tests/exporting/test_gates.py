@@ -124,7 +124,7 @@ def test_graphs_with_unknown_operators_other_opsets_or_nonsense_fail(tmp_path: P
     with pytest.raises(ExportError, match="opset 20, expected 18"):
         check_graph(path, 18)
     save_graph(path, "Cast", to=TensorProto.FLOAT)
-    with pytest.raises(ExportError, match="holds Cast"):
+    with pytest.raises(ExportError, match="has Cast"):
         check_graph(path, 20)
     save_graph(path, "NoSuchOperator")
     with pytest.raises(ExportError, match="is not valid ONNX") as error:

@@ -183,7 +183,7 @@ def test_the_order_of_classes_that_is_assumed_of_a_base_is_told(base_folder: Pat
 def test_weights_that_are_no_numbers_fail(make_derived: Derive) -> None:
     folder = make_derived(16, 16)
     alter_weights(folder, "blocks.1.mlp.fc1.weight", float("nan"))
-    with pytest.raises(CheckpointError, match=r"blocks\.1\.mlp\.fc1\.weight holds 1 values"):
+    with pytest.raises(CheckpointError, match=r"blocks\.1\.mlp\.fc1\.weight has 1 values"):
         export(folder)
     assert not (folder / "export").exists()
 

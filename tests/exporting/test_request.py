@@ -40,7 +40,7 @@ def test_the_letters_of_a_suffix_may_be_capitals(tmp_path: Path) -> None:
     FilesRequest(model=file).check()
     assert FilesRequest(model=file).folder == tmp_path / "model"
     (tmp_path / "weights.PTH").touch()
-    with pytest.raises(CheckpointError, match="holds weights alone"):
+    with pytest.raises(CheckpointError, match="contains only weights"):
         FilesRequest(model=tmp_path / "weights.PTH").check()
 
 
