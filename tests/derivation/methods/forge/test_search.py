@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import some_tables
 import timm
 import torch
 from small_base import ARGS, NAME, derive
@@ -90,35 +91,20 @@ def launch_bound_table(blocks: Sequence[BlockDims], geometry: Geometry) -> dict[
     def priced(site: str, share: float) -> float:
         return round(KERNELS[site] * whole * (ALIKE + (1 - ALIKE) * share), 9)
 
-    def listed(narrower: float) -> dict[str, Any]:
-        widths = [(h, w) for h in range(1, first.heads + 1) for w in range(16, first.qk + 1, 8)]
-        of = first.heads * first.qk
-        return {
-            "attention": [
-                {"heads": h, "width": w, "ms": priced("attention", narrower * h * w / of)} for h, w in widths
-            ],
-            "ffn": [{"width": w, "ms": priced("ffn", narrower * w / first.ffn)} for w in range(8, first.ffn + 1, 8)],
-            "block_ms": 0.0,
-        }
+    def listed(narrower: float, embed: int) -> list[dict[str, Any]]:
+        pairs = [(h, w) for h in range(1, first.heads + 1) for w in range(16, first.qk + 1, 8)]
+        attention = {(h, w): priced("attention", narrower * h * w / (first.heads * first.qk)) for h, w in pairs}
+        ffn = {w: priced("ffn", narrower * w / first.ffn) for w in range(8, first.ffn + 1, 8)}
+        return some_tables.rows(FIXED, attention, ffn, embed=embed)
 
     sizes = {"heads": first.heads, "qk": first.qk, "vo": first.vo, "ffn": first.ffn}
-    narrower = [width for width in ladder(geometry.embed, 16) if width < geometry.embed]
-    return {
-        "schema": 1,
-        "measured_on": "no device: made up",
-        "fixed_ms": FIXED,
-        "base": {
-            "family": "vit",
-            "embed": geometry.embed,
-            "tokens": geometry.tokens,
-            "depth": len(blocks),
-            "patch_values": geometry.patch_values,
-        },
-        "blocks": [{"base": sizes, **listed(1.0)}],
-        "narrower": [
-            {"embed": width, "fixed_ms": FIXED, "blocks": [listed(width / geometry.embed)]} for width in narrower
-        ],
-    }
+    base = {
+        "embed": geometry.embed, "tokens": geometry.tokens, "depth": len(blocks),
+        "patch_values": geometry.patch_values, "blocks": [sizes],
+    }  # fmt: skip
+    widths = [width for width in ladder(geometry.embed, 16) if width <= geometry.embed]
+    costs = [row for width in widths for row in listed(width / geometry.embed, width)]
+    return some_tables.table(costs, base=base)
 
 
 @pytest.fixture

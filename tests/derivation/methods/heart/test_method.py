@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from small_base import ARGS, derive, write_checkpoint
+from problems import untrained
+from small_base import ARGS, NAME, derive, write_checkpoint
 
 import edgevit
-from edgevit.derivation.methods.heart.method import Config, default_steps
+from edgevit.data.task import open_task
+from edgevit.derivation.methods.heart.method import Config, _candidates, default_steps
+from edgevit.derivation.methods.heart.scores import HessianScores
 from edgevit.errors import BudgetError, EdgeVitError, OptionError
+from edgevit.network.checkpoint import describe
 from edgevit.progress import Silent
 from edgevit.records.model_folder import ModelFolder
 
@@ -188,16 +192,16 @@ def test_soft_gates_are_refused_where_the_head_takes_no_mean_of_patches(tmp_path
         assert any(b.tokens for b in hard.model.spec.blocks)
 
 
-def test_as_published_tokens_are_scored_by_position_and_ratios_meet_the_budget(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_as_published_tokens_are_scored_by_position_and_removed_by_ratios(small_vit: Any, tmp_path: Path) -> None:
     assert Config(as_published=True).selection == "percentile"
     assert Config(as_published=True, selection="loss").selection == "loss"
-    options = {**FEW, "as_published": True}
-    derived = made(checkpoint, tmp_path / "m", 0.2, options=options, training={"steps": 0})
-    default = made(checkpoint, tmp_path / "n", 0.2, training={"steps": 0})
-    assert 0.2 <= derived.model.spec.rate < 0.4
-    assert derived.record.facts.more["predicted_nats"] != default.record.facts.more["predicted_nats"]
+    base = describe(small_vit(depth=3), NAME, {"depth": 3})
+    task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
+    problem, placed = untrained(base, task, 0.2, tmp_path), torch.rand(2, 16).double()
+    scores = HessianScores(placed + 1, placed, (torch.rand(2).double(),) * 3, torch.zeros(2).double())
+    assert _candidates(problem, Config(), scores).token_scores == (placed + 1).tolist()
+    published = _candidates(problem, Config(as_published=True), scores)
+    assert published.token_scores == placed.sort(dim=1).values.tolist()
 
 
 def test_steps_are_passes_over_the_images() -> None:
