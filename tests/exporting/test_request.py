@@ -50,7 +50,7 @@ def test_an_onnx_file_brings_its_own_weights(tmp_path: Path) -> None:
         JudgeRequest(model=file).check()
     file.touch()
     JudgeRequest(model=file).check()
-    with pytest.raises(OptionError, match="brings its own weights and preprocessing; leave out pretrained"):
+    with pytest.raises(OptionError, match="has its own weights and preprocessing; leave out pretrained"):
         JudgeRequest(model=file, pretrained=True).check()
 
 
