@@ -126,16 +126,24 @@ def run(case: Case, place: Place, threads: int) -> Row | str:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _training(case: Case, steps: int, device: str, options: Options) -> tuple[Any, Options]:
-    """Return the training and the method's options; a case's options, as kept rows state them, hold both."""
-    from edgevit.train.settings import TEACHING, Training
+def parted(options: Options) -> tuple[Options, Options]:
+    """Part a case's options, as rows state them, into the teacher's and the method's."""
+    from edgevit.train.settings import TEACHING
 
     teacher = {name: value for name, value in options.items() if name in TEACHING}
+    return teacher, {name: value for name, value in options.items() if name not in teacher}
+
+
+def _training(case: Case, steps: int, device: str, options: Options) -> tuple[Any, Options]:
+    """Return the training and the method's options."""
+    from edgevit.train.settings import Training
+
+    teacher, own = parted(options)
     training = Training(
         steps=steps, batch_size=case.batch_size, lr=case.lr, seed=case.seed, device=device, evaluations=5,
         early_stop=False, schedule=case.schedule, **teacher,
     )  # fmt: skip
-    return training, {name: value for name, value in options.items() if name not in teacher}
+    return training, own
 
 
 def _ensure_supernet(case: Case, place: Place, classes: list[str]) -> Path:

@@ -98,7 +98,7 @@ def _variants(part: str, width: int = WIDTH) -> Iterator[tuple[str, Case]]:
             yield name, replace(trained, method="nuwa", options={**NUWA, **options}, steps=0, schedule="cosine")
     elif part == "rho":
         for rho in RHOS:
-            yield f"rho {rho:g}", replace(trained, options={**VULCAN, "rho": rho})
+            yield f"rho {rho:g}, ascent", replace(trained, options={**VULCAN, "rho": rho})
     elif part == "learning rate":
         for lr in LRS:
             yield f"learning rate {lr:g}", replace(trained, lr=lr)

@@ -10,6 +10,7 @@ import pytest
 import timm
 
 from benchmarks import bases, derivations
+from benchmarks.derivations import parted
 from benchmarks.papers import published
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import check_policy_reaches, make_policy
@@ -64,7 +65,7 @@ def test_every_case_is_another_reaches_its_rate_and_has_options_of_its_method(na
     whole = geometry.macs(dims), geometry.params(dims)
     for case in found:
         module = load_method(case.method)
-        assert isinstance(make_config(case.method, module.Config, case.options), module.Config)
+        assert isinstance(make_config(case.method, module.Config, parted(case.options)[1]), module.Config)
         if case.method in KEEP and not case.options.get("cut_embedding"):
             check_policy_reaches(dims, geometry, make_budget(*whole, rate=case.rate), make_policy(case.shape))
 
@@ -80,7 +81,7 @@ def test_heart_has_the_rates_that_tokens_and_heads_alone_can_reach(name: str, be
     assert {case.rate for case in found} == {0.8, 0.6, 0.4, 0.2} and {case.shape for case in found} == {"paper"}
     for case in found:
         budget = make_budget(geometry.macs(dims), geometry.params(dims), rate=case.rate)
-        config = make_config("heart", module.Config, case.options)
+        config = make_config("heart", module.Config, parted(case.options)[1])
         try:
             module.METHOD.check(config, Target(network, budget, make_policy(case.shape), 1000))
         except BudgetError:

@@ -9,6 +9,7 @@ import pytest
 import timm
 
 from benchmarks import bases
+from benchmarks.derivations import parted
 from benchmarks.product import rivals
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import make_policy
@@ -39,7 +40,7 @@ def test_every_rival_reaches_the_lower_rates(name: str) -> None:
         if part == "cut" and case.seed == 42:
             module = load_method(case.method)
             budget = make_budget(geometry.macs(dims), geometry.params(dims), rate=case.rate)
-            config = make_config(case.method, module.Config, case.options)
+            config = make_config(case.method, module.Config, parted(case.options)[1])
             with suppress(BudgetError):
                 module.METHOD.check(config, Target(network, budget, make_policy(case.shape), 1000))
                 reached.add((case.variant, case.rate))

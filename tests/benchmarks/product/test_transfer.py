@@ -7,7 +7,7 @@ from pathlib import Path
 
 from small_base import fewer_digits
 
-from benchmarks.derivations import run
+from benchmarks.derivations import parted, run
 from benchmarks.product import transfer
 from edgevit.derivation.methods import load_method
 from edgevit.derivation.options import make_config
@@ -17,7 +17,7 @@ def test_every_variant_is_asked_for_with_options_that_there_are() -> None:
     wanted = list(transfer.cases((42, 43), transfer.RATES))
     assert len({case.key("b") for case in wanted}) == len(wanted) == 2 * 3 * len(transfer.VARIANTS)
     for case in wanted:
-        make_config(case.method, load_method(case.method).Config, case.options)
+        make_config(case.method, load_method(case.method).Config, parted(case.options)[1])
         assert case.settings().get("derive_from", "base") == case.derive_from
 
 
