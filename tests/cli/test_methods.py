@@ -26,7 +26,7 @@ def test_methods_are_listed_with_a_line_each(edgevit_main: Any) -> None:
 
 def test_a_method_shows_its_options_with_defaults_and_meanings(edgevit_main: Any) -> None:
     shown = edgevit_main("methods", "forge")
-    for text in ("forge.allocation", "joint, uniform, vulcan", "true or false", "a whole number", "512"):
+    for text in ("forge.cut_tokens", "never, tried, predicted", "true or false", "a whole number", "512"):
         assert text in shown.out, text
     assert "Its budget may be counted in: macs, params, ms, mj." in shown.out
     told = json.loads(edgevit_main("methods", "supernet", "--json").out)

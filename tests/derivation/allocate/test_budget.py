@@ -128,7 +128,7 @@ def test_too_few_milliseconds_are_refused_with_the_least(derive, tabled, tmp_pat
 
 
 def test_heart_is_refused_by_a_table_that_says_nothing_of_fewer_tokens(derive, tmp_path):
-    with pytest.raises(CostTableError, match=r"given fewer tokens, and heart is to let .*cost --tokens"):
+    with pytest.raises(CostTableError, match=r"with fewer tokens, and heart is to remove .*cost --tokens"):
         derive(ms=2.0, method="heart")
     assert sorted(f.name for f in tmp_path.iterdir()) == ["base.safetensors"]
 
