@@ -16,13 +16,7 @@ from edgevit.derivation.session.base_check import ask, judge_base
 from edgevit.derivation.session.rejection import calibrate_rejection
 from edgevit.derivation.session.resolved import ResolvedDerivation
 from edgevit.records.answers import PartAnswers
-from edgevit.records.derivation import (
-    Accuracies,
-    AccuracyRecord,
-    BaseCheckRecord,
-    JudgedPart,
-    ValidationRecord,
-)
+from edgevit.records.derivation import Accuracies, AccuracyRecord, BaseCheckRecord, JudgedPart, ValidationRecord
 from edgevit.records.model import Rejection
 from edgevit.records.state import BASELINES_KIND, Baselines
 from edgevit.records.unfinished import BASELINES

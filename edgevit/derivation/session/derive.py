@@ -29,10 +29,7 @@ from edgevit.derivation.solve.head import open_task_for
 from edgevit.network.checkpoint import Headless, Model, derived_spec, open_network
 from edgevit.network.families import load_family
 from edgevit.progress import Progress, Silent
-from edgevit.records.derivation import (
-    DerivationRecord,
-    Facts,
-)
+from edgevit.records.derivation import DerivationRecord, Facts
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.plan import PlanRecord
 from edgevit.request import as_request, takes_options

@@ -17,12 +17,7 @@ from edgevit.derivation.problem import Problem
 from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.session.opening import Opened
 from edgevit.derivation.session.rejection import RejectionImages
-from edgevit.records.derivation import (
-    BaseCheckRecord,
-    DerivationRecord,
-    ShapeRecord,
-    TrainingRecord,
-)
+from edgevit.records.derivation import BaseCheckRecord, DerivationRecord, ShapeRecord, TrainingRecord
 from edgevit.records.kinds import plain
 from edgevit.records.plan import PlanRecord
 from edgevit.train.settings import Training
