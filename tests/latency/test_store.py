@@ -26,7 +26,7 @@ def test_runs_are_read_back_in_order_and_other_keys_have_others(tmp_path):
     assert told == StoreKey(written_by(), embed=64, more={"batch": 1})
     shutil.rmtree(other.folder)
     store.folder.rename(other.folder)
-    assert Store.of({"batch": 8, "embed": 64}, tmp_path).runs() == [], "folders that changed targets"
+    assert Store.of({"batch": 8, "embed": 64}, tmp_path).runs() == [], "folders that changed places"
 
 
 def test_a_line_that_a_crash_cut_off_costs_that_run_alone(tmp_path):
