@@ -36,6 +36,9 @@ ELSEWHERE = {
     ("records/release.py", "num_heads"): ARGUMENT,
     ("records/release.py", "global_pool"): ARGUMENT,
     ("records/release.py", "pretrained_cfg"): "what a publisher's config.json says beside the weights",
+    ("network/checkpoint.py", "forward_features"): "timm's own name, under which a loaded model offers it",
+    ("cli/characterize.py", "blocks"): "a field of a measured network's record",
+    ("derivation/methods/forge/sequential.py", "blocks"): "numbers of the blocks that stay",
 }
 NETWORKS = {"model", "network", "net", "teacher", "student", "dense", "slim", "copied"}
 

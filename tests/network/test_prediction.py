@@ -146,7 +146,7 @@ def test_a_base_has_no_names_to_give(base, files):
 def test_answers_that_are_no_numbers_are_not_probabilities(model):
     logits = torch.zeros(2, 10)
     logits[1, 2] = torch.nan
-    with pytest.raises(ModelError, match="the model's logits are not finite numbers"):
+    with pytest.raises(ModelError, match="the model's logits are not finite"):
         predictions_of(logits, model.spec)
     logits[1, 2], logits[1, 3] = 0, torch.nan  # 3 is no class of this model
     assert len(predictions_of(logits, model.spec)) == 2

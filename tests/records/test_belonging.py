@@ -13,7 +13,7 @@ def test_a_file_is_the_one_that_its_record_states_or_both_hashes_are_named(tmp_p
     file.write_bytes(b"a")
     digest, other = (hashlib.sha256(content).hexdigest() for content in (b"a", b"b"))
     assert file_fault(file, digest, tmp_path / "export.json") is None
-    said = f"{file} was altered: its hash is {digest[:12]}, export.json says {other[:12]}"
+    said = f"{file} was altered: its hash is {digest[:12]}, export.json states {other[:12]}"
     assert file_fault(file, other, tmp_path / "export.json") == said
     with pytest.raises(OSError):
         file_fault(tmp_path / "none", digest, file)
