@@ -41,5 +41,5 @@ def test_silent_neurons_go_though_their_weights_are_large(small_vit: Callable[..
     made = derive(untrained(base, task, 0.6, tmp_path, shape="free"), Config(calibration_images=16))
     for block in made.plan.blocks:
         assert block.ffn is not None and not set(block.ffn.neurons.tolist()) & set(silent.tolist())
-    with pytest.raises(OptionError, match=r"wanda\.calibration_images=0"):
+    with pytest.raises(OptionError, match=r"wanda\.calibration_images 0 is not in"):
         Config(calibration_images=0)

@@ -191,7 +191,7 @@ def test_no_more_tokens_are_compared_than_the_distillation_says(bench: Bench) ->
         middle.append(family.layers(model)[0](family.first_tokens(model, images))[:, :3])
     torch.testing.assert_close(found, (token_loss(*final) + token_loss(*middle)) / 2)
     none = replace(distillation, compared=0)
-    with pytest.raises(OptionError, match="no token of it always stays to be compared; set --token-weight 0"):
+    with pytest.raises(OptionError, match="it has no token that always remains to be compared; set --token-weight 0"):
         Lesson(none, network, CLASSES).check(images)
     Lesson(replace(none, tokens=0.0), network, CLASSES).check(images)
 
@@ -199,13 +199,13 @@ def test_no_more_tokens_are_compared_than_the_distillation_says(bench: Bench) ->
 def test_tokens_that_all_may_leave_are_not_compared(small_vit: Any) -> None:
     base = small_vit(class_token=False, global_pool="avg")
     lesson = Lesson(Distillation(base, 0.9, 2.0, tokens=1.0), with_fewer_tokens(base, 6, 0), CLASSES)
-    with pytest.raises(OptionError, match="no token of it always stays to be compared; set --token-weight 0"):
+    with pytest.raises(OptionError, match="it has no token that always remains to be compared; set --token-weight 0"):
         lesson.check(torch.zeros(1, 3, 32, 32))
 
 
 def test_a_teacher_that_does_not_fit_is_refused(bench: Bench, small_vit: Any) -> None:
     other = Distillation(small_vit(num_classes=4), 0.9, 2.0)
-    with pytest.raises(OptionError, match="the teacher tells 4 classes apart and the network 10"):
+    with pytest.raises(OptionError, match="the teacher has 4 classes and the network 10"):
         bench.train(bench.spoilt(), 1, distillation=other)
     wide = Distillation(small_vit(embed_dim=96), 0.9, 2.0, tokens=1.0)
     with pytest.raises(OptionError, match=r"final tokens are \[17, 96\] and the network's \[17, 64\]"):

@@ -25,7 +25,7 @@ from edgevit.train.settings import Training
 def test_cuts_keep_what_is_worth_most_and_the_function_where_all_is_kept(small_vit: Callable[..., Any]) -> None:
     base = describe(small_vit(num_classes=2), "vit_tiny_patch16_224", {"num_classes": 2})
     task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
-    cuts = attention.SearchSpace(base.network, task)
+    cuts = attention.Cuts(base.network, task)
     images, labels = next(task.train.subset(attention.IMAGES).batches(attention.IMAGES))
     with torch.no_grad():
         whole = base.network(images[:4])

@@ -117,7 +117,9 @@ def test_milliseconds_are_spent_on_tokens_where_the_table_lists_fewer(tmp_path: 
     silent = json.loads(table.read_text())
     silent["costs"] = [cost for cost in silent["costs"] if "tokens" not in cost]
     table.write_text(json.dumps(silent))
-    with pytest.raises(CostTableError, match="given fewer tokens, and forge is to let tokens leave; measure one that"):
+    with pytest.raises(
+        CostTableError, match="blocks with fewer tokens, and forge is to remove tokens; measure one that"
+    ):
         derive(checkpoint, tmp_path / "n", options=options, **given)
 
 

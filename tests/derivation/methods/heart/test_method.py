@@ -174,7 +174,7 @@ def test_tokens_are_not_compared_where_none_always_stays(tmp_path: Path) -> None
     given = {"method": "heart", "rate": 0.2, "model_args": pooled, "cache": False, "options": FEW}
     taught = {"steps": 1, "teacher": "restricted"}
     checkpoint = write_checkpoint(tmp_path, **pooled)
-    with pytest.raises(OptionError, match=r"no token of it always stays to be compared; set --token-weight 0$"):
+    with pytest.raises(OptionError, match=r"it has no token that always remains to be compared; set --token-weight 0$"):
         derive(checkpoint, tmp_path / "m", training={**taught, "token_weight": 1.0}, **given)
     derive(checkpoint, tmp_path / "n", training=taught, **given)
 
