@@ -117,9 +117,7 @@ def test_milliseconds_are_spent_on_tokens_where_the_table_lists_fewer(tmp_path: 
     silent = json.loads(table.read_text())
     silent["costs"] = [cost for cost in silent["costs"] if "tokens" not in cost]
     table.write_text(json.dumps(silent))
-    with pytest.raises(
-        CostTableError, match="blocks with fewer tokens, and forge is to remove tokens; measure one that"
-    ):
+    with pytest.raises(CostTableError, match="and forge is to remove tokens; measure one that"):
         derive(checkpoint, tmp_path / "n", options=options, **given)
 
 
