@@ -64,7 +64,7 @@ def test_the_cache_command_sees_an_entry_for_each_key_and_removes_them(tmp_path)
         store = Store.of({**key, "batch": batch}, tmp_path)
         store.add([DENSE])
     found = entries(tmp_path)
-    assert [(e.what, e.base, e.task) for e in found] == [("costs", "vit 64", "a CPU, fp32")] * 2
+    assert [(e.kind, e.base, e.task) for e in found] == [("costs", "vit 64", "a CPU, fp32")] * 2
     assert all(e.bytes > 1000 for e in found)
     assert clear(tmp_path) == found and list(tmp_path.iterdir()) == []
 
