@@ -146,7 +146,7 @@ def alternately(random, rounds, noise):
 def test_figures_are_as_sure_as_they_say(made, rounds):
     """The median of few deviations, of which many are none as medians go through points, told half of it."""
     said, true = [], []
-    for seed in range(12):
+    for seed in range(20):
         seen = stack_figures(list(made(np.random.default_rng(seed), rounds, 0.02)), GRID.anchor, cost(GRID.anchor))
         said.append(np.median([figure.error for figure in seen.values()]))
         true.append(np.mean([np.log(figure.value / cost(stack)) ** 2 for stack, figure in seen.items()]))

@@ -323,7 +323,7 @@ def test_with_a_checkpoint_what_can_have_its_weights_has_them(tmp_path, two):
         work_on(board, replace(asked, checkpoint=None), tmp_path)
     few = timm.create_model("deit_tiny_patch16_224", num_classes=7).state_dict()
     torch.save(few, file)
-    with pytest.raises(CheckpointError, match=r"w\.pth has 7 outputs, and the networks of a record have 1000; give"):
+    with pytest.raises(CheckpointError, match=r"w\.pth has 7 outputs, and the networks of the suite have 1000; give"):
         module._weights(asked)
     with pytest.raises(CheckpointError, match="does not exist, or is no file"):
         run(replace(asked, checkpoint=tmp_path / "none.pth"))
