@@ -65,7 +65,7 @@ class Source:
     @cached_property
     def sha256(self) -> str:
         """Hash of the base's weights."""
-        return tensors_sha256(self.base.network.state_dict())
+        return tensors_sha256(self.base.state_dict())
 
     @property
     def label(self) -> str:

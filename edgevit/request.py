@@ -247,16 +247,12 @@ def check_paths(value: Any, function: str) -> None:
     """Refuse a first argument that is neither a path or name, nor several of them.
 
     Raises:
-        TypeError: it is another object, such as a torch module.
+        TypeError: it is another object.
     """
     values = value if isinstance(value, (list, tuple)) else [value]
     for item in values:
         if item is not None and not isinstance(item, (str, PathLike)):
-            raise TypeError(
-                f"{function} takes a path or a timm name, and was given a {type(item).__name__}; of a torch module, "
-                "save the weights with safetensors.torch.save_file(module.state_dict(), FILE), and give the timm name "
-                "with checkpoint=FILE"
-            )
+            raise TypeError(f"{function} takes a path or a timm name, and was given a {type(item).__name__}")
 
 
 def takes_options(kind: Any) -> Callable[[F], F]:

@@ -99,11 +99,12 @@ def small_vit() -> Callable[..., Any]:
     import torch
 
     from edgevit.network.families import family_like
+    from edgevit.network.network import Network
 
-    def make(name: str = "vit_tiny_patch16_224", **args: Any) -> torch.nn.Module:
+    def make(name: str = "vit_tiny_patch16_224", **args: Any) -> Network:
         torch.manual_seed(0)
         made = timm.create_model(name, **{**TINY, **args})
-        network = family_like(made).adopted(made).eval()
+        network = Network(family_like(made).interchange.adopted(made).eval())
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.05)  # timm starts biases and more at 0 or 1

@@ -289,14 +289,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory, small_vit: Callable[..., 
     from edgevit.engines.run import export
     from edgevit.exporting.graph import write_onnx
     from edgevit.network.checkpoint import Model, derived_spec, describe, save
-    from edgevit.network.families import vit
 
     network = small_vit()
     network.load_state_dict(load_file(digits_checkpoint))
     args = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}
     base = describe(network, "vit_tiny_patch16_224", args)
     task = open_task("digits", ["3", "5", "8"], preprocessing=base.preprocessing, base_outputs=10)
-    vit.keep_classes(network, task.base_columns)
+    network.keep_classes(task.base_columns)
     labels = task.classes
     folder = tmp_path_factory.mktemp("deploy") / "m"
     save(Model(network, derived_spec(base.spec, network, "subset", labels)), folder)

@@ -16,7 +16,6 @@ import torch
 from captured import read_power
 from family_examples import images, slimmed
 from places import ROOT
-from torch import nn
 
 from edgevit.agent import meters, power, runners
 from edgevit.agent.measure import MeasurementRequest, measure
@@ -26,7 +25,8 @@ from edgevit.derivation.options import describe
 from edgevit.derivation.solve.embedding import encoder
 from edgevit.network import families
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import family_of, load_family
+from edgevit.network.families import load_family
+from edgevit.network.network import Network
 
 DOCS = ROOT / "docs"
 EXAMPLES = DOCS / "examples"
@@ -83,24 +83,30 @@ def test_the_meter_of_the_documentation_reads_power(
 
 @torch.no_grad()
 def test_the_family_of_the_documentation_cuts_its_network(
-    with_examples: None, small_vit: Callable[..., nn.Module]
+    with_examples: None, small_vit: Callable[..., Network]
 ) -> None:
     inner = small_vit()
-    network = load_family("from_pixels").FromPixels(inner)  # type: ignore[attr-defined]
-    family = family_of(network)
-    assert family is load_family("from_pixels")
-    assert not [name for name in vars(families.Family) if name[0] != "_" and not hasattr(family, name)]
+    family = load_family("from_pixels")
+    network = Network(family.FromPixels(inner.module))  # type: ignore[attr-defined]
+    assert network.family is family
+    for of, protocol in ((family, families.Family), (family.interchange, families.Interchange)):
+        assert not [name for name in vars(protocol) if name[0] != "_" and not hasattr(of, name)]
     pixels = 127.5 * (images() + 1)
     dims = BlockDims(2, 24, 8, 40)
     expected = slimmed(inner, dims)(images())
     torch.testing.assert_close(slimmed(network, dims)(pixels), expected, rtol=1e-4, atol=1e-5)
-    tokens = family.first_tokens(network, pixels)
-    for layer in family.layers(network):
+    tokens = network.first_tokens(pixels)
+    for layer in network.block_modules:
         tokens = layer(tokens)
-    torch.testing.assert_close(family.answers(network, tokens), inner(images()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(network.answers(tokens), inner(images()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(network.forward_features(pixels), inner.forward_features(images()), rtol=1e-4, atol=1e-5)
+    fitted = family.interchange.fitted(
+        family.interchange.named(inner.state_dict()), network.module, "it", resample=False
+    )
+    assert fitted.state.keys() == inner.state_dict().keys() and fitted.notes == ()
     encode = encoder(torch.eye(64, dtype=torch.float64), 32)
-    expected = family_of(inner).with_embedding(inner, encode)(images())
-    torch.testing.assert_close(family.with_embedding(network, encode)(pixels), expected, rtol=1e-4, atol=1e-4)
+    expected = inner.with_embedding(encode)(images())
+    torch.testing.assert_close(network.with_embedding(encode)(pixels), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_profile_begins_with_the_json_of_another(edgevit_main: Any, tmp_path: Path) -> None:

@@ -79,10 +79,9 @@ def _work(root: Path) -> object:
 @lru_cache
 def _sizes(folder: Path) -> Any:
     from edgevit.network.checkpoint import load
-    from edgevit.network.families import vit
 
     model = load(folder)
-    return model.spec.blocks, vit.geometry(model.network)
+    return model.spec.blocks, model.geometry
 
 
 def _costs(root: Path) -> object:
@@ -189,7 +188,7 @@ def _make_supernet(root: Path) -> None:
     assert record is not None and record.data is not None
     supernet = supernet_of(base.spec.blocks, record.data, (8, 64, 128, 256))
     labels = tuple(TargetClass(str(i), i) for i in range(10))
-    save(Model(base.network, replace(base.spec, classes=labels)), root / "net", supernet=supernet)
+    save(Model(base, replace(base.spec, classes=labels)), root / "net", supernet=supernet)
 
 
 def _make_imported(root: Path) -> None:

@@ -40,14 +40,12 @@ FUNCTIONS_BY_PROTOCOL = {
     "every source of images": {"class_names", "matches", "open_source"},
     "every runner of the agent": {"open_runner", "open_profiler"},
     "every meter of the agent": {"why_not"},
-    "what a family answers (`Family`), and other code of the network in its hands": {
-        "answers", "build", "input_size", "token_scores"
-    },
+    "every family (`Family`), and other code for a network": {"answers", "blocks", "build"},
     "what the agent does when asked, in its own program and as the function that does it": {
         "alternate", "measure", "profile"
     },
     "what the agent and the host both do: the agent imports nothing else of edgevit": {
-        "bench", "build_plan", "count_fused", "examine"
+        "bench", "build_plan", "cache_folder", "count_fused", "examine"
     },
     "what `edgevit cache` asks of either folder": {"clear", "entries"},
     "why one axis stays as it is": {"reason_against"},

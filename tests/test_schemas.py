@@ -56,6 +56,7 @@ NO_RECORDS = {  # what no later run of edgevit reads by a schema
     "edgevit/derivation/session/resolved.py": "a request, read again at once",
     "edgevit/derivation/session/supernet.py": "a request, read again at once",
     "edgevit/exporting/source.py": "metadata of an ONNX file, whose record is export.json",
+    "edgevit/network/from_module.py": "timm's config.json, beside weights",
     "edgevit/records/documents.py": "what pydantic is to check",
     "edgevit/records/engine.py": "what is hashed, and TensorRT's own list of an engine's layers",
     "edgevit/reporting/page.py": "what a page packs for its own script",

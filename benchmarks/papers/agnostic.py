@@ -31,7 +31,6 @@ from typing import Any
 
 import timm
 import torch
-from torch import nn
 
 import edgevit
 from benchmarks.derivations import BATCH, LR, SEEDS, STEPS, device_field
@@ -51,6 +50,7 @@ from edgevit.data.accuracy import Accuracy, measure_accuracy
 from edgevit.derivation.session.resolved import versions
 from edgevit.errors import BudgetError
 from edgevit.network.classifier import with_classes
+from edgevit.network.network import Network
 from edgevit.train.history import History
 from edgevit.train.loop import train
 from edgevit.train.passes import open_passes
@@ -131,7 +131,7 @@ class Maker:
             }  # fmt: skip
         if case.kind == "agnostic":
             model = self.for_all(case.method, case.rate, case.seed, case.steps).model
-            judged = self.judge(model.network, self.source, case, model.spec.class_names)
+            judged = self.judge(model, self.source, case, model.spec.class_names)
             return {
                 "top1": judged.top1,
                 "top1_full": judged.top1_full,
@@ -144,27 +144,27 @@ class Maker:
             self.small.task(case.classes, seed=case.seed),
             self.training(case.seed, case.steps),
         )
-        train(network, task, list(range(len(case.classes))), training, open_passes(training), History(None))
+        train(network, task, training, open_passes(training), History(None))
         judged = self.judge(network.eval(), self.small, case, task.class_names)
         return {"top1": judged.top1, "macs": self.small.base.spec.macs, "images": judged.images}
 
-    def judge(self, network: nn.Module, source: Source, case: ModelCase, outputs: Sequence[str]) -> Accuracy:
+    def judge(self, network: Network, source: Source, case: ModelCase, outputs: Sequence[str]) -> Accuracy:
         """Measure a network with these outputs on the sub-task's test images."""
         task = source.task(case.classes, seed=case.seed)
         columns = [list(outputs).index(name) for name in task.class_names]
         return measure_accuracy(predictor(network, self.device), task.test.batches(200), columns, task.class_names)
 
 
-def small_network(small: Source, case: ModelCase) -> nn.Module:
+def small_network(small: Source, case: ModelCase) -> Network:
     """Build the small model with one output per class; with random weights unless the case is KNOWING."""
-    informed = with_classes(small.base.network, small.task(case.classes, seed=case.seed).base_columns)
+    informed = with_classes(small.base, small.task(case.classes, seed=case.seed).base_columns)
     if case.kind == KNOWING:
         return informed
     spec = small.base.spec
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(case.seed)
-        network: nn.Module = timm.create_model(spec.timm_name, **{**spec.timm_args, "num_classes": len(case.classes)})
-    return network
+        module = timm.create_model(spec.timm_name, **{**spec.timm_args, "num_classes": len(case.classes)})
+    return Network(module)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.derivations import SIZES, device_field
 from benchmarks.markdown import Row, grouped, percent, picked, table
@@ -70,9 +70,10 @@ from edgevit.data.task import Split, Task
 from edgevit.derivation.measure.statistics import calibrate
 from edgevit.derivation.solve.attention import attention_spectra, narrow
 from edgevit.errors import OptionError
-from edgevit.network.anatomy import Attention, Block, attentions
+from edgevit.network.anatomy import Attention, Block, attentions, unpack
 from edgevit.network.classifier import with_classes
-from edgevit.network.families import family_of, vit
+from edgevit.network.families import vit
+from edgevit.network.network import Network
 from edgevit.records.writing import write_whole
 from edgevit.train.passes import Passes, open_passes
 from edgevit.train.settings import Training
@@ -85,16 +86,13 @@ DRAWN, SMALL = (1, 2, 5), 0.01  # random tokens of an image, and the weight of a
 WPAC, SVD, HEADS = "WPAC", "SVD of the weights", "whole heads"
 
 
-def token_moments(
-    network: nn.Module, images: Split, chosen: Tensor, passes: Passes, weight: float = 1.0
-) -> list[Tensor]:
+def token_moments(network: Network, images: Split, chosen: Tensor, passes: Passes, weight: float = 1.0) -> list[Tensor]:
     """Average [x 1]^T [x 1] over these tokens of each image; the rank is at most their number.
 
     Shape: chosen [n, x], positions of tokens.
     """
-    family = family_of(network)
-    geometry = family.geometry(network)
-    sums = [torch.zeros(geometry.embed + 1, geometry.embed + 1, dtype=torch.float64) for _ in family.read(network)]
+    geometry = network.geometry
+    sums = [torch.zeros(geometry.embed + 1, geometry.embed + 1, dtype=torch.float64) for _ in network.read()]
     position = 0
 
     def see(i: int, layer_inputs: Any, _: Tensor) -> None:
@@ -109,7 +107,7 @@ def token_moments(
         position += len(logits)
 
     with torch.no_grad():
-        passes.run(network, images, count, [(family.attention_inputs(network), see)])
+        passes.run(network, images, count, [(network.attention_inputs, see)])
     return [total / (weight * chosen.numel()) for total in sums]
 
 
@@ -119,15 +117,15 @@ def random_tokens(images: int, tokens: int, count: int, seed: int) -> Tensor:
 
 
 def moments(
-    network: nn.Module, task: Task, columns: list[int], device: str = "cpu"
+    network: Network, task: Task, columns: list[int], device: str = "cpu"
 ) -> Iterator[tuple[str, int, list[Tensor] | None]]:
     """Yield each kind of moments with its draw and one moment per block; `network` is not moved."""
     images, passes = task.train.subset(IMAGES), open_passes(Training(device=device))
     looked_at = network if device == "cpu" else deepcopy(network)
-    tokens = family_of(network).geometry(network).tokens
+    tokens = network.geometry.tokens
 
     def take(factorisation: Any) -> list[Tensor]:
-        statistics = calibrate(looked_at, images, passes, factorisation=factorisation, columns=columns)
+        statistics = calibrate(looked_at, images, passes, factorisation=factorisation)
         return [s.moment for s in statistics if s.moment is not None]
 
     def of_places(places: Tensor, weight: float = 1.0) -> list[Tensor]:
@@ -149,16 +147,16 @@ def moments_rows(source: Source, classes: Sequence[str], device: str = "cpu") ->
     Raises:
         OptionError: the base's tokens are not one sequence in all blocks, or it has no class token.
     """
-    family, task = family_of(source.base.network), source.task(classes)
-    if family is not vit:
+    task = source.task(classes)
+    if source.base.family is not vit:
         raise OptionError(f"{source.label} is no plain ViT: there is no class token in every block to take moments of")
-    network, columns = with_classes(source.base.network, task.base_columns), list(range(len(classes)))
-    test, blocks = list(task.test.batches(200)), family.read(network)
+    network, columns = with_classes(source.base, task.base_columns), list(range(len(classes)))
+    test, blocks = list(task.test.batches(200)), network.read()
     parts = attentions(blocks)
     whole = parts[0].qk
     common = {"task": len(classes), "images": len(task.test), **device_field(device)}
 
-    def top1(model: nn.Module) -> float:
+    def top1(model: Network) -> float:
         return measure_accuracy(predictor(model, device), test, columns, task.class_names).top1
 
     yield {**common, "width": whole, "kind": "base", "draw": 0, "top1": top1(network)}
@@ -167,7 +165,7 @@ def moments_rows(source: Source, classes: Sequence[str], device: str = "cpu") ->
         for width in sorted({*(w for w in WIDTHS if w < whole), whole // 2}):
             with torch.no_grad():
                 slim = narrow(parts, [(width, width)] * len(parts), of, spectra)
-                network_of_row = family.build(network, [Block(a, b.ffn) for a, b in zip(slim, blocks, strict=True)])
+                network_of_row = network.build([Block(a, b.ffn) for a, b in zip(slim, blocks, strict=True)])
             yield {**common, "width": width, "kind": kind, "draw": draw, "top1": top1(network_of_row)}
 
 
@@ -282,16 +280,15 @@ def _pair(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return qk, vo
 
 
-def gates(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> list[Gates]:
+def gates(network: Network, images: Split, columns: Sequence[int], passes: Passes) -> list[Gates]:
     """Measure the gates of every attention by one forward and backward pass."""
-    family = family_of(network)
-    dims = [block.dims for block in family.read(network)]
+    dims = list(network.dims)
     gates_of_block: list[list[tuple[Tensor, Tensor]]] = [[] for _ in dims]
     target = torch.as_tensor(columns, device=passes.compute.device)
 
     def see(i: int, _: Any, output: Tensor) -> None:
         def back(gradient: Tensor) -> None:
-            (q, _, v), (dq, _, dv) = (family.unpack(t.detach().double(), dims[i]) for t in (output, gradient))
+            (q, _, v), (dq, _, dv) = (unpack(t.detach().double(), dims[i]) for t in (output, gradient))
             gates_of_block[i].append(((q * dq).sum(1), (v * dv).sum(1)))  # over tokens: [B, N, H, w] -> [B, H, w]
 
         output.register_hook(back)  # type: ignore[no-untyped-call]
@@ -300,7 +297,7 @@ def gates(network: nn.Module, images: Split, columns: Sequence[int], passes: Pas
         loss = F.cross_entropy(logits.float(), target[labels], reduction="sum")
         torch.autograd.grad(loss, list(network.parameters()), allow_unused=True)
 
-    passes.run(network, images, see_answers, [(family.projections(network), see)], gradients=True)
+    passes.run(network, images, see_answers, [(network.projections, see)], gradients=True)
     return [
         Gates(torch.cat([qk for qk, _ in of]).cpu(), torch.cat([vo for _, vo in of]).cpu()) for of in gates_of_block
     ]
@@ -319,14 +316,13 @@ def random_scores(parts: Sequence[Attention], seed: int) -> list[tuple[Tensor, T
 
 
 @torch.no_grad()
-def propagated(network: nn.Module) -> list[tuple[Tensor, Tensor]]:
+def propagated(network: Network) -> list[tuple[Tensor, Tensor]]:
     """Compute NISP's importance of each block's dimensions: [H, q] and [H, v]."""
-    family = family_of(network)
-    if not any("embed" in site.frozen for site in family.sites(network)):  # the norms' gains go into the weights
-        network = family.with_embedding(network, torch.eye(family.geometry(network).embed, dtype=torch.float64))
-    worth = torch.stack([head.weight.double().abs().sum(0) for head in family.classifiers(network)]).sum(0)  # [d]
+    if network.geometry.fixed_embed is None:  # the norms' gains go into the weights
+        network = network.with_embedding(torch.eye(network.geometry.embed, dtype=torch.float64))
+    worth = torch.stack([head.weight.double().abs().sum(0) for head in network.classifiers]).sum(0)  # [d]
     worths = []
-    for block in reversed(family.read(network)):
+    for block in reversed(network.read()):
         if (f := block.ffn) is not None:
             neurons = worth @ f.w2.double().abs()  # [e]
             worth = worth + sum(neurons @ w.double().abs() for w in (f.w1, f.wg) if w is not None)
@@ -341,28 +337,28 @@ def propagated(network: nn.Module) -> list[tuple[Tensor, Tensor]]:
 class Cuts:
     """Makes the attentions of one network smaller in every way, for one sub-task."""
 
-    def __init__(self, network: nn.Module, task: Task, device: str = "cpu") -> None:
+    def __init__(self, network: Network, task: Task, device: str = "cpu") -> None:
         self.network, columns = network, list(range(len(task.classes)))
-        self.blocks = family_of(network).read(network)
+        self.blocks = network.read()
         self.parts = attentions(self.blocks)
         images, passes = task.train.subset(IMAGES), open_passes(Training(device=device))
         looked_at = network if device == "cpu" else deepcopy(network)  # passes take it there; cuts are made here
         self.gates = gates(looked_at, images, columns, passes)
-        products = weights_times_gradients(looked_at, images, columns, passes)
+        products = weights_times_gradients(looked_at, images, passes)
         by_weights = {
             "magnitude": group_sums(valued(network, lambda _, weight: weight.square())),
             "S2ViTE": group_sums(valued(products, lambda _, product: product.abs())),
-            "NViT": squared_changes(looked_at, images, columns, passes),
+            "NViT": squared_changes(looked_at, images, passes),
         }
         self.scores = {name: [(b.qk, b.vo) for b in of.blocks] for name, of in by_weights.items()}
         self.scores["NISP"] = propagated(network)
         for name in self.gates[0].scores():
             self.scores[name] = [of.scores()[name] for of in self.gates]
-        statistics = calibrate(looked_at, images, passes, factorisation="tokens", columns=columns)
+        statistics = calibrate(looked_at, images, passes, factorisation="tokens")
         self.moments = [s.moment for s in statistics if s.moment is not None]
         self.spectra = {SVD: attention_spectra(self.parts), WPAC: attention_spectra(self.parts, self.moments)}
 
-    def dimensions(self, kind: str, share: float, seed: int = 0) -> nn.Module:
+    def dimensions(self, kind: str, share: float, seed: int = 0) -> Network:
         """Keep this share of the dimensions of each head, at least one."""
         widths = [(max(round(share * p.qk), 1), max(round(share * p.vo), 1)) for p in self.parts]
         if kind in self.spectra:
@@ -372,12 +368,12 @@ class Cuts:
             slim = [keep_best(p, *s, w) for p, s, w in zip(self.parts, scores, widths, strict=True)]
         return self._with(slim)
 
-    def heads(self, count: int) -> nn.Module:
+    def heads(self, count: int) -> Network:
         """The network with the heads of each block that are worth most."""
         heads = [sorted(of.heads().topk(count).indices.tolist()) for of in self.gates]
         return self._with([part.keep(of) for part, of in zip(self.parts, heads, strict=True)])
 
-    def network_of_row(self, base: nn.Module, key: Row) -> nn.Module:
+    def network_of_row(self, base: Network, key: Row) -> Network:
         """Build the network that a row describes."""
         if key["kind"] == "base":
             return base
@@ -385,10 +381,10 @@ class Cuts:
             return self.heads(round(key["share"] * self.parts[0].heads))
         return self.dimensions(key["kind"], key["share"], key["seed"])
 
-    def _with(self, slim: Sequence[Attention]) -> nn.Module:
+    def _with(self, slim: Sequence[Attention]) -> Network:
         blocks = [Block(a, block.ffn) for a, block in zip(slim, self.blocks, strict=True)]
         with torch.no_grad():
-            return family_of(self.network).build(self.network, blocks)
+            return self.network.build(blocks)
 
 
 FIGURE_4 = ("NISP", "S2ViTE", "NViT")  # of Vulcan
@@ -411,12 +407,12 @@ def row_keys(heads: int) -> Iterator[Row]:
 
 def criteria_rows(source: Source, classes: Sequence[str], done: Sequence[Row], device: str = "cpu") -> Iterator[Row]:
     """Measure every row of one sub-task that is not recorded; the base is restricted to the sub-task's classes."""
-    heads = attentions(family_of(source.base.network).read(source.base.network))[0].heads
+    heads = attentions(source.base.read())[0].heads
     due = [key for key in row_keys(heads) if not picked(done, **key)]
     if not due:
         return
     task = source.task(classes)
-    network = with_classes(source.base.network, task.base_columns)
+    network = with_classes(source.base, task.base_columns)
     test, columns = list(task.test.batches(200)), list(range(len(classes)))
     cuts = Cuts(network, task, device)
     for key in due:

@@ -65,7 +65,6 @@ from edgevit.engines.unjudged import OPSET
 from edgevit.errors import BoardError
 from edgevit.exporting.graph import write_onnx
 from edgevit.network.checkpoint import Model, derived_spec, save
-from edgevit.network.families import family_of
 from edgevit.records.model import ModelSpec
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.writing import write_whole
@@ -344,8 +343,8 @@ def _derive(row: ModelRow, *, start: Start, options: argparse.Namespace, folder:
 
 def without_blocks(model: Model, base: ModelSpec, out: Iterable[int]) -> Model:
     """Remove these blocks from the model, which was derived from `base`."""
-    network = deepcopy(model.network)
-    family_of(network).keep_blocks(network, [i for i in range(len(model.spec.blocks)) if i not in set(out)])
+    network = deepcopy(model)
+    network.keep_blocks([i for i in range(len(model.spec.blocks)) if i not in set(out)])
     return Model(network, derived_spec(base, network, model.spec.head, model.spec.classes))
 
 
@@ -358,7 +357,7 @@ def least_missed(model: Model, base: ModelSpec, images: Split, names: Sequence[s
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def top1(block: int) -> float:
-        network = without_blocks(model, base, [*out, block]).network.to(device)
+        network = without_blocks(model, base, [*out, block]).to(device)
         return measure_accuracy(lambda batch: network(batch.to(device)), batches, columns, names).top1
 
     for _ in range(count):
@@ -385,7 +384,7 @@ def cut_depth(derived: Path, base: Path, count: int, start: Start, folder: Path)
 def make_compressed(base: Path, options: argparse.Namespace) -> list[Candidate]:
     """Make the base with weights of zero, and in INT8."""
     model = edgevit.load(base)
-    zero_least(model.network, options.share)
+    zero_least(model, options.share)
     zeroed = Candidate("zeroed", (options.share,), base.with_name("zeroed"))
     save(model, zeroed.path)
     _ready(zeroed.path, options)
@@ -405,7 +404,7 @@ def make_heads(base: Path, options: argparse.Namespace) -> list[Candidate]:
     for method, widths in (("separate", even(spec.blocks)), ("uneven", drawn(spec.blocks, options.seed))):
         candidate = Candidate(method, (), base.with_name(method))
         file = candidate.path.with_suffix(".onnx")
-        network = one_by_one(edgevit.load(base).network, widths)
+        network = one_by_one(edgevit.load(base), widths)
         write_onnx(network, file, input_size=(channels, height, width), batch="dynamic", opset=OPSET, metadata={})
         _ready(file, options, out=candidate.path, preprocessing=prepared)
         draw = {"seed": options.seed, "widths": [str(width) for width in widths]} if method == "uneven" else {}

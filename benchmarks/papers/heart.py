@@ -37,11 +37,12 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.derivations import SIZES, device_field
 from benchmarks.sources import add_source, record_file, refusals, source_from
 from edgevit.errors import OptionError
+from edgevit.network.network import Network
 
 if TYPE_CHECKING:
     from benchmarks.sources import Source
@@ -69,32 +70,29 @@ class Place:
     steps: int = TRAINING["steps"]
 
 
-def attention_scores(network: Any, images: Any, columns: Any, passes: Any, **_: Any) -> Any:
+def attention_scores(network: Any, images: Any, passes: Any, **_: Any) -> Any:
     """Score tokens by the mean attention that they get, and heads by the size of their weights."""
     from edgevit.derivation.methods.heart.scores import HessianScores
     from edgevit.network.anatomy import attentions
-    from edgevit.network.families import family_of
 
-    family = family_of(network)
-    geometry, blocks = family.geometry(network), family.read(network)
+    geometry, blocks = network.geometry, network.read()
     prefix, sums = geometry.tokens - geometry.patches, [torch.zeros(0)] * (len(blocks) - 1)
 
     def see(i: int, inputs: Any, _: Tensor) -> None:
-        looked_at = family.token_scores(network, i, inputs[0])[:, prefix:].double().sort(1).values.sum(0)
+        looked_at = network.token_scores(i, inputs[0])[:, prefix:].double().sort(1).values.sum(0)
         sums[i] = looked_at + sums[i] if len(sums[i]) else looked_at
 
-    passes.run(network, images, lambda *_: None, [(family.attention_inputs(network)[:-1], see)])
+    passes.run(network, images, lambda *_: None, [(network.attention_inputs[:-1], see)])
     ranked = torch.stack(sums).cpu() / len(images)
     heads = tuple((a.wo @ a.wv).flatten(1).norm(dim=1).double().detach().cpu() for a in attentions(blocks))
     return HessianScores(ranked, ranked.clone(), heads, torch.zeros(len(ranked)))
 
 
-def random_scores(network: Any, images: Any, columns: Any, passes: Any, *, seed: int, **_: Any) -> Any:
+def random_scores(network: Any, images: Any, passes: Any, *, seed: int, **_: Any) -> Any:
     from edgevit.derivation.methods.heart.scores import HessianScores
-    from edgevit.network.families import family_of
 
-    family, draw = family_of(network), torch.Generator().manual_seed(seed)
-    geometry, blocks = family.geometry(network), family.read(network)
+    draw = torch.Generator().manual_seed(seed)
+    geometry, blocks = network.geometry, network.read()
     ranked = torch.rand(len(blocks) - 1, geometry.patches, generator=draw, dtype=torch.float64)
     heads = tuple(torch.rand(b.dims.heads, generator=draw, dtype=torch.float64) for b in blocks)
     return HessianScores(ranked, ranked.clone(), heads, torch.zeros(len(ranked)))
@@ -135,17 +133,17 @@ def measure(variant: str, ratios: tuple[float, float], seed: int, place: Place) 
     return {"variant": variant, "tokens": tokens, "heads": heads, "seed": seed, **row}
 
 
-def by_block(place: Place, network: nn.Module) -> dict[str, list[float]]:
+def by_block(place: Place, network: Network) -> dict[str, list[float]]:
     """Measure the distance of the model from its base in each block."""
     from benchmarks.papers.layerwise import IMAGES, compared
 
     test = place.source.task(place.classes).test.subset(IMAGES)
     images, _ = next(test.batches(IMAGES))
-    return compared(place.source.base.network, network, images, place.device)
+    return compared(place.source.base, network, images, place.device)
 
 
 def before_and_after(
-    seed: int, place: Place, look: Callable[[nn.Module], Any] | None = None, **request: Any
+    seed: int, place: Place, look: Callable[[Network], Any] | None = None, **request: Any
 ) -> tuple[dict[str, Any], Any]:
     """Derive without and with training; return top-1 of both and of the restricted base, and the second derivation.
 
@@ -167,7 +165,7 @@ def before_and_after(
             assert accuracy.derived is not None
             row[name] = accuracy.derived.top1
             if look is not None:
-                row.setdefault("layers", {})[name] = look(derived.model.network)
+                row.setdefault("layers", {})[name] = look(derived.model)
     assert accuracy.derived is not None and accuracy.base_restricted is not None
     row |= {"base": accuracy.base_restricted.top1, "macs_left": 1 - derived.model.spec.rate}
     return {**row, "images": accuracy.derived.images, "edgevit": derived.record.versions["edgevit"]}, derived
@@ -207,7 +205,7 @@ def cost_of(name: str, images: int) -> dict[str, float]:
     from edgevit.derivation.methods.heart.scores import Gates, gate_losses, twice_differentiable
 
     torch.set_num_threads(1)
-    network = timm.create_model("deit_small_patch16_224", num_classes=10).eval()
+    network = Network(timm.create_model("deit_small_patch16_224", num_classes=10).eval())
     batch, labels = torch.randn(images, 3, 224, 224), torch.zeros(images, dtype=torch.int64)
     before, started = _peak_bytes(), time.process_time()
     if name == "scores":

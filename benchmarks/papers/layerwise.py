@@ -12,22 +12,22 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 IMAGES = 256  # of the test part
 
 
 @torch.no_grad()
-def tokens_by_block(network: nn.Module, images: Tensor, device: str = "cpu") -> list[tuple[Tensor, Tensor]]:
+def tokens_by_block(network: Network, images: Tensor, device: str = "cpu") -> list[tuple[Tensor, Tensor]]:
     """Return mean and class token of each image before the first block and after each: [n, d] twice, in fp64."""
-    family, local = family_of(network), network if device == "cpu" else deepcopy(network).to(device)
-    geometry, layers = family.geometry(network), family.layers(local)
+    local = network if device == "cpu" else deepcopy(network).to(device)
+    geometry, layers = network.geometry, local.block_modules
     first = slice(0, 1) if geometry.tokens > geometry.patches else slice(None)
     by_block: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(1 + len(layers))]
     for batch in torch.split(images, 64):
-        tokens = family.first_tokens(local, batch.to(device))
+        tokens = local.first_tokens(batch.to(device))
         for i in range(1 + len(layers)):
             tokens = tokens if i == 0 else layers[i - 1](tokens)
             wide = tokens.double().cpu()
@@ -46,7 +46,7 @@ def residual_ratios(tokens_of_block: list[tuple[Tensor, Tensor]]) -> list[float]
     return [float(((after - before).norm(dim=1) / before.norm(dim=1)).mean()) for before, after in tokens]
 
 
-def compared(base: nn.Module, network: nn.Module, images: Tensor, device: str = "cpu") -> dict[str, list[float]]:
+def compared(base: Network, network: Network, images: Tensor, device: str = "cpu") -> dict[str, list[float]]:
     """Compute each figure by block; `residual_base` is the base's."""
     base_tokens, model_tokens = (tokens_by_block(left_tokens, images, device) for left_tokens in (base, network))
     pairs = list(zip(base_tokens[1:], model_tokens[1:], strict=True))

@@ -84,6 +84,7 @@ def measure(rank: int) -> dict[str, Any]:
 
     from edgevit.derivation.methods.vulcan.lora import low_rank_updates
     from edgevit.derivation.session.derive import derive
+    from edgevit.network.network import Network
     from edgevit.train.settings import Training
 
     watched = _Watched("cpu")
@@ -103,7 +104,7 @@ def measure(rank: int) -> dict[str, Any]:
             progress=watched,
         )  # fmt: skip
     assert watched.peak_mib is not None, "this system does not tell a process's peak"
-    network = timm.create_model(NAME, num_classes=2)
+    network = Network(timm.create_model(NAME, num_classes=2))
     with low_rank_updates(network, rank, 0):
         trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     record = derivation.record

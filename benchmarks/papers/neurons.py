@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import edgevit
 from benchmarks.derivations import BATCH, LR, SEEDS, STEPS, device_field
@@ -36,7 +36,7 @@ from benchmarks.sources import Source, add_source, load_rows, record_file, refus
 from edgevit.data.task import Split
 from edgevit.derivation.session.resolved import versions
 from edgevit.errors import DataError
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.train.passes import Passes, open_passes
 from edgevit.train.settings import Training
 
@@ -70,7 +70,7 @@ class Highest:
         return torch.isin(labels[self.images], targets).double().mean(0)
 
 
-def highest(network: nn.Module, images: Split, passes: Passes) -> list[Highest | None]:
+def highest(network: Network, images: Split, passes: Passes) -> list[Highest | None]:
     """What moves the neurons of each block most; None of a block without an FFN.
 
     Raises:
@@ -78,10 +78,9 @@ def highest(network: nn.Module, images: Split, passes: Passes) -> list[Highest |
     """
     if len(images) < IMAGES:
         raise DataError(f"there are {len(images)} test images, and {IMAGES} are kept of each neuron; give more")
-    family = family_of(network)
-    geometry = family.geometry(network)
+    geometry = network.geometry
     prefix = geometry.tokens - geometry.patches
-    blocks = [block.dims for block in family.read(network)]
+    blocks = list(network.dims)
     by_block = [Highest.of(dims.ffn) if dims.has_ffn else None for dims in blocks]
     position = 0
 
@@ -95,7 +94,7 @@ def highest(network: nn.Module, images: Split, passes: Passes) -> list[Highest |
         position += len(logits)
 
     with torch.no_grad():
-        passes.run(network, images, count, [(family.ffn_outputs(network), see)], stage="neurons")
+        passes.run(network, images, count, [(network.ffn_outputs, see)], stage="neurons")
     return by_block
 
 
@@ -205,7 +204,7 @@ def derived_row(
             **source.start, data=source.data, classes=list(classes), rate=options.rate, method=method,
             training=training, cache=source.cache, out=Path(scratch) / "model",
         )  # fmt: skip
-    after = highest(derivation.model.network, task.test, passes)
+    after = highest(derivation.model, task.test, passes)
     if options.sheet is not None:
         options.sheet.mkdir(parents=True, exist_ok=True)
         name = f"{len(classes)}_{method}_{seed}"
@@ -252,7 +251,7 @@ def main() -> None:
         tasks = source.sub_tasks(options.tasks, options.classes, most=len(source.classes) - 1)
         every = source.task()
         passes = open_passes(Training(device=options.device), progress)
-        looked = every, highest(source.base.network, every.test, passes), passes
+        looked = every, highest(source.base, every.test, passes), passes
         for of, recorded in list(islice(row_keys(rows, tasks, source.sha256, options), options.rows)):
             classes, method = of["classes"], of["method"]
             row = derived_row(source, classes, method, of["seed"], options, looked)

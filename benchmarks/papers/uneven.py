@@ -64,8 +64,8 @@ def drawn(blocks: Sequence[BlockDims], seed: int) -> list[Widths]:
 
 
 def one_by_one(network: Any, widths: Sequence[Widths]) -> Any:
-    """Replace every attention of a timm network by such an attention, in place."""
-    for block, of_block in zip(network.blocks, widths, strict=True):
+    """Replace every attention of a ViT by such an attention, in place."""
+    for block, of_block in zip(network.module.blocks, widths, strict=True):
         block.attn = OneByOne(block.attn, of_block)
     return network
 

@@ -30,7 +30,6 @@ from typing import Any
 
 import timm
 import torch
-from torch import nn
 
 import edgevit
 from benchmarks.markdown import RECORDS, Row, grouped, load, picked, screen, table
@@ -47,7 +46,7 @@ from edgevit.latency.stacks import network_of
 from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.records.precisions import PRECISIONS
 from edgevit.records.writing import write_whole
 from edgevit.train.settings import Training
@@ -134,17 +133,16 @@ class Bench:
     def __init__(self, model: str, folder: Path, *, target: MeasurementTarget, graphs: bool, rounds: int) -> None:
         self.model, self.folder, self.target, self.graphs, self.rounds = model, folder, target, graphs, rounds
         self.start: Start = start_from(model, folder)
-        self.network: nn.Module = timm.create_model(MODELS[model], num_classes=2)  # as many as `start_from` gives it
-        family = family_of(self.network)
-        self.geometry = family.geometry(self.network)
-        self.base = [block.dims for block in family.read(self.network)]
+        self.network = Network(timm.create_model(MODELS[model], num_classes=2))  # as many as `start_from` gives it
+        self.geometry = self.network.geometry
+        self.base = list(self.network.dims)
         self.opened: dict[str, Any] = {
             "checkpoint": self.start.checkpoint,
             "model_args": self.start.model_args,
             **self.start.more,
         }
 
-    def planned(self, axis: str, rate: float) -> tuple[nn.Module, dict[str, Any]]:
+    def planned(self, axis: str, rate: float) -> tuple[Network, dict[str, Any]]:
         """Make a model of one axis; return it with the fields of its row."""
         blocks, embed = PLANNED[axis](self.base, self.geometry, rate)
         whole = embed == self.geometry.embed
@@ -152,7 +150,7 @@ class Bench:
         network = network_of(self.network, blocks, None if whole else embed)
         return network, {"macs": macs, "embed": embed, "blocks": [asdict(block) for block in blocks]}
 
-    def forged(self, axis: str, rate: float) -> tuple[nn.Module, dict[str, Any]]:
+    def forged(self, axis: str, rate: float) -> tuple[Network, dict[str, Any]]:
         """Let forge choose the axes; return the model with the fields of its row."""
         request: dict[str, Any] = {
             "data": self.start.data, "accept_weak_base": True, "options": self.start.options,
@@ -169,7 +167,7 @@ class Bench:
         spec = model.spec
         embed = spec.timm_args.get("embed_dim", self.geometry.embed)  # of a timm name that says it by itself, as whole
         fields = {"macs": 1 - spec.rate, "embed": embed, "blocks": [asdict(block) for block in spec.blocks]}
-        return model.network, fields
+        return model, fields
 
     def rows(self, axis: str, rate: float) -> Iterator[Row]:
         """Measure one row for each batch size, or return one that says why there is no such model."""
@@ -183,7 +181,7 @@ class Bench:
         for measured in self._graphed(network) if self.graphs else self._alternated(network):
             yield {**common, **fields, **measured, "load_average": load}
 
-    def _alternated(self, network: nn.Module) -> Iterator[Row]:
+    def _alternated(self, network: Network) -> Iterator[Row]:
         """Measure by ONNX Runtime."""
         threads, batches = self.target.threads, BATCHES
         conditions = edgevit.Conditions(
@@ -201,18 +199,18 @@ class Bench:
                 "rounds": comparison.rounds, "threads": threads, "where": ", ".join([runs[0].runner, *of_gpu, chip]),
             }  # fmt: skip
 
-    def _written(self, network: nn.Module, name: str) -> Path:
-        file, size = self.folder / f"{name}.onnx", family_of(network).input_size(network)
+    def _written(self, network: Network, name: str) -> Path:
+        file, size = self.folder / f"{name}.onnx", network.input_size
         options: dict[str, Any] = {"input_size": size, "batch": "dynamic", "opset": OPSET, "metadata": {}}
         write_onnx(network, file, precision=self.target.computes_in, **options)
         return file
 
     @torch.inference_mode()
-    def _graphed(self, network: nn.Module) -> Iterator[Row]:
+    def _graphed(self, network: Network) -> Iterator[Row]:
         """Measure by torch in CUDA graphs; the host's clock sees the whole run."""
         networks = [deepcopy(module).eval().to("cuda", torch.float16) for module in (self.network, network)]
         for batch in GRAPHED_BATCHES:
-            images = torch.randn(batch, *family_of(network).input_size(network), device="cuda", dtype=torch.float16)
+            images = torch.randn(batch, *network.input_size, device="cuda", dtype=torch.float16)
             replays = [in_cuda_graph(module, images) for module in networks]
 
             def run(replay: Callable[[], Any]) -> None:

@@ -28,7 +28,6 @@ from random import Random
 from typing import Any
 
 import torch
-from torch import nn
 
 from benchmarks.markdown import RECORDS, load, screen, table
 from edgevit.agent.records import Run
@@ -48,7 +47,7 @@ from edgevit.latency.table import measured_table
 from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import network_without_weights
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 RESULTS = RECORDS / "cost_tables.json"
 DROPPED = 0.15  # of a block, and of each site of one that stays
@@ -81,8 +80,8 @@ def passing(random: Random, blocks: Sequence[BlockDims], counts: Sequence[int]) 
     return [replace(dims, tokens=passed.get(i, 0)) for i, dims in enumerate(blocks)]
 
 
-def write(network: nn.Module, blocks: Sequence[BlockDims], path: Path, embed: int | None = None) -> Path:
-    size = family_of(network).input_size(network)
+def write(network: Network, blocks: Sequence[BlockDims], path: Path, embed: int | None = None) -> Path:
+    size = network.input_size
     write_onnx(network_of(network, blocks, embed), path, input_size=size, batch="dynamic", opset=OPSET, metadata={})
     return path
 
@@ -153,13 +152,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     target, network = MeasurementTarget(threads=1), network_without_weights(options.model)
-    base = [block.dims for block in family_of(network).read(network)]
+    base = list(network.dims)
     began = time.monotonic()
     cost_table = measured_table(network, target, tokens=options.tokens)
     table_s = time.monotonic() - began
     random = Random(options.seed)
     plans = [plan(random, base) for _ in range(options.plans)]
-    geometry = family_of(network).geometry(network)
+    geometry = network.geometry
     if options.tokens:
         plans = [(passing(random, blocks, tile_counts(geometry)), indices) for blocks, indices in plans]
     whole = geometry.embed

@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 import edgevit
 from benchmarks.line_plot import COLOURS, Panel, Point, line_plot
 from benchmarks.sources import refusals
@@ -33,7 +31,7 @@ from edgevit.derivation.solve.attention import head_singular_values
 from edgevit.derivation.solve.factorise import effective_rank
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.records.model_folder import ModelFolder
 from edgevit.reporting.axes import AccuracyTask, apart_tasks
 
@@ -49,7 +47,7 @@ class Drawn:
     name: str
     blocks: tuple[BlockDims, ...]
     history: list[dict[str, Any]]  # lines of history.jsonl
-    network: nn.Module
+    network: Network
     task: AccuracyTask
 
 
@@ -63,7 +61,7 @@ def read(folder: Path) -> Drawn:
     lines = [{"stage": line.stage, "step": line.step, **line.more} for line in files.history()]
     derivation = files.derivation()
     task = AccuracyTask(tuple(model.spec.class_names), derivation.data if derivation is not None else None)
-    return Drawn(folder.name, tuple(model.spec.blocks), lines, model.network, task)
+    return Drawn(folder.name, tuple(model.spec.blocks), lines, model, task)
 
 
 def curve(history: Sequence[dict[str, Any]], figure: str) -> list[Point]:
@@ -103,7 +101,7 @@ def ranks(models: Sequence[Drawn]) -> list[Lines]:
     """Return the effective ranks of QK and of VO by block, where a block has an attention."""
     both: list[Lines] = [{}, {}]
     for model in models:
-        read = enumerate(family_of(model.network).read(model.network), 1)
+        read = enumerate(model.network.read(), 1)
         attentions = [(float(i), block.attention) for i, block in read if block.attention is not None]
         values = head_singular_values([attention for _, attention in attentions])
         for kind, lines in enumerate(both):

@@ -33,7 +33,6 @@ from safetensors.torch import save_file
 import edgevit
 from benchmarks.markdown import RECORDS
 from edgevit.network.checkpoint import tensors_sha256
-from edgevit.network.families import family_of
 from edgevit.train.settings import Training
 from edgevit.version import processor
 
@@ -130,10 +129,10 @@ def summary(model: Any) -> dict[str, Any]:
     with torch.inference_mode():
         answers = [round(logit, 5) for logit in model(image)[0].tolist()]
     return {
-        "weights": tensors_sha256(model.network.state_dict()),
+        "weights": tensors_sha256(model.state_dict()),
         "blocks": [[b.heads, b.qk, b.vo, b.ffn] for b in spec.blocks],
         "tokens": [b.tokens for b in spec.blocks],
-        "embed": family_of(model.network).geometry(model.network).embed,
+        "embed": model.geometry.embed,
         "macs": spec.macs,
         "params": spec.params,
         "answers": answers,

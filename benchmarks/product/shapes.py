@@ -36,7 +36,7 @@ import numpy as np
 import onnxruntime
 import timm
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import edgevit
 from benchmarks.markdown import RECORDS, load, picked, screen, table
@@ -44,7 +44,7 @@ from edgevit.exporting.fusion import compiler_installed, count_fused
 from edgevit.exporting.graph import write_onnx
 from edgevit.jobs.suite.suite import random_network, shape_dims
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import vit
+from edgevit.network.network import Network
 
 NAMES = {size: f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")}
 RATES = (0.2, 0.4, 0.6, 0.8)
@@ -93,13 +93,13 @@ class Form:
     """A network in one shape, with what does not depend on the runner."""
 
     shape: str
-    network: nn.Module
+    network: Network
     macs: int
     params: int
     fused: int | None
 
 
-def count_fused_blocks(network: nn.Module, blocks: int) -> int | None:
+def count_fused_blocks(network: Network, blocks: int) -> int | None:
     if not compiler_installed():
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -110,8 +110,8 @@ def count_fused_blocks(network: nn.Module, blocks: int) -> int | None:
 
 def make_form(shape: str, name: str, dims: Sequence[BlockDims] | None) -> Form:
     network = random_network(name, dims)
-    blocks = [block.dims for block in vit.read(network)]
-    macs = vit.geometry(network).macs(blocks)
+    blocks = list(network.dims)
+    macs = network.geometry.macs(blocks)
     params = sum(p.numel() for p in network.parameters())
     return Form(shape, network, macs, params, count_fused_blocks(network, len(blocks)))
 
@@ -164,7 +164,7 @@ def make_rows(
             memory_peak_bytes=peak,
             params=form.params,
             fused=form.fused,
-            blocks=len(vit.read(form.network)),
+            blocks=len(form.network.read()),
         )
 
 
@@ -205,7 +205,7 @@ def in_cuda_graph(network: Callable[[Tensor], Tensor], images: Tensor) -> Callab
     return graph.replay
 
 
-CUDA_WAYS: dict[str, Callable[[nn.Module, Tensor], Callable[[], Any]]] = {
+CUDA_WAYS: dict[str, Callable[[Network, Tensor], Callable[[], Any]]] = {
     "eager": partial,
     "compile": lambda network, images: partial(torch.compile(network), images),
     "cudagraph": in_cuda_graph,
@@ -213,7 +213,7 @@ CUDA_WAYS: dict[str, Callable[[nn.Module, Tensor], Callable[[], Any]]] = {
 }
 
 
-def prepare_cuda(way: str, network: nn.Module, images: Tensor) -> tuple[Callable[[], None], int]:
+def prepare_cuda(way: str, network: Network, images: Tensor) -> tuple[Callable[[], None], int]:
     """Return a run that ends in a synchronisation, so that the host's clock sees all of it, and its peak bytes."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -352,7 +352,7 @@ def main() -> None:
     rows: list[Row] = []
     for size in arguments.models:
         dense = make_form("dense", NAMES[size], None)
-        base, geometry = [b.dims for b in vit.read(dense.network)], vit.geometry(dense.network)
+        base, geometry = list(dense.network.dims), dense.network.geometry
         for rate in arguments.rates:
             derived = [make_form(s, NAMES[size], shape_dims(s, base, geometry, rate)) for s in SHAPES]
             measures: list[Callable[..., Iterator[Row]]] = [measure_onnxruntime] * (ONNXRUNTIME in arguments.runners)

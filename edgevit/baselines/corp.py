@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import Scores, UnitScores
@@ -39,7 +39,7 @@ from edgevit.derivation.solve.factorise import one_thread
 from edgevit.derivation.solve.least_squares import refit
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 
 QUANTITIES = ("macs", "params", "ms", "mj")
@@ -83,9 +83,8 @@ def energies(block: Block, moments: BlockStatistics) -> UnitScores:
 
 
 @torch.no_grad()
-def _plan(problem: Problem, config: Config, network: nn.Module, statistics: list[BlockStatistics]) -> Plan:
-    family = family_of(network)
-    blocks, geometry = family.read(network), family.geometry(network)
+def _plan(problem: Problem, config: Config, network: Network, statistics: list[BlockStatistics]) -> Plan:
+    blocks, geometry = network.read(), network.geometry
     of_blocks = [energies(block, moments) for block, moments in zip(blocks, statistics, strict=True)]
     scores = Scores(of_blocks, torch.ones(geometry.embed, dtype=torch.float64))
     dims, units = [block.dims for block in blocks], Units(config.grouping, "widths", False)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.baselines.common import ranked
 from edgevit.data.task import Split
@@ -30,7 +30,7 @@ from edgevit.derivation.problem import Derived, Problem
 from edgevit.errors import BudgetError
 from edgevit.network.anatomy import Block, BlockDims, check_all_pass
 from edgevit.network.cost import Geometry
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.train.passes import Passes
 
@@ -45,15 +45,15 @@ class Config:
         check_number("dcvit.calibration_images", self.calibration_images, COUNT)
 
 
-def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
+def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
     """Say what it may remove."""
     return SearchSpace(head_widths=False, sites=True)
 
 
-def losses(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> list[float]:
+def losses(network: Network, images: Split, passes: Passes) -> list[float]:
     """Measure how much the answers change without each block's attention, in nats per image, by one pass per block."""
-    original, losses_by_block = answers(network, images, columns, passes), []
-    for attention, _ in family_of(network).branches(network):
+    original, losses_by_block = answers(network, images, passes), []
+    for attention, _ in network.layers:
         if attention is None:
             losses_by_block.append(0.0)  # the block has none, and is cut first
             continue
@@ -61,7 +61,7 @@ def losses(network: nn.Module, images: Split, columns: Sequence[int], passes: Pa
         *_, last = attention.output, *attention.after
         hook = last.register_forward_hook(lambda _, __, out: torch.zeros_like(out))
         try:
-            losses_by_block.append(divergence(original, answers(network, images, columns, passes)))
+            losses_by_block.append(divergence(original, answers(network, images, passes)))
         finally:
             hook.remove()
     return losses_by_block
@@ -120,16 +120,16 @@ def plan_of(blocks: Sequence[Block], chosen: Sequence[BlockDims], seed: int) -> 
 
 
 def derive(problem: Problem, config: Config) -> Derived:
-    network, family = problem.network, family_of(problem.network)
-    blocks = family.read(network)
+    network = problem.network
+    blocks = network.read()
     check_all_pass(blocks, "dcvit")
     images = problem.task.train.subset(config.calibration_images)
     with problem.stopwatch.stage("ranking"):
-        lost = losses(network, images, problem.columns, problem.passes)
+        lost = losses(network, images, problem.passes)
     order = sorted(range(len(lost)), key=lambda i: lost[i])
     dims = [block.dims for block in blocks]
     with problem.stopwatch.stage("allocation"):
-        chosen = choose_blocks(dims, order, family.geometry(network), problem.budget, problem.policy)
+        chosen = choose_blocks(dims, order, network.geometry, problem.budget, problem.policy)
     plan = plan_of(blocks, chosen, problem.training.seed)
     cut = [i for i, (old, new) in enumerate(zip(dims, chosen, strict=True)) if new != old]
     return ranked.finish(problem, plan, lost_without_attention_nats=lost, blocks_cut=cut)

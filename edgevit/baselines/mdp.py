@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.baselines.common import ranked
 from edgevit.baselines.common.importance import Scores, UnitScores, squared_changes
@@ -38,7 +38,7 @@ from edgevit.derivation.methods.forge.menus import block_costs, with_single_site
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.network.anatomy import BlockDims, check_all_pass
 from edgevit.network.cost import Geometry
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 
 QUANTITIES = ("macs", "params", "ms", "mj")
@@ -54,7 +54,7 @@ class Config:
         check_number("mdp.calibration_images", self.calibration_images, COUNT)
 
 
-def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
+def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
     """Say what it may remove."""
     embed = embedding.narrowest(network, policy, 0, "mdp") if config.cut_embedding else 0
     return SearchSpace(heads=config.drop_heads, embed=embed, more={"cut_embedding": True, "drop_heads": True})
@@ -89,8 +89,7 @@ def choose_sizes(problem: Problem, config: Config, scores: Scores) -> tuple[Rank
         BudgetError: the budget cannot be met.
     """
     network, budget = problem.network, problem.budget
-    family = family_of(network)
-    dims, whole = [block.dims for block in family.read(network)], family.geometry(network)
+    dims, whole = list(network.dims), network.geometry
     narrow = config.cut_embedding and whole.fixed_embed is None
     least_first = scores.embed.sort().values
 
@@ -122,10 +121,10 @@ def choose_sizes(problem: Problem, config: Config, scores: Scores) -> tuple[Rank
 
 def derive(problem: Problem, config: Config) -> Derived:
     network = problem.network.to(problem.compute.device).eval()
-    check_all_pass(family_of(network).read(network), "mdp")
+    check_all_pass(network.read(), "mdp")
     images = problem.task.train.subset(config.calibration_images)
     with problem.stopwatch.stage("gradients"):
-        scores = squared_changes(network, images, problem.columns, problem.passes)
+        scores = squared_changes(network, images, problem.passes)
     with problem.stopwatch.stage("allocation"):
         chosen, lost = choose_sizes(problem, config, scores)
     return ranked.finish(problem, ranked.plan_of(network, scores, chosen), importance_given_up=lost)

@@ -82,7 +82,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     total: tuple[Scores, Ranked] | None = None  # in the units of the base
     for number in range(1, config.rounds + 1):
         with problem.stopwatch.stage("gradients"):
-            scores = squared_changes(network, images, problem.columns, problem.passes)
+            scores = squared_changes(network, images, problem.passes)
         exact = budget.base - (budget.base - budget.limit) * number / config.rounds
         limit = exact if budget.quantity in MEASURED else int(exact)
         now = replace(budget, limit=limit, at_least_embed=narrowest)

@@ -17,7 +17,6 @@ from edgevit.baselines.common.ranked import RankOptions
 from edgevit.baselines.common.ranking import Grouping
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
-from edgevit.network.families import family_of
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
@@ -30,14 +29,14 @@ class Config(RankOptions):
 
 
 def derive(problem: Problem, config: Config) -> Derived:
-    family, generator = family_of(problem.network), torch.Generator().manual_seed(problem.training.seed)
+    generator = torch.Generator().manual_seed(problem.training.seed)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float64)
 
-    dims = [block.dims for block in family.read(problem.network)]
+    dims = list(problem.network.dims)
     blocks = [UnitScores(drawn(d.heads, d.qk), drawn(d.heads, d.vo), drawn(d.heads), drawn(d.ffn)) for d in dims]
-    scores = Scores(blocks, drawn(family.geometry(problem.network).embed))
+    scores = Scores(blocks, drawn(problem.network.geometry.embed))
     return ranked.derive_by_rank(problem, config, scores)
 
 

@@ -45,7 +45,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     images, network = problem.task.train.subset(config.calibration_images), problem.network
     with problem.stopwatch.stage("gradients"):
         network.to(problem.compute.device).eval()
-        values = weights_times_gradients(network, images, problem.columns, problem.passes)
+        values = weights_times_gradients(network, images, problem.passes)
     if config.terms == "each":
         values = valued(values, lambda _, product: product.abs())
     return ranked.derive_by_rank(problem, config, group_sums(values).map(torch.abs))

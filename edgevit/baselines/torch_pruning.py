@@ -28,7 +28,7 @@ from edgevit.baselines.common.ranking import AttentionUnits
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.errors import OptionError
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.train.settings import Training
 
@@ -65,7 +65,7 @@ def derive(problem: Problem, config: Config) -> Derived:
             values, measure = valued(network, lambda _, weight: weight), library.importance.GroupMagnitudeImportance()
         else:
             # Its Taylor importance multiplies weights by gradients. The values are these products, so gradients are 1.
-            values = weights_times_gradients(network, images, problem.columns, problem.passes)
+            values = weights_times_gradients(network, images, problem.passes)
             measure = library.importance.GroupTaylorImportance()
             for parameter in values.parameters():
                 parameter.grad = torch.ones_like(parameter)
@@ -73,16 +73,15 @@ def derive(problem: Problem, config: Config) -> Derived:
     return ranked.derive_by_rank(problem, config, scores)
 
 
-def scores_of(network: nn.Module, measure: Any) -> Scores:
+def scores_of(network: Network, measure: Any) -> Scores:
     """Score every unit of a network by one of torch-pruning's measures.
 
     Raises:
         OptionError: the library cannot trace the network, or its groups are not those of its pruner.
     """
-    family = family_of(network)
-    blocks = family.read(network)
+    blocks = network.read()
     layers = {m.weight.data_ptr(): m for m in network.modules() if isinstance(m, nn.Linear)}
-    example = torch.zeros(1, *family.input_size(network), device=next(network.parameters()).device)
+    example = torch.zeros(1, *network.input_size, device=next(network.parameters()).device)
     library = _library()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about tokens and positions, which belong to no layer

@@ -24,7 +24,6 @@ from edgevit.baselines.common.ranking import Grouping
 from edgevit.derivation.method import Method, no_steps
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.network.anatomy import Block
-from edgevit.network.families import family_of
 from edgevit.numbers import COUNT, check_number
 
 QUANTITIES = ("macs", "params", "ms", "mj")
@@ -56,8 +55,11 @@ def unit_scores(block: Block, inputs: Tensor, attended: Tensor, hidden: Tensor) 
 def _norms(problem: Problem, config: Config) -> list[list[Tensor]]:
     """Measure norms over tokens of the inputs of attention, W_O and W_2: [d], [H v] and [e] per block."""
     network, passes = problem.network, problem.passes
-    family = family_of(network)
-    sites = (family.attention_inputs(network), family.attention_outputs(network), family.ffn_outputs(network))
+    sites = (
+        network.attention_inputs,
+        network.attention_outputs,
+        network.ffn_outputs,
+    )
     squares = [[torch.zeros((), dtype=torch.float64, device=problem.compute.device)] * len(s) for s in sites]
 
     def see(site: int) -> Any:
@@ -74,7 +76,7 @@ def _norms(problem: Problem, config: Config) -> list[list[Tensor]]:
 
 def derive(problem: Problem, config: Config) -> Derived:
     network = problem.network.to(problem.compute.device).eval()
-    blocks = family_of(network).read(network)
+    blocks = network.read()
     with problem.stopwatch.stage("statistics"):
         inputs, attended, hidden = _norms(problem, config)
         scores = [unit_scores(*row) for row in zip(blocks, inputs, attended, hidden, strict=True)]

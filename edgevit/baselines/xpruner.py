@@ -15,7 +15,7 @@ over all blocks within a kind of unit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import inf
@@ -34,7 +34,7 @@ from edgevit.derivation.feasibility import SearchSpace
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.errors import DataError, OptionError
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.train.passes import Passes
 
@@ -64,7 +64,7 @@ class Config:
         return RankOptions(grouping=self.grouping, attention="heads")
 
 
-def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
+def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
     """Say what it may remove."""
     return SearchSpace(head_widths=False, heads=True)
 
@@ -72,9 +72,9 @@ def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSp
 class _Masks:
     """The masks of a network, which multiply the outputs of its heads and neurons within `watch`."""
 
-    def __init__(self, network: nn.Module, classes: int) -> None:
+    def __init__(self, network: Network, classes: int) -> None:
         self.network = network
-        dims = [block.dims for block in family_of(network).read(network)]
+        dims = list(network.dims)
         like = next(network.parameters())
 
         def ones(count: int) -> Tensor:
@@ -90,11 +90,10 @@ class _Masks:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        family = family_of(self.network)
         with ExitStack() as stack:
             for outputs, masks in (
-                (family.attention_outputs(self.network), self.heads),
-                (family.ffn_outputs(self.network), self.neurons),
+                (self.network.attention_outputs, self.heads),
+                (self.network.ffn_outputs, self.neurons),
             ):
                 for output, mask in zip(outputs, masks, strict=True):
                     if output is not None:
@@ -113,9 +112,7 @@ class _Masks:
         return torch.cat([mask[self.labels].abs().flatten() for mask in self.all]).mean()
 
 
-def learn_masks(
-    network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, config: Config, *, seed: int
-) -> Scores:
+def learn_masks(network: Network, images: Split, passes: Passes, config: Config, *, seed: int) -> Scores:
     """Score each head and neuron by its masks; dimensions of heads and channels have equal scores.
 
     Every process learns the same masks from all images. The seed draws the order of each pass, since images are sorted
@@ -124,8 +121,8 @@ def learn_masks(
     Raises:
         DataError: a mask is not finite.
     """
-    masks = _Masks(network, len(columns))
-    target = torch.as_tensor(columns, device=passes.compute.device)
+    masks = _Masks(network, len(network.columns))
+    target = torch.as_tensor(network.columns, device=passes.compute.device)
     optimizer = torch.optim.Adam(masks.all, lr=config.mask_lr)
 
     def step(batch: Tensor, labels: Tensor) -> None:
@@ -143,20 +140,19 @@ def learn_masks(
     worth = [mask.detach().double().abs().sum(0).cpu() for mask in masks.all]
     if not all(bool(torch.isfinite(scores).all()) for scores in worth):
         raise DataError("a mask is not finite; check the base's weights, --mean and --std, or lower xpruner.mask_lr")
-    family = family_of(network)
-    dims = [block.dims for block in family.read(network)]
+    dims = list(network.dims)
     blocks = [
         UnitScores(scores.new_ones(d.heads, d.qk), scores.new_ones(d.heads, d.vo), scores, neurons)
         for d, scores, neurons in zip(dims, worth[: len(dims)], worth[len(dims) :], strict=True)
     ]
-    return Scores(blocks, torch.ones(family.geometry(network).embed, dtype=torch.float64))
+    return Scores(blocks, torch.ones(network.geometry.embed, dtype=torch.float64))
 
 
 def derive(problem: Problem, config: Config) -> Derived:
     images, network = problem.task.train.subset(config.calibration_images), problem.network
     with problem.stopwatch.stage("masks"):
         network.to(problem.compute.device).eval()
-        scores = learn_masks(network, images, problem.columns, problem.passes, config, seed=problem.training.seed)
+        scores = learn_masks(network, images, problem.passes, config, seed=problem.training.seed)
     plan = ranked.plan_of(network, scores, ranked.choose_units(problem, config.units, scores))
     return ranked.finish(problem, plan)
 

@@ -30,11 +30,10 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
     """Dimensions and MACs of each block, next to those of the same block in the base."""
     from rich.table import Table
 
-    from edgevit.network.families import load_family
     from edgevit.text import format_count
 
     spec = model.spec
-    geometry = load_family(spec.family).geometry(model.network)
+    geometry = model.geometry
     of_base = geometry.with_embed(spec.base.embed or geometry.embed)
     title = "heads, their widths for queries and keys (QK) and for values (VO), and FFN neurons: now/in the base"
     tokens, base_tokens = geometry.reaching(spec.blocks), geometry.reaching(spec.base.blocks)

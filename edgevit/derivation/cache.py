@@ -31,7 +31,7 @@ from edgevit.errors import OutputError
 from edgevit.network.checkpoint import tensors_sha256
 from edgevit.progress import Progress, Silent
 from edgevit.records.lock import in_turn
-from edgevit.records.writing import writing
+from edgevit.records.writing import cache_folder, writing
 from edgevit.version import processor, written_by
 
 SCHEMA = "11"  # of the entries
@@ -44,9 +44,8 @@ Tensors = dict[str, Tensor]
 
 
 def derivations_folder() -> Path:
-    """The folder of entries: $XDG_CACHE_HOME/edgevit/derivation, or ~/.cache/edgevit/derivation."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "edgevit" / "derivation"
+    """The folder of entries in the user's cache."""
+    return cache_folder("derivation")
 
 
 @contextmanager
@@ -102,6 +101,18 @@ def clear(folder: Path) -> list[CacheEntry]:
             else:
                 file.unlink(missing_ok=True)
     return removed
+
+
+def from_python(*, clear: bool = False) -> list[CacheEntry]:
+    """List the folders of modules and images that were given from Python, and remove them if asked."""
+    listing = []
+    for part in ("modules", "images"):
+        for folder in sorted(path for path in cache_folder(part).glob("[!.]*") if path.is_dir()):
+            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            listing.append(CacheEntry(folder, part, "given from Python", "", size, folder.stat().st_mtime))
+            if clear:
+                shutil.rmtree(folder, ignore_errors=True)
+    return listing
 
 
 def _trim(folder: Path, limit_bytes: int) -> None:

@@ -10,13 +10,12 @@ from edgevit.derivation.options import describe
 from edgevit.errors import CostTableError, OptionError
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from edgevit.derivation.allocate.policy import Policy
     from edgevit.derivation.allocate.prices import Prices
     from edgevit.derivation.feasibility import SearchSpace
     from edgevit.derivation.method import Method
     from edgevit.network.anatomy import Block
+    from edgevit.network.network import Network
     from edgevit.train.settings import Training
 
 
@@ -67,15 +66,14 @@ def missing_site(blocks: Sequence[Block]) -> str:
     return ""
 
 
-def refuse_base(method: Method[Any], config: Any, network: nn.Module, policy: Policy) -> None:
+def refuse_base(method: Method[Any], config: Any, network: Network, policy: Policy) -> None:
     """Refuse a base from which attentions, FFNs or tokens were removed before, where the method cannot cut it.
 
     Raises:
         OptionError: the method, with this config, cannot cut it.
     """
-    from edgevit.network.families import family_of
 
-    blocks = family_of(network).read(network)
+    blocks = network.read()
     if (missing := missing_site(blocks)) and not method.cuts_half_blocks:
         raise OptionError(
             f"{method.name} cuts blocks that have both attention and FFN, and {missing}; derive from the model that it "
@@ -85,7 +83,7 @@ def refuse_base(method: Method[Any], config: Any, network: nn.Module, policy: Po
         _refuse_fewer_tokens(method, config, network, policy)
 
 
-def _refuse_fewer_tokens(method: Method[Any], config: Any, network: nn.Module, policy: Policy) -> None:
+def _refuse_fewer_tokens(method: Method[Any], config: Any, network: Network, policy: Policy) -> None:
     """Refuse a method that cannot cut a network some of whose blocks pass on fewer tokens."""
     from edgevit.derivation.method import find_method
 

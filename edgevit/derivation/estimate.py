@@ -12,11 +12,10 @@ from time import monotonic
 from typing import Any
 
 import torch
-from torch import nn
 
 from edgevit.data.task import Split
 from edgevit.derivation.problem import Problem, has_finetuned_base
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.progress import rounded_duration
 from edgevit.train.compute import Compute
 
@@ -41,7 +40,7 @@ class Estimate:
 def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
     """Time a few images through the base, and count the passes of each part."""
     read, forward = image_seconds(problem.network, problem.task.train, problem.compute)
-    task, training, depth = problem.task, problem.training, len(family_of(problem.network).layers(problem.network))
+    task, training, depth = problem.task, problem.training, len(problem.network.block_modules)
     trained = (training.steps or 0) * training.batch_size
     slim = 1 - problem.budget.rate
     learns_from_it = training.has_teacher and training.teacher == "finetuned"
@@ -61,7 +60,7 @@ def estimate(problem: Problem, config: Any, *, finetune_base: bool) -> Estimate:
     return Estimate(*(seconds / processes for seconds in (whole, measuring, learning)))
 
 
-def image_seconds(network: nn.Module, images: Split, compute: Compute) -> tuple[float, float]:
+def image_seconds(network: Network, images: Split, compute: Compute) -> tuple[float, float]:
     """Time a few images: seconds to read one, and to pass one through a network, which is moved to the device."""
     network = network.to(compute.device).eval()
 

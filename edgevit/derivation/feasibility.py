@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
-
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.embedding import geometry_at, why_it_stays
 from edgevit.derivation.allocate.menus import least_heads
@@ -21,7 +19,7 @@ from edgevit.derivation.problem import Problem
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class SearchSpace:
 class Target:
     """A network to cut, the budget to meet and the widths that are allowed."""
 
-    network: nn.Module
+    network: Network
     budget: Budget
     policy: Policy
     images: int  # for training
@@ -131,11 +129,10 @@ def check_reachable(target: Target, owner: str, space_of: Callable[[Any], Search
         hints.append("cut widths with another method first, and derive from its folder")
     if policy.name != "free":
         hints.append("try another --shape")
-    family = family_of(target.network)
-    whole = [block.dims for block in family.read(target.network)]
+    whole = list(target.network.dims)
     breakdown = minimum.breakdown(budget)
     facts: dict[str, Any] = {"least": minimum.cost} | ({} if budget.prices is None else {"breakdown": breakdown})
-    if minimum.cost >= budget.cost(whole, family.geometry(target.network)):
+    if minimum.cost >= budget.cost(whole, target.network.geometry):
         raise BudgetError(
             f"{budget.option} asks for less than the base, and {owner} may cut nothing of it in shape {policy.name!r} "
             f"with the options as they are; {_alternatives(hints) or 'give it as it is, with `edgevit base`'}",
@@ -178,8 +175,7 @@ def _wider_options(
 def cheapest(target: Target, space: SearchSpace) -> Minimum:
     """The cheapest network of a search space, over all of its token schedules."""
     network, budget = target.network, target.budget
-    family = family_of(network)
-    geometry, dims = family.geometry(network), [b.dims for b in family.read(network)]
+    geometry, dims = network.geometry, list(network.dims)
     images = min(space.images, target.images)
     reason = why_it_stays(network, budget, images) if space.images else None
     if space.embed and reason is None:

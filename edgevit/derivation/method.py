@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from torch import nn
-
 from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.feasibility import SearchSpace, Target, check_reachable
 from edgevit.derivation.methods import load_method
@@ -15,6 +13,7 @@ from edgevit.derivation.options import make_config
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.derivation.request import DeriveRequest, Deriving
 from edgevit.network.checkpoint import Model
+from edgevit.network.network import Network
 from edgevit.train.settings import Training
 
 C = TypeVar("C")
@@ -25,7 +24,7 @@ def no_steps(config: object, rate: float, images: int, batch_size: int) -> int:
     return 0
 
 
-def _widths_alone(network: nn.Module, config: object, policy: Policy) -> SearchSpace:
+def _widths_alone(network: Network, config: object, policy: Policy) -> SearchSpace:
     """The search space of a method that declares none: widths and nothing else."""
     return SearchSpace()
 
@@ -52,7 +51,7 @@ class Method(Generic[C]):
     config: type[C]  # its options, a frozen dataclass
     default_steps: Callable[[C, float, int, int], int]  # of config, rate, images and batch size
     derive: Callable[[Problem, C], Derived]
-    search_space: Callable[[nn.Module, C, Policy], SearchSpace] = _widths_alone  # what it may remove from a network
+    search_space: Callable[[Network, C, Policy], SearchSpace] = _widths_alone  # what it may remove from a network
     check_options: Callable[[Target, C], None] = _accept_options  # refuses a config that does not fit the target
     check_training: Callable[[C, Training], None] = _accept_training  # refuses one before anything is opened
     check_base: Callable[[Model, C, DeriveRequest], None] = _accept_base  # refuses one before an image is read

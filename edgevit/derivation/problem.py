@@ -22,6 +22,7 @@ from edgevit.derivation.measure.sensitivity import token_sensitivities
 from edgevit.derivation.plan import EmbedPlan, Plan
 from edgevit.network.checkpoint import tensors_sha256
 from edgevit.network.copies import bare_copy
+from edgevit.network.network import Network
 from edgevit.progress import Progress
 from edgevit.train.compute import Compute
 from edgevit.train.constraint import Constraint
@@ -59,9 +60,8 @@ class Stopwatch:
 class Problem:
     """A network to cut, with everything that a method needs."""
 
-    network: nn.Module  # the base with the requested head; the method may train it
+    network: Network  # the base with the requested head; the method may train it
     task: Task
-    columns: Sequence[int]  # for each target class, its column in the network's logits
     budget: Budget
     policy: Policy
     training: Training
@@ -88,23 +88,23 @@ class Problem:
 class Derived:
     """The result of a method: the slim network, its plan, and figures for the record."""
 
-    network: nn.Module
+    network: Network
     plan: Plan  # from the problem's network to the slim one
     facts: dict[str, object]
 
 
-def accuracy_on_validation(problem: Problem, network: nn.Module) -> Accuracy:
-    """The accuracy of a network with the problem's columns; measured once for the same weights."""
+def accuracy_on_validation(problem: Problem, network: Network) -> Accuracy:
+    """The accuracy of a network among the task's classes; measured once for the same weights."""
     task, weights = problem.task, tensors_sha256(network.state_dict())
     previous = problem.judged.get(network)
     if previous is not None and previous[0] == weights:
         return previous[1]
-    accuracy = accuracy_of(network, task.validation, problem.columns, task.class_names, problem.passes)
+    accuracy = accuracy_of(network, task.validation, task.class_names, problem.passes)
     problem.judged[network] = weights, accuracy
     return accuracy
 
 
-def finetuned_base(problem: Problem) -> nn.Module:
+def finetuned_base(problem: Problem) -> Network:
     """A copy of the problem's whole network, trained on the classes: a baseline, a teacher, or the network to cut.
 
     If the problem's network is that trained copy, this returns it. Derivations share it, for any budget.
@@ -137,13 +137,12 @@ def _finetuned_key(problem: Problem) -> dict[str, Any]:
     return {**problem.identity, **images, "training": settings}
 
 
-def _finetune(network: nn.Module, problem: Problem) -> dict[str, Tensor]:
+def _finetune(network: Network, problem: Problem) -> dict[str, Tensor]:
     torch.manual_seed(problem.base_training.seed)
     with problem.stopwatch.stage("finetune_base"):
         train(
             network,
             problem.task,
-            problem.columns,
             problem.base_training,
             problem.passes,
             problem.history,
@@ -176,7 +175,7 @@ def distillation_for(
     elif by_token is None:
         images, seed = problem.task.train.subset(SENSITIVITY_IMAGES), training.seed
         with problem.stopwatch.stage("sensitivity"):
-            by_token = token_sensitivities(problem.network, images, problem.columns, problem.passes, seed=seed)
+            by_token = token_sensitivities(problem.network, images, problem.passes, seed=seed)
     encode = None if embed is None else embed.encode
     decode = None if embed is None or embed.decoders is None else embed.decoders[-1]
     return make_distillation(teacher, training, encode, blocks, by_token, decode)
@@ -184,7 +183,7 @@ def distillation_for(
 
 def train_for(
     problem: Problem,
-    network: nn.Module,
+    network: Network,
     *,
     stage: str = "train",
     constraint: Constraint | None = None,
@@ -198,7 +197,6 @@ def train_for(
         return train(
             network,
             problem.task,
-            problem.columns,
             problem.training,
             problem.passes,
             problem.history,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derivation.solve.attention import keep_heads, narrow
@@ -14,11 +13,11 @@ from edgevit.errors import PlanError
 from edgevit.network.anatomy import Attention, Block, Decoder, Ffn
 from edgevit.network.copies import bare_copy
 from edgevit.network.cost import Geometry
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 
 @torch.no_grad()
-def realise(network: nn.Module, plan: Plan) -> nn.Module:
+def realise(network: Network, plan: Plan) -> Network:
     """Return the slim network of a plan; the network itself is not changed.
 
     Weights in the plan are used as they are; the other parts are factorised, merged or dropped here.
@@ -26,23 +25,22 @@ def realise(network: nn.Module, plan: Plan) -> nn.Module:
     Raises:
         PlanError: the plan does not fit the network.
     """
-    family = family_of(network)
-    blocks = family.read(network)
+    blocks = network.read()
     plan.check(blocks)
     old = [blocks[i] for i in plan.kept_blocks]
-    _check_tokens(plan, old, family.geometry(network))
+    _check_tokens(plan, old, network.geometry)
     attentions = _attentions([b.attention for b in old], [b.attention for b in plan.blocks])
     ffns = [_ffn(b.ffn, planned.ffn) for b, planned in zip(old, plan.blocks, strict=True)]
     if len(old) < len(blocks):
         network = bare_copy(network)
-        family.keep_blocks(network, plan.kept_blocks)
+        network.keep_blocks(plan.kept_blocks)
     parts = zip(attentions, ffns, plan.blocks, strict=True)
-    slim = family.build(network, [Block(a, f, planned.tokens, planned.merged) for a, f, planned in parts])
+    slim = network.build([Block(a, f, planned.tokens, planned.merged) for a, f, planned in parts])
     return slim if plan.embed is None else narrow_embedding(slim, replace(plan.embed, decoders=_decoders(plan, blocks)))
 
 
 @torch.no_grad()
-def leave_tokens(network: nn.Module, plan: Plan) -> nn.Module:
+def leave_tokens(network: Network, plan: Plan) -> Network:
     """Remove the plan's tokens in a network that was realised with all tokens.
 
     A method that solves weights token by token, for all tokens, realises its plan in these two steps.
@@ -52,14 +50,13 @@ def leave_tokens(network: nn.Module, plan: Plan) -> nn.Module:
     """
     if not any(block.tokens for block in plan.blocks):
         return network
-    family = family_of(network)
-    blocks = family.read(network)
+    blocks = network.read()
     sizes = [[replace(part.dims, tokens=0, merged=False) for part in parts] for parts in (blocks, plan.blocks)]
     if sizes[0] != sizes[1]:
         raise PlanError(f"tokens are to leave a network of the blocks {sizes[0]}, expected the plan's: {sizes[1]}")
-    _check_tokens(plan, blocks, family.geometry(network))
+    _check_tokens(plan, blocks, network.geometry)
     pairs = zip(blocks, plan.blocks, strict=True)
-    return family.build(network, [replace(b, tokens=planned.tokens, merged=planned.merged) for b, planned in pairs])
+    return network.build([replace(b, tokens=planned.tokens, merged=planned.merged) for b, planned in pairs])
 
 
 def _check_tokens(plan: Plan, blocks: Sequence[Block], geometry: Geometry) -> None:
@@ -94,21 +91,20 @@ def _decoders(plan: Plan, blocks: Sequence[Block]) -> tuple[Decoder, ...] | None
     return (*chosen, next(decoders))
 
 
-def narrow_embedding(network: nn.Module, plan: EmbedPlan) -> nn.Module:
+def narrow_embedding(network: Network, plan: EmbedPlan) -> Network:
     """Copy a network and narrow its embedding as planned.
 
     Raises:
         PlanError: the plan does not fit the network, or its embedding cannot be narrowed.
     """
-    family = family_of(network)
-    geometry = family.geometry(network)
+    geometry = network.geometry
     if geometry.fixed_embed is not None:
         raise PlanError(f"the plan narrows the embedding, and it stays as it is: {geometry.fixed_embed}")
     plan.check(geometry.embed)
     assert plan.encode is not None
     device = next(network.parameters()).device
     decoders = None if plan.decoders is None else [decode.to(device) for decode in plan.decoders]
-    return family.with_embedding(network, plan.encode.to(device), decoders)
+    return network.with_embedding(plan.encode.to(device), decoders)
 
 
 def _attentions(parts: Sequence[Attention | None], plans: Sequence[AttentionPlan | None]) -> list[Attention | None]:

@@ -6,13 +6,19 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from edgevit.board.connection import open_board
+from edgevit.derivation.session.base import base
+from edgevit.derivation.session.in_memory import as_files
 from edgevit.engines.build import build_engine
 from edgevit.engines.evaluate import evaluate_engine
 from edgevit.engines.request import EvaluateRequest, ExportRequest
+from edgevit.errors import OptionError
 from edgevit.exporting.evaluate import Evaluation
 from edgevit.exporting.evaluate import run as judge
 from edgevit.exporting.onnx import run as export_files
+from edgevit.network.from_module import path_of
 from edgevit.progress import Progress
 from edgevit.records.engine import EngineRecord
 from edgevit.records.export import ExportRecord
@@ -30,7 +36,7 @@ class Export(ExportRecord):
 
 @takes_options(ExportRequest)
 def export(
-    model: str | Path | ExportRequest | None = None, *, progress: Progress | None = None, **options: Any
+    model: str | Path | nn.Module | ExportRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> Export:
     """Write `model.fp32.onnx`, `model.fp16.onnx` and `export.json` into `export/` of a model folder.
 
@@ -44,7 +50,7 @@ def export(
     images there as fp32 does on the host; files and engines that are up to date are reused.
 
     Args:
-        model: a model folder, or a whole request.
+        model: a model folder, a module, which is written to `out`, or a whole request.
         options: the fields of `ExportRequest`.
 
     Raises:
@@ -54,7 +60,15 @@ def export(
         EngineError: no precision level gives a correct engine; the message names the class with the largest loss.
         UnfitBoardError, ProfileError, BoardError: the board does not match the profile, or cannot build the engine.
     """
-    return run_export(as_request(ExportRequest, "model", model, options), progress)
+    module, options = model, dict(options)
+    if isinstance(module, nn.Module):
+        if "out" not in options:
+            raise OptionError("edgevit.export writes a module to a new model folder; give out=FOLDER")
+        model = Path(options.pop("out"))
+    request = as_request(ExportRequest, "model", model, options)
+    if isinstance(module, nn.Module):
+        base(path_of(module, "edgevit.export"), out=request.folder, progress=progress)
+    return run_export(request, progress)
 
 
 def run_export(request: ExportRequest, progress: Progress | None = None) -> Export:
@@ -73,8 +87,8 @@ def _with_engine(record: ExportRecord, engine: EngineRecord | None) -> Export:
 
 @takes_options(EvaluateRequest)
 def evaluate(
-    model: str | Path | EvaluateRequest | None = None,
-    data: str | Path | None = None,
+    model: str | Path | nn.Module | EvaluateRequest | None = None,
+    data: Any = None,
     *,
     progress: Progress | None = None,
     **options: Any,
@@ -86,8 +100,10 @@ def evaluate(
     is that of the logits; images that the model classifies as `other` are counted in addition.
 
     Args:
-        model: a timm name with `checkpoint` or `pretrained`, a model folder, an .onnx file that `export` wrote, an
-            engine, which classifies on the `board` that it was built for or on this machine, or a whole request.
+        data: a folder, arrays, a data set of PIL images or a DataLoader.
+        model: a timm name with `checkpoint` or `pretrained`, a module, a model folder, an .onnx file that `export`
+            wrote, an engine, which classifies on the `board` that it was built for or on this machine, or a whole
+            request.
         options: the fields of `EvaluateRequest`.
 
     Raises:
@@ -97,7 +113,7 @@ def evaluate(
         ModelError: a logit is not finite.
         EngineError, UnfitBoardError, BoardError: the engine is of another board or altered, or failed.
     """
-    values = options if data is None else {**options, "data": data}
+    model, values = as_files(model, options, "edgevit.evaluate", data)
     return run_evaluate(as_request(EvaluateRequest, "model", model, values), progress)
 
 

@@ -99,7 +99,7 @@ def open_onnx(path: Path, device: str) -> ModelUnderTest:
 def _open_torch(model: str | Path, device: str, progress: Progress, **options: Any) -> ModelUnderTest:
     opened = open_base(model, progress=progress, **options)
     target = find_device(device)
-    network = opened.network.to(target)
+    network = opened.to(target)
     record = data_record(Path(model)) if Path(model).is_dir() else None
     subject = replace(subject_of(opened.spec, record), release=opened.release)
     return ModelUnderTest("torch", lambda images: network(images.to(target)), subject)

@@ -24,7 +24,7 @@ from torch import nn
 
 from edgevit.errors import ExportError
 from edgevit.exporting.halving import convert
-from edgevit.network.families import family_like
+from edgevit.network.network import Network
 from edgevit.records.export import Batch
 from edgevit.records.precisions import FP32
 
@@ -159,12 +159,12 @@ def _module_of(node: Any, modules: Mapping[str, nn.Module], module_of: Mapping[A
     return scopes[-1] if scopes else ""
 
 
-def _name_nodes(model: Any, network: nn.Module) -> None:
+def _name_nodes(model: Any, module: nn.Module) -> None:
     """Name each node by its module and operator, numbered if there are several; deterministic."""
-    modules, counts, module_of = dict(network.named_modules()), Counter[str](), dict[Any, str]()
+    modules, counts, module_of = dict(module.named_modules()), Counter[str](), dict[Any, str]()
     for node in model.graph:
-        module_of[node] = module = _module_of(node, modules, module_of)
-        name = f"{module or 'model'}/{node.op_type}"
+        module_of[node] = scope = _module_of(node, modules, module_of)
+        name = f"{scope or 'model'}/{node.op_type}"
         node.name = f"{name}_{counts[name]}" if counts[name] else name
         counts[name] += 1
 
@@ -180,7 +180,7 @@ def _clear_metadata(model: Any) -> None:
             holder.metadata_props.clear()
 
 
-def trace(network: nn.Module, *, input_size: tuple[int, int, int], batch: Batch, opset: int) -> ir.Model:
+def trace(network: Network, *, input_size: tuple[int, int, int], batch: Batch, opset: int) -> ir.Model:
     """Trace the network as a graph in fp32, which takes a second; its conversions take milliseconds.
 
     Below opset 18 it has old operators only, below 17 layer normalisation is decomposed, too.
@@ -190,9 +190,9 @@ def trace(network: nn.Module, *, input_size: tuple[int, int, int], batch: Batch,
     """
     # With an example of one image the exporter would treat the batch as a constant.
     images = torch.zeros(2 if batch == "dynamic" else batch, *input_size)
-    with exporter_boundary("the network"), family_like(network).of_one_size(network):
+    with exporter_boundary("the network"), network.of_one_size():
         program = torch.onnx.export(
-            network,
+            network.module,
             (images,),
             dynamo=True,
             opset_version=max(opset, NATIVE_OPSET),
@@ -206,7 +206,7 @@ def trace(network: nn.Module, *, input_size: tuple[int, int, int], batch: Batch,
         if opset < NATIVE_OPSET:
             _lower(program.model, opset)
         plain_shapes(program.model.graph)
-        _name_nodes(program.model, network)
+        _name_nodes(program.model, network.module)
         _clear_metadata(program.model)
         return program.model
 
@@ -220,7 +220,7 @@ def save_graph(model: ir.Model, path: Path, metadata: Mapping[str, str]) -> None
 
 
 def write_onnx(
-    network: nn.Module,
+    network: Network,
     path: Path,
     *,
     input_size: tuple[int, int, int],

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import nn
-
 from edgevit.network.anatomy import Block, BlockDims
-from edgevit.network.families import load_family
+from edgevit.network.network import Network
 
 MULTIPLE, LEAST = 8, 16  # other fusable widths cost an extra copy: docs/decisions/001-fusable-shapes.md
 
@@ -26,7 +24,6 @@ def pad_block(block: Block) -> Block:
     return replace(block, attention=block.attention.padded(width, width))
 
 
-def pad_heads(network: nn.Module, family_name: str) -> nn.Module:
+def pad_heads(network: Network) -> Network:
     """Return a padded copy; its blocks all have equal QK and VO widths."""
-    family = load_family(family_name)
-    return family.build(network, [pad_block(block) for block in family.read(network)]).eval()
+    return network.build([pad_block(block) for block in network.read()]).eval()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import onnx_ir as ir
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.exporting.graph import save_graph, trace
 from edgevit.exporting.halving import convert
@@ -21,7 +21,6 @@ from edgevit.exporting.padding import pad_heads
 from edgevit.exporting.precision import check_range, norm_names
 from edgevit.network.checkpoint import Model, load
 from edgevit.network.device import find_device
-from edgevit.network.families import load_family
 from edgevit.records.export import Batch, ExportedModel, Padding, Range
 from edgevit.records.model import BlockDims
 from edgevit.records.model_folder import ModelFolder
@@ -121,29 +120,21 @@ class ModelSource:
     )  # by batch and opset
 
     @property
-    def network(self) -> nn.Module:
-        return self.model.network
-
-    @property
-    def family_name(self) -> str:
-        return self.model.spec.family
-
-    @property
     def described(self) -> ExportedModel:
         return ExportedModel(self.model.spec.timm_name, self.weights_sha256)
 
     @property
     def dims(self) -> tuple[BlockDims, ...]:
-        return tuple(block.dims for block in load_family(self.family_name).read(self.network))
+        return self.model.dims
 
     @property
     def norms(self) -> tuple[str, ...]:
-        return norm_names(self.network)
+        return norm_names(self.model.module)
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        names = {id(module): name for name, module in self.network.named_modules()}
-        return tuple(names[id(layer)] for layer in load_family(self.family_name).layers(self.network))
+        names = {id(module): name for name, module in self.model.module.named_modules()}
+        return tuple(names[id(layer)] for layer in self.model.block_modules)
 
     @property
     def has_attention(self) -> tuple[bool, ...]:
@@ -159,27 +150,27 @@ class ModelSource:
 
     def predictor(self, device: str) -> Predict:
         target = find_device(device)
-        network = self.network.to(target)
+        network = self.model.to(target)
         return lambda images: network(images.to(target))
 
     def check_range(self, images: Tensor) -> Range:
-        return check_range(self.network, images)
+        return check_range(self.model.module, images)
 
     def padded(self) -> tuple[ModelSource, Padding]:
-        network = pad_heads(self.network, self.family_name)
+        network = pad_heads(self.model)
         padded = replace(self, model=Model(network, self.model.spec, self.model.release))
         before, after = self.model.spec.blocks, padded.dims
         return padded, Padding(
             blocks=sum(old != new for old, new in zip(before, after, strict=True)),
             macs_before=self.model.spec.macs,
-            macs=load_family(self.family_name).geometry(network).macs(after),
+            macs=network.geometry.macs(after),
             widths=tuple(block.qk for block in after),
         )
 
     def write(self, path: Path, form: Form, metadata: Mapping[str, str]) -> None:
         key = form.batch, form.opset
         if key not in self.traced:
-            self.traced[key] = trace(self.network, input_size=input_size(self), batch=form.batch, opset=form.opset)
+            self.traced[key] = trace(self.model, input_size=input_size(self), batch=form.batch, opset=form.opset)
         model = self.traced[key].clone()
         convert(model.graph, form.precision, form.fp32_modules)
         base = self.model.spec.base.weights_sha256
@@ -189,6 +180,6 @@ class ModelSource:
 def open_model(folder: Path) -> ModelSource:
     """Open a model folder as a source."""
     model = load(folder)
-    model.network.requires_grad_(False)
+    model.requires_grad_(False)
     weights_sha256 = ModelFolder(folder).document().weights_sha256
     return ModelSource(model, subject_of(model.spec, data_record(folder)), weights_sha256)

@@ -11,18 +11,19 @@ from edgevit.errors import CostTableError
 from edgevit.latency.request import MeetRequest
 from edgevit.latency.table import measured_table
 from edgevit.latency.target import MeasurementTarget, probe
-from edgevit.network.families import family_of, name_of
+from edgevit.network.families import name_of
+from edgevit.network.network import Network
 from edgevit.progress import Progress
 from edgevit.records.model import BlockDims
 
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
 
 class GrowingTable:
     """The cost table of a base on its target, with all sizes that have been measured."""
 
-    def __init__(self, network: nn.Module, request: MeetRequest, target: MeasurementTarget, progress: Progress) -> None:
+    def __init__(self, network: Network, request: MeetRequest, target: MeasurementTarget, progress: Progress) -> None:
         self.network, self.target, self.progress = network, target, progress
         self.policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
         self.energy = request.quantity == "mj"
@@ -30,7 +31,7 @@ class GrowingTable:
         config = method.make_config(request.on_its_base().settings)
         space = method.search_space(self.network, config, self.policy)
         self.tokens = space.tokens
-        self.narrower = 0 < space.embed < family_of(self.network).geometry(self.network).embed
+        self.narrower = 0 < space.embed < self.network.geometry.embed
         self.from_file = None if request.cost_table is None else self._checked(load_cost_table(request.cost_table))
         self.extend(())
 
@@ -56,9 +57,8 @@ class GrowingTable:
 
     def _checked(self, table: CostTable) -> CostTable:
         """Make sure that a table belongs to this base and this target."""
-        family = family_of(self.network)
-        geometry, dims = family.geometry(self.network), [block.dims for block in family.read(self.network)]
-        table.check(name_of(family), dims, geometry, self.policy)
+        geometry, dims = self.network.geometry, list(self.network.dims)
+        table.check(name_of(self.network.family), dims, geometry, self.policy)
         if table.origin is None:
             raise CostTableError(
                 "cost table: it does not say where it was measured, so no figure can be set against it; leave it out"

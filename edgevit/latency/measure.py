@@ -11,8 +11,6 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from torch import nn
-
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
 from edgevit.board.bench import Setting, Turns, requests_of, take_turns
@@ -25,6 +23,7 @@ from edgevit.latency.fit import StackSample
 from edgevit.latency.stacks import Stack, write_stack
 from edgevit.latency.store import Store
 from edgevit.latency.target import POWER_WINDOW_S, WARMUP_S, WINDOW_S, MeasurementTarget
+from edgevit.network.network import Network
 from edgevit.progress import Progress, rounded_duration
 from edgevit.records.writing import file_sha256
 
@@ -42,7 +41,7 @@ MOST_BATCH = 8  # largest batch of an engine, as `edgevit export --trt` builds i
 class StackBench:
     """One session with one machine."""
 
-    network: nn.Module
+    network: Network
     target: MeasurementTarget
     board: Board
     setting: Setting

@@ -23,6 +23,7 @@ from edgevit.derivation.problem import Stopwatch
 from edgevit.derivation.session.base_check import check_opened
 from edgevit.derivation.session.derive import Derivation
 from edgevit.derivation.session.derive import run as derive
+from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.opening import open_for
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import (
@@ -42,6 +43,7 @@ from edgevit.latency.rounds import MOST, MeasuredFigure, Round, Search, Terms
 from edgevit.latency.search import OUT_OF_REACH, SearchOutcome, search_plans
 from edgevit.latency.target import probe
 from edgevit.network.checkpoint import load, network_without_weights, open_network
+from edgevit.network.network import Network
 from edgevit.progress import OnlyOnce, Progress, Silent, rounded_duration
 from edgevit.records.derivation import FigureRecord, MetRecord, RoundRecord
 from edgevit.records.kinds import RecordKind
@@ -53,7 +55,7 @@ from edgevit.train.compute import close_compute
 from edgevit.version import written_by
 
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
 ROUNDS = "rounds.json"
 BASE = "base"
@@ -98,6 +100,7 @@ def meet(
         EdgeVitError: any other error, in one line.
         Interrupted: Ctrl-C; the same call continues.
     """
+    base, options = as_files(base, options, "edgevit.meet")
     return run(as_request(MeetRequest, "base", base, options), progress)
 
 
@@ -133,7 +136,7 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
     return tuple(derivations)
 
 
-def _refuse_method(request: MeetRequest, network: nn.Module) -> None:
+def _refuse_method(request: MeetRequest, network: Network) -> None:
     """Raise OptionError for a method that cannot cut this base, before a cost is measured for it."""
     policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
     method = find_method(request.method)

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import nn
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.exporting.graph import write_onnx
 from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn, check_all_pass
 from edgevit.network.copies import bare_copy
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 P = TypeVar("P", Attention, Ffn)
 SPREAD = 0.02  # standard deviation of the weights
@@ -90,14 +89,14 @@ class Stack:
         return [*(() if self.cut is None else (self.cut.dims,)), *[self.dims] * self.count]
 
 
-def whole_blocks(network: nn.Module) -> list[int]:
+def whole_blocks(network: Network) -> list[int]:
     """List the numbers of the blocks with both sites, which stacks consist of.
 
     Raises:
         UnsupportedModelError: there are fewer than two.
     """
-    check_all_pass(family_of(network).read(network), "a cost table")
-    whole = [i for i, b in enumerate(family_of(network).read(network)) if b.dims.has_attention and b.dims.has_ffn]
+    check_all_pass(network.read(), "a cost table")
+    whole = [i for i, b in enumerate(network.read()) if b.dims.has_attention and b.dims.has_ffn]
     if len(whole) < 2:
         raise UnsupportedModelError(
             f"this model has {len(whole)} blocks with both attention and FFN, and it takes two to tell what one costs; "
@@ -136,17 +135,17 @@ def _filled(like: P, shapes: Mapping[str, tuple[int, ...]]) -> P:
 
 
 @torch.no_grad()
-def network_of(network: nn.Module, blocks: Sequence[BlockDims], embed: int | None = None) -> nn.Module:
+def network_of(network: Network, blocks: Sequence[BlockDims], embed: int | None = None) -> Network:
     """Return a network with the base's stem and head around blocks of these sizes, which get random weights.
 
     There are no more blocks than the base has. `embed` is the width of a narrower embedding.
     """
-    family, whole = family_of(network), whole_blocks(network)
+    whole = whole_blocks(network)
     stem = bare_copy(network)
-    family.keep_blocks(stem, whole[: len(blocks)])
+    stem.keep_blocks(whole[: len(blocks)])
     if embed is not None:  # any directions: the cost depends on shapes
-        stem = family.with_embedding(stem, torch.eye(embed, family.geometry(stem).embed, dtype=torch.float64))
-    like = family.read(stem)[0]
+        stem = stem.with_embedding(torch.eye(embed, stem.geometry.embed, dtype=torch.float64))
+    like = stem.read()[0]
     assert like.attention is not None and like.ffn is not None
     attention, ffn = like.attention, like.ffn
     with torch.random.fork_rng(devices=[]):
@@ -155,16 +154,16 @@ def network_of(network: nn.Module, blocks: Sequence[BlockDims], embed: int | Non
             Block(_attention(attention, d) if d.has_attention else None, _ffn(ffn, d) if d.has_ffn else None, d.tokens)
             for d in blocks
         ]
-    return family.build(stem, stack).eval().requires_grad_(False)
+    return stem.build(stack).eval().requires_grad_(False)
 
 
-def write_stack(network: nn.Module, stack: Stack, path: Path, *, precision: str, opset: int) -> None:
+def write_stack(network: Network, stack: Stack, path: Path, *, precision: str, opset: int) -> None:
     """Write a stack as an ONNX file, like a model, for any batch.
 
     Raises:
         ExportError: the exporter failed.
     """
     blocks = network_of(network, stack.blocks, stack.embed)
-    size = family_of(network).input_size(network)
+    size = network.input_size
     metadata = {"stack": stack.label}
     write_onnx(blocks, path, input_size=size, batch="dynamic", opset=opset, precision=precision, metadata=metadata)

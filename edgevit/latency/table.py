@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from edgevit.board.bench import Setting, look
 from edgevit.board.connection import open_board
 from edgevit.board.profiles import load_profile
@@ -25,7 +23,8 @@ from edgevit.latency.stacks import Stack, whole_blocks
 from edgevit.latency.store import Store
 from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import family_of, name_of
+from edgevit.network.families import name_of
+from edgevit.network.network import Network
 from edgevit.progress import Progress, Silent
 
 AT_ONCE = 4  # stacks that are measured before doubts are computed again
@@ -33,7 +32,7 @@ CLOSE = 0.01  # of the base's cost: interpolation need not be more certain than 
 
 
 def measured_table(
-    network: nn.Module,
+    network: Network,
     target: MeasurementTarget,
     *,
     policy: Policy = POLICIES["fused"],
@@ -69,9 +68,9 @@ def measured_table(
         ProfileError, BoardError, EngineError, ExportError: as their names say; finished runs are kept.
     """
     target.check()
-    progress, family = progress or Silent(), family_of(network)
-    blocks = [family.read(network)[i].dims for i in whole_blocks(network)]
-    geometry = family.geometry(network)
+    progress = progress or Silent()
+    blocks = [network.read()[i].dims for i in whole_blocks(network)]
+    geometry = network.geometry
     embeds = geometry.embed if narrower and geometry.fixed_embed is None else None
     frozen = geometry.frozen(whole_blocks(network)[0])
     counts = tile_counts(geometry) if tokens and "tokens" not in frozen else ()
@@ -174,14 +173,13 @@ def _judge(costs: FittedCosts, quantity: Measured, progress: Progress) -> None:
         )
 
 
-def _key(network: nn.Module, origin: Origin, runtime: str | None = None) -> dict[str, Any]:
+def _key(network: Network, origin: Origin, runtime: str | None = None) -> dict[str, Any]:
     """Return what the costs of a base's blocks depend on: neither weights, nor the numbers of blocks and classes."""
-    family = family_of(network)
-    geometry = family.geometry(network)
-    layer = family.layers(network)[whole_blocks(network)[0]]
+    geometry = network.geometry
+    layer = network.block_modules[whole_blocks(network)[0]]
     return {
-        "family": name_of(family),
-        "input": list(family.input_size(network)),
+        "family": name_of(network.family),
+        "input": list(network.input_size),
         **{name: getattr(geometry, name) for name in ("embed", "tokens", "patch_values")},
         "modules": [type(module).__name__ for module in layer.modules()],
         "origin": origin.model_dump(mode="json", exclude={"edgevit"}),
@@ -189,16 +187,15 @@ def _key(network: nn.Module, origin: Origin, runtime: str | None = None) -> dict
     }
 
 
-def _table(network: nn.Module, origin: Origin, fits: Mapping[Measured, FittedTable]) -> CostTable:
-    family = family_of(network)
-    geometry, dims = family.geometry(network), [block.dims for block in family.read(network)]
+def _table(network: Network, origin: Origin, fits: Mapping[Measured, FittedTable]) -> CostTable:
+    geometry, dims = network.geometry, list(network.dims)
     content = {
         "schema": SCHEMA,
         "measured_on": _origin_text(origin),
         "origin": origin.model_dump(mode="json", exclude_none=True),
         "noise": fits["ms"].base.noise,
         "base": {
-            "family": name_of(family),
+            "family": name_of(network.family),
             **{name: getattr(geometry, name) for name in ("embed", "tokens", "patch_values")},
             "depth": len(dims),
             "blocks": [block.sizes for block in (dims if len(set(dims)) > 1 else dims[:1])],

@@ -284,6 +284,26 @@ class Block:
         return BlockDims(heads, qk, vo, 0 if f is None else f.neurons, self.tokens, self.merged)
 
 
+def packed_widths(dims: BlockDims) -> list[int]:
+    """Rows of queries, keys and values in a packed projection, in this order."""
+    return [dims.heads * dims.qk, dims.heads * dims.qk, dims.heads * dims.vo]
+
+
+def unpack(packed: Tensor, dims: BlockDims) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [..., H, w] in the output [..., H * (2q + v)] of a projection, as views."""
+    import torch
+
+    q, k, v = (torch.unflatten(part, -1, (dims.heads, -1)) for part in torch.split(packed, packed_widths(dims), -1))
+    return q, k, v
+
+
+def pack(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The inverse of `unpack`."""
+    import torch
+
+    return torch.cat([part.flatten(-2) for part in (queries, keys, values)], dim=-1)
+
+
 def attentions(blocks: Sequence[Block]) -> list[Attention]:
     """The attentions of all blocks.
 

@@ -31,7 +31,9 @@ from torch import Tensor, nn
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
 from edgevit.network.arguments import check_arguments
 from edgevit.network.copies import shape_copy, without_values
-from edgevit.network.families import Family, family_like, family_names, family_of, load_family, name_of
+from edgevit.network.families import Interchange, family_like, family_names, load_family, name_of
+from edgevit.network.network import Network
+from edgevit.network.output import Logits
 from edgevit.network.prediction import Picture, Prediction, predictions_of, rgb_images
 from edgevit.network.request import check_model_folder, check_openable, plain_base
 from edgevit.network.weights import FOREIGN, Weights, fill_network, first_line, read_weights, reading
@@ -54,25 +56,16 @@ HUB_S = 5  # timeout of the hub
 PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
 
-class Model(nn.Module):
-    """A network and its description, as one module: images [B, C, H, W] to logits [B, outputs].
+class Model(Network):
+    """A network and its description.
 
     `release` describes the files beside the weights of a base.
     """
 
-    def __init__(self, network: nn.Module, spec: ModelSpec, release: ReleaseFacts | None = None) -> None:
-        super().__init__()
-        self.network, self.spec, self.release = network, spec, release or ReleaseFacts()
-        self.training = network.training
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.network(images)
-        return logits
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Return the tokens [B, N, d] after the last norm, before pooling and head."""
-        tokens: Tensor = self.network.forward_features(images)  # type: ignore[operator]
-        return tokens
+    def __init__(self, network: Network, spec: ModelSpec, release: ReleaseFacts | None = None) -> None:
+        output = Logits(tuple(spec.class_columns)) if spec.classes else network.output
+        super().__init__(network.module, network.family, output)
+        self.spec, self.release = spec, release or ReleaseFacts()
 
     def names(self, logits: Tensor) -> list[str]:
         """The predicted class of each image by its logits [B, outputs]: a target class, or `other`.
@@ -96,7 +89,7 @@ class Model(nn.Module):
             raise UnsupportedModelError(
                 "this base has no class names; write it with `edgevit base ... --base-classes FILE`"
             )
-        images, like = rgb_images(pictures, Reading.of(self.preprocessing)), next(self.network.parameters())
+        images, like = rgb_images(pictures, Reading.of(self.preprocessing)), next(self.parameters())
         predictions: list[Prediction] = []
         while batch := [self.transform(image) for image in islice(images, batch_size)]:
             with torch.inference_mode():
@@ -161,7 +154,7 @@ def _create(name: str, args: Mapping[str, Any], *, pretrained: bool = False, pre
         raise OptionError(
             f"timm cannot make {name} with {shown}: {first_line(error, 120)}; check --model-arg"
         ) from error
-    return family_like(network).adopted(network)
+    return family_like(network).interchange.adopted(network)
 
 
 @contextmanager
@@ -194,10 +187,10 @@ def _no_pretrained(name: str, reason: str) -> CheckpointError:
     )
 
 
-def _preprocessing(network: Any, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _preprocessing(network: Network, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The preprocessing of the base, as resolved by timm, with overrides."""
-    settings_in = {**overrides, "input_size": family_of(network).input_size(network)}
-    config = resolve_data_config(settings_in, model=network, use_test_size=True)
+    settings_in = {**overrides, "input_size": network.input_size}
+    config = resolve_data_config(settings_in, model=network.module, use_test_size=True)
     settings = {key: list(v) if isinstance(v := config[key], tuple) else v for key in PREPROCESSING_KEYS}
     return {**settings, **reading_settings(overrides)}
 
@@ -212,14 +205,14 @@ def _refuse_too_large(network: nn.Module, name: str) -> None:
         )
 
 
-def _try_once(network: Any, name: str) -> None:
+def _try_once(network: Network, name: str) -> None:
     """Check that a network runs: on one image, or by shapes only if that is slow.
 
     Raises:
         OptionError: it does not.
     """
     try:
-        size = family_like(network).input_size(network)
+        size = network.input_size
         quick = size[1] * size[2] <= QUICK_PIXELS and sum(p.numel() for p in network.parameters()) <= QUICK_PARAMS
         with torch.inference_mode():
             if quick:
@@ -239,7 +232,7 @@ SOME_CLASSES = 1000  # of a random classifier
 class Headless:
     """A base without a classifier: its network maps images [B, C, H, W] to pooled features [B, d]."""
 
-    network: Any
+    network: Network
     timm_name: str
     timm_args: Mapping[str, Any]
     preprocessing: Mapping[str, Any]
@@ -250,14 +243,13 @@ class Headless:
 
         The two heads of a distilled DeiT, whose logits are averaged, are equal.
         """
-        family = family_of(self.network)
-        family.make_classifiers(self.network, len(weight))
+        self.network.make_classifiers(len(weight))
         with torch.no_grad():
-            for head in family.classifiers(self.network):
+            for head in self.network.classifiers:
                 head.weight.copy_(weight)
                 head.bias.copy_(bias)
         model = describe(self.network, self.timm_name, self.timm_args, self.preprocessing)
-        return Model(model.network, model.spec, replace(self.release, labels=()))  # labels of no classifier
+        return Model(model, model.spec, replace(self.release, labels=()))  # labels of no classifier
 
 
 def open_base(
@@ -312,10 +304,10 @@ def open_network(
         model = load(base)
         spec = model.spec
         # It is its own base now.
-        sha256 = tensors_sha256(model.network.state_dict())
-        embed = load_family(spec.family).geometry(model.network).embed
+        sha256 = tensors_sha256(model.state_dict())
+        embed = model.geometry.embed
         facts = BaseFacts(sha256, spec.blocks, spec.macs, spec.params, spec.outputs, embed)
-        return Model(model.network, replace(spec, preprocessing={**spec.preprocessing, **overrides}, base=facts))
+        return Model(model, replace(spec, preprocessing={**spec.preprocessing, **overrides}, base=facts))
     name, args = str(base), dict(model_args or {})
     _check_name(name)
     if checkpoint is not None:
@@ -325,17 +317,19 @@ def open_network(
     return _opened(_create(name, args, pretrained=pretrained), name, args, overrides)
 
 
-def _opened(network: Any, name: str, args: Mapping[str, Any], preprocessing: Mapping[str, Any]) -> Model | Headless:
-    family = family_of(network)  # raises for unsupported networks before a classifier is fitted
-    _try_once(network.eval(), name)
-    if family.has_classifier(network):
+def _opened(
+    module: nn.Module, name: str, args: Mapping[str, Any], preprocessing: Mapping[str, Any]
+) -> Model | Headless:
+    network = Network(module.eval())  # raises for unsupported networks before a classifier is fitted
+    _try_once(network, name)
+    if network.ends.classifiers:
         return describe(network, name, args, preprocessing)
-    return Headless(network.eval(), name, args, _preprocessing(network, preprocessing))
+    return Headless(network, name, args, _preprocessing(network, preprocessing))
 
 
 def network_without_weights(
     base: str | Path, model_args: Mapping[str, Any] | None = None, *, checkpoint: str | Path | None = None
-) -> nn.Module:
+) -> Network:
     """The network of a base, of which only the shape matters: of a model folder, or a random timm model.
 
     A network without a classifier gets one. Files of weights, if they are the base, determine its arguments.
@@ -349,16 +343,15 @@ def network_without_weights(
         spec = opened.spec if isinstance(opened, Model) else opened
         base, args = spec.timm_name, {key: spec.timm_args[key] for key in spec.timm_args if key != "num_classes"} | args
     if Path(base).is_dir():
-        network = load(base).network
+        network: Network = load(base)
     else:
         with without_values():
             _refuse_too_large(_create(str(base), args), str(base))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # deterministic
-            network = _create(str(base), args)
-            family = family_of(network)
-            if not family.has_classifier(network):
-                family.make_classifiers(network, SOME_CLASSES)
+            network = Network(_create(str(base), args))
+            if not network.ends.classifiers:
+                network.make_classifiers(SOME_CLASSES)
         _try_once(network.eval(), str(base))
     return network.eval()
 
@@ -398,7 +391,7 @@ def _open_weights(
     opened = _opened(network, name, arguments, {**stated, **overrides})
     if isinstance(opened, Headless):
         return replace(opened, release=release)
-    return Model(opened.network, opened.spec, release)
+    return Model(opened, opened.spec, release)
 
 
 def _shown(setting: Any) -> str:
@@ -416,7 +409,8 @@ def _name_of(state: Mapping[str, Tensor], file: Path, release: ReleaseFacts, pro
         progress.note(f"{file} is of {release.architecture}, as {CONFIG} beside it says")
         return release.architecture
     for family in map(load_family, family_names()):
-        if (name := family.guessed_name(family.named(state).state)) is not None:
+        interchange = family.interchange
+        if (name := interchange.guessed_name(interchange.named(state).state)) is not None:
             progress.note(f"{file} is taken to be of {name}, by its shapes; BASE and --checkpoint give another name")
             return name
     raise CheckpointError(
@@ -445,9 +439,9 @@ def _filled(
             progress.note(f"{CONFIG} beside the weights says {earlier}; --model-arg {key}={args[key]} is used")
     with without_values():
         network = _create(name, stated)
-    family = family_like(network)
-    weights = family.named(state)
-    guessed, assumption = family.guessed_arguments(weights.state, network, network.state_dict(), stated)
+    interchange = family_like(network).interchange
+    weights = interchange.named(state)
+    guessed, assumption = interchange.guessed_arguments(weights.state, network, network.state_dict(), stated)
     if guessed:
         texts = [f"{key}={value}" for key, value in guessed.items()]
         progress.note(f"{name} by the shapes of {file.name}: {', '.join(texts)}; --model-arg gives others")
@@ -456,13 +450,15 @@ def _filled(
     arguments = {"num_classes": weights.classes, **guessed, **stated}  # may differ from ImageNet's
     with without_values():  # they would be initialised and replaced
         network = _create(name, arguments)
-    weights = family.fitted(
+    weights = interchange.fitted(
         weights, network, name, resample="img_size" in stated, trained=release.arguments.get("img_size")
     )
     try:
         fill_network(network, weights.state, file, name)
     except CheckpointError as error:
-        raise CheckpointError("; ".join([str(error), *_hints(family, weights, network), *weights.notes])) from error
+        raise CheckpointError(
+            "; ".join([str(error), *_hints(interchange, weights, network), *weights.notes])
+        ) from error
     for note in weights.notes:
         progress.note(note)
     return network, arguments, weights
@@ -477,35 +473,35 @@ def _stated_arguments(release: ReleaseFacts, args: Mapping[str, Any]) -> dict[st
     return stated
 
 
-def _hints(family: Family, weights: Weights, network: Any) -> list[str]:
+def _hints(interchange: Interchange, weights: Weights, network: Any) -> list[str]:
     """Hints about arguments or a name with which the weights would fit, by their shapes."""
     arguments: dict[str, Any] = {}
     with suppress(CheckpointError):  # the number of heads does not follow from shapes
-        arguments, _ = family.guessed_arguments(weights.state, network, network.state_dict(), ())
+        arguments, _ = interchange.guessed_arguments(weights.state, network, network.state_dict(), ())
     if arguments:
         return ["its shapes say " + " ".join(f"--model-arg {shlex.quote(f'{k}={v}')}" for k, v in arguments.items())]
-    name = family.guessed_name(weights.state)
+    name = interchange.guessed_name(weights.state)
     return [] if name is None else [f"its shapes are of the kind of {name}"]
 
 
 def describe(
-    network: nn.Module, timm_name: str, timm_args: Mapping[str, Any], preprocessing: Mapping[str, Any] | None = None
+    module: nn.Module, timm_name: str, timm_args: Mapping[str, Any], preprocessing: Mapping[str, Any] | None = None
 ) -> Model:
     """Describe a timm network that is its own base; `timm.create_model` must create it with these arguments.
 
     Raises:
         UnsupportedModelError: it cannot be factorised, or no family matches.
     """
-    family = family_of(network)
-    outputs = family.classifiers(network)[0].out_features
-    blocks = tuple(b.dims for b in family.read(network))
-    geometry, params = family.geometry(network), sum(p.numel() for p in network.parameters())
+    network = Network(module)
+    outputs = network.classifiers[0].out_features
+    blocks = network.dims
+    geometry, params = network.geometry, sum(p.numel() for p in network.parameters())
     state = tensors_sha256(network.state_dict())
     base = BaseFacts(state, blocks, geometry.macs(blocks), params, outputs, geometry.embed)
     spec = ModelSpec(
         timm_name=timm_name,
         timm_args={**timm_args, "num_classes": outputs},
-        family=name_of(family),
+        family=name_of(network.family),
         blocks=blocks,
         head="full",
         classes=(),
@@ -533,19 +529,18 @@ def load(folder: str | Path) -> Model:
         raise CheckpointError(f"{fault}; copy the folder again, or derive it again")
     try:
         with without_values():
-            network = _create(spec.timm_name, spec.timm_args, prefix="timm_args.")
-        family = family_of(network)
+            network = Network(_create(spec.timm_name, spec.timm_args, prefix="timm_args."))
     except (OptionError, UnknownNameError, UnsupportedModelError) as error:
         raise CheckpointError(f"{files.spec_file} contradicts the model: {error}") from error
     with reading(files.weights_file):
         state = load_file(files.weights_file)
-    depth = len(family.read(network))
-    if name_of(family) != spec.family or len(spec.blocks) != depth:
+    depth = len(network.read())
+    if name_of(network.family) != spec.family or len(spec.blocks) != depth:
         raise CheckpointError(
             f"{files.spec_file} describes {len(spec.blocks)} blocks of family {spec.family}, and {spec.timm_name} has "
-            f"{depth} of {name_of(family)}; copy the folder again, or derive it again"
+            f"{depth} of {name_of(network.family)}; copy the folder again, or derive it again"
         )
-    family.resize(network, spec.blocks, state)
+    network.resize(spec.blocks, state)
     fill_network(network, state, files.weights_file, str(folder))
     _check_described(network, spec, files.spec_file)
     try:
@@ -555,20 +550,19 @@ def load(folder: str | Path) -> Model:
     return Model(network.eval(), spec)
 
 
-def _check_described(network: Any, spec: ModelSpec, file: Path) -> None:
+def _check_described(network: Network, spec: ModelSpec, file: Path) -> None:
     """Check that a network has the costs and the input size in model.json.
 
     Raises:
         CheckpointError: it has others.
     """
-    family = load_family(spec.family)
-    geometry = family.geometry(network)
+    geometry = network.geometry
     of_base = geometry.with_classes(spec.base.outputs).with_embed(spec.base.embed or geometry.embed)
     for name, stated, actual in (
         ("MACs", spec.macs, geometry.macs(spec.blocks)),
         ("parameters", spec.params, sum(p.numel() for p in network.parameters())),
         ("MACs of the base", spec.base.macs, of_base.macs(spec.base.blocks)),
-        ("input size", list(spec.preprocessing["input_size"]), list(family.input_size(network))),
+        ("input size", list(spec.preprocessing["input_size"]), list(network.input_size)),
     ):
         if stated != actual:
             raise CheckpointError(
@@ -585,20 +579,19 @@ def save(model: Model, folder: Path, *, overwrite: bool = False, **records: Any)
     """
     with new_folder(folder, overwrite=overwrite) as temporary:
         files = ModelFolder(temporary)
-        state = {k: v.detach().cpu().contiguous() for k, v in model.network.state_dict().items()}
+        state = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
         save_file(state, files.weights_file, metadata={"format": "pt"})
         files.weights_file.chmod(0o644)  # safetensors makes it private
         files.write(model.spec, **records)
 
 
-def derived_spec(base: ModelSpec, network: nn.Module, head: str, classes: tuple[TargetClass, ...]) -> ModelSpec:
+def derived_spec(base: ModelSpec, network: Network, head: str, classes: tuple[TargetClass, ...]) -> ModelSpec:
     """Describe a network that was derived from `base`."""
-    family = load_family(base.family)
-    blocks = tuple(b.dims for b in family.read(network))
-    outputs = family.classifiers(network)[0].out_features
+    blocks = network.dims
+    outputs = network.classifiers[0].out_features
     assert head in ("subset", "full")
-    geometry = family.geometry(network)
-    changed = family.arguments(network, len(base.blocks), base.base.embed or geometry.embed)
+    geometry = network.geometry
+    changed = network.timm_arguments(len(base.blocks), base.base.embed or geometry.embed)
     spec = ModelSpec(
         timm_name=base.timm_name,
         timm_args={**base.timm_args, "num_classes": outputs, **changed},

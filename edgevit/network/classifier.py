@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
-
 from edgevit.network.copies import bare_copy
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 
-def with_classes(network: nn.Module, classes: Sequence[int]) -> nn.Module:
+def with_classes(network: Network, classes: Sequence[int]) -> Network:
     """Return a copy whose classifiers have only these rows, in this order."""
-    copied = bare_copy(network)
-    family_of(network).keep_classes(copied, classes)
+    copied = Network(bare_copy(network.module), network.family)
+    copied.keep_classes(classes)
     return copied

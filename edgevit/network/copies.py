@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ FILLS = {
     *(Tensor.uniform_, Tensor.normal_, Tensor.fill_, Tensor.zero_, Tensor.erfinv_, Tensor.mul_, Tensor.add_),
     *(Tensor.clamp_, init.uniform_, init.normal_, init.constant_, init.kaiming_uniform_),
 }
+
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class _SkipFills(TorchFunctionMode):
@@ -38,7 +41,7 @@ def without_values() -> Iterator[None]:
         yield
 
 
-def bare_copy(model: nn.Module, shared: Sequence[nn.Module] = ()) -> nn.Module:
+def bare_copy(model: AnyModule, shared: Sequence[nn.Module] = ()) -> AnyModule:
     """Copy a model without hooks and without a `forward` of the instance, sharing some of its modules.
 
     Both would still call the original: hooks observe it, and accelerate's mixed precision replaces `forward`.
@@ -46,7 +49,7 @@ def bare_copy(model: nn.Module, shared: Sequence[nn.Module] = ()) -> nn.Module:
     return _bare(copy.deepcopy(model, {id(module): module for module in shared}), shared)
 
 
-def shape_copy(model: nn.Module) -> nn.Module:
+def shape_copy(model: AnyModule) -> AnyModule:
     """A bare copy on the meta device, without copying values."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
@@ -56,7 +59,7 @@ def shape_copy(model: nn.Module) -> nn.Module:
     return _bare(copy.deepcopy(model, memo))
 
 
-def _bare(copied: nn.Module, shared: Sequence[nn.Module] = ()) -> nn.Module:
+def _bare(copied: AnyModule, shared: Sequence[nn.Module] = ()) -> AnyModule:
     shared_ids = {id(module) for module in shared}
     for module in copied.modules():
         if id(module) not in shared_ids:

@@ -162,6 +162,12 @@ def sync(path: Path) -> None:
                 os.close(handle)
 
 
+def cache_folder(part: str) -> Path:
+    """A folder of the user's cache: $XDG_CACHE_HOME/edgevit/PART, or ~/.cache/edgevit/PART."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "edgevit" / part
+
+
 @contextmanager
 def new_folder(folder: Path, *, overwrite: bool | None = None) -> Iterator[Path]:
     """Yield a temporary folder that becomes `folder` when the block succeeds, and is removed otherwise.

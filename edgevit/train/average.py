@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from edgevit.network.network import Network
+
 
 class Average:
     """The mean of a network's trained weights over about the last 1 / (1 - decay) steps.
@@ -19,7 +21,7 @@ class Average:
     The decay is smaller in the first steps, so that the initial weights do not remain in the average.
     """
 
-    def __init__(self, network: nn.Module, decay: float) -> None:
+    def __init__(self, network: Network, decay: float) -> None:
         self.network, self.decay, self.steps = network, decay, 0
         self.weights = {name: p.detach().clone() for name, p in self._trained()}
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
+
+from edgevit.network.network import Network
 
 
 class Constraint(Protocol):
@@ -20,7 +22,7 @@ class Constraint(Protocol):
     def after_step(self) -> None:
         """Update the constraint after a step of the optimiser."""
 
-    def pruned(self) -> nn.Module:
+    def pruned(self) -> Network:
         """Make the slim model of the current weights."""
 
     def state(self) -> dict[str, Tensor]:

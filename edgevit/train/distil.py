@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Decoder, decoder
 from edgevit.network.copies import bare_copy
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.train.passes import Observe, observed
 from edgevit.train.products import rounded_products
 from edgevit.train.settings import Training
@@ -44,7 +44,7 @@ class Depth:
 class Distillation:
     """A teacher, and how the network learns from it."""
 
-    teacher: nn.Module  # frozen, in eval mode; its logits have the same columns as the network's
+    teacher: Network  # frozen, in eval mode; its logits have the same columns as the network's
     weight: float  # share of the teacher in the loss, in [0, 1]
     temperature: float  # T > 0
     tokens: float = 0.0  # weight of the final tokens: their squared error relative to the teacher's square
@@ -82,8 +82,8 @@ def token_loss(tokens: Tensor, taught: Tensor, by_token: Tensor | None = None) -
 class Lesson:
     """The terms that a teacher adds to the loss of a network."""
 
-    def __init__(self, distillation: Distillation, network: nn.Module, columns: Sequence[int]) -> None:
-        self.distillation, self.network, self.columns = distillation, network, list(columns)
+    def __init__(self, distillation: Distillation, network: Network) -> None:
+        self.distillation, self.network = distillation, network
         self.teacher = distillation.teacher
         self.final: list[Tensor] = [torch.empty(0)] * 2  # final tokens [B, N, d] of network and teacher
         self.middle: list[list[Tensor]] = [[torch.empty(0)] * len(distillation.depths) for _ in range(2)]
@@ -102,13 +102,13 @@ class Lesson:
         models = (self.network, self.teacher)
         with ExitStack() as stack:
             if self.distillation.tokens > 0:
-                stack.enter_context(observed([family_of(m).final_tokens(m) for m in models], see))
+                stack.enter_context(observed([m.ends.final for m in models], see))
                 for of, model in enumerate(models):
                     stack.enter_context(observed(self._layers(model, of), self._see_middle(of)))
             yield
 
-    def _layers(self, model: nn.Module, of: int) -> list[nn.Module]:
-        layers = family_of(model).layers(model)
+    def _layers(self, model: Network, of: int) -> list[nn.Module]:
+        layers = model.block_modules
         return [layers[depth.taught if of else depth.layer] for depth in self.distillation.depths]
 
     def _see_middle(self, of: int) -> Observe:
@@ -145,8 +145,8 @@ class Lesson:
 
     def teacher_loss(self, logits: Tensor, taught: Tensor) -> Tensor:
         """Compute the teacher's part of the loss from its logits. Shapes: both [B, outputs]."""
-        columns = torch.as_tensor(self.columns, device=logits.device)
-        return teacher_loss(logits[:, columns], taught[:, columns], self.distillation.temperature)
+        of = self.network.output.of
+        return teacher_loss(of(logits), of(taught), self.distillation.temperature)
 
     def total(self, losses: dict[str, Tensor]) -> Tensor:
         """Sum the weighted parts: `loss_task` (CE) and the results of `losses`."""
@@ -179,17 +179,16 @@ class Lesson:
             )
 
 
-def _permanent_tokens(*networks: nn.Module) -> int | None:
+def _permanent_tokens(*networks: Network) -> int | None:
     """Count the tokens, from the first, that remain in all of the networks; None: all tokens do."""
-    families = [(family_of(network), network) for network in networks]
-    if not any(block.tokens for family, network in families for block in family.read(network)):
+    if not any(block.tokens for network in networks for block in network.read()):
         return None
-    geometries = [family.geometry(network) for family, network in families]
+    geometries = [network.geometry for network in networks]
     return min(geometry.tokens - geometry.patches for geometry in geometries)
 
 
 def make_distillation(
-    base: nn.Module,
+    base: Network,
     training: Training,
     encode: Tensor | None = None,
     blocks: Sequence[int] | None = None,
@@ -206,7 +205,7 @@ def make_distillation(
     """
     teacher = bare_copy(base).eval().requires_grad_(False)
     back = None if encode is None else way_back(teacher, encode, decode)
-    count = len(family_of(teacher).layers(teacher))
+    count = len(teacher.block_modules)
     depths = middle_depths(range(count) if blocks is None else blocks, training.token_depths)
     if by_token is not None:
         depths = tuple(replace(depth, by_token=by_token[depth.taught]) for depth in depths)
@@ -229,14 +228,13 @@ def middle_depths(blocks: Sequence[int], count: int) -> tuple[Depth, ...]:
     return tuple(Depth(layer, blocks[layer + 1] - 1) for layer in layers)
 
 
-def way_back(teacher: nn.Module, encode: Tensor, decode: Decoder | None = None) -> tuple[Tensor, Tensor]:
+def way_back(teacher: Network, encode: Tensor, decode: Decoder | None = None) -> tuple[Tensor, Tensor]:
     """Compute the map from final tokens, narrowed by `encode` [d', d], to the teacher's: weight [d, d'], bias [d].
 
     The narrow network's last norm does not have the teacher's weight and bias: they were merged into its readers.
     """
-    family = family_of(teacher)
-    norm: Any = family.final_tokens(teacher)
-    if decode is None or norm is not family.token_norms(teacher)[-1]:  # the last one may normalise pooled tokens
+    norm: Any = teacher.ends.final
+    if decode is None or norm is not teacher.token_norms[-1]:  # the last one may normalise pooled tokens
         decode = decoder(encode)
     weight = decode.weight.float().cpu()
     bias = torch.zeros(encode.shape[1]) if decode.bias is None else decode.bias.float().cpu()

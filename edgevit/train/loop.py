@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.task import Split, Task
 from edgevit.errors import Interrupted, TrainingError
+from edgevit.network.network import Network
 from edgevit.signals import StopAsked, stop_when_asked
 from edgevit.train.average import Average
 from edgevit.train.compute import Compute
@@ -56,7 +57,7 @@ class _Run:
         self.task, self.lesson, self.compute = validation.task, validation.lesson, validation.passes.compute
         self.steps = training.steps or 0
         # The last entry is the target of UNLABELLED = -1, which cross_entropy ignores.
-        self.target = torch.as_tensor([*validation.columns, _IGNORED], device=self.compute.device)
+        self.target = torch.as_tensor([*validation.network.columns, _IGNORED], device=self.compute.device)
         size = training.batch_size
         labelled = 1 - unlabelled_share(len(self.task.train), len(unlabelled or ()), size) / size
         micro_batch = size // (training.grad_accum * self.compute.accelerator.num_processes)
@@ -181,9 +182,8 @@ class _Run:
 
 
 def train(
-    network: nn.Module,
+    network: Network,
     task: Task,
-    columns: Sequence[int],
     training: Training,
     passes: Passes,
     history: History,
@@ -197,7 +197,6 @@ def train(
     """Train `network` in place on the task's training part for `training.steps`; return the number of steps done.
 
     Args:
-        columns: for each target class, its column in the logits.
         distillation: a teacher, which classifies the same augmented images as the network, and the task's unlabelled
             images, if it has some: they take up to half of every batch.
         keep: the state that the network has in the end: the last one, or the best of all evaluations, including the
@@ -214,9 +213,9 @@ def train(
     if steps:
         refuse_large_batch(network, training, compute)
     network.to(compute.device).eval()
-    lesson = _lesson(distillation, network, task, columns, compute)
+    lesson = _lesson(distillation, network, task, compute)
     network.train()
-    validation = Validation(network, task, columns, passes, keep=keep, constraint=constraint, lesson=lesson)
+    validation = Validation(network, task, passes, keep=keep, constraint=constraint, lesson=lesson)
     run = _Run(validation, training, stage, constraint, task.unlabelled if lesson else None, folder)
     first = run.restore()
     if compute.is_main:  # a run without a saved state begins anew, including step 0
@@ -262,13 +261,11 @@ def train(
     return done
 
 
-def _lesson(
-    distillation: Distillation | None, network: nn.Module, task: Task, columns: Sequence[int], compute: Compute
-) -> Lesson | None:
+def _lesson(distillation: Distillation | None, network: Network, task: Task, compute: Compute) -> Lesson | None:
     if distillation is None:
         return None
     distillation.teacher.to(compute.device)
-    lesson = Lesson(distillation, network, columns)
+    lesson = Lesson(distillation, network)
     lesson.check(torch.zeros(1, *task.train.preprocessing["input_size"], device=compute.device))
     return lesson
 

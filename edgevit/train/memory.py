@@ -7,10 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from edgevit.errors import OptionError
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.records.precisions import FP32
 from edgevit.train.compute import Compute
 from edgevit.train.settings import Training
@@ -28,7 +27,7 @@ def memory_bytes(device: torch.device, root: Path = Path("/")) -> int:
     return machine
 
 
-def least_image_bytes(network: nn.Module, *, halves: bool = False) -> int:
+def least_image_bytes(network: Network, *, halves: bool = False) -> int:
     """Count the bytes that a forward pass at least keeps of one image for gradients: the image and inputs of layers.
 
     Per token and block of width d these are input and output of the norm of each site (2 d each), queries, keys, values
@@ -37,20 +36,19 @@ def least_image_bytes(network: nn.Module, *, halves: bool = False) -> int:
     Args:
         halves: whether products have 16 bits.
     """
-    family = family_of(network)
-    geometry, image = family.geometry(network), 1
+    geometry, image = network.geometry, 1
     tokens, values = geometry.tokens, 0
-    for block in family.read(network):
+    for block in network.read():
         dims = block.dims
         sites = dims.has_attention + dims.has_ffn
         values += tokens * 2 * (sites * geometry.embed + dims.heads * (dims.qk + dims.vo) + dims.ffn)
         tokens = dims.tokens or tokens
-    for size in family.input_size(network):
+    for size in network.input_size:
         image *= size
     return 4 * image + (2 if halves else 4) * values
 
 
-def refuse_large_batch(network: nn.Module, training: Training, compute: Compute) -> None:
+def refuse_large_batch(network: Network, training: Training, compute: Compute) -> None:
     """Refuse a micro-batch that cannot fit the memory, before the system kills the process.
 
     Raises:

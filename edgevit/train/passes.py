@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from edgevit.data.accuracy import Accuracy, count_answers, count_correct, from_counts, is_right
 from edgevit.data.decoded import SHARE, Decoded, available_bytes
 from edgevit.data.task import Split
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.progress import Progress, Silent
 from edgevit.train.compute import Compute, open_compute
 from edgevit.train.memory import memory_bytes
@@ -48,7 +48,7 @@ def observed(modules: Sequence[nn.Module | None], see: Observe) -> Iterator[None
 
 
 @contextmanager
-def weights_frozen(network: nn.Module) -> Iterator[None]:
+def weights_frozen(network: Network) -> Iterator[None]:
     """Take no gradients of a network's weights within the block."""
     trained = [p for p in network.parameters() if p.requires_grad]
     for p in trained:
@@ -69,19 +69,18 @@ class Passes:
     decoded: Decoded
     shared: bool = True  # whether processes share the images; else each process reads all
 
-    def batch_size(self, network: nn.Module, *, gradients: bool = False) -> int:
+    def batch_size(self, network: Network, *, gradients: bool = False) -> int:
         """Choose the batch size of a network, by its size and the machine's total memory."""
-        family = family_of(network)
-        geometry = family.geometry(network)
+        geometry = network.geometry
         tokens = TOKENS_WITH_GRADIENTS if gradients else TOKENS
-        held = HELD_WITH_GRADIENTS * len(family.layers(network)) if gradients else HELD
+        held = HELD_WITH_GRADIENTS * len(network.block_modules) if gradients else HELD
         room = memory_bytes(self.compute.device) // 4 // (4 * held * geometry.embed)
         most: int = min(tokens, room) // geometry.tokens
         return max(min(IMAGES, most), 1)
 
     def show(
         self,
-        network: nn.Module,
+        network: Network,
         images: Split,
         see: Callable[[Tensor, Tensor], None],
         *,
@@ -115,17 +114,17 @@ class Passes:
         """Multiply in bf16 within the block, if `quick` is set and the device is a processor that supports it."""
         return rounded_products(self.compute.device) if quick else nullcontext()
 
-    def products(self, network: nn.Module) -> AbstractContextManager[object]:
+    def products(self, network: Network) -> AbstractContextManager[object]:
         """Multiply fp32 exactly on a processor, by the faster library for a network of this width.
 
         A GPU multiplies in the precision that the program allows, and convolves exactly.
         """
-        device, embed = self.compute.device, family_of(network).geometry(network).embed
+        device, embed = self.compute.device, network.geometry.embed
         return exact_products(device, wide=embed >= WIDE) if device.type == "cpu" else exact_convolutions()
 
     def run(
         self,
-        network: nn.Module,
+        network: Network,
         images: Split,
         see: Callable[[Tensor, Tensor], None],
         observers: Sequence[Observer] = (),
@@ -165,24 +164,18 @@ def open_passes(training: Training, progress: Progress | None = None) -> Passes:
 
 
 def accuracy_of(
-    network: nn.Module,
-    images: Split,
-    columns: Sequence[int],
-    names: Sequence[str],
-    passes: Passes,
-    stage: str | None = None,
+    network: Network, images: Split, names: Sequence[str], passes: Passes, stage: str | None = None
 ) -> Accuracy:
     """Measure the accuracy of a network, in the training's precision.
 
     Args:
-        columns: for each class, its column in the logits.
         names: of the classes.
         stage: the name for progress; None: show none.
     """
     compute = passes.compute
     counts = torch.zeros(3, len(names), dtype=torch.int64, device=compute.device)
     answers = torch.zeros(len(names), len(names), dtype=torch.int64, device=compute.device)
-    index = torch.as_tensor(columns, device=compute.device)
+    index = torch.as_tensor(network.columns, device=compute.device)
     which = [torch.zeros(0, dtype=torch.bool, device=compute.device)]
 
     def add(logits: Tensor, labels: Tensor) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.task import Task
+from edgevit.network.network import Network
 from edgevit.train.constraint import Constraint
 from edgevit.train.distil import Lesson
 from edgevit.train.history import score
@@ -23,16 +23,15 @@ class Validation:
 
     def __init__(
         self,
-        network: nn.Module,
+        network: Network,
         task: Task,
-        columns: Sequence[int],
         passes: Passes,
         *,
         keep: Keep,
         constraint: Constraint | None,
         lesson: Lesson | None,
     ) -> None:
-        self.network, self.task, self.columns, self.passes = network, task, columns, passes
+        self.network, self.task, self.passes = network, task, passes
         self.keep, self.constraint, self.lesson = keep, constraint, lesson
         self.best = Best()
         self.best_state: dict[str, Tensor] = {}  # on the CPU: the network's, and the constraint's
@@ -40,7 +39,8 @@ class Validation:
 
     def look(self, step: int) -> dict[str, float]:
         """Evaluate the network and, with a constraint, the model that pruning would make now."""
-        figures, slim = {"accuracy_trained": self._accuracy(self.network)}, self.network
+        figures = {"accuracy_trained": self._accuracy(self.network)}
+        slim = self.network
         if self.constraint is not None:
             slim = self.constraint.pruned()
             figures["accuracy_pruned"] = self._accuracy(slim)
@@ -52,10 +52,10 @@ class Validation:
             figures["kept_step"] = self.best.step
         return figures
 
-    def _accuracy(self, network: nn.Module) -> float:
-        return accuracy_of(network, self.task.validation, self.columns, self.task.class_names, self.passes).top1
+    def _accuracy(self, network: Network) -> float:
+        return accuracy_of(network, self.task.validation, self.task.class_names, self.passes).top1
 
-    def _loss(self, network: nn.Module, lesson: Lesson) -> float:
+    def _loss(self, network: Network, lesson: Lesson) -> float:
         """Compute the loss against the teacher."""
         images, total, done = self.task.validation, torch.zeros(2, device=self.passes.compute.device), 0
         if not len(self._taught):

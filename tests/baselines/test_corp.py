@@ -20,7 +20,6 @@ from edgevit.derivation.problem import Problem
 from edgevit.errors import DataError, OptionError
 from edgevit.network.anatomy import Attention
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import family_of
 
 
 def opened(network: Any, folder: Path) -> Problem:
@@ -32,11 +31,11 @@ def opened(network: Any, folder: Path) -> Problem:
 def test_what_is_made_up_for_is_nearer_to_the_base(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     problem = opened(small_vit(depth=2, num_heads=4), tmp_path)
     images = problem.task.validation
-    whole = answers(problem.network, images, problem.columns, problem.passes)
+    whole = answers(problem.network, images, problem.passes)
     lost = {}
     for compensate in (True, False):
         made = derive(problem, Config(compensate=compensate, calibration_images=48))
-        found = answers(made.network, images, problem.columns, problem.passes)
+        found = answers(made.network, images, problem.passes)
         lost[compensate] = divergence(whole, found)
         assert made.facts["steps"] == 0
     assert lost[True] < 0.8 * lost[False]
@@ -46,7 +45,7 @@ def test_neurons_that_never_fire_go_first(small_vit: Callable[..., Any], tmp_pat
     network = small_vit(depth=2, num_heads=4)
     silent = torch.arange(0, 256, 2)
     with torch.no_grad():
-        for block in family_of(network).read(network):
+        for block in network.read():
             block.ffn.w1[silent] = 0
             block.ffn.b1[silent] = 0
     for block in derive(opened(network, tmp_path), Config(calibration_images=48)).plan.blocks:

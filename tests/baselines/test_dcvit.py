@@ -20,7 +20,6 @@ from edgevit.derivation.problem import Problem
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import family_of
 
 DIMS = [BlockDims(4, 16, 16, 256)] * 6
 
@@ -34,7 +33,7 @@ def opened(network: Any, folder: Path, rate: float) -> Problem:
 @pytest.mark.parametrize("shape", ["fused", "free"])
 @pytest.mark.parametrize("rate", [0.1, 0.4, 0.7])
 def test_no_fewer_blocks_and_no_wider_ffns_would_do(small_vit: Callable[..., Any], rate: float, shape: str) -> None:
-    geometry, order = family_of(small_vit(depth=6)).geometry(small_vit(depth=6)), [4, 1, 3, 0, 5, 2]
+    geometry, order = small_vit(depth=6).geometry, [4, 1, 3, 0, 5, 2]
     budget, policy = make_budget(geometry.macs(DIMS), 1, rate=rate), make_policy(shape)
     chosen = choose_blocks(DIMS, order, geometry, budget, policy)
     cut = {i for i, d in enumerate(chosen) if not d.has_attention}
@@ -49,7 +48,7 @@ def test_no_fewer_blocks_and_no_wider_ffns_would_do(small_vit: Callable[..., Any
 
 
 def test_a_budget_below_every_attention_gone_is_refused(small_vit: Callable[..., Any]) -> None:
-    geometry = family_of(small_vit(depth=6)).geometry(small_vit(depth=6))
+    geometry = small_vit(depth=6).geometry
     budget = make_budget(geometry.macs(DIMS), 1, rate=0.999)
     with pytest.raises(BudgetError, match="with the attention of 6 of 6 blocks gone; raise the budget"):
         choose_blocks(DIMS, range(6), geometry, budget, make_policy("fused"))
@@ -60,12 +59,12 @@ def test_what_is_lost_is_that_of_the_network_without_the_attention(
 ) -> None:
     network = small_vit(depth=3, num_heads=4)
     with torch.no_grad():  # an attention that adds nothing
-        last = family_of(network).read(network)[1].attention
+        last = network.read()[1].attention
         last.wo.zero_()
         last.bo.zero_()
     problem = opened(network, tmp_path, 0.2)
     images = problem.task.train.subset(24)
-    lost = losses(problem.network, images, problem.columns, problem.passes)
+    lost = losses(problem.network, images, problem.passes)
     assert lost[1] < 1e-9 < min(lost[0], lost[2])
     made = derive(problem, Config(calibration_images=24))
     assert made.facts["blocks_cut"] == [1] and made.plan.blocks[1].attention is None
@@ -77,16 +76,16 @@ def test_what_is_lost_is_that_of_the_cut_model(small_vit: Callable[..., Any], tm
     """With a norm after the attention as well, whose bias goes with it."""
     network = small_vit(name, depth=3, num_heads=4)
     with torch.no_grad():
-        for block in network.blocks:
+        for block in network.module.blocks:
             block.norm1.bias.normal_(0, 0.5)
     problem = opened(network, tmp_path, 0.2)
-    images, family = problem.task.train.subset(24), family_of(network)
-    found = losses(problem.network, images, problem.columns, problem.passes)
-    whole = answers(problem.network, images, problem.columns, problem.passes)
+    images = problem.task.train.subset(24)
+    found = losses(problem.network, images, problem.passes)
+    whole = answers(problem.network, images, problem.passes)
     for i, lost in enumerate(found):
-        blocks = family.read(problem.network)
+        blocks = problem.network.read()
         blocks[i] = replace(blocks[i], attention=None)
-        cut = answers(family.build(problem.network, blocks).eval(), images, problem.columns, problem.passes)
+        cut = answers(problem.network.build(blocks).eval(), images, problem.passes)
         assert lost == pytest.approx(divergence(whole, cut), rel=1e-4, abs=1e-9)
 
 
@@ -96,15 +95,14 @@ def test_blocks_that_are_not_cut_keep_the_weights_that_they_have(small_vit: Call
     made = derive(problem, Config(calibration_images=24))
     whole = [i for i in range(3) if i not in made.facts["blocks_cut"]]  # type: ignore[operator]
     assert whole
-    kept = {
-        name: p for name, p in made.network.named_parameters() if name.startswith(tuple(f"blocks.{i}." for i in whole))
-    }
+    prefixes = tuple(f"module.blocks.{i}." for i in whole)
+    kept = {name: p for name, p in made.network.named_parameters() if name.startswith(prefixes)}
     assert len(kept) == 12 * len(whole)
     assert all(torch.equal(p, before[name]) for name, p in kept.items())
 
 
 def test_neurons_are_drawn_by_the_seed(small_vit: Callable[..., Any]) -> None:
-    blocks = family_of(small_vit(depth=2)).read(small_vit(depth=2))
+    blocks = small_vit(depth=2).read()
     chosen = [BlockDims(0, 0, 0, 64), blocks[1].dims]
     one, same, other = (plan_of(blocks, chosen, seed).blocks[0].ffn for seed in (1, 1, 2))
     assert one is not None and same is not None and other is not None

@@ -14,12 +14,11 @@ from edgevit.baselines.magnitude import Config, derive
 from edgevit.data.task import open_task
 from edgevit.errors import OptionError
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import family_of
 
 
 def test_neurons_that_were_made_small_are_the_first_to_go(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     network = small_vit(depth=2, num_heads=4)
-    blocks = family_of(network).read(network)
+    blocks = network.read()
     small = torch.arange(0, blocks[0].dims.ffn, 2)
     with torch.no_grad():
         for block in blocks:

@@ -18,7 +18,6 @@ from edgevit.derivation.allocate.embedding import geometry_at
 from edgevit.derivation.problem import Problem
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import family_of
 
 
 def opened(network: Any, rate: float, folder: Path, shape: str = "paper") -> Problem:
@@ -29,16 +28,16 @@ def opened(network: Any, rate: float, folder: Path, shape: str = "paper") -> Pro
 
 def told(problem: Problem, *, embed: float = 1.0, ffn: float = 1.0) -> Scores:
     """Random importance, that of channels and of neurons so many times as high."""
-    family, generator = family_of(problem.network), torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1
 
-    dims = [block.dims for block in family.read(problem.network)]
+    dims = list(problem.network.dims)
     blocks = [
         UnitScores(drawn(d.heads, d.qk), drawn(d.heads, d.vo), 16 * drawn(d.heads), ffn * drawn(d.ffn)) for d in dims
     ]
-    return Scores(blocks, embed * drawn(family.geometry(problem.network).embed))
+    return Scores(blocks, embed * drawn(problem.network.geometry.embed))
 
 
 def test_the_budget_is_met_and_what_is_dear_stays(small_vit: Callable[..., Any], tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from edgevit.data.task import open_task
 from edgevit.derivation.problem import Derived
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import family_of
 
 
 def test_a_head_that_nothing_reads_goes_and_rounds_change_what_stays(
@@ -26,7 +25,7 @@ def test_a_head_that_nothing_reads_goes_and_rounds_change_what_stays(
 ) -> None:
     network = small_vit(depth=2, num_heads=4)
     with torch.no_grad():
-        for block in family_of(network).read(network):
+        for block in network.read():
             block.attention.wo[1] = 0
     base = describe(network, "vit_tiny_patch16_224", {"depth": 2, "num_heads": 4})
     task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
@@ -34,14 +33,7 @@ def test_a_head_that_nothing_reads_goes_and_rounds_change_what_stays(
     for rounds in (1, 3):
         problem = untrained(base, task, 0.6, tmp_path, shape="free")
         made = derive(problem, Config(rounds=rounds, calibration_images=16))
-        assert (
-            1
-            - family_of(made.network)
-            .geometry(made.network)
-            .macs([b.dims for b in family_of(made.network).read(made.network)])
-            / base.spec.macs
-            > 0.55
-        )
+        assert 1 - made.network.geometry.macs(made.network.dims) / base.spec.macs > 0.55
         plans.append(made.plan)
         for block in made.plan.blocks:
             assert block.attention is not None

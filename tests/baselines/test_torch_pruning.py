@@ -46,11 +46,11 @@ def gone(scores: Tensor, count: int) -> list[int]:
 def test_units_go_in_the_order_of_the_librarys_own_pruner(measure: str, small_vit: Callable[..., Any]) -> None:
     network = with_gradients(small_vit(depth=2, num_heads=4))
     scores = scores_of(network, MEASURES[measure]())
-    layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
+    layers = {name: layer for name, layer in network.module.named_modules() if isinstance(layer, nn.Linear)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pruner = torch_pruning.pruner.BasePruner(
-            network,
+            network.module,
             torch.zeros(1, 3, 32, 32),
             importance=MEASURES[measure](),
             global_pruning=True,
@@ -80,7 +80,7 @@ def test_units_go_in_the_order_of_the_librarys_own_pruner(measure: str, small_vi
 
 def test_its_taylor_importance_is_of_absolute_products_without_biases(small_vit: Callable[..., Any]) -> None:
     network = with_gradients(small_vit(depth=1, num_heads=4))
-    mlp = network.blocks[0].mlp
+    mlp = network.module.blocks[0].mlp
     into, out = ((layer.weight * layer.weight.grad).abs() for layer in (mlp.fc1, mlp.fc2))
     expected = ((into.sum(1) + out.sum(0)) / 2).detach().double()
     found = scores_of(network, torch_pruning.importance.GroupTaylorImportance()).blocks[0].ffn
@@ -91,7 +91,7 @@ def test_the_gradient_of_calibration_images_decides(small_vit: Callable[..., Any
     network = small_vit(depth=2, num_heads=4)
     unread = torch.arange(0, 128, 2)
     with torch.no_grad():
-        for block in network.blocks:
+        for block in network.module.blocks:
             block.mlp.fc1.weight[unread] *= 5
             block.mlp.fc2.weight[:, unread] = 0  # what comes of them is multiplied by 0: no gradient reaches them
     base = describe(network, "vit_tiny_patch16_224", {"depth": 2, "num_heads": 4})

@@ -15,7 +15,6 @@ from edgevit.data.task import open_task
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Attention, Block, Ffn
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import family_of
 
 
 def test_a_unit_is_worth_its_weights_times_the_norm_of_what_they_are_given() -> None:
@@ -32,7 +31,7 @@ def test_silent_neurons_go_though_their_weights_are_large(small_vit: Callable[..
     network = small_vit(depth=2, num_heads=4)
     silent = torch.arange(0, 256, 2)
     with torch.no_grad():
-        for block in family_of(network).read(network):
+        for block in network.read():
             block.ffn.w1[silent] = 0
             block.ffn.b1[silent] = 0
             block.ffn.w2[:, silent] *= 9

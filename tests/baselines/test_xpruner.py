@@ -15,7 +15,6 @@ from edgevit.data.task import open_task
 from edgevit.derivation.problem import Problem
 from edgevit.errors import OptionError
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import family_of
 
 FEW = Config(calibration_images=48, mask_passes=3)
 
@@ -29,14 +28,14 @@ def opened(network: Any, folder: Path, shape: str = "fused") -> Problem:
 def test_masks_of_units_that_say_nothing_fall_furthest(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     network = small_vit(depth=2, num_heads=4)
     with torch.no_grad():
-        for block in family_of(network).read(network):
+        for block in network.read():
             block.ffn.w2[:, ::2] = 0
             block.attention.wo[1] = 0
             block.ffn.w2.mul_(20)  # what is left matters
             block.attention.wo.mul_(20)
     problem = opened(network, tmp_path)
     before = [p.detach().clone() for p in problem.network.parameters()]
-    scores = learn_masks(problem.network, problem.task.train.subset(48), problem.columns, problem.passes, FEW, seed=42)
+    scores = learn_masks(problem.network, problem.task.train.subset(48), problem.passes, FEW, seed=42)
     for block in scores.blocks:
         assert block.heads.argmin() == 1
         assert block.ffn[::2].mean() < block.ffn[1::2].mean()
@@ -56,7 +55,7 @@ def test_heads_and_neurons_go_and_nothing_else(small_vit: Callable[..., Any], tm
 def test_the_same_masks_are_learned_twice(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     problem = opened(small_vit(depth=2, num_heads=4), tmp_path)
     images = problem.task.train.subset(24)
-    one, two = (learn_masks(problem.network, images, problem.columns, problem.passes, FEW, seed=42) for _ in range(2))
+    one, two = (learn_masks(problem.network, images, problem.passes, FEW, seed=42) for _ in range(2))
     assert all(torch.equal(a.ffn, b.ffn) for a, b in zip(one.blocks, two.blocks, strict=True))
 
 
@@ -70,7 +69,7 @@ def test_each_pass_shows_every_image_once_in_an_order_that_the_seed_draws(
 
     def orders(seed: int) -> list[list[int]]:
         seen.clear()
-        learn_masks(problem.network, images, problem.columns, problem.passes, FEW, seed=seed)
+        learn_masks(problem.network, images, problem.passes, FEW, seed=seed)
         at = [int((whole == image).flatten(1).all(1).nonzero()) for image in torch.cat(seen)]
         return [at[i : i + 24] for i in range(0, len(at), 24)]
 

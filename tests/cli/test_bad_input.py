@@ -251,11 +251,13 @@ def test_a_checkpoint_that_is_truncated_or_of_another_architecture(
 @pytest.mark.parametrize(
     ("argument", "said"), [("qk_norm=True", "qk-norm"), ("global_pool=map", "attention pooling in the head")]
 )
-def test_a_model_that_cannot_be_factorised(
-    refused: Any, small_vit: Any, tmp_path: Path, argument: str, said: str
-) -> None:
+def test_a_model_that_cannot_be_factorised(refused: Any, tmp_path: Path, argument: str, said: str) -> None:
+    import timm
+    from small_models import ARGS as SMALL
+
     name, _, value = argument.partition("=")
-    save_file(small_vit(**{name: value == "True" or value}).state_dict(), tmp_path / "b.safetensors")
+    made = timm.create_model(NAME, **SMALL, **{name: value == "True" or value})
+    save_file(made.state_dict(), tmp_path / "b.safetensors")
     error = refused("--checkpoint", "b.safetensors", "--model-arg", argument, without=("checkpoint",))
     assert f"cannot prune {NAME}" in error and said in error
 

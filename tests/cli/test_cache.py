@@ -36,3 +36,16 @@ def test_entries_are_shown_with_what_they_were_made_for_and_cleared(cache: Cache
     cleared = json.loads(edgevit_main("cache", "--clear", "--json").out)
     assert cleared["cleared"] and len(cleared["entries"]) == 3
     assert json.loads(edgevit_main("cache", "--json").out)["entries"] == []
+
+
+def test_modules_and_images_given_from_python_are_shown_and_cleared(cache: Cache, edgevit_main: Any) -> None:
+    for part, name in (("modules", "model.safetensors"), ("images", "0/a.png")):
+        file = derivations_folder().parent / part / "0123" / name
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"0" * 500)
+    assert {(e["what"], e["bytes"]) for e in json.loads(edgevit_main("cache", "--json").out)["entries"]} == {
+        ("modules", 500), ("images", 500),
+    }  # fmt: skip
+    assert "given from Python" in edgevit_main("cache").out
+    assert "removed 2 entries" in edgevit_main("cache", "--clear").out
+    assert json.loads(edgevit_main("cache", "--json").out)["entries"] == []

@@ -57,7 +57,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*DERIVE, "--schedule", "linear"], "no schedule 'linear'"),
     ([*DERIVE, "--precision", "int8"], "no precision 'int8'"),
     ([*DERIVE, "--augment", "mixup"], "no augmentation 'mixup'"),
-    ([*DERIVE, "--set", "forge.rigde=1"], "forge has no option 'rigde'; did you mean 'ridge'"),
+    ([*DERIVE, "--set", "forge.algin=1"], "forge has no option 'algin'; did you mean 'align'"),
     ([*DERIVE, "--set", "forge.cut_tokens=now"], "forge.cut_tokens has no value 'now'"),
     ([*DERIVE, "--set", "nuwa.ridge=1"], "an option of 'nuwa', but the method is 'forge'"),
     ([*DERIVE, "--classes", "cat,dgo"], "no class 'dgo'; did you mean 'dog'"),

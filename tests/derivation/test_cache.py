@@ -273,8 +273,8 @@ def test_a_second_derivation_reuses_what_does_not_depend_on_the_rate_and_is_the_
     fresh = derive(checkpoint, tmp_path / "fresh", rate=0.6, cache=False, **asked)
     assert {"masks", "statistics", "spectra", "removal-order"} <= set(second.record.facts.reused)
     assert fresh.record.facts.reused == ()
-    for name, value in fresh.model.network.state_dict().items():
-        assert torch.equal(value, second.model.network.state_dict()[name]), name
+    for name, value in fresh.model.state_dict().items():
+        assert torch.equal(value, second.model.state_dict()[name]), name
     folder = cache_module.derivations_folder()
     assert folder == tmp_path / "home" / "edgevit" / "derivation"
     assert {(e.base, e.task) for e in entries(folder)} == {

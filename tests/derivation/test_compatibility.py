@@ -10,7 +10,6 @@ from edgevit.derivation.compatibility import refuse_base, refuse_linear, refuse_
 from edgevit.derivation.method import find_method
 from edgevit.derivation.methods import method_names
 from edgevit.errors import OptionError
-from edgevit.network.families import family_of
 from edgevit.train.settings import Training
 
 WHOLE_BLOCKS = ["nuwa", "skd", "vulcan"]  # the methods that need both attention and FFN in every block
@@ -36,9 +35,8 @@ def test_unlabelled_images_need_a_teacher_and_training():
 def half(small_vit):
     """The small base without the attention of its second block."""
     network = small_vit()
-    family = family_of(network)
-    first, second = family.read(network)
-    return family.build(network, [first, replace(second, attention=None)]).eval()
+    first, second = network.read()
+    return network.build([first, replace(second, attention=None)]).eval()
 
 
 def test_most_methods_cut_blocks_that_lack_a_site():

@@ -25,7 +25,6 @@ from edgevit.derivation.methods.heart.choose import Candidates
 from edgevit.derivation.methods.heart.scores import HessianScores
 from edgevit.errors import BudgetError, DataError, OptionError
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import family_of
 
 ALL_OFF: dict[str, Any] = {"drop_blocks": False, "drop_heads": False, "drop_sites": False, "cut_embedding": False}
 RANKED = ("nvit", "taylor", "torch_pruning", "magnitude", "wanda", "random")
@@ -35,8 +34,7 @@ ATTENTION = r"is attention, which ends at (\d+) heads of 16 and 16 in 3 blocks"
 
 def asked(small_vit: Any, rate: float, shape: str = "fused", images: int = 1000, **args: Any) -> Target:
     network = small_vit(depth=3, num_heads=4, **args)
-    family = family_of(network)
-    dims, geometry = [b.dims for b in family.read(network)], family.geometry(network)
+    dims, geometry = list(network.dims), network.geometry
     budget = make_budget(geometry.macs(dims), geometry.params(dims), rate=rate)
     return Target(network, budget, make_policy(shape), images)
 
@@ -116,8 +114,7 @@ def test_the_least_is_what_a_method_makes_of_it(small_vit: Any, tmp_path: Path, 
         config = found.make_config({})
         least = cheapest(target_of(one), found.search_space(one.network, config, one.policy)).cost
         made = found.derive(replace(one, budget=replace(one.budget, limit=least)), config).network
-    family = family_of(made)
-    assert family.geometry(made).macs([b.dims for b in family.read(made)]) == least
+    assert made.geometry.macs(list(made.dims)) == least
 
 
 def test_every_method_says_what_ends_it(small_vit: Any) -> None:
@@ -151,8 +148,7 @@ def test_tokens_that_may_leave_reach_further(small_vit: Any) -> None:
 @pytest.mark.parametrize(("shape", "merge"), [("fused", False), ("free", False), ("free", True)])
 def test_what_heart_reaches_is_its_smallest_choice(small_vit: Any, shape: str, merge: bool) -> None:
     one = asked(small_vit, 0.5, shape)
-    family = family_of(one.network)
-    geometry, dims = family.geometry(one.network), [b.dims for b in family.read(one.network)]
+    geometry, dims = one.network.geometry, list(one.network.dims)
     rows, heads = torch.ones(2, geometry.patches).double(), (torch.ones(4).double(),) * 3
     found = Candidates(
         dims, geometry, one.budget, HessianScores(rows, rows, heads, rows[:, 0]), tokens=rows, token_multiple=1,

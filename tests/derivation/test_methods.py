@@ -131,7 +131,7 @@ def test_all_methods_count_milliseconds():
 @pytest.mark.parametrize("name", [*own_method_names(), *DRAWN_BASELINES])
 def test_the_same_seed_gives_the_same_weights(name, derived):
     (first, _), (second, _) = derived(name, "fused"), derived.__wrapped__(name, "fused")  # which makes another
-    assert_same_weights(first.model.network.state_dict(), second.model.network.state_dict())
+    assert_same_weights(first.model.state_dict(), second.model.state_dict())
 
 
 def test_an_unknown_method_suggests_the_nearest():

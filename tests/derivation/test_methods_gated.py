@@ -8,7 +8,6 @@ from small_base import ARGS, PREPROCESSING, QUICK
 
 import edgevit
 from edgevit.derivation.methods import own_method_names
-from edgevit.network.families import vit
 from edgevit.train.settings import Training
 
 pytestmark = pytest.mark.usefixtures("few_digits")
@@ -56,7 +55,7 @@ def test_a_gated_ffn_keeps_its_gate(name, opened, tmp_path, request):
         made = edgevit.derive(supernet=request.getfixturevalue("net"), out=tmp_path / "m", **given)
     else:
         made = edgevit.derive(NAME, out=tmp_path / "m", **given, **opened)
-    blocks = vit.read(made.model.network)
+    blocks = made.model.read()
     assert made.model.spec.rate >= 0.3 and all(block.ffn.gated for block in blocks)
     assert any(block.ffn.neurons < 128 or block.tokens for block in blocks)
     images = torch.randn(2, 3, 32, 32)

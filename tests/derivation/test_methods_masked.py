@@ -31,7 +31,6 @@ from edgevit.derivation.problem import Derived
 from edgevit.derivation.realise import narrow_embedding
 from edgevit.network.anatomy import Attention, Block, Ffn
 from edgevit.network.checkpoint import Model, describe, save
-from edgevit.network.families import family_of
 from edgevit.network.families.vit.tokens import pass_on
 from edgevit.records.derivation import ShapeRecord, TrainingRecord
 from edgevit.records.supernet import SUPERNET_KIND, SettingsRecord, SlicePoint, SupernetRecord, Unit
@@ -113,11 +112,10 @@ def gated_base(small_vit: Callable[..., Any]) -> Callable[[str], Model]:
 @pytest.fixture(scope="module")
 def half_base(base: Model) -> Model:
     """A base whose second block has no attention, and whose last has no FFN."""
-    family = family_of(base.network)
-    blocks = family.read(base.network)
+    blocks = base.read()
     halved = [blocks[0], replace(blocks[1], attention=None), replace(blocks[2], ffn=None)]
     arguments = {"depth": 3, "num_heads": 4}
-    return describe(family.build(base.network, halved).eval(), "vit_tiny_patch16_224", arguments)
+    return describe(base.build(halved).eval(), "vit_tiny_patch16_224", arguments)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +160,7 @@ def test_a_base_with_gates_is_unchanged_and_the_model_is_it_masked(
     name: str, layer: str, gated_base: Callable[[str], Model], task: Task, supernet: Path, tmp_path: Path
 ) -> None:
     made = masked_and_compared(name, 0.3, gated_base(layer), task, supernet, tmp_path)
-    blocks = family_of(made.network).read(made.network)
+    blocks = made.network.read()
     assert all(block.ffn is None or block.ffn.gated for block in blocks)
     assert any(block.ffn is None or block.ffn.neurons < 128 or block.tokens for block in blocks)
 
@@ -184,8 +182,7 @@ def test_of_a_base_whose_blocks_lack_a_site_the_model_is_it_masked(
     made = masked_and_compared(name, rate, half_base, task, supernet, tmp_path, **options)
     kept = [(b.block, b.attention is not None, b.ffn is not None) for b in made.plan.blocks]
     assert not {(1, True, True), (2, True, True)} & set(kept)
-    dims = [block.dims for block in family_of(made.network).read(made.network)]
-    macs = family_of(made.network).geometry(made.network).macs(dims)
+    macs = made.network.geometry.macs(made.network.dims)
     assert 0.75 * (1 - rate) < macs / half_base.spec.macs <= 1 - rate
 
 
@@ -195,9 +192,9 @@ def test_forge_changes_nothing_of_such_a_base_where_the_budget_leaves_all_of_it(
     problem, forge = untrained(half_base, task, 0.5, tmp_path), find_method("forge")
     whole = replace(problem, budget=replace(problem.budget, limit=half_base.spec.macs))
     made = forge.derive(whole, forge.make_config({**FEW["forge"], "drop_sites": True}))
-    assert made.plan.dims == tuple(block.dims for block in family_of(whole.network).read(whole.network))
+    assert made.plan.dims == whole.network.dims
     # On the task's own images: what these do not determine is drawn to zero, by little.
-    of_base, of_made = (answers(n, task.validation, whole.columns, whole.passes) for n in (whole.network, made.network))
+    of_base, of_made = (answers(n, task.validation, whole.passes) for n in (whole.network, made.network))
     torch.testing.assert_close(of_made, of_base, rtol=0, atol=0.01)
     assert divergence(of_base, of_made) < 1e-5 < of_base.std(0).mean()
 
@@ -235,7 +232,7 @@ def test_training_leaves_the_base_alone(name: str, base: Model, task: Task, supe
     asked = replace(problem.training, steps=2, evaluations=1, lr=1e-2, teacher="restricted")
     training = fill(asked, gentle=method.gentle, imitates_base=method.imitates_base)
     options = {"supernet": str(supernet)} if name == "skd" else {**FEW.get(name, {}), **WIDE.get(name, {})}
-    networks = (base.network, problem.network)
+    networks = (base, problem.network)
     before = [{key: tensor.clone() for key, tensor in network.state_dict().items()} for network in networks]
     made = method.derive(replace(problem, training=training), method.make_config(options))
     assert made.facts["steps"] == 2
@@ -252,11 +249,10 @@ def masked(network: nn.Module, plan: Plan, slim: nn.Module) -> Iterator[nn.Modul
 
     Where the plan narrows the embedding, it is the base with that embedding.
     """
-    family = family_of(network)
     if plan.embed is not None:
         network = narrow_embedding(network, plan.embed)
-    blocks = family.read(network)
-    for planned, solved in zip(plan.blocks, family_of(slim).read(slim), strict=True):
+    blocks = network.read()
+    for planned, solved in zip(plan.blocks, slim.read(), strict=True):
         whole = blocks[planned.block]
         attention, ffn = whole.attention, whole.ffn
         if attention is not None:
@@ -265,12 +261,12 @@ def masked(network: nn.Module, plan: Plan, slim: nn.Module) -> Iterator[nn.Modul
         if ffn is not None and planned.ffn is not None and planned.ffn.weights is not None:
             ffn = widened(solved.ffn, ffn, planned.ffn)
         blocks[planned.block] = Block(attention, ffn)
-    copy = family.build(network, blocks).eval()
+    copy = network.build(blocks).eval()
     kept = {b.block: b.ffn for b in plan.blocks}
     lost = [i for i, whole in enumerate(blocks) if i in kept and whole.ffn is not None and kept[i] is None]
     assert not lost, "an FFN that goes without its attention is not masked here"
     with ExitStack() as stack:
-        for i, (layer, output) in enumerate(zip(family.layers(copy), family.ffn_outputs(copy), strict=True)):
+        for i, (layer, output) in enumerate(zip(copy.block_modules, copy.ffn_outputs, strict=True)):
             if i not in kept:
                 stack.callback(layer.register_forward_hook(lambda _, given, __: given[0]).remove)
             elif (ffn := kept[i]) is not None and output is not None:
@@ -285,18 +281,18 @@ def masked(network: nn.Module, plan: Plan, slim: nn.Module) -> Iterator[nn.Modul
 @contextmanager
 def left_out(network: nn.Module, planned: BlockPlan) -> Iterator[None]:
     """Hand on only some of the tokens that a block puts out."""
-    family, seen = family_of(network), []
-    geometry = family.geometry(network)
-    inputs = family.attention_inputs(network)[planned.block]
+    seen = []
+    geometry = network.geometry
+    inputs = network.attention_inputs[planned.block]
     assert inputs is not None
 
     def choose(_: nn.Module, __: Any, out: Tensor) -> Tensor:
-        scores = family.token_scores(network, planned.block, seen.pop())
+        scores = network.token_scores(planned.block, seen.pop())
         return pass_on(out, scores, planned.tokens, geometry.tokens - geometry.patches, merge=planned.merged)
 
     hooks = [
         inputs.register_forward_pre_hook(lambda _, given: seen.append(given[0])),
-        family.layers(network)[planned.block].register_forward_hook(choose),
+        network.block_modules[planned.block].register_forward_hook(choose),
     ]
     yield
     for hook in hooks:

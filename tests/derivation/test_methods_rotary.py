@@ -13,7 +13,6 @@ from small_base import ARGS, PREPROCESSING, QUICK, images
 
 import edgevit
 from edgevit.derivation.methods import own_method_names
-from edgevit.network.families import vit
 from edgevit.train.settings import Training
 
 pytestmark = pytest.mark.usefixtures("few_digits")
@@ -68,7 +67,7 @@ def test_queries_and_keys_stay(
         made = edgevit.derive(supernet=request.getfixturevalue("net"), **asked)
     else:
         made = edgevit.derive(NAME, **asked, **opened)
-    dims = [block.dims for block in vit.read(made.model.network)]
+    dims = list(made.model.dims)
     assert made.model.spec.rate >= rate and all(d.qk == 32 and not d.tokens for d in dims if d.has_attention)
     assert shape != "fused" or all(d.qk == d.vo for d in dims)
     torch.testing.assert_close(edgevit.load(tmp_path / "m")(images()), made.model(images()))

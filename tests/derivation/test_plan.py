@@ -8,14 +8,13 @@ import torch
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan, load_plan, planned, save_plan
 from edgevit.errors import PlanError
 from edgevit.network.anatomy import Block, Decoder
-from edgevit.network.families import vit
 
 LABELS = [*range(40), *[39] * 216]
 
 
 @pytest.fixture
 def blocks(small_vit):
-    return vit.read(small_vit())
+    return small_vit().read()
 
 
 @pytest.fixture

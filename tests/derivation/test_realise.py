@@ -12,8 +12,8 @@ from edgevit.derivation.realise import leave_tokens, realise
 from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import PlanError
 from edgevit.network.anatomy import BlockDims, Decoder
-from edgevit.network.families import vit
 from edgevit.network.families.vit.slim import SingleSiteBlock, SlimAttention
+from edgevit.network.network import Network
 
 KINDS = {
     "vit": ("vit_tiny_patch16_224", {}),
@@ -33,7 +33,7 @@ def random_vit(kind, depth=3):
     name, more = KINDS[kind]
     torch.manual_seed(0)
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": depth, "num_heads": 2, "mlp_ratio": 2.0}
-    model = timm.create_model(name, **{**sizes, "num_classes": 7, **more}).eval()
+    model = Network(timm.create_model(name, **{**sizes, "num_classes": 7, **more}).eval())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))  # biases start at zero, where mistakes do not show
@@ -44,7 +44,7 @@ def satisfy(model, dims):
     """Give W_Q (with its bias) and W_V the rank that is kept, and every neuron the weights of its cluster's anchor."""
     plans = []
     with torch.no_grad():
-        for i, (block, d) in enumerate(zip(vit.read(model), dims, strict=True)):
+        for i, (block, d) in enumerate(zip(model.read(), dims, strict=True)):
             a, f = block.attention, block.ffn
             low = torch.randn(d.heads, a.qk, d.qk) / d.qk**0.5
             a.wq.copy_(low @ torch.randn(d.heads, d.qk, 64) / 4)
@@ -77,9 +77,9 @@ def test_pruning_is_exact_where_both_constraints_hold(kind, shape):
     assert logits.std() > 0.1
     torch.testing.assert_close(pruned, logits, rtol=1e-5, atol=1e-5 * float(logits.abs().max()))
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items()), "the model itself was changed"
-    assert [b.dims for b in vit.read(slim)] == list(plan.dims)
-    assert sum(p.numel() for p in slim.parameters()) == vit.geometry(slim).params(plan.dims)
-    assert isinstance(slim.blocks[0].attn, SlimAttention) == (qk != vo)
+    assert list(slim.dims) == list(plan.dims)
+    assert sum(p.numel() for p in slim.parameters()) == slim.geometry.params(plan.dims)
+    assert isinstance(slim.module.blocks[0].attn, SlimAttention) == (qk != vo)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,14 +94,14 @@ def test_keeping_neurons_is_masking_the_others(kind):
     images = torch.randn(4, 3, 32, 32)
     hooks = [
         layer.register_forward_pre_hook(lambda _, given, mask=mask: (given[0] * mask,))
-        for layer, mask in zip(vit.ffn_outputs(model), masks, strict=True)
+        for layer, mask in zip(model.ffn_outputs, masks, strict=True)
     ]
     with torch.no_grad():
         masked, pruned = model(images), slim(images)
     for hook in hooks:
         hook.remove()
     torch.testing.assert_close(pruned, masked, rtol=1e-5, atol=1e-5 * float(masked.abs().max()))
-    assert [b.dims.ffn for b in vit.read(slim)] == [len(k) for k in kept]
+    assert [b.dims.ffn for b in slim.read()] == [len(k) for k in kept]
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items()), "the model itself was changed"
 
 
@@ -112,7 +112,7 @@ def test_heads_without_a_moment_leave_with_what_they_put_out():
     fewer = Plan((replace(block, attention=replace(block.attention, heads=(1,))),))
     slim = realise(model, fewer)
     with torch.no_grad():
-        for head in vit.read(model):
+        for head in model.read():
             head.attention.wv[0] = 0
             head.attention.bv[0] = 0
     images = torch.randn(2, 3, 32, 32)
@@ -123,17 +123,17 @@ def test_heads_without_a_moment_leave_with_what_they_put_out():
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_attention_or_an_ffn_that_goes_adds_nothing_any_more(kind):
     model = random_vit(kind)
-    blocks = vit.read(model)
+    blocks = model.read()
     whole = Plan.narrowed([b.dims for b in blocks], [torch.arange(128)] * 3)
     plan = Plan((replace(whole.blocks[0], attention=None), whole.blocks[1], replace(whole.blocks[2], ffn=None)))
     slim = realise(model, plan)
-    assert isinstance(slim.blocks[0], SingleSiteBlock) and isinstance(slim.blocks[2], SingleSiteBlock)
-    assert sum(p.numel() for p in slim.parameters()) == vit.geometry(slim).params(plan.dims)
-    assert vit.geometry(slim).macs(plan.dims) < vit.geometry(model).macs([b.dims for b in blocks])
+    assert isinstance(slim.module.blocks[0], SingleSiteBlock) and isinstance(slim.module.blocks[2], SingleSiteBlock)
+    assert sum(p.numel() for p in slim.parameters()) == slim.geometry.params(plan.dims)
+    assert slim.geometry.macs(plan.dims) < model.geometry.macs([b.dims for b in blocks])
     with torch.no_grad():
         if kind == "residual after the norm":  # the norm goes with what it normalises
-            model.blocks[0].norm1.bias.zero_()
-            model.blocks[2].norm2.bias.zero_()
+            model.module.blocks[0].norm1.bias.zero_()
+            model.module.blocks[2].norm2.bias.zero_()
         for part in (blocks[0].attention, blocks[2].ffn):
             for name in ("wo", "bo", "w2", "b2", "bv"):
                 if getattr(part, name, None) is not None:
@@ -141,7 +141,7 @@ def test_an_attention_or_an_ffn_that_goes_adds_nothing_any_more(kind):
     images = torch.randn(4, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(slim(images), model(images), rtol=1e-4, atol=1e-4 * float(model(images).abs().max()))
-    assert [b.dims for b in vit.read(slim)] == list(plan.dims)
+    assert list(slim.dims) == list(plan.dims)
     again = realise(slim, Plan(tuple(replace(b, block=i) for i, b in enumerate(plan.blocks))))
     with torch.no_grad():
         torch.testing.assert_close(again(images), slim(images), rtol=1e-4, atol=1e-4)
@@ -161,9 +161,9 @@ def test_blocks_of_different_shapes_are_each_cut_to_their_own():
 
 def test_gradients_reach_the_live_parameters_through_the_blocks():
     model = random_vit("vit")
-    for block in vit.read(model):
+    for block in model.read():
         (block.attention.wq.sum() + block.attention.wo.square().sum() + block.ffn.w1.sum()).backward()
-    assert all(b.attn.qkv.weight.grad is not None and b.attn.proj.weight.grad is not None for b in model.blocks)
+    assert all(b.attn.qkv.weight.grad is not None and b.attn.proj.weight.grad is not None for b in model.module.blocks)
 
 
 def test_factorising_for_the_inputs_beats_factorising_for_the_weights_on_them():
@@ -193,26 +193,36 @@ def test_the_embedding_is_narrowed_after_the_blocks():
     plan = satisfy(model, [BlockDims(2, 16, 16, 40)] * 3)
     encode = encoder(flat_basis(64), 24)
     slim = realise(model, replace(plan, embed=EmbedPlan(24, encode)))
-    assert vit.geometry(slim).embed == 24 and [b.dims for b in vit.read(slim)] == list(plan.dims)
+    assert slim.geometry.embed == 24 and list(slim.dims) == list(plan.dims)
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        torch.testing.assert_close(slim(images), vit.with_embedding(realise(model, plan), encode)(images))
+        torch.testing.assert_close(slim(images), realise(model, plan).with_embedding(encode)(images))
 
 
 def test_tokens_of_a_narrower_embedding_are_read_through_the_decoders_of_the_norms_that_stay():
     """Constants alone, one per norm of the base: each must reach what its own site reads, and no other's."""
     model = random_vit("layer scale, average pooling")
-    whole = Plan.narrowed([b.dims for b in vit.read(model)], [torch.arange(b.dims.ffn) for b in vit.read(model)])
+    whole = Plan.narrowed(list(model.dims), [torch.arange(b.dims.ffn) for b in model.read()])
     plan = replace(whole, blocks=(whole.blocks[0], replace(whole.blocks[2], attention=None)))
-    encode, count = encoder(flat_basis(64), 24), len(vit.token_norms(model))
+    encode, count = encoder(flat_basis(64), 24), len(model.token_norms)
     constants = torch.randn(count, 64, dtype=torch.float64)
     decoders = tuple(Decoder(torch.zeros(64, 24, dtype=torch.float64), constant) for constant in constants)
     slim = realise(model, replace(plan, embed=EmbedPlan(24, encode, decoders)))
     kept = realise(model, plan)
-    readers = [kept.blocks[0].attn.qkv, kept.blocks[0].mlp.fc1, kept.blocks[1].mlp.fc1, kept.head]
-    made = [slim.blocks[0].attn.qkv, slim.blocks[0].mlp.fc1, slim.blocks[1].mlp.fc1, slim.head]
+    readers = [
+        kept.module.blocks[0].attn.qkv,
+        kept.module.blocks[0].mlp.fc1,
+        kept.module.blocks[1].mlp.fc1,
+        kept.module.head,
+    ]
+    made = [
+        slim.module.blocks[0].attn.qkv,
+        slim.module.blocks[0].mlp.fc1,
+        slim.module.blocks[1].mlp.fc1,
+        slim.module.head,
+    ]
     assert count == 7
-    for old, new, norm, i in zip(readers, made, vit.token_norms(kept), (0, 1, 5, 6), strict=True):
+    for old, new, norm, i in zip(readers, made, kept.token_norms, (0, 1, 5, 6), strict=True):
         assert not new.weight.any()
         seen = constants[i].float() * norm.weight + norm.bias
         torch.testing.assert_close(new.bias, old(seen), rtol=1e-4, atol=1e-5)
@@ -237,7 +247,7 @@ def test_tokens_that_leave_afterwards_leave_as_if_realised_at_once(merged):
     whole = Plan((first, last))
     plan = passing_on(whole, 9, 0, merged=merged)
     later, at_once = leave_tokens(realise(model, whole), plan), realise(model, plan)
-    assert [b.dims for b in vit.read(later)] == list(plan.dims)
+    assert list(later.dims) == list(plan.dims)
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(later(images), at_once(images))

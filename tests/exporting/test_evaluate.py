@@ -91,7 +91,7 @@ def test_weights_are_judged_by_the_labels_and_the_preprocessing_in_files_beside_
 ) -> None:
     """As transformers saves a model whose outputs are in another order than the alphabet."""
     order = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]  # the digit of each output
-    state = load(base_folder).network.state_dict()
+    state = load(base_folder).state_dict()
     state |= {name: state[name][order] for name in ("head.weight", "head.bias")}
     (tmp_path / "hub").mkdir()
     save_file(hugging_face(state, "vit."), tmp_path / "hub" / "model.safetensors")

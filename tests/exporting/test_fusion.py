@@ -14,21 +14,20 @@ from edgevit.errors import ExportError
 from edgevit.exporting.fusion import Fusion, count_fused, fusion_remark
 from edgevit.exporting.graph import write_onnx
 from edgevit.exporting.padding import pad_heads
-from edgevit.network.families import vit
 
 pytest.importorskip("tensorrt_rtx")
 
 
 def fused_blocks(network: torch.nn.Module, path: Path) -> Fusion:
     write_onnx(network, path, input_size=(3, 32, 32), batch=1, opset=20, metadata={}, precision="fp16")
-    blocks = [block.dims for block in vit.read(network)]
+    blocks = list(network.dims)
     return count_fused(path, blocks=len(blocks), expected=sum(b.fusable for b in blocks))
 
 
 def with_widths(network: torch.nn.Module, *widths: tuple[int, int]) -> torch.nn.Module:
     """A copy whose blocks have the first so many of their heads' QK and VO widths."""
-    blocks = zip(vit.read(network), widths, strict=True)
-    return vit.build(network, [replace(block, attention=block.attention.first(*w)) for block, w in blocks]).eval()
+    blocks = zip(network.read(), widths, strict=True)
+    return network.build([replace(block, attention=block.attention.first(*w)) for block, w in blocks]).eval()
 
 
 def test_equal_widths_fuse_in_every_block(tmp_path: Path) -> None:
@@ -42,7 +41,7 @@ def test_equal_widths_fuse_in_every_block(tmp_path: Path) -> None:
 def test_a_narrower_embedding_costs_no_fused_attention(tmp_path: Path) -> None:
     network = with_embedding(random_base(embed_dim=128), 80)
     fusion = fused_blocks(network, tmp_path / "model.onnx")
-    assert vit.geometry(network).embed == 80
+    assert network.geometry.embed == 80
     assert (fusion.fused, fusion.expected, fusion.blocks) == (2, 2, 2)
 
 
@@ -55,7 +54,7 @@ def test_ranking_tokens_costs_no_fused_attention(args: Any, tmp_path: Path) -> N
 
 def test_unequal_and_tiny_widths_fuse_only_when_padded(tmp_path: Path) -> None:
     network = with_widths(random_base(depth=3), (24, 16), (16, 32), (8, 8))
-    padded = pad_heads(network, "vit")
+    padded = pad_heads(network)
     fusion = fused_blocks(network, tmp_path / "model.onnx")
     assert (fusion.fused, fusion.expected, fusion.blocks) == (0, 0, 3)
     assert "--pad-heads" in str(fusion_remark(fusion))
@@ -93,5 +92,5 @@ def test_an_operator_that_the_parser_lacks_is_named(tmp_path: Path) -> None:
 
 def test_rotated_queries_and_keys_cost_no_fused_attention(small_vit: Any, tmp_path: Path) -> None:
     network = small_vit("vit_small_patch16_dinov3", embed_dim=128)
-    assert vit.read(network)[0].dims.qk == 64
+    assert network.read()[0].dims.qk == 64
     assert fused_blocks(network, tmp_path / "model.onnx").fused == 2

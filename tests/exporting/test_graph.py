@@ -85,7 +85,7 @@ def test_tokens_leave_in_a_file_of_any_batch_as_they_do_in_torch(
 def test_of_tokens_that_are_looked_at_alike_the_first_go_on_in_a_file_too(tmp_path: Path) -> None:
     network = with_fewer_tokens(random_base(), 6, 0)
     with torch.no_grad():  # no query: all tokens are looked at alike
-        network.blocks[0].attn.qkv.weight[:64] = network.blocks[0].attn.qkv.bias[:64] = 0
+        network.module.blocks[0].attn.qkv.weight[:64] = network.module.blocks[0].attn.qkv.bias[:64] = 0
     path, images = tmp_path / "model.onnx", torch.randn(2, 3, 32, 32)
     write_onnx(network, path, input_size=(3, 32, 32), batch="dynamic", opset=20, metadata={})
     torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
@@ -101,7 +101,7 @@ def test_a_fp16_file_of_an_older_operator_set_is_fp16(tmp_path: Path) -> None:
 
 def test_every_node_is_named_by_its_module(exported: tuple[Path, ExportRecord]) -> None:
     folder, report = exported
-    modules = {name for name, _ in open_model_source(folder).network.named_modules()}
+    modules = {name for name, _ in open_model_source(folder).model.module.named_modules()}
     for file in report.files:
         nodes = onnx.load(folder / "export" / file).graph.node
         names = [node.name for node in nodes]

@@ -297,7 +297,7 @@ def test_a_model_with_a_narrower_embedding_is_exported(tmp_path: Path) -> None:
     folder = write_narrower(tmp_path / "m", 24)
     report = export(folder, accuracy=False)
     check_logits(folder, torch.randn(2, 3, 32, 32), "fp32", 1e-5)
-    assert load(folder).network.embed_dim == 24
+    assert load(folder).module.embed_dim == 24
     assert report.fusion is None or report.fusion.fused == report.fusion.blocks == 2
 
 

@@ -8,7 +8,6 @@ from small_models import random_base, slimmed
 
 from edgevit.exporting.padding import pad_heads, padded_width
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import vit
 
 
 @pytest.mark.parametrize(("qk", "vo", "bias"), [(24, 16, True), (9, 31, True), (8, 8, False), (3, 20, False)])
@@ -16,8 +15,8 @@ def test_padding_keeps_the_function_and_makes_every_block_fusable(qk: int, vo: i
     network = slimmed(random_base(qkv_bias=bias), qk, vo)
     before = {name: weight.clone() for name, weight in network.state_dict().items()}
     images = torch.randn(2, 3, 32, 32)
-    padded = pad_heads(network, "vit")
-    assert all(block.dims.fusable for block in vit.read(padded))
+    padded = pad_heads(network)
+    assert all(block.dims.fusable for block in padded.read())
     torch.testing.assert_close(padded(images), network(images), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(dict(network.state_dict()), before)
 

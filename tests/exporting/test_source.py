@@ -42,7 +42,7 @@ def test_modules_in_fp32_keep_their_weights_and_the_next_file_is_as_ever(
     source.write(mixed, Form("fp16", "dynamic", 20, ("blocks.1", "norm")), {"precision": "fp16"})
     source.write(after, Form("fp32", "dynamic", 20), {})
     assert before.read_bytes() == after.read_bytes()
-    own = source.network.state_dict()
+    own = source.model.state_dict()
     for weight in onnx.load(mixed).graph.initializer:
         if weight.name in own and weight.name.endswith("bias"):  # weights of norms are all 1, and one serves several
             values = torch.from_numpy(onnx.numpy_helper.to_array(weight).copy())

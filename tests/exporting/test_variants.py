@@ -111,10 +111,10 @@ def test_variants_for_two_boards_that_are_built_at_once_are_both_kept(copied: Pa
 
 def test_a_variant_that_is_not_the_model_is_refused(copied: Path, tmp_path: Path) -> None:
     exported = reopened(copied)
-    assert exported.written_of.network
+    assert exported.written_of.model
     exported.source = open_model_source(copied)
     with torch.no_grad():
-        exported.source.network.norm.weight[0] += 1
+        exported.source.model.module.norm.weight[0] += 1
     with pytest.raises(ExportError, match="logits in fp32 are off"):
         exported.write(Variant("fp32.again", "fp32", 20), tmp_path)
 

@@ -6,7 +6,6 @@ from edgevit.derivation.allocate.policy import POLICIES, smallest
 from edgevit.latency.grid import Grid
 from edgevit.latency.stacks import Stack
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import vit
 
 TINY = [BlockDims(3, 64, 64, 768)] * 12
 
@@ -19,8 +18,8 @@ def sizes(stacks):
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_grid_reaches_from_the_smallest_that_a_policy_allows_to_the_base(name, small_vit):
     network = small_vit(num_heads=4)
-    dims = [b.dims for b in vit.read(network)]
-    (least, _) = smallest(dims, POLICIES[name], vit.geometry(network))
+    dims = list(network.dims)
+    (least, _) = smallest(dims, POLICIES[name], network.geometry)
     attention, neurons = sizes(Grid.of(dims, POLICIES[name]).coarse())
     heads, widths = {h for h, _ in attention}, {w for _, w in attention}
     assert attention == {(h, w) for h in heads for w in widths}, "a full grid"

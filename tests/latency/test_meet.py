@@ -37,7 +37,6 @@ from edgevit.latency.rounds import MeasuredFigure
 from edgevit.latency.target import MeasurementTarget, probe
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import network_without_weights
-from edgevit.network.families import family_of, vit
 from edgevit.progress import Silent
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.settings import Training
@@ -55,7 +54,7 @@ def guessed(network: Any, target: MeasurementTarget, *, sizes: Sequence[BlockDim
 
 
 def guess(network: Any, sizes: Sequence[BlockDims] = (), **more: Any) -> dict[str, Any]:
-    depth, geometry = len(family_of(network).read(network)), family_of(network).geometry(network)
+    depth, geometry = len(network.read()), network.geometry
     each = BASE_MS / 2 / depth
     attention = {(h, w): each * h * w / 128 for h in (2, 4) for w in (16, 32)}
     ffn = {w: each * w / 512 for w in sorted({8, 256, 512, *(d.ffn for d in sizes if d.ffn)})}
@@ -447,7 +446,7 @@ def test_a_model_above_the_budget_is_told_with_the_least_that_a_plan_takes_and_e
     assert over.met.ended is not None and over.met.ended.startswith(used_up), "of all plans, not of the one measured"
     told = over.met.ended.removeprefix(used_up).split()
     assert float(told[0]) < 0.1 * over.met.rounds[0].measured.value and over.met.ended in " ".join(done.out.split())
-    assert vit.geometry(made.model.network).embed == 128, "the table says nothing of other widths"
+    assert made.model.geometry.embed == 128, "the table says nothing of other widths"
 
 
 def test_a_budget_is_spent_on_the_embedding_where_the_table_lists_it(
@@ -463,7 +462,7 @@ def test_a_budget_is_spent_on_the_embedding_where_the_table_lists_it(
 
     monkeypatch.setattr(growing_table, "measured_table", listed)
     (made,) = edgevit.meet(NAME, ms=2.0, out=tmp_path / "t", **asked)
-    met, width = made.record.met, vit.geometry(made.model.network).embed
+    met, width = made.record.met, made.model.geometry.embed
     assert met is not None and 0.9 * 2.0 < met.verified.value <= 2.0 and 64 <= width < 128
     assert told[0] == (True, None) and {embed for _, embed in told[1:]} <= {64, 80, 96, 112, None}, "of rounds' plans"
     with pytest.raises(BudgetError, match=r"--ms 0.01 is less than any plan takes"):

@@ -10,7 +10,6 @@ from edgevit.errors import UnsupportedModelError
 from edgevit.latency.grid import Grid
 from edgevit.latency.stacks import Cut, Stack, network_of, whole_blocks, write_stack
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import vit
 
 SIZES = [
     (2, 2, 32, 256), (1, 2, 16, 0), (2, 0, 0, 40), (2, 1, 24, 8), (2, 2, 16, 40, 32), (1, 0, 0, 8, 16),
@@ -27,9 +26,9 @@ def base(small_vit):
 def test_a_stack_is_so_many_blocks_of_its_size_in_the_base_s_own_context(base, sizes):
     stack = Stack(*sizes)
     network = network_of(base, stack.blocks, stack.embed)
-    assert [b.dims for b in vit.read(network)] == stack.blocks
+    assert list(network.dims) == stack.blocks
     assert stack.blocks[-stack.count :] == [stack.dims] * stack.count or not stack.count
-    mine, its = vit.geometry(network), vit.geometry(base)
+    mine, its = network.geometry, base.geometry
     assert (mine.embed, mine.tokens, mine.patch_values, mine.outputs) == (
         stack.embed or its.embed, its.tokens, its.patch_values, its.outputs,
     )  # fmt: skip
@@ -46,7 +45,7 @@ def test_a_stack_is_named_in_words():
 
 
 def test_no_two_blocks_have_equal_weights_and_biases_are_where_the_base_has_them(base):
-    first, second = vit.read(network_of(base, [Stack(2, 2, 16, 64).dims] * 2))
+    first, second = network_of(base, [Stack(2, 2, 16, 64).dims] * 2).read()
     assert not torch.equal(first.attention.wq, second.attention.wq) and not torch.equal(first.ffn.w1, second.ffn.w1)
     assert first.attention.bq is not None and first.ffn.b2 is not None
 
@@ -64,14 +63,14 @@ def test_gated_ffns_and_bases_without_biases_keep_their_kind(small_vit):
     from timm.layers import SwiGLU
 
     network = network_of(small_vit(mlp_layer=SwiGLU, qkv_bias=False), [BlockDims(2, 16, 24, 24)] * 2)
-    (block, _) = vit.read(network)
+    (block, _) = network.read()
     assert block.ffn.gated and block.dims == BlockDims(2, 16, 24, 24) and block.attention.bq is None
 
 
 def test_a_base_whose_blocks_lost_their_sites_is_refused(small_vit):
     network = small_vit()
     halves = [BlockDims(2, 32, 32, 0), BlockDims(2, 32, 32, 256)]
-    vit.resize(network, halves)
+    network.resize(halves)
     with pytest.raises(UnsupportedModelError, match="this model has 1 blocks with both attention and FFN"):
         whole_blocks(network)
 
@@ -96,9 +95,9 @@ def test_other_labels_are_of_no_stack(label):
 @pytest.mark.parametrize(("name", "widths"), [("fused", {32}), ("paper", {20, 24, 32}), ("free", {16, 24, 32})])
 def test_queries_and_keys_that_are_rotated_stay_and_values_make_up_for_them(small_vit, name, widths):
     network = small_vit("vit_small_patch16_dinov3")
-    dims = [b.dims for b in vit.read(network)]
-    grid = Grid.of(dims, POLICIES[name], frozen=vit.geometry(network).frozen(0))
+    dims = list(network.dims)
+    grid = Grid.of(dims, POLICIES[name], frozen=network.geometry.frozen(0))
     assert {s.width for s in grid.coarse() if s.heads} == widths
     slim = network_of(network, [grid.attention(2, min(widths)).dims] * 2)
-    assert [(b.dims.qk, b.dims.vo) for b in vit.read(slim)] == [(32, 2 * min(widths) - 32)] * 2
+    assert [(b.dims.qk, b.dims.vo) for b in slim.read()] == [(32, 2 * min(widths) - 32)] * 2
     assert slim(torch.zeros(1, 3, 32, 32)).shape == (1, 10)

@@ -19,7 +19,6 @@ from edgevit.latency.table import measured_table
 from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
-from edgevit.network.families import vit
 from edgevit.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("examined_once")
@@ -39,8 +38,8 @@ class Warnings(Silent):
 def test_every_term_is_found_and_nothing_is_measured_again(fill, tmp_path, origin):
     network = fill()
     table = measured_table(network, TARGET, points=0, folder=tmp_path)
-    dims = [b.dims for b in vit.read(network)]
-    table.check("vit", dims, vit.geometry(network), FUSED)
+    dims = list(network.dims)
+    table.check("vit", dims, network.geometry, FUSED)
     table.origin.check(origin)
     assert 0 < table.noise < 0.02 and "onnxruntime cpu, fp32, 1 thread" in table.measured_on
     prices = table.in_quantity("ms")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edgevit.errors import UnsupportedModelError
-from edgevit.network.anatomy import Attention, Block, Ffn, attentions, ffns
+from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn, attentions, ffns, pack, unpack
 
 
 @pytest.fixture
@@ -103,3 +103,10 @@ def test_a_site_that_is_gone_has_no_sizes_and_is_named_where_one_is_needed(atten
     assert len(ffns(blocks)) == 2
     with pytest.raises(UnsupportedModelError, match="block 1 of this model has no attention"):
         attentions(blocks)
+
+
+def test_queries_keys_and_values_are_packed_in_this_order_by_head():
+    packed = torch.arange(14.0)
+    q, k, v = unpack(packed, BlockDims(heads=2, qk=3, vo=1, ffn=0))
+    assert (q.tolist(), k.tolist(), v.tolist()) == ([[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]], [[12], [13]])
+    assert torch.equal(pack(q, k, v), packed)

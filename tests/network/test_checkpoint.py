@@ -25,7 +25,6 @@ from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import CheckpointError, EdgeVitError, OptionError, OutputError, UnknownNameError
 from edgevit.network.anatomy import Block, BlockDims
 from edgevit.network.checkpoint import Model, derived_spec, describe, load, network_without_weights, open_base, save
-from edgevit.network.families import family_of
 from edgevit.records.derivation import Accuracies, AccuracyRecord
 from edgevit.records.model import TargetClass
 
@@ -66,19 +65,18 @@ def derived(
     `half`: the attention of the first block and the FFN of the second are gone.
     """
     base = describe(network, name, {**ARGS, **args, "num_classes": 10})
-    family = family_of(network)
     blocks = []
-    for i, b in enumerate(family.read(network)):
+    for i, b in enumerate(network.read()):
         q, v, e = qk + 8 * i, vo + 8 * i, 40 + 8 * i
         attention = replace(b.attention.first(q, v), bk=None, bv=None)
         blocks.append(Block(attention, b.ffn.keep(slice(e))))
     if half:
         blocks = [replace(blocks[0], attention=None), replace(blocks[1], ffn=None)]
-    slim = family.build(network, blocks).eval()
+    slim = network.build(blocks).eval()
     if embed is not None:
-        slim = family.with_embedding(slim, encoder(flat_basis(64), embed))
+        slim = slim.with_embedding(encoder(flat_basis(64), embed))
     if head == "subset":
-        family.keep_classes(slim, [7, 0, 3])
+        slim.keep_classes([7, 0, 3])
     labels = (TargetClass("seven", 7), TargetClass("zero", 0), TargetClass("three", 3))
     return Model(slim, derived_spec(base.spec, slim, head, labels))
 
@@ -95,11 +93,11 @@ def test_a_saved_model_is_the_same_model(small_vit: Any, tmp_path: Path, name: s
         model = derived(network, name, args, 16, 8 if form == "unequal" else 16, head=head, embed=embed)
     save(model, tmp_path / "m", card="hello\n")
     again = load(tmp_path / "m")
-    assert again.spec == model.spec and not again.network.training
+    assert again.spec == model.spec and not again.training
     assert torch.equal(logits(again), logits(model))
     assert sorted(f.name for f in (tmp_path / "m").iterdir()) == ["README.md", "model.json", "model.safetensors"]
     assert [f.name for f in tmp_path.iterdir()] == ["m"]
-    assert sum(p.numel() for p in again.network.parameters()) == again.spec.params
+    assert sum(p.numel() for p in again.parameters()) == again.spec.params
     if form != "base":
         assert again.spec.blocks[1] == BlockDims(2, 24, 16 if form == "unequal" else 24, 48)
         assert again.classes == ["seven", "zero", "three"]
@@ -122,7 +120,7 @@ def test_a_model_with_another_embedding_is_a_base_of_that_width(small_vit: Any, 
     save(derived(small_vit(), NAME, {}, 16, 16, embed=27), tmp_path / "m")
     base = open_base(tmp_path / "m")
     assert base.spec.base.embed == 27
-    slim = family_of(base.network).with_embedding(base.network, encoder(flat_basis(27), 9))
+    slim = base.with_embedding(encoder(flat_basis(27), 9))
     labels = tuple(TargetClass(name, i) for i, name in enumerate(base.classes))
     again = Model(slim, derived_spec(base.spec, slim, "subset", labels))
     save(again, tmp_path / "n")
@@ -159,7 +157,7 @@ def test_the_code_in_the_readme_loads_a_model_in_plain_timm_without_edgevit(smal
         last = i == len(KINDS)  # of which one block has no attention, and the other no FFN
         model = derived(small_vit(name, **args), name, args, 16, 16, embed=27 if i % 2 else None, half=last)
         entry = AccuracyRecord(0.5, 3)
-        loader = family_of(model.network).plain_loader(model.network)
+        loader = model.plain_loader()
         card = model_card("m", model.spec, derivation_of(None, accuracy=Accuracies(entry, entry, None, entry)), loader)
         folder = tmp_path / str(i)
         save(model, folder, card=card)
@@ -360,9 +358,9 @@ def test_weights_alone_are_opened_by_their_shapes_and_their_folder(small_vit: An
         model = open_base(base)
         assert model.spec.timm_name == NAME and torch.equal(logits(model), logits(network))
         assert model.spec.timm_args == {**ARGS, "num_classes": 10}
-        blocks = network_without_weights(base).blocks.state_dict()
+        blocks = network_without_weights(base).module.blocks.state_dict()
         assert {key: value.shape for key, value in blocks.items()} == {
-            k: v.shape for k, v in network.blocks.state_dict().items()
+            k: v.shape for k, v in network.module.blocks.state_dict().items()
         }
     (tmp_path / "config.json").unlink()
     distilled = small_vit("deit_tiny_distilled_patch16_224", num_heads=1)
@@ -437,7 +435,7 @@ def test_preprocessing_is_the_bases_own_but_for_what_was_given(small_vit: Any) -
 
 def test_a_base_whose_weights_do_not_matter_is_the_same_every_time_and_has_a_classifier() -> None:
     one, other = (network_without_weights(NAME, {**ARGS, "num_classes": 0}) for _ in range(2))
-    assert one.num_classes == 1000 and not one.training
+    assert one.classifiers[0].out_features == 1000 and not one.training
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
     with pytest.raises(UnknownNameError, match="no timm model or model folder 'vit_tinny"):
         network_without_weights("vit_tinny_patch16_224")

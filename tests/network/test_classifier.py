@@ -10,4 +10,4 @@ def test_dropping_classes_keeps_their_logits_and_the_model_itself(small_vit):
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(with_classes(model, [5, 2])(images), model(images)[:, [5, 2]])
-    assert model.head.out_features == 10
+    assert model.module.head.out_features == 10

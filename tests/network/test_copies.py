@@ -9,7 +9,7 @@ from edgevit.network.copies import bare_copy, shape_copy, without_values
 
 def test_a_copy_leaves_hooks_and_a_forward_of_the_instance_behind(small_vit):
     network, seen = small_vit(), []
-    network.blocks[0].register_forward_hook(lambda *_: seen.append(1))
+    network.module.blocks[0].register_forward_hook(lambda *_: seen.append(1))
     network.forward = lambda x: x
     images = torch.randn(1, 3, 32, 32)
     assert bare_copy(network)(images).shape == (1, 10) and not seen
@@ -20,7 +20,7 @@ def test_a_copy_of_sizes_holds_no_value(small_vit):
     copied = shape_copy(network)
     kept = {name: (t.shape, t.dtype) for name, t in network.state_dict().items()}
     assert {name: (t.shape, t.dtype) for name, t in copied.state_dict().items()} == kept
-    assert all(t.is_meta for t in copied.state_dict().values()) and not network.cls_token.is_meta
+    assert all(t.is_meta for t in copied.state_dict().values()) and not network.module.cls_token.is_meta
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"])

@@ -13,8 +13,8 @@ from torch import nn
 
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
-from edgevit.network.families import family_of
 from edgevit.network.families.vit.slim import SlimAttention
+from edgevit.network.network import Network
 
 
 def numel(module: nn.Module) -> int:
@@ -27,10 +27,9 @@ def numel(module: nn.Module) -> int:
 )
 def test_macs_are_the_published_ones(name: str, macs: float) -> None:
     with torch.device("meta"):
-        network = timm.create_model(name)
-    family = family_of(network)
-    geometry: Geometry = family.geometry(network)
-    dims = [block.dims for block in family.read(network)]
+        network = Network(timm.create_model(name))
+    geometry: Geometry = network.geometry
+    dims = list(network.dims)
     assert round(geometry.macs(dims) / 1e9, 2) == macs
     assert geometry.params(dims) == numel(network)
 
@@ -57,13 +56,12 @@ def test_macs_are_those_of_the_matrix_products(small_vit: Callable[..., nn.Modul
     network(images()[:1])
     tokens, depth, embed = 16 + 3, 2, 64
     norms = (2 * depth * tokens + 1) * embed  # the formula's terms that are no matrix products
-    geometry = family_of(network).geometry(network)
+    geometry = network.geometry
     assert geometry.macs([BlockDims(2, 24, 16, 40)] * 2) == counted + norms
 
 
 def test_a_budget_of_parameters_does_not_count_the_norms_of_blocks_that_are_dropped(small_vit: Any) -> None:
     network = small_vit(init_values=0.1)
-    family = family_of(network)
-    geometry, dims = family.geometry(network), [block.dims for block in family.read(network)]
-    family.keep_blocks(network, [1])
+    geometry, dims = network.geometry, list(network.dims)
+    network.keep_blocks([1])
     assert geometry.params(dims[1:]) == sum(p.numel() for p in network.parameters())

@@ -8,17 +8,17 @@ import timm
 
 from edgevit.errors import UnknownNameError, UnsupportedModelError
 from edgevit.network import families
-from edgevit.network.families import family_names, family_of, load_family, name_of
+from edgevit.network.families import family_like, family_names, load_family, name_of
 
 
 def test_a_family_knows_its_own_name(small_vit):
     assert [name_of(load_family(name)) for name in family_names()] == family_names()
-    assert name_of(family_of(small_vit())) == "vit"
+    assert name_of(small_vit().family) == name_of(family_like(small_vit().module)) == "vit"
 
 
 def test_a_model_of_no_family_says_which_there_are():
     with pytest.raises(UnsupportedModelError, match="cannot prune a ResNet: supported families are vit"):
-        family_of(timm.create_model("resnet10t", num_classes=2))
+        family_like(timm.create_model("resnet10t", num_classes=2))
 
 
 def test_unknown_families_are_named() -> None:

@@ -27,14 +27,14 @@ LABELS = (TargetClass("crane", 7), TargetClass("house", 2), TargetClass("boat", 
 def base(small_vit):
     network = small_vit()
     with torch.no_grad():
-        network.head.weight *= 50  # far enough apart that images differ
+        network.module.head.weight *= 50  # far enough apart that images differ
     return describe(network, "vit_tiny_patch16_224", ARGS)
 
 
 @pytest.fixture
 def model(base):
     """The base with its head left whole, and three of its outputs as the classes."""
-    return Model(base.network, replace(base.spec, classes=LABELS))
+    return Model(base, replace(base.spec, classes=LABELS))
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def opened(file):
 
 def by_hand(model, images):
     with torch.inference_mode():
-        logits = model.network(torch.stack([evaluation_transform(model.preprocessing)(image) for image in images]))
+        logits = model(torch.stack([evaluation_transform(model.preprocessing)(image) for image in images]))
     return logits[:, [7, 2, 5]].softmax(1)
 
 
@@ -96,7 +96,7 @@ def test_an_image_below_the_threshold_is_other_and_keeps_its_probabilities(model
         logits = model(torch.stack([model.transform(to_rgb(opened(file))) for file in files]))
     fits = scores(logits[:, [7, 2, 5]])
     middle = fits.median().item()
-    strict = Model(model.network, replace(model.spec, rejection=Rejection("logsumexp", middle - 1e-4, 0.5)))
+    strict = Model(model, replace(model.spec, rejection=Rejection("logsumexp", middle - 1e-4, 0.5)))
     assert [p.rejected for p in strict.predict(files)] == (fits < middle - 1e-4).tolist()
     for own, without in zip(strict.predict(files), model.predict(files), strict=True):
         assert own.probabilities == pytest.approx(without.probabilities)
@@ -106,7 +106,7 @@ def test_an_image_below_the_threshold_is_other_and_keeps_its_probabilities(model
 
 def test_the_network_gets_images_in_its_own_precision(model, files):
     expected = model.predict(files)
-    double = Model(model.network.double(), model.spec)
+    double = Model(model.double(), model.spec)
     assert [p.name for p in double.predict(files)] == [p.name for p in expected]
 
 
@@ -114,7 +114,7 @@ def test_the_network_gets_images_in_its_own_precision(model, files):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_network_gets_images_on_its_own_device(model, files):
     expected = model.predict(files)
-    on_gpu = Model(model.network.cuda(), model.spec)
+    on_gpu = Model(model.cuda(), model.spec)
     assert [p.name for p in on_gpu.predict(files)] == [p.name for p in expected]
 
 
@@ -155,6 +155,6 @@ def test_answers_that_are_no_numbers_are_not_probabilities(model):
 def test_a_model_is_a_torch_module(model: Model) -> None:
     images = torch.rand(2, 3, 32, 32)
     logits = model.eval()(images)
-    assert not model.network.training and next(model.parameters()).dtype == torch.float32
+    assert not model.training and next(model.parameters()).dtype == torch.float32
     assert model.forward_features(images).shape == (2, 17, 64), "16 patches and the class token"
     torch.testing.assert_close(model.to(torch.float64)(images.double()).float(), logits, atol=1e-4, rtol=1e-4)

@@ -50,7 +50,7 @@ def test_checkpoints_are_found_under_their_usual_wrappings(
 def test_half_precision_weights_become_fp32(small_vit: Any, tmp_path: Path) -> None:
     save_file({k: v.half() for k, v in small_vit().state_dict().items()}, tmp_path / "half.safetensors")
     model = open_base(NAME, checkpoint=tmp_path / "half.safetensors", model_args=ARGS)
-    assert {p.dtype for p in model.network.parameters()} == {torch.float32}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
 def test_the_same_weights_have_the_same_hash_whatever_the_file(small_vit: Any, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_numpys_numbers_and_arrays_beside_weights_are_read_and_objects_are_not(s
         "random": np.random.default_rng(0).bit_generator.state,
     }
     torch.save(held, file)
-    assert torch.equal(read_weights(file)["head.bias"], model.head.bias)
+    assert torch.equal(read_weights(file)["head.bias"], model.module.head.bias)
     torch.save({**held, "hidden": np.array([Path("x")], dtype=object)}, file)
     with pytest.raises(CheckpointError, match="more than plain weights"):
         read_weights(file)
@@ -104,10 +104,10 @@ def test_averaged_weights_are_read_as_by_timm_and_that_is_said(small_vit: Any, t
     file = tmp_path / "model_best.pth.tar"  # as timm's train.py writes it
     last, mean, said = small_vit(), small_vit(), []
     with torch.no_grad():
-        mean.head.bias += 1
+        mean.module.head.bias += 1
     held = {"state_dict": last.state_dict(), averaged: mean.state_dict()}
     torch.save({**held, "args": argparse.Namespace(lr=1), "epoch": 3}, file)
-    assert torch.equal(read_weights(file, said.append)["head.bias"], mean.head.bias)
+    assert torch.equal(read_weights(file, said.append)["head.bias"], mean.module.head.bias)
     assert said == [
         f"{file} has two sets of weights: {averaged}, averaged over the training, is used, as by timm, and not "
         "state_dict; to use those, save them alone"
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_holds_itself_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_whole_pickled_model_is_refused(small_vit: Any, tmp_path: Path) -> None:
-    torch.save(small_vit(), tmp_path / "model.pth")
+    torch.save(small_vit().module, tmp_path / "model.pth")
     with pytest.raises(CheckpointError, match="only if you trust the file, run this in Python") as refusal:
         read_weights(tmp_path / "model.pth")
     exec(str(refusal.value).partition("what it writes: ")[2])

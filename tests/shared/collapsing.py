@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from edgevit.derivation.methods.vulcan.method import Config, Redundancy
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
+from edgevit.network.network import Network
 from edgevit.train.compute import close_compute, open_compute
 from edgevit.train.settings import Training
 
@@ -19,7 +20,7 @@ def collapse(file: Path) -> None:
     """Write the state of the constraint after two steps of this process's images."""
     torch.manual_seed(0)
     args = dict(img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=2, num_classes=10)
-    network = timm.create_model("vit_tiny_patch16_224", **args).train()
+    network = Network(timm.create_model("vit_tiny_patch16_224", **args).train())
     images, compute = torch.randn(8, 3, 32, 32), open_compute(Training(device="cpu", batch_size=8))
     ffn = FfnPlan(torch.arange(200), torch.arange(256) % 200)
     plan = Plan(tuple(BlockPlan(i, AttentionPlan((0, 1), 16, 24), ffn) for i in range(2)))

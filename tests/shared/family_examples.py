@@ -10,10 +10,10 @@ import pytest
 import timm
 import torch
 from foreign_names import hugging_face, torchvision
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.network.anatomy import Block, BlockDims
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 # Every family file must have a model here: timm name and arguments beside the small ones of conftest.py. Each third one
 # is tested in halves, too: as a copy whose first block has lost its FFN and whose second its attention.
@@ -92,7 +92,5 @@ def narrowed(block: Block, dims: BlockDims) -> Block:
     return Block(attention.first(qk, dims.vo), ffn.keep(slice(dims.ffn)))
 
 
-def slimmed(network: nn.Module, dims: BlockDims) -> nn.Module:
-    family = family_of(network)
-    slim: nn.Module = family.build(network, [narrowed(block, dims) for block in family.read(network)])
-    return slim.eval()
+def slimmed(network: Network, dims: BlockDims) -> Network:
+    return network.build([narrowed(block, dims) for block in network.read()]).eval()

@@ -18,9 +18,9 @@ from edgevit.train.settings import Training
 
 def untrained(base: Model, task: Task, rate: float, folder: Path, shape: str = "paper") -> Problem:
     """Derive for the task's classes from a copy of the base, without training and without a cache."""
-    network, training = with_classes(base.network, task.base_columns), Training(device="cpu", batch_size=32, steps=0)
+    network, training = with_classes(base, task.base_columns), Training(device="cpu", batch_size=32, steps=0)
     return Problem(
-        network, task, range(len(task.classes)), make_budget(base.spec.macs, base.spec.params, rate=rate),
+        network, task, make_budget(base.spec.macs, base.spec.params, rate=rate),
         make_policy(shape), training, training, open_passes(training), folder, History(None, []),
         Stopwatch(), Cache(None), {"base": "", "state": ""},
     )  # fmt: skip

@@ -15,29 +15,29 @@ from edgevit.derivation.plan import Plan
 from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.network.checkpoint import Model, derived_spec, describe, save
-from edgevit.network.families import vit
+from edgevit.network.network import Network
 from edgevit.records.model import TargetClass
 
 ARGS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 64, "num_heads": 2, "num_classes": 10}
 CLASSES = ("3", "5", "8")
 
 
-def random_base(**args: Any) -> torch.nn.Module:
+def random_base(**args: Any) -> Network:
     torch.manual_seed(0)
-    network = timm.create_model("vit_tiny_patch16_224", **{**ARGS, **args}).eval()
+    network = Network(timm.create_model("vit_tiny_patch16_224", **{**ARGS, **args}).eval())
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 0.1)  # timm starts them at zero, where mistakes do not show
-        network.head.weight *= 50  # far enough apart that rounding does not change the top-1
+        network.classifiers[0].weight *= 50  # far enough apart that rounding does not change the top-1
     return network
 
 
-def slimmed(network: torch.nn.Module, qk: int, vo: int) -> torch.nn.Module:
+def slimmed(network: Network, qk: int, vo: int) -> Network:
     """Cut heads down to the first `qk` and `vo` of their width: other functions, but real dimensions."""
 
-    blocks = [replace(block, attention=block.attention.first(qk, vo)) for block in vit.read(network)]
-    return vit.build(network, blocks).eval()
+    blocks = [replace(block, attention=block.attention.first(qk, vo)) for block in network.read()]
+    return network.build(blocks).eval()
 
 
 def write_derived(
@@ -49,23 +49,23 @@ def write_derived(
     task = open_task("digits", CLASSES, preprocessing=base.preprocessing, base_outputs=10, seed=seed)
     slim = slimmed(network, qk, vo)
     if head == "subset":
-        vit.keep_classes(slim, task.base_columns)
+        slim.keep_classes(task.base_columns)
     labels = task.classes
     model = Model(slim, derived_spec(base.spec, slim, head, labels))
     save(model, folder, derivation=derivation_of(task.record()))
     return folder
 
 
-def with_fewer_tokens(network: torch.nn.Module, *counts: int, merged: bool = False) -> torch.nn.Module:
+def with_fewer_tokens(network: Network, *counts: int, merged: bool = False) -> Network:
     """A copy whose blocks pass on so many tokens; 0: all."""
-    blocks = zip(vit.read(network), counts, strict=True)
-    return vit.build(network, [replace(b, tokens=n, merged=merged and n > 0) for b, n in blocks]).eval()
+    blocks = zip(network.read(), counts, strict=True)
+    return network.build([replace(b, tokens=n, merged=merged and n > 0) for b, n in blocks]).eval()
 
 
-def with_embedding(network: torch.nn.Module, width: int) -> torch.nn.Module:
+def with_embedding(network: Network, width: int) -> Network:
     """A copy with an embedding of this width: the function of the other at its own, another one below."""
-    old = vit.geometry(network).embed
-    return vit.with_embedding(network, encoder(flat_basis(old), width)).eval()
+    old = network.geometry.embed
+    return network.with_embedding(encoder(flat_basis(old), width)).eval()
 
 
 def write_narrower(folder: Path, width: int, **args: Any) -> Path:
@@ -90,7 +90,7 @@ def write_fewer_tokens(folder: Path, *counts: int, merged: bool = False, **args:
 def write_halves(folder: Path, **args: Any) -> Path:
     """Write a model folder whose first block has no attention and whose last has no FFN."""
     network = random_base(**args)
-    base, blocks = describe(network, "vit_tiny_patch16_224", {**ARGS, **args}), vit.read(network)
+    base, blocks = describe(network, "vit_tiny_patch16_224", {**ARGS, **args}), network.read()
     whole = Plan.narrowed([b.dims for b in blocks], [torch.arange(b.dims.ffn) for b in blocks])
     first, *others, last = whole.blocks
     slim = realise(network, Plan((replace(first, attention=None), *others, replace(last, ffn=None))))

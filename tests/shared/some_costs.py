@@ -21,7 +21,6 @@ from edgevit.latency.store import Store
 from edgevit.latency.table import _key
 from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import vit
 from edgevit.progress import Silent
 
 TARGET = MeasurementTarget(threads=1)
@@ -64,7 +63,7 @@ def fill(
     sizes: Sequence[BlockDims] = SIZES, tokens: bool = False, per_width: float = 0.01,
 ) -> None:  # fmt: skip
     """Keep five sessions of all that a table with these sizes is made of."""
-    dims, counts = [b.dims for b in vit.read(network)], (8, 16)
+    dims, counts = list(network.dims), (8, 16)
     random, grid = np.random.default_rng(0), Grid.of(dims, FUSED, ARGS["embed_dim"], counts if tokens else ())
     narrow = [stack for embed in grid.narrower for stack in grid.at_width(embed)]
     cuts = [stack for count in grid.fewer for stack in grid.behind_cuts(count)]

@@ -45,21 +45,20 @@ class Bench:
     def train(self, network: nn.Module, steps: int, history: Path | None = None, **more: Any) -> History:
         training = Training(**{**QUICK, "steps": steps, **more.pop("training", {})})
         passes, log = open_passes(training, more.pop("progress", None)), History(history)
-        train(
-            network, replace(self.task, unlabelled=more.pop("unlabelled", None)), CLASSES, training, passes, log, **more
-        )
+        task = replace(self.task, unlabelled=more.pop("unlabelled", None))
+        train(network.with_columns(CLASSES), task, training, passes, log, **more)
         return log
 
     def accuracy(self, network: nn.Module) -> float:
         passes = open_passes(Training(**QUICK))
-        return accuracy_of(network, self.task.validation, CLASSES, self.task.class_names, passes).top1
+        return accuracy_of(network.with_columns(CLASSES), self.task.validation, self.task.class_names, passes).top1
 
 
 def open_bench(checkpoint: Path) -> Bench:
     given: Any = {"model_args": ARGS, "preprocessing": PREPROCESSING, "pretrained": False}
     base = open_base("vit_tiny_patch16_224", checkpoint=checkpoint, **given)
     task = open_task("digits", CLASSES, preprocessing=base.preprocessing, base_outputs=10, unlabelled="digits")
-    return Bench(base.network, task)
+    return Bench(base, task)
 
 
 def kept_step(history: History) -> int:

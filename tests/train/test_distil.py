@@ -14,7 +14,6 @@ from teaching import CLASSES, Bench, divergence
 from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Decoder
-from edgevit.network.families import family_of
 from edgevit.train import products
 from edgevit.train.distil import (
     Depth,
@@ -79,8 +78,8 @@ def test_tokens_between_blocks_are_compared_in_the_networks_embedding(small_vit:
     by_token = [torch.rand(17, dtype=torch.float64) + 0.5 for _ in range(3)]
     distillation = make_distillation(teacher, options, encode, by_token=by_token)
     assert [d.layer for d in distillation.depths] == [1]
-    network = teacher if encode is None else family_of(teacher).with_embedding(teacher, encode)
-    lesson = Lesson(distillation, network, CLASSES)
+    network = teacher if encode is None else teacher.with_embedding(encode)
+    lesson = Lesson(distillation, network.with_columns(CLASSES))
     with lesson.watch(), torch.no_grad():
         found = lesson.losses(images, network(images))["loss_tokens"]
     if width != 24:
@@ -88,8 +87,8 @@ def test_tokens_between_blocks_are_compared_in_the_networks_embedding(small_vit:
         return
     tokens = []
     for model in (network, teacher):
-        x = family_of(model).first_tokens(model, images)
-        for layer in family_of(model).layers(model)[:2]:
+        x = model.first_tokens(images)
+        for layer in model.block_modules[:2]:
             x = layer(x)
         tokens.append(x)
     middle = token_loss(tokens[0], tokens[1] @ encode.float().mT, by_token[1].float())
@@ -100,7 +99,7 @@ def test_tokens_between_blocks_are_compared_in_the_networks_embedding(small_vit:
 
 def test_a_step_mixes_labels_teacher_and_tokens_by_their_weights(bench: Bench) -> None:
     network, images = bench.spoilt(), next(bench.task.train.batches(8))[0]
-    lesson = Lesson(bench.teacher(0.7, 2.0, 0.5), network, CLASSES)
+    lesson = Lesson(bench.teacher(0.7, 2.0, 0.5), network.with_columns(CLASSES))
     with lesson.watch():
         logits = network(images)
         parts = {"loss_task": torch.tensor(3.0), **lesson.losses(images, logits)}
@@ -118,7 +117,7 @@ def test_the_teacher_alone_is_rounded_and_only_where_the_processor_multiplies_bf
     logits, found = network(images), []
     for has in (False, True):
         monkeypatch.setattr(products, "multiplies_bf16", lambda has=has: has)
-        lesson = Lesson(bench.teacher(0.7, 2.0, 0.5), network, CLASSES)
+        lesson = Lesson(bench.teacher(0.7, 2.0, 0.5), network.with_columns(CLASSES))
         with lesson.watch():
             torch.testing.assert_close(network(images), logits, rtol=0, atol=0)
             found.append(lesson.losses(images, logits))
@@ -134,8 +133,8 @@ def test_tokens_of_another_embedding_are_compared_in_the_teachers(small_vit: Any
     teacher, images = small_vit(**args).eval(), torch.randn(2, 3, 32, 32)
     encode = encoder(flat_basis(64), 64)
     distillation = make_distillation(teacher, Training(teacher="restricted", token_weight=1.0), encode)
-    network = family_of(teacher).with_embedding(teacher, encode)
-    lesson = Lesson(distillation, network, CLASSES)
+    network = teacher.with_embedding(encode)
+    lesson = Lesson(distillation, network.with_columns(CLASSES))
     lesson.check(images)
     with lesson.watch(), torch.no_grad():
         network(images)
@@ -153,7 +152,7 @@ def test_final_tokens_of_a_narrower_embedding_are_compared_through_the_decoder_o
     weight, bias = way_back(teacher, encode, decode)
     narrow = torch.randn(5, 24)
     wide = narrow @ decode.weight.float().mT + decode.bias.float()  # type: ignore[union-attr]
-    expected = wide * teacher.norm.weight + teacher.norm.bias
+    expected = wide * teacher.module.norm.weight + teacher.module.norm.bias
     torch.testing.assert_close(narrow @ weight.mT + bias, expected, rtol=1e-4, atol=1e-4)
     pooled = small_vit(global_pool="avg")  # whose norm sees pooled tokens: those that are compared have none
     assert torch.equal(way_back(pooled, encode, decode)[0], way_back(pooled, encode)[0])
@@ -162,15 +161,15 @@ def test_final_tokens_of_a_narrower_embedding_are_compared_through_the_decoder_o
 @pytest.mark.parametrize("args", [{}, {"global_pool": "avg", "class_token": False}, {"reg_tokens": 4}])
 def test_final_tokens_are_what_the_head_pools(small_vit: Any, args: dict[str, Any]) -> None:
     network, images, seen = small_vit(**args), torch.randn(2, 3, 32, 32), []
-    hook = family_of(network).final_tokens(network).register_forward_hook(lambda m, i, output: seen.append(output))
+    hook = network.ends.final.register_forward_hook(lambda m, i, output: seen.append(output))
     logits = network(images)
     hook.remove()
-    torch.testing.assert_close(network.forward_head(seen[0]), logits)
+    torch.testing.assert_close(network.module.forward_head(seen[0]), logits)
 
 
 def test_where_tokens_leave_those_are_compared_that_always_stay(bench: Bench) -> None:
     images, fewer = next(bench.task.train.batches(8))[0], with_fewer_tokens(bench.base, 6, 0)
-    lesson = Lesson(bench.teacher(0.7, 2.0, 0.5), fewer, CLASSES)
+    lesson = Lesson(bench.teacher(0.7, 2.0, 0.5), fewer.with_columns(CLASSES))
     lesson.check(images)
     with lesson.watch():
         parts = lesson.losses(images, fewer(images))
@@ -181,24 +180,23 @@ def test_where_tokens_leave_those_are_compared_that_always_stay(bench: Bench) ->
 def test_no_more_tokens_are_compared_than_the_distillation_says(bench: Bench) -> None:
     images, network = next(bench.task.train.batches(8))[0], bench.spoilt()
     distillation = replace(bench.teacher(0.7, 2.0, 0.5), compared=3, depths=(Depth(0, 0),))
-    lesson = Lesson(distillation, network, CLASSES)
+    lesson = Lesson(distillation, network.with_columns(CLASSES))
     with lesson.watch():
         found = lesson.losses(images, network(images))["loss_tokens"]
     final = [m.forward_features(images)[:, :3] for m in (network, bench.base)]  # type: ignore[operator]
     middle = []
     for model in (network, bench.base):
-        family = family_of(model)
-        middle.append(family.layers(model)[0](family.first_tokens(model, images))[:, :3])
+        middle.append(model.block_modules[0](model.first_tokens(images))[:, :3])
     torch.testing.assert_close(found, (token_loss(*final) + token_loss(*middle)) / 2)
     none = replace(distillation, compared=0)
     with pytest.raises(OptionError, match="it has no token that always remains to be compared; set --token-weight 0"):
-        Lesson(none, network, CLASSES).check(images)
-    Lesson(replace(none, tokens=0.0), network, CLASSES).check(images)
+        Lesson(none, network.with_columns(CLASSES)).check(images)
+    Lesson(replace(none, tokens=0.0), network.with_columns(CLASSES)).check(images)
 
 
 def test_tokens_that_all_may_leave_are_not_compared(small_vit: Any) -> None:
     base = small_vit(class_token=False, global_pool="avg")
-    lesson = Lesson(Distillation(base, 0.9, 2.0, tokens=1.0), with_fewer_tokens(base, 6, 0), CLASSES)
+    lesson = Lesson(Distillation(base, 0.9, 2.0, tokens=1.0), with_fewer_tokens(base, 6, 0).with_columns(CLASSES))
     with pytest.raises(OptionError, match="it has no token that always remains to be compared; set --token-weight 0"):
         lesson.check(torch.zeros(1, 3, 32, 32))
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Block
-from edgevit.network.families import family_of
 from edgevit.train import memory
 from edgevit.train.memory import least_image_bytes, memory_bytes
 
@@ -43,8 +42,8 @@ def test_it_is_no_more_than_what_autograd_keeps_and_most_of_it(small_vit: Callab
 def test_a_site_that_is_gone_holds_nothing(small_vit: Callable[..., Any]) -> None:
     network, images = small_vit(), torch.randn(8, 3, 32, 32)
     whole = least_image_bytes(network)
-    first, second = family_of(network).read(network)[:2]
-    cut = family_of(network).build(network, [Block(first.attention, None), Block(None, second.ffn)])
+    first, second = network.read()[:2]
+    cut = network.build([Block(first.attention, None), Block(None, second.ffn)])
     assert least_image_bytes(cut) < whole and 1 <= kept_bytes(cut, images) / (8 * least_image_bytes(cut)) < 1.5
 
 

@@ -26,18 +26,20 @@ VARIANTS = {
 def test_a_step_without_gradients_shrinks_the_matrices_alone(small_vit: Any, variant: str) -> None:
     name, args = VARIANTS[variant]
     network = small_vit(name, **args)
-    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    before = {name: p.detach().clone() for name, p in network.module.named_parameters()}
     optimizer = make_optimizer(network, Training(lr=0.1, weight_decay=0.5))
     for p in network.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
-    shrunk = {name for name, p in network.named_parameters() if torch.allclose(p, 0.95 * before[name], rtol=1e-6)}
-    same = {name for name, p in network.named_parameters() if torch.equal(p, before[name])}
+    shrunk = {
+        name for name, p in network.module.named_parameters() if torch.allclose(p, 0.95 * before[name], rtol=1e-6)
+    }
+    same = {name for name, p in network.module.named_parameters() if torch.equal(p, before[name])}
     assert shrunk | same == before.keys() and not shrunk & same
     heads = {name.rpartition(".")[0] for name in before if name.startswith("head")}
     layers = {f"blocks.{i}.{of}" for i in range(2) for of in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
     assert shrunk == {f"{layer}.weight" for layer in {*layers, *heads, "patch_embed.proj"}}
-    assert not shrunk & set(network.no_weight_decay()), "what timm says must not decay does not"
+    assert not shrunk & set(network.module.no_weight_decay()), "what timm says must not decay does not"
 
 
 def test_early_blocks_learn_more_slowly_where_that_is_asked_for(small_vit: Any) -> None:
@@ -49,14 +51,14 @@ def test_early_blocks_learn_more_slowly_where_that_is_asked_for(small_vit: Any) 
     assert decays == {id(p): group["weight_decay"] for group in alike.param_groups for p in group["params"]}
     expected = {"patch_embed": 0.125, "pos_embed": 0.125, "blocks.0": 0.25, "blocks.1": 0.5, "norm.": 0.5, "head": 1}
     for start, scale in expected.items():
-        assert {scales[id(p)] for n, p in network.named_parameters() if n.startswith(start)} == {scale}, start
+        assert {scales[id(p)] for n, p in network.module.named_parameters() if n.startswith(start)} == {scale}, start
 
 
 def test_the_rate_of_a_step_is_that_of_each_group(bench: Bench) -> None:
     network = bench.spoilt()
-    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    before = {name: p.detach().clone() for name, p in network.module.named_parameters()}
     bench.train(network, 1, training={"layer_decay": 0.1, "weight_decay": 0.0, "warmup_steps": 0})
-    moved = {name: float((p - before[name]).abs().max().detach()) for name, p in network.named_parameters()}
+    moved = {name: float((p - before[name]).abs().max().detach()) for name, p in network.module.named_parameters()}
     # Adam's first step is the learning rate, whatever the gradient.
     assert moved["head.weight"] == pytest.approx(1e-3, rel=0.02)
     assert moved["blocks.0.mlp.fc1.weight"] == pytest.approx(1e-5, rel=0.02)

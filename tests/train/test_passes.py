@@ -66,11 +66,10 @@ def test_a_pass_leaves_no_hook_and_the_mode_it_found(network: Any, images: Split
     seen: list[int] = []
     network.train()
     modes: list[bool] = []
-    open_passes(CPU).run(
-        network, images, lambda *_: modes.append(network.training), [(network.blocks, lambda i, *_: seen.append(i))]
-    )
+    observers = [(network.block_modules, lambda i, *_: seen.append(i))]
+    open_passes(CPU).run(network, images, lambda *_: modes.append(network.training), observers)
     assert seen == [0, 1, 0, 1] and modes == [False, False]
-    assert network.training and not any(block._forward_hooks for block in network.blocks)
+    assert network.training and not any(block._forward_hooks for block in network.block_modules)
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -139,6 +138,6 @@ def test_accuracy_is_the_share_of_images_that_are_right_whatever_the_batches(
     passes: Passes = open_passes(CPU)
     for most in (64, 9):
         monkeypatch.setattr(passes_module, "IMAGES", most)
-        seen = accuracy_of(network, images, [3, 7, 9], ["3", "7", "9"], passes)
+        seen = accuracy_of(network.with_columns([3, 7, 9]), images, ["3", "7", "9"], passes)
         assert (sum(seen.restricted), seen.images) == (int(right.sum()), 70)
         assert seen.which is not None and seen.which.flags() == right.tolist()

@@ -22,11 +22,18 @@ class FromPixels(nn.Module):
     def normalised(self, images: Tensor) -> Tensor:
         return (images - self.mean) / self.std
 
+    def forward_features(self, images: Tensor) -> Any:
+        return self.inner.forward_features(self.normalised(images))  # type: ignore[operator]
+
     def forward(self, images: Tensor) -> Any:
         return self.inner(self.normalised(images))
 
+    def around(self, inner: nn.Module) -> FromPixels:
+        """The same step before another network."""
+        return FromPixels(inner, self.mean, self.std)
 
-def _delegated(function: Callable[..., Any]) -> Callable[..., Any]:
+
+def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
     """Apply a function of the ViT family to the inner network."""
     return lambda model, *arguments: function(model.inner, *arguments)
 
@@ -35,53 +42,54 @@ def matches(model: nn.Module) -> bool:
     return isinstance(model, FromPixels) and vit.matches(model.inner)
 
 
-def adopted(model: FromPixels) -> nn.Module:
-    return FromPixels(vit.adopted(model.inner), model.mean, model.std)
+# The structure is that of the inner network: its blocks, its first and last layers, and its sizes.
+check, blocks, ends, geometry = map(_inner, (vit.check, vit.blocks, vit.ends, vit.geometry))
 
 
-# Functions that change the structure wrap the result again.
-def build(model: FromPixels, blocks: Sequence[Block]) -> nn.Module:
-    return FromPixels(vit.build(model.inner, blocks), model.mean, model.std)
+# A copy of the inner network gets the new step again.
+def build(model: Any, weights: Sequence[Block]) -> nn.Module:
+    return model.around(vit.build(model.inner, weights))
 
 
-def with_embedding(model: FromPixels, encode: Tensor, decoders: Sequence[Decoder] | None = None) -> nn.Module:
-    return FromPixels(vit.with_embedding(model.inner, encode, decoders), model.mean, model.std)
+def with_embedding(model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None) -> nn.Module:
+    return model.around(vit.with_embedding(model.inner, encode, decoders))
 
 
-# The forward pass in steps begins with the new step.
-def first_tokens(model: FromPixels, images: Tensor) -> Tensor:
+# Changes in place are made in the inner network.
+resize, keep_blocks = map(_inner, (vit.resize, vit.keep_blocks))
+make_classifiers, keep_classes = map(_inner, (vit.make_classifiers, vit.keep_classes))
+
+
+# The forward pass in steps begins with the new step, and continues in the inner network.
+def first_tokens(model: Any, images: Tensor) -> Tensor:
     return vit.first_tokens(model.inner, model.normalised(images))
 
 
-def plain_loader(model: nn.Module) -> None:
-    """Return None: timm alone cannot build this network."""
+answers, of_one_size = map(_inner, (vit.answers, vit.of_one_size))
 
 
-# Files of weights belong to the inner network.
-def fitted(weights: Weights, model: FromPixels, name: str, *, resample: bool, trained: Any = None) -> Weights:
-    return vit.fitted(weights, model.inner, name, resample=resample, trained=trained)
+class _Interchange:
+    """Files contain the weights of the inner network, under its names."""
+
+    named = staticmethod(vit.interchange.named)
+    guessed_name = staticmethod(vit.interchange.guessed_name)
+    stated_arguments = staticmethod(_inner(vit.interchange.stated_arguments))
+    timm_arguments = staticmethod(_inner(vit.interchange.timm_arguments))
+
+    def adopted(self, model: Any) -> nn.Module:
+        inner = vit.interchange.adopted(model.inner)
+        return model if inner is model.inner else model.around(inner)
+
+    def fitted(self, weights: Weights, model: Any, name: str, *, resample: bool, trained: Any = None) -> Weights:
+        return vit.interchange.fitted(weights, model.inner, name, resample=resample, trained=trained)
+
+    def guessed_arguments(
+        self, state: Mapping[str, Tensor], model: Any, model_state: Mapping[str, Tensor], stated: Collection[str]
+    ) -> tuple[dict[str, Any], str | None]:
+        return vit.interchange.guessed_arguments(state, model.inner, model_state, stated)
+
+    def plain_loader(self, model: Any) -> None:
+        """Return None: timm alone cannot build this network."""
 
 
-def guessed_arguments(
-    state: Mapping[str, Tensor], model: FromPixels, model_state: Mapping[str, Tensor], stated: Collection[str]
-) -> tuple[dict[str, Any], str | None]:
-    return vit.guessed_arguments(state, model.inner, model_state, stated)
-
-
-# Everything else is delegated to the inner network.
-named, unpack, pack, guessed_name = vit.named, vit.unpack, vit.pack, vit.guessed_name
-check, sites, read, read_block, geometry, input_size, classifiers = map(
-    _delegated, (vit.check, vit.sites, vit.read, vit.read_block, vit.geometry, vit.input_size, vit.classifiers)
-)
-resize, keep_blocks, keep_classes, arguments = map(
-    _delegated, (vit.resize, vit.keep_blocks, vit.keep_classes, vit.arguments)
-)
-has_classifier, make_classifiers, weighing, reads_mean, of_one_size = map(
-    _delegated, (vit.has_classifier, vit.make_classifiers, vit.weighing, vit.reads_mean, vit.of_one_size)
-)
-layers, attention_inputs, projections, attention_outputs, ffn_outputs = map(
-    _delegated, (vit.layers, vit.attention_inputs, vit.projections, vit.attention_outputs, vit.ffn_outputs)
-)
-token_norms, final_tokens, answers, token_scores, branches, residual_scales = map(
-    _delegated, (vit.token_norms, vit.final_tokens, vit.answers, vit.token_scores, vit.branches, vit.residual_scales)
-)
+interchange = _Interchange()

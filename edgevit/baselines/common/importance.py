@@ -21,7 +21,7 @@ from edgevit.data.task import Split
 from edgevit.errors import DataError
 from edgevit.network.anatomy import Block
 from edgevit.network.copies import bare_copy
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.train.passes import IMAGES, Passes
 
 GROUP = 8  # images whose gradients are summed before they are squared
@@ -55,11 +55,10 @@ class Scores:
 
 
 @torch.no_grad()
-def group_sums(values: nn.Module) -> Scores:
+def group_sums(values: Network) -> Scores:
     """Sum the values of each group; `values` is a network with a value in place of each weight."""
-    family = family_of(values)
-    blocks = family.read(values)
-    heads = [head.weight.double().sum(0) for head in family.classifiers(values)]
+    blocks = values.read()
+    heads = [head.weight.double().sum(0) for head in values.classifiers]
     embed = torch.stack([*map(_channels, blocks), *heads])
     return Scores([_of_block(block) for block in blocks], embed.sum(0).cpu())
 
@@ -93,23 +92,21 @@ def _channels(block: Block) -> Tensor:
     return torch.stack([*summed, *written, *(b.double() for b in biases if b is not None)]).sum(0)
 
 
-def valued(network: nn.Module, values: Callable[[str, nn.Parameter], Tensor]) -> nn.Module:
+def valued(network: Network, values: Callable[[str, nn.Parameter], Tensor]) -> Network:
     """Copy a network and replace every weight by `values(name, parameter)`."""
     return _fill(bare_copy(network), values)
 
 
 @torch.no_grad()
-def _fill(network: nn.Module, values: Callable[[str, nn.Parameter], Tensor]) -> nn.Module:
+def _fill(network: Network, values: Callable[[str, nn.Parameter], Tensor]) -> Network:
     for name, parameter in network.named_parameters():
         parameter.copy_(values(name, parameter))
     return network
 
 
-def weights_times_gradients(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> nn.Module:
+def weights_times_gradients(network: Network, images: Split, passes: Passes) -> Network:
     """Copy a network and replace each weight w by w dL/dw, with L the mean cross-entropy over the images.
 
-    Args:
-        columns: for each target class, its column in the logits.
 
     Raises:
         DataError: a gradient is not finite.
@@ -120,19 +117,17 @@ def weights_times_gradients(network: nn.Module, images: Split, columns: Sequence
         for name, product in products.items():
             sums[name] += product
 
-    _by_batch(network, images, columns, passes, add)
+    _by_batch(network, images, passes, add)
     means = {name: _finite(name, passes.compute.sum(total) / len(images)) for name, total in sums.items()}
     return valued(network, lambda name, p: means[name].to(p))
 
 
-def squared_changes(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> Scores:
+def squared_changes(network: Network, images: Split, passes: Passes) -> Scores:
     """Square the first-order change of the loss that removing each unit causes, and average over groups of images.
 
     The score of a unit is the mean of (sum of w dL/dw)^2. A group is GROUP consecutive images, whatever the memory
     allows, and every process sees all of them: a square of sums depends on which images are summed.
 
-    Args:
-        columns: for each target class, its column in the logits.
 
     Raises:
         DataError: a gradient is not finite.
@@ -153,7 +148,7 @@ def squared_changes(network: nn.Module, images: Split, columns: Sequence[int], p
             squares = group.map(lambda change: change.square() / of_group)  # the square of the mean, times the images
             total, group = _added(total, squares), None
 
-    _by_batch(network, images, columns, replace(passes, shared=False), add, most=most)
+    _by_batch(network, images, replace(passes, shared=False), add, most=most)
     assert total is not None
     mean = total.map(lambda squares: squares / len(images))
     for i, block in enumerate(mean.blocks):
@@ -162,9 +157,8 @@ def squared_changes(network: nn.Module, images: Split, columns: Sequence[int], p
 
 
 def _by_batch(
-    network: nn.Module,
+    network: Network,
     images: Split,
-    columns: Sequence[int],
     passes: Passes,
     see: Callable[[Mapping[str, Tensor], int], None],
     *,
@@ -175,7 +169,7 @@ def _by_batch(
     L is the sum of the cross-entropy over the batch.
     """
     named = dict(network.named_parameters())
-    target = torch.as_tensor(columns, device=passes.compute.device)
+    target = torch.as_tensor(network.columns, device=passes.compute.device)
 
     def see_answers(logits: Tensor, labels: Tensor) -> None:
         loss = F.cross_entropy(logits.float(), target[labels], reduction="sum")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from torch import nn
 
 from edgevit.baselines.common import ranking
 from edgevit.baselines.common.importance import Scores
@@ -30,7 +29,7 @@ from edgevit.derivation.problem import (
 from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.embedding import channel_encoder
 from edgevit.network.cost import Geometry
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.train.settings import usual_steps
 
 
@@ -46,9 +45,9 @@ class RankOptions:
     cut_embedding: bool = False  # Whether channels of the embedding are removed, too.
 
 
-def search_space(network: nn.Module, options: RankOptions, policy: Policy) -> SearchSpace:
+def search_space(network: Network, options: RankOptions, policy: Policy) -> SearchSpace:
     """Say what a method that ranks units may remove."""
-    geometry = family_of(network).geometry(network)
+    geometry = network.geometry
     may_go = options.cut_embedding and geometry.fixed_embed is None
     embed = ranking.narrowest_by_rank(geometry.embed, policy) if may_go else 0
     more = {"cut_embedding": True, "attention": "both"}
@@ -62,11 +61,10 @@ def default_steps(config: object, rate: float, images: int, batch_size: int) -> 
 
 
 @torch.no_grad()
-def plan_of(network: nn.Module, scores: Scores, ranked: Ranked) -> Plan:
+def plan_of(network: Network, scores: Scores, ranked: Ranked) -> Plan:
     """Plan to keep the units of the highest scores."""
     plans = []
-    family = family_of(network)
-    blocks = family.read(network)
+    blocks = network.read()
     for i, (block, of, heads, dims) in enumerate(zip(blocks, scores.blocks, ranked.heads, ranked.dims, strict=True)):
         attended, rows = None, list(heads)
         if block.attention is not None:
@@ -87,8 +85,7 @@ def choose_units(problem: Problem, options: RankOptions, scores: Scores, budget:
         BudgetError: the budget cannot be met.
     """
     network = problem.network
-    family = family_of(network)
-    geometry = family.geometry(network)
+    geometry = network.geometry
     if options.cut_embedding and geometry.fixed_embed is not None:
         problem.progress.note(f"the embedding stays as it is: {geometry.fixed_embed}")
     units = Units(options.grouping, options.attention, options.cut_embedding and geometry.fixed_embed is None)
@@ -97,7 +94,7 @@ def choose_units(problem: Problem, options: RankOptions, scores: Scores, budget:
     def at(width: int) -> Geometry:
         return geometry_at(network, width)
 
-    dims = [block.dims for block in family.read(network)]
+    dims = list(network.dims)
     with problem.stopwatch.stage("allocation"):
         return rank(scores, dims, at, geometry.embed, budget or problem.budget, problem.policy, units)
 

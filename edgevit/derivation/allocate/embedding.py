@@ -21,7 +21,7 @@ from math import inf, sqrt
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import Policy
@@ -40,7 +40,7 @@ from edgevit.derivation.solve.embedding import encoder
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.copies import shape_copy
 from edgevit.network.cost import Geometry
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 STEPS = 12  # widths, evenly spaced
 LEAST = 2  # of these steps that always remain
@@ -64,7 +64,7 @@ def check_width(owner: str, width: int) -> None:
         raise OptionError(f"{owner}.embed_width={width} is not 0 or a number of at least 2")
 
 
-def embed_widths(network: nn.Module, policy: Policy, requested: int = 0, owner: str = "", least: int = 0) -> list[int]:
+def embed_widths(network: Network, policy: Policy, requested: int = 0, owner: str = "", least: int = 0) -> list[int]:
     """The widths the embedding may have, the widest first: the one requested from the method `owner`, or a ladder.
 
     `least` is the narrowest that the budget can count.
@@ -72,26 +72,25 @@ def embed_widths(network: nn.Module, policy: Policy, requested: int = 0, owner: 
     Raises:
         OptionError: the requested width is above the network's.
     """
-    whole = family_of(network).geometry(network).embed
+    whole = network.geometry.embed
     if requested > whole:
         raise OptionError(f"{owner}.embed_width={requested} is wider than the base's embedding, which has {whole}")
     return [requested] if requested else [width for width in ladder(whole, policy.embed_step) if width >= least]
 
 
-def narrowest(network: nn.Module, policy: Policy, requested: int, owner: str) -> int:
+def narrowest(network: Network, policy: Policy, requested: int, owner: str) -> int:
     """The last of `embed_widths`; the network's own where it cannot be narrowed."""
-    geometry = family_of(network).geometry(network)
+    geometry = network.geometry
     return geometry.embed if geometry.fixed_embed is not None else embed_widths(network, policy, requested, owner)[-1]
 
 
-def geometry_at(network: nn.Module, width: int) -> Geometry:
+def geometry_at(network: Network, width: int) -> Geometry:
     """The geometry of a network with another embedding width; no weights are computed."""
-    family = family_of(network)
-    old = family.geometry(network)
+    old = network.geometry
     if width == old.embed:
         return old
     encode = torch.empty(width, old.embed, dtype=torch.float64, device="meta")
-    return family.geometry(family.with_embedding(shape_copy(network), encode))
+    return shape_copy(network).with_embedding(encode).geometry
 
 
 def reason_against(problem: Problem, calibration_images: int) -> str | None:
@@ -99,9 +98,9 @@ def reason_against(problem: Problem, calibration_images: int) -> str | None:
     return why_it_stays(problem.network, problem.budget, min(len(problem.task.train), calibration_images))
 
 
-def why_it_stays(network: nn.Module, budget: Budget, images: int) -> str | None:
+def why_it_stays(network: Network, budget: Budget, images: int) -> str | None:
     """Why this embedding cannot be narrowed within a budget, with so many calibration images; None: it can be."""
-    geometry = family_of(network).geometry(network)
+    geometry = network.geometry
     if geometry.fixed_embed is not None:
         return geometry.fixed_embed
     if budget.at_least_embed == geometry.embed:
@@ -113,9 +112,9 @@ def why_it_stays(network: nn.Module, budget: Budget, images: int) -> str | None:
     return None
 
 
-def has_directions(network: nn.Module, images: int) -> bool:
+def has_directions(network: Network, images: int) -> bool:
     """Whether a budget may narrow the embedding: so many images must determine its directions."""
-    return family_of(network).geometry(network).fixed_embed is None and images >= enough_images(network)
+    return network.geometry.fixed_embed is None and images >= enough_images(network)
 
 
 def more_images(problem: Problem, method: str, images: int, enough: int) -> str:
@@ -152,7 +151,7 @@ class Slices:
         self.owner, self.calibration_images = owner, calibration_images
         self.calibration = problem.task.train.subset(calibration_images)
         self.sensitivity = problem.task.train.subset(sensitivity_images)
-        self.whole, self.measured = family_of(problem.network).geometry(problem.network).embed, tokens
+        self.whole, self.measured = problem.network.geometry.embed, tokens
         self.key = {
             **problem.identity,
             "images": self.calibration.content_sha256(),
@@ -180,7 +179,7 @@ class Slices:
     def _measure_tokens(self) -> dict[str, Tensor]:
         p = self.problem
         with p.stopwatch.stage("embedding"):
-            weights = token_weights(p.network, self.sensitivity, p.columns, p.passes, seed=p.training.seed)
+            weights = token_weights(p.network, self.sensitivity, p.passes, seed=p.training.seed)
             return measure_tokens(p.network, self.calibration, weights, p.passes).tensors()
 
     def plan(self, width: int) -> EmbedPlan | None:
@@ -193,12 +192,12 @@ class Slices:
         """The loss at a width; 0 at its own."""
         return 0.0 if width == self.whole else self._slice(width)[1]
 
-    def lost(self, network: nn.Module) -> float:
+    def lost(self, network: Network) -> float:
         """KL(base || network) in nats per image."""
         p = self.problem
         if self.answers is None:
             self.answers = base_answers(p, self.sensitivity, quick=self.quick)
-        return divergence(self.answers, answers(network, self.sensitivity, p.columns, p.passes, quick=self.quick))
+        return divergence(self.answers, answers(network, self.sensitivity, p.passes, quick=self.quick))
 
     def _plan(self, encode: Tensor) -> EmbedPlan:
         return EmbedPlan(len(encode), encode, self.tokens.decoders(encode) if self.fitted else None)
@@ -289,9 +288,9 @@ def climb(
     return sorted(rungs, key=lambda rung: rung.nats)
 
 
-def balanced_width(network: nn.Module, budget: Budget) -> float:
+def balanced_width(network: Network, budget: Budget) -> float:
     """The width at which the embedding contributes half of the reduction, where the search often ends.
 
     A share r of the MACs remains with sqrt(r) of the embedding and sqrt(r) of the other dimensions.
     """
-    return family_of(network).geometry(network).embed * sqrt(budget.limit / budget.base)
+    return network.geometry.embed * sqrt(budget.limit / budget.base)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.task import Split
 from edgevit.derivation.solve.least_squares import Regression
-from edgevit.network.families import Branch, family_of
+from edgevit.network.layers import SiteLayer
+from edgevit.network.network import Network
 from edgevit.train.passes import Observer, Passes
 
 RIDGE = 1e-3  # as for `Regression.solve`
@@ -25,7 +26,7 @@ RIDGE = 1e-3  # as for `Regression.solve`
 class AffineReplacement:
     """The affine map that replaces a site, fp32 on the device."""
 
-    branch: Branch
+    branch: SiteLayer[Any]
     weight: Tensor  # [d, d]
     bias: Tensor  # [d]
 
@@ -41,11 +42,10 @@ BlockReplacements = tuple[AffineReplacement | None, AffineReplacement | None]
 class SiteRegressions:
     """Regressions from what each site reads to what it adds to the tokens, summed over a pass that they observe."""
 
-    def __init__(self, network: nn.Module, passes: Passes) -> None:
-        family = family_of(network)
-        embed, device = family.geometry(network).embed, passes.compute.device
+    def __init__(self, network: Network, passes: Passes) -> None:
+        embed, device = network.geometry.embed, passes.compute.device
         self.passes = passes
-        self.branches = [branch for pair in family.branches(network) for branch in pair]
+        self.branches = [branch for pair in network.layers for branch in pair]
         self.sums = [None if branch is None else Regression(embed, embed, device) for branch in self.branches]
         self.observer: Observer = ([None if b is None else b.module for b in self.branches], self._observe)
 
@@ -67,7 +67,7 @@ class SiteRegressions:
         return list(zip(replacements[::2], replacements[1::2], strict=True))
 
 
-def fit_replacements(network: nn.Module, images: Split, passes: Passes) -> list[BlockReplacements]:
+def fit_replacements(network: Network, images: Split, passes: Passes) -> list[BlockReplacements]:
     """Fit the affine replacements of every block's sites to these images."""
     regressions = SiteRegressions(network, passes)
     passes.run(network, images, lambda *_: None, [regressions.observer], stage="what is linear in sites")

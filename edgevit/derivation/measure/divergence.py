@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.task import Split
 from edgevit.derivation.problem import Problem
+from edgevit.network.network import Network
 from edgevit.train.passes import Passes
 
 
-def answers(
-    network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, quick: bool = False
-) -> Tensor:
-    """The log-probabilities of each image, in every process: [images, columns], fp64 on the CPU.
+def answers(network: Network, images: Split, passes: Passes, *, quick: bool = False) -> Tensor:
+    """The log-probabilities of each image, in every process: [images, classes], fp64 on the CPU.
 
     `quick` is as for `Passes.show`.
     """
     batches: list[Tensor] = []
 
     def add_batch(logits: Tensor, _: Tensor) -> None:
-        batches.append(logits[:, list(columns)].double().cpu().log_softmax(1))
+        batches.append(network.output.of(logits).double().cpu().log_softmax(1))
 
     replace(passes, shared=False).run(network, images, add_batch, quick=quick)
     return torch.cat(batches)
@@ -35,7 +33,7 @@ def base_answers(problem: Problem, images: Split, *, quick: bool = False) -> Ten
     key = {**problem.identity, "images": images.content_sha256(), "quick": quick}
 
     def measure() -> dict[str, Tensor]:
-        return {"answers": answers(problem.network, images, problem.columns, problem.passes, quick=quick)}
+        return {"answers": answers(problem.network, images, problem.passes, quick=quick)}
 
     return problem.cache.tensors("taught", key, measure)["answers"]
 

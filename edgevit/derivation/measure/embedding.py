@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.task import Split
 from edgevit.derivation.measure.sensitivity import FLOOR, TokenGradients, observe_gradients
@@ -18,13 +18,13 @@ from edgevit.derivation.measure.thinning import ALL, Thinning
 from edgevit.derivation.solve.embedding import encoder, fitted_decoder, principal, refined
 from edgevit.errors import DataError
 from edgevit.network.anatomy import Decoder
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.train.passes import Observer, Passes
 
 
-def enough_images(network: nn.Module) -> int:
+def enough_images(network: Network) -> int:
     """The fewest images whose tokens determine every direction of the embedding."""
-    geometry = family_of(network).geometry(network)
+    geometry = network.geometry
     return ceil(geometry.embed / geometry.tokens)
 
 
@@ -35,7 +35,7 @@ STABLE = 32
 FEW = 3
 
 
-def stable_images(network: nn.Module) -> int:
+def stable_images(network: Network) -> int:
     """How many images make the loss of a narrower embedding stable."""
     return STABLE * enough_images(network)
 
@@ -45,24 +45,20 @@ def _normalised(norm: Any, tokens: Tensor) -> Tensor:
     return F.layer_norm(tokens.detach().float(), tokens.shape[-1:], eps=norm.eps)
 
 
-def norm_gradients(network: nn.Module) -> TokenGradients:
+def norm_gradients(network: Network) -> TokenGradients:
     """Observe the gradients of each norm's output, before its weight and bias."""
-    norms: list[Any] = list(family_of(network).token_norms(network))
+    norms: list[Any] = list(network.token_norms)
     return TokenGradients(norms, [None if norm.weight is None else norm.weight.detach() for norm in norms])
 
 
-def token_weights(
-    network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, seed: int = 0
-) -> list[Tensor]:
+def token_weights(network: Network, images: Split, passes: Passes, *, seed: int = 0) -> list[Tensor]:
     """The sensitivity of each norm's output at each token: [N] per norm, fp64, on the CPU.
 
     It is the mean square of the gradient in the normalised token, of zeta . logits as in `sensitivity`.
 
-    Args:
-        columns: for each target class, its column in the logits: answers are among these.
     """
     gradients = norm_gradients(network)
-    observe_gradients(network, images, columns, passes, [gradients], seed=seed, stage="worth of tokens to norms")
+    observe_gradients(network, images, passes, [gradients], seed=seed, stage="worth of tokens to norms")
     return gradients.means(len(images), passes)
 
 
@@ -104,10 +100,10 @@ class TokenMoments:
         thinning: which tokens are observed.
     """
 
-    def __init__(self, network: nn.Module, weights: Sequence[Tensor], passes: Passes, thinning: Thinning = ALL) -> None:
-        family, device = family_of(network), passes.compute.device
-        side = family.geometry(network).embed + 1
-        self.norms, self.passes, self.thinning = family.token_norms(network), passes, thinning
+    def __init__(self, network: Network, weights: Sequence[Tensor], passes: Passes, thinning: Thinning = ALL) -> None:
+        device = passes.compute.device
+        side = network.geometry.embed + 1
+        self.norms, self.passes, self.thinning = network.token_norms, passes, thinning
         self.floored = [((1 - FLOOR) * w + FLOOR * w.mean()).float().to(device) for w in weights]
         self.sums = [torch.zeros(side, side, dtype=torch.float64, device=device) for _ in self.norms]
         self.observer: Observer = (self.norms, self._observe)
@@ -137,7 +133,7 @@ class TokenMoments:
         return TokenStatistics(principal(total), torch.stack(triangles), torch.stack(worth))
 
 
-def measure_tokens(network: nn.Module, images: Split, weights: Sequence[Tensor], passes: Passes) -> TokenStatistics:
+def measure_tokens(network: Network, images: Split, weights: Sequence[Tensor], passes: Passes) -> TokenStatistics:
     """Measure the statistics of these images' tokens.
 
     Raises:

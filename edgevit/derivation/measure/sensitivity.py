@@ -10,7 +10,7 @@ Where the output bias makes up for the mean of what is left out, only what diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Protocol
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.errors import DataError
-from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import Family, family_of
+from edgevit.network.anatomy import BlockDims, unpack
+from edgevit.network.network import Network
 from edgevit.train.passes import Observe, Observer, Passes
 from edgevit.train.products import exact_sums
 
@@ -59,19 +59,6 @@ def _shares(squares: Tensor) -> Tensor:
     return (1 - FLOOR) * squares / mean + FLOOR
 
 
-def curvature_sample(logits: Tensor, signs: Tensor) -> Tensor:
-    """Zeta [B, C] with E[zeta zeta^T] = diag(p) - p p^T for the softmax p of each row, given random signs [B, C]."""
-    root = logits.detach().double().softmax(-1).sqrt()
-    signs = signs.to(root)
-    zeta: Tensor = root * signs - root.square() * (root * signs).sum(-1, keepdim=True)
-    return zeta.to(logits.dtype)
-
-
-def random_signs(images: int, classes: int, seed: int) -> Tensor:
-    """Ones and minus ones [images, classes]."""
-    return torch.randint(2, (images, classes), generator=torch.Generator().manual_seed(seed)) * 2 - 1
-
-
 @dataclass
 class _BlockOutputs:
     """One block's outputs for one batch: queries, keys and values; head outputs; attention and FFN output.
@@ -103,9 +90,8 @@ class GradientObserver(Protocol):
 
 
 def observe_gradients(
-    network: nn.Module,
+    network: Network,
     images: Split,
-    columns: Sequence[int],
     passes: Passes,
     gradient_observers: Sequence[GradientObserver],
     *,
@@ -113,20 +99,19 @@ def observe_gradients(
     stage: str,
     quick: bool = False,
 ) -> None:
-    """Backpropagate zeta . logits once per batch, and give each observer the gradients of the outputs it recorded.
+    """Backpropagate a probe of the output once per batch, and give each observer the gradients of what it recorded.
 
     Args:
-        columns: for each target class, its column in the logits: answers are among these.
         stage: what progress calls it.
         quick: as for `Passes.show`; gradients have the type that the network computes in, bf16 or fp32.
     """
-    index = torch.as_tensor(columns, device=passes.compute.device)
-    signs = iter(passes.compute.share_rows(random_signs(len(images), len(columns), seed)))
+    draws: Iterator[Tensor] | None = None
 
-    def backpropagate(logits: Tensor, _: Tensor) -> None:
-        logits = logits[:, index]
-        drawn = torch.stack(list(islice(signs, len(logits))))
-        target = (logits * curvature_sample(logits, drawn)).sum()
+    def backpropagate(outputs: Tensor, _: Tensor) -> None:
+        nonlocal draws
+        if draws is None:
+            draws = iter(passes.compute.share_rows(network.output.draws(outputs, len(images), seed)))
+        target = network.output.probe(outputs, torch.stack(list(islice(draws, len(outputs)))))
         recorded = [observer.recorded() for observer in gradient_observers]
         gradients = list(torch.autograd.grad(target, [tensor for outputs in recorded for tensor in outputs]))
         counts = [len(outputs) for outputs in recorded]
@@ -140,9 +125,8 @@ def observe_gradients(
 
 
 def measure_sensitivity(
-    network: nn.Module,
+    network: Network,
     images: Split,
-    columns: Sequence[int],
     passes: Passes,
     *,
     restored: Sequence[Tensor | None] | None = None,
@@ -154,7 +138,6 @@ def measure_sensitivity(
     """Measure the sensitivities of every block in the network's own basis; rotate heads first to measure directions.
 
     Args:
-        columns: for each target class, its column in the logits: answers are among these.
         restored: per block, the mean values [H, v] that the output bias will make up for; None where it cannot.
         also: other observers of the same gradients.
         stage: what progress calls it.
@@ -165,7 +148,7 @@ def measure_sensitivity(
         DataError: one is not finite.
     """
     sites = _Sites(network, restored)
-    observe_gradients(network, images, columns, passes, [sites, *also], seed=seed, stage=stage, quick=quick)
+    observe_gradients(network, images, passes, [sites, *also], seed=seed, stage=stage, quick=quick)
     add_up = passes.compute.sum
     means = [total.map(lambda t: (add_up(t) / len(images)).cpu()) for total in sites.sums if total is not None]
     for i, mean in enumerate(means):
@@ -177,18 +160,17 @@ def measure_sensitivity(
 class _Sites:
     """Accumulates the sensitivities of every block."""
 
-    def __init__(self, network: nn.Module, restored: Sequence[Tensor | None] | None) -> None:
-        self.family = family_of(network)
-        self.dims = [b.dims for b in self.family.read(network)]
+    def __init__(self, network: Network, restored: Sequence[Tensor | None] | None) -> None:
+        self.dims = list(network.dims)
         self.outputs = [_BlockOutputs() for _ in self.dims]
         self.means = [None if m is None else m.flatten() for m in restored or [None] * len(self.dims)]
         self.sums: list[Sensitivity | None] = [None] * len(self.dims)
-        attentions = self.family.attention_outputs(network)
+        attentions = network.attention_outputs
         self.observers: list[Observer] = [
-            (self.family.projections(network), self._record("projected")),
+            (network.projections, self._record("projected")),
             (attentions, self._record("heads", inputs=True)),
             (attentions, self._record("attention")),
-            (self.family.ffn_outputs(network), self._record("ffn")),
+            (network.ffn_outputs, self._record("ffn")),
         ]
 
     def _record(self, name: str, *, inputs: bool = False) -> Observe:
@@ -201,7 +183,7 @@ class _Sites:
         for i, d in enumerate(self.dims):
             names = list(self.outputs[i].recorded())
             of_block = _BlockOutputs(**dict(zip(names, gradients, strict=False)))
-            now = _of_batch(self.family, d, self.outputs[i], of_block, self.means[i])
+            now = _of_batch(d, self.outputs[i], of_block, self.means[i])
             before = self.sums[i]
             self.sums[i] = now if before is None else _add(before, now)
             del gradients[: len(names)], of_block  # the next batch's activations come where these were
@@ -238,23 +220,19 @@ class TokenGradients:
         return [(passes.compute.sum(total) / images).cpu() for total in self.squares if total is not None]
 
 
-def token_sensitivities(
-    network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, *, seed: int = 0
-) -> list[Tensor]:
+def token_sensitivities(network: Network, images: Split, passes: Passes, *, seed: int = 0) -> list[Tensor]:
     """The sensitivities of the tokens that each block puts out: [N] each, mean one, fp64, on the CPU.
 
     It is the mean square of the gradient in a token, with the floor that `Sensitivity.by_token` has.
 
-    Args:
-        columns: for each target class, its column in the logits: answers are among these.
     """
-    gradients = TokenGradients(family_of(network).layers(network))
-    observe_gradients(network, images, columns, passes, [gradients], seed=seed, stage="worth of tokens")
+    gradients = TokenGradients(network.block_modules)
+    observe_gradients(network, images, passes, [gradients], seed=seed, stage="worth of tokens")
     return [_shares(squares) for squares in gradients.means(len(images), passes)]
 
 
 def _of_batch(
-    family: Family, dims: BlockDims, outputs: _BlockOutputs, gradient: _BlockOutputs, mean_values: Tensor | None
+    dims: BlockDims, outputs: _BlockOutputs, gradient: _BlockOutputs, mean_values: Tensor | None
 ) -> Sensitivity:
     """Sums over the images of one batch. Shape: mean_values [H * v]."""
 
@@ -268,7 +246,7 @@ def _of_batch(
     sums: dict[str, Tensor] = {}
     if outputs.projected is not None and outputs.heads is not None:
         assert gradient.projected is not None and gradient.heads is not None and gradient.attention is not None
-        queries = family.unpack((outputs.projected * gradient.projected).detach(), dims)[0].sum(1)
+        queries = unpack((outputs.projected * gradient.projected).detach(), dims)[0].sum(1)
         heads = outputs.heads if mean_values is None else outputs.heads - mean_values
         summed = (heads * gradient.heads).detach().sum(1)
         values = summed.reshape(len(summed), dims.heads, -1)

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.task import Split
 from edgevit.derivation.measure.thinning import ALL, Thinning
 from edgevit.errors import DataError
 from edgevit.network.anatomy import Block
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.train.passes import Observer, Passes
 from edgevit.train.products import exact_sums
 
@@ -87,22 +87,21 @@ def from_triangle(values: Tensor) -> Tensor:
     return symmetric(upper)
 
 
-def minimum_images(network: nn.Module) -> int:
+def minimum_images(network: Network) -> int:
     """The fewest calibration images whose tokens determine every second moment of the network's blocks."""
-    family = family_of(network)
-    geometry, blocks = family.geometry(network), family.read(network)
+    geometry, blocks = network.geometry, network.read()
     width = max(geometry.embed, *(block.dims.ffn for block in blocks))
     return ceil((width + 1) / geometry.tokens)
 
 
-def check_enough(calibration_images: int, training_images: int, network: nn.Module, option: str) -> None:
+def check_enough(calibration_images: int, training_images: int, network: Network, option: str) -> None:
     """Raise DataError, with the minimum, if so many calibration images cannot determine the network's second moments.
 
     Args:
         training_images: how many there are.
         option: the option that sets the number of calibration images.
     """
-    least, tokens = minimum_images(network), family_of(network).geometry(network).tokens
+    least, tokens = minimum_images(network), network.geometry.tokens
     if (images := min(calibration_images, training_images)) < least:
         more = [f"raise {option}"] * (calibration_images < least) + ["add images"] * (training_images < least)
         raise DataError(
@@ -184,12 +183,11 @@ class _Sums:
 
 
 def calibrate(
-    network: nn.Module,
+    network: Network,
     images: Split,
     passes: Passes,
     *,
     factorisation: Factorisation = "weights",
-    columns: Sequence[int] = (),
     hidden: bool = False,
     by_token: Sequence[tuple[Tensor, Tensor]] | None = None,
     thinning: Thinning = ALL,
@@ -199,7 +197,6 @@ def calibrate(
 
     Args:
         factorisation: which moments to collect; "weights" collects none, "tokens" needs gradients of the task's loss.
-        columns: for each target class, its column in the logits; used with "tokens".
         hidden: collect the FFN's second moments, too.
         by_token: per block, the sensitivities of queries and FFN outputs by token [N], mean one: they weight all of the
             FFN's statistics, and `query` is collected.
@@ -209,13 +206,13 @@ def calibrate(
     Raises:
         DataError: a statistic is not finite.
     """
-    family, device = family_of(network), passes.compute.device
-    blocks = family.read(network)
+    device = passes.compute.device
+    blocks = network.read()
     shares: Sequence[tuple[Tensor, Tensor] | None] = by_token or [None] * len(blocks)
     sums = [_Sums(block, factorisation, hidden, device, w, thinning) for block, w in zip(blocks, shares, strict=True)]
     inputs: dict[int, Tensor] = {}  # of each block that has an attention
     weighted = factorisation == "tokens"
-    target = torch.as_tensor(columns, device=device)
+    target = torch.as_tensor(network.columns if weighted else (), device=device)
 
     def observe_input(i: int, read: Any, _: Tensor) -> None:
         if weighted:
@@ -233,10 +230,10 @@ def calibrate(
             sums[i].add_input(x, gradient)
         inputs.clear()
 
-    ffns = family.ffn_outputs(network)
+    ffns = network.ffn_outputs
     observers: list[Observer] = [(ffns, lambda i, read, _: sums[i].add_hidden(read[0]))]
     if factorisation != "weights":
-        observers.append((family.attention_inputs(network), observe_input))
+        observers.append((network.attention_inputs, observe_input))
     if show is None:
         passes.run(network, images, backpropagate, observers, gradients=weighted, stage="statistics of activations")
     else:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import gcd
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 ENOUGH_TOKENS = 25_000  # for any sum
 
@@ -49,15 +49,14 @@ class Thinning:
 ALL = Thinning(1, 0, 0)
 
 
-def thinning(network: nn.Module, images: int, per_neuron: int) -> Thinning:
+def thinning(network: Network, images: int, per_neuron: int) -> Thinning:
     """Thin to at least `ENOUGH_TOKENS`, and at least `per_neuron` tokens for each neuron of the widest FFN.
 
     All positions of an image are used equally often: `every` has no factor in common with its number of tokens.
     """
-    family = family_of(network)
-    geometry = family.geometry(network)
+    geometry = network.geometry
     tokens = geometry.tokens
-    widest = max(block.dims.ffn for block in family.read(network))
+    widest = max(block.dims.ffn for block in network.read())
     every = max(images * tokens // max(ENOUGH_TOKENS, per_neuron * widest), 1)
     while gcd(every, tokens) > 1:
         every -= 1

@@ -35,7 +35,7 @@ if it can spend by a cost table, too, as all of edgevit's own can.
 A method decides what to keep: a `Plan` (edgevit/derivation/plan.py), with new weights where it works them out. It may
 train `problem.network` in place before that, or what comes of the plan after it. The derived network is made by
 `realise`, or by `leave_tokens` where tokens leave after its weights were solved (edgevit/derivation/realise.py);
-`family.build` is for networks that a method only measures. What a method is given and gives back is in
+`Network.build` is for networks that a method only measures. What a method is given and gives back is in
 `edgevit.derivation.problem`.
 
 `Derived.facts` goes into derivation.json as it is. Others read no more of it than the fields of
@@ -56,7 +56,6 @@ A whole method, to be copied to methods/<name>.py or baselines/<name>.py:
     from edgevit.derivation.problem import Derived, Problem, train_for
     from edgevit.derivation.realise import realise
     from edgevit.network.anatomy import ffns
-    from edgevit.network.families import family_of
 
 
     @dataclass(frozen=True)
@@ -70,10 +69,9 @@ A whole method, to be copied to methods/<name>.py or baselines/<name>.py:
 
     def derive(problem: Problem, config: Config) -> Derived:
         base = problem.network.to(problem.compute.device)
-        family = family_of(base)
-        blocks = family.read(base)
+        blocks = base.read()
         dims = [block.dims for block in blocks]
-        chosen = fit(uniform(dims), dims, family.geometry(base), problem.budget, problem.policy)
+        chosen = fit(uniform(dims), dims, base.geometry, problem.budget, problem.policy)
         scores = [f.w1.norm(config.order, dim=1) * f.w2.norm(config.order, dim=0) for f in ffns(blocks)]
         kept = [score.topk(new.ffn).indices for score, new in zip(scores, chosen, strict=True)]
         plan = Plan.narrowed(chosen, kept)

@@ -23,12 +23,12 @@ from edgevit.data.splitting import Splitting
 from edgevit.derivation.request import BaseRequest
 from edgevit.derivation.session.base_check import check_opened
 from edgevit.derivation.session.card import base_card
+from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.opening import Opened, open_for
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import DataError
 from edgevit.network.checkpoint import Headless, Model, derived_spec, open_network, save
 from edgevit.network.classifier import with_classes
-from edgevit.network.families import load_family
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.derivation import FittedHead
 from edgevit.records.model import TargetClass
@@ -54,6 +54,7 @@ def base(name: str | Path | BaseRequest | None = None, *, progress: Progress | N
         OptionError: also of an option that there is not.
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
     """
+    name, options = as_files(name, options, "edgevit.base")
     return run(as_request(BaseRequest, "name", name, options), progress)
 
 
@@ -70,7 +71,7 @@ def run(request: BaseRequest, progress: Progress | None = None) -> Model:
         model = _with_names(opened, request, progress)
         if request.data is not None and not request.checked:
             hint = _checked(opened, model.spec.class_names, request, progress)
-    loader = load_family(model.spec.family).plain_loader(model.network)
+    loader = model.plain_loader()
     card = base_card(request.out.name, model.spec, loader, None if head is None else head.format(), hint)
     save(model, request.out, overwrite=request.overwrite, card=card)
     return model
@@ -130,7 +131,7 @@ def _with_head(base: Headless, request: BaseRequest, progress: Progress) -> tupl
             f"the head was fitted to images as --seed {request.training.seed} splits them, which {request.out} does "
             "not say: give that to edgevit evaluate and edgevit derive, too, or they hold out images that it has seen"
         )
-    return Model(model.network.cpu(), replace(model.spec, classes=opened.task.classes)), head, hint
+    return Model(model.cpu(), replace(model.spec, classes=opened.task.classes)), head, hint
 
 
 def _with_names(opened: Model, request: BaseRequest, progress: Progress) -> Model:
@@ -149,7 +150,7 @@ def _with_names(opened: Model, request: BaseRequest, progress: Progress) -> Mode
         model = _restricted(opened, request.classes, names, data_names)
     else:
         classes = _all_classes(names, data_names, outputs)
-        model = Model(opened.network, replace(opened.spec, classes=classes) if classes else opened.spec)
+        model = Model(opened, replace(opened.spec, classes=classes) if classes else opened.spec)
         if source and not model.spec.classes:
             progress.warn(
                 f"the data has {len(source.class_names)} classes and the base {outputs} outputs, so that it does not "
@@ -192,5 +193,5 @@ def _restricted(
         )
     order = base_order(candidates, names, outputs)
     chosen = resolve(listed(classes, {*candidates, *order}), candidates, order)
-    network = with_classes(opened.network, [c.base_index for c in chosen])
+    network = with_classes(opened, [c.base_index for c in chosen])
     return Model(network, derived_spec(opened.spec, network, "subset", chosen))

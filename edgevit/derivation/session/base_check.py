@@ -7,13 +7,13 @@ outputs, and a derived model is only as good as these. So either stops the work,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.assumptions import CHECK, Sureness, shown
 from edgevit.data.decoded import Decoded
@@ -23,6 +23,7 @@ from edgevit.derivation.cache import Cache
 from edgevit.derivation.request import BaseRequest, Request
 from edgevit.derivation.session.opening import Opened
 from edgevit.errors import DataError
+from edgevit.network.network import Network
 from edgevit.progress import Progress
 from edgevit.records.derivation import BaseCheckRecord, NeighbourRecord
 from edgevit.train.passes import Passes
@@ -134,7 +135,7 @@ def in_rings(answer: Mapping[int, int]) -> dict[int, int]:
     return {column: output for column, output in answer.items() if returns(column)}
 
 
-def ask(base: nn.Module, task: Task, passes: Passes, cache: Cache, identity: Mapping[str, Any]) -> Answers:
+def ask(base: Network, task: Task, passes: Passes, cache: Cache, identity: Mapping[str, Any]) -> Answers:
     """Run the whole base on validation images, with its preprocessing and under each neighbour; the cache keeps it.
 
     Whatever the training's precision, the base multiplies in bf16 where the processor has it, as right answers are only
@@ -155,7 +156,7 @@ def ask(base: nn.Module, task: Task, passes: Passes, cache: Cache, identity: Map
         with passes.progress.stage("check the base", len(splits) * len(split), "image") as stage:
             rows = []
             for i, under in enumerate(splits):
-                rows.append(_answers(base, under, task.base_columns, once if i else alone))
+                rows.append(_answers(base.with_columns(task.base_columns), under, once if i else alone))
                 stage.update((i + 1) * len(split))
         return {"answers": torch.stack(rows)}
 
@@ -170,7 +171,7 @@ def ask(base: nn.Module, task: Task, passes: Passes, cache: Cache, identity: Map
     return Answers(split, full, restricted, tuple(judged))
 
 
-def _answers(base: nn.Module, split: Split, columns: Sequence[int], passes: Passes) -> Tensor:
+def _answers(base: Network, split: Split, passes: Passes) -> Tensor:
     """The largest output of each image, and the largest among the target classes: [2, N]."""
     batches = []
 
@@ -180,7 +181,7 @@ def _answers(base: nn.Module, split: Split, columns: Sequence[int], passes: Pass
                 "the base's answers to validation images are no finite numbers; check its weights, --mean and --std"
             )
         logits = logits.float()
-        batches.append(torch.stack([logits.argmax(1), logits[:, list(columns)].argmax(1)]).cpu())
+        batches.append(torch.stack([logits.argmax(1), base.output.of(logits).argmax(1)]).cpu())
 
     passes.run(base, split, add_batch, quick=True)
     return torch.cat(batches, 1)
@@ -228,7 +229,7 @@ def check_opened(opened: Opened, request: Request | BaseRequest, progress: Progr
         DataError: as `judge_base` says.
     """
     task = opened.task
-    answers = ask(opened.base.network, task, opened.passes, opened.cache, opened.identity())
+    answers = ask(opened.base, task, opened.passes, opened.cache, opened.identity())
     assert opened.assumed is not None, "there are images"
     return judge_base(
         answers, answers.sureness(task), task, progress, request, order_assumed=opened.assumed.order_assumed

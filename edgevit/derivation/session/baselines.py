@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.assumptions import Sureness
@@ -15,6 +15,7 @@ from edgevit.derivation.problem import Problem, accuracy_on_validation, finetune
 from edgevit.derivation.session.base_check import ask, judge_base
 from edgevit.derivation.session.rejection import calibrate_rejection
 from edgevit.derivation.session.resolved import ResolvedDerivation
+from edgevit.network.network import Network
 from edgevit.records.answers import PartAnswers
 from edgevit.records.derivation import Accuracies, AccuracyRecord, BaseCheckRecord, JudgedPart, ValidationRecord
 from edgevit.records.model import Rejection
@@ -47,8 +48,8 @@ def _take_baselines(resolved: ResolvedDerivation, problem: Problem) -> Baselines
     duration = estimate(problem, resolved.config, finetune_base=resolved.request.finetunes_base).text()
     problem.progress.note(f"this derivation takes {duration}")
     with problem.stopwatch.stage("baselines"):
-        test = _base_accuracy(resolved.opened.base.network, problem, task.test)
-        validation = _base_accuracy(resolved.opened.base.network, problem, task.validation)
+        test = _base_accuracy(resolved.opened.base, problem, task.test)
+        validation = _base_accuracy(resolved.opened.base, problem, task.validation)
     assert test.which is not None and validation.which is not None
     baselines = Baselines(
         AccuracyRecord(test.top1_full, test.images),
@@ -72,7 +73,7 @@ def _add_finetuned(baselines: Baselines, resolved: ResolvedDerivation, problem: 
         )
         return baselines
     network = finetuned_base(problem)
-    test = accuracy_of(network, task.test, problem.columns, task.class_names, problem.passes)
+    test = accuracy_of(network, task.test, task.class_names, problem.passes)
     validation = accuracy_on_validation(problem, network)
     baselines = replace(
         baselines,
@@ -108,7 +109,7 @@ def evaluate_base(resolved: ResolvedDerivation, problem: Problem) -> tuple[Basel
 
 
 def _check_base(baselines: Baselines, resolved: ResolvedDerivation, problem: Problem) -> BaseCheckRecord:
-    task, network = problem.task, resolved.opened.base.network
+    task, network = problem.task, resolved.opened.base
     images = len(task.test)
     full, restricted = (round(record.top1 * images) for record in (baselines.base_full_head, baselines.base_restricted))
     sureness = Sureness("test", images, full, restricted, task.arguments["base_outputs"], len(task.classes))
@@ -122,17 +123,17 @@ def _check_base(baselines: Baselines, resolved: ResolvedDerivation, problem: Pro
 
 
 def evaluate_derived(
-    network: nn.Module, baselines: Baselines, resolved: ResolvedDerivation, problem: Problem
+    network: Network, baselines: Baselines, resolved: ResolvedDerivation, problem: Problem
 ) -> HeldOutResults:
     """Measure a derived network on the held-out images."""
-    task, columns, passes = problem.task, problem.columns, problem.passes
+    task, passes = problem.task, problem.passes
     with problem.stopwatch.stage("evaluation"):
-        test = accuracy_of(network, task.test, columns, task.class_names, passes, "test the model")
+        test = accuracy_of(network, task.test, task.class_names, passes, "test the model")
         validation = accuracy_on_validation(problem, network)
     rule, rejected = None, None
     if resolved.rejection is not None:
         with problem.stopwatch.stage("rejection"):
-            rule, rejected = calibrate_rejection(network, columns, resolved.rejection, passes)
+            rule, rejected = calibrate_rejection(network, resolved.rejection, passes)
     measured = replace(test.record(), rejection=rejected)
     return HeldOutResults(
         Accuracies(baselines.base_full_head, baselines.base_restricted, baselines.base_finetuned, measured),
@@ -147,13 +148,13 @@ def evaluate_derived(
     )
 
 
-def _base_accuracy(base: nn.Module, problem: Problem, part: Split) -> Accuracy:
+def _base_accuracy(base: Network, problem: Problem, part: Split) -> Accuracy:
     """Accuracy of the base on a part of the images; the same for every derivation from it."""
     task, names = problem.task, problem.task.class_names
     key = {**problem.identity, "test": part.content_sha256(), "precision": problem.training.precision}
 
     def measure() -> dict[str, Tensor]:
-        accuracy = accuracy_of(base, part, task.base_columns, names, problem.passes, "baselines")
+        accuracy = accuracy_of(base.with_columns(task.base_columns), part, names, problem.passes, "baselines")
         assert accuracy.which is not None
         return {
             "counts": torch.tensor([accuracy.total, accuracy.restricted, accuracy.full]),

@@ -21,13 +21,14 @@ from edgevit.derivation.problem import Problem
 from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.session.baselines import NO_IMAGES, evaluate_base, evaluate_derived
 from edgevit.derivation.session.card import model_card
+from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.opening import known_classes, open_for, resumable, unfinished, write_model
 from edgevit.derivation.session.rejection import RejectionImages, find_rejection_images
 from edgevit.derivation.session.resolved import ResolvedDerivation, training_record
 from edgevit.derivation.session.start import start_from
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.network.checkpoint import Headless, Model, derived_spec, open_network
-from edgevit.network.families import load_family
+from edgevit.network.network import Network
 from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import DerivationRecord, Facts
 from edgevit.records.model_folder import ModelFolder
@@ -48,7 +49,7 @@ class Derivation:
 
 def _budget(
     base: Model,
-    network: nn.Module,
+    network: Network,
     images: int,
     policy: Policy,
     request: DeriveRequest,
@@ -60,7 +61,7 @@ def _budget(
     Raises:
         BudgetError: it cannot.
     """
-    geometry = load_family(base.spec.family).geometry(network)
+    geometry = network.geometry
     table = None if request.cost_table is None else load_cost_table(request.cost_table)
     if table is not None:
         table.check(base.spec.family, base.spec.blocks, geometry, policy)
@@ -73,15 +74,16 @@ def _budget(
 
 @takes_options(DeriveRequest)
 def derive(
-    base: str | Path | DeriveRequest | None = None, *, progress: Progress | None = None, **options: Any
+    base: str | Path | nn.Module | DeriveRequest | None = None, *, progress: Progress | None = None, **options: Any
 ) -> Derivation:
     """Derive a small class-specific model from a base and write it to a folder.
 
         derive("deit_base_patch16_224", checkpoint="base.safetensors", data="photos", rate=0.6, out="runs/t1")
 
     Args:
-        base: a timm name (with `checkpoint`, or `pretrained`), a model folder, or a whole request.
-        options: the fields of `DeriveRequest`, which describes each. One of `rate`, `macs`, `params` and `ms` is the
+        base: a timm name (with `checkpoint`, or `pretrained`), a model folder, a module, or a whole request.
+        options: the fields of `DeriveRequest`, which describes each. `data` may also be arrays, a data set of PIL
+            images or a DataLoader. One of `rate`, `macs`, `params` and `ms` is the
             budget. `cache` may be the path of a folder other than the user's.
 
     Raises:
@@ -89,6 +91,7 @@ def derive(
         EdgeVitError: any other error, in one line; existing files are not touched.
         Interrupted: Ctrl-C; the same call with `resume` continues and ends in the same weights.
     """
+    base, options = as_files(base, options, "edgevit.derive")
     return run(as_request(DeriveRequest, "base", base, options), progress)
 
 
@@ -176,7 +179,7 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
     network = derived.network.cpu().eval()
     spec = derived_spec(opened.base.spec, network, opened.head, opened.task.classes)
     spec = replace(spec, rejection=results.rule)
-    cost = problem.budget.cost(spec.blocks, load_family(spec.family).geometry(network))
+    cost = problem.budget.cost(spec.blocks, network.geometry)
     assert problem.budget.allows(cost)
     record = resolved.record(
         accuracy=results.accuracy,
@@ -196,7 +199,7 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
         model,
         request,
         problem,
-        card=model_card(out.name, spec, record, load_family(spec.family).plain_loader(network)),
+        card=model_card(out.name, spec, record, network.plain_loader()),
         derivation=record,
         plan=PlanRecord((*earlier, derived.plan.record(resolved.method.name))),
         history=problem.history.lines if has_images else None,

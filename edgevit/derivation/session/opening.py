@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from edgevit.data.assumptions import Assumptions, assumptions
 from edgevit.data.classes import imagenet_names, listed, resolve
 from edgevit.data.sources import Reference
@@ -26,6 +24,7 @@ from edgevit.derivation.solve.head import with_fitted_head
 from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError, UnknownNameError
 from edgevit.network.checkpoint import Headless, Model, save, tensors_sha256
 from edgevit.network.classifier import with_classes
+from edgevit.network.network import Network
 from edgevit.progress import Progress
 from edgevit.records.derivation import FittedHead
 from edgevit.records.model import ModelSpec, TargetClass
@@ -51,8 +50,7 @@ class Opened:
     passes: Passes
     cache: Cache
     head: str
-    network: nn.Module  # the base's, with the requested head
-    columns: list[int]  # for each target class, its column in the network's logits
+    network: Network  # the base's, with the requested head
 
     def resume_key(self, training: Training) -> dict[str, Any]:
         """The part of a request that a resumed run must share with the unfinished one."""
@@ -70,13 +68,13 @@ class Opened:
     ) -> Problem:
         """The problem for a method; `folder` keeps what must survive an interruption."""
         return Problem(
-            self.network, self.task, self.columns, budget, policy, training, base_training, self.passes, folder,
+            self.network, self.task, budget, policy, training, base_training, self.passes, folder,
             History(folder / HISTORY), Stopwatch(), self.cache, self.identity(),
         )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
         """Everything that determines the network's outputs to the last bit, for cache keys; hence the batch sizes."""
-        spec, network = self.base.spec, self.base.network
+        spec, network = self.base.spec, self.base
         return {
             "base": [spec.timm_name, spec.timm_args, spec.base.weights_sha256, [asdict(b) for b in spec.blocks]],
             "state": tensors_sha256(network.state_dict()),
@@ -116,10 +114,9 @@ def open_for(
             progress.warn(warning)
     if head not in ("subset", "full"):
         raise UnknownNameError("head", head, ["subset", "full"])
-    network, columns = model.network, task.base_columns
-    if head == "subset":
-        network, columns = with_classes(model.network, columns), list(range(len(columns)))
-    return Opened(str(request.base), model, fitted, task, assumed, passes, cache, head, network, columns)
+    of_task = with_classes if head == "subset" else Network.with_columns
+    network = of_task(model, task.base_columns)
+    return Opened(str(request.base), model, fitted, task, assumed, passes, cache, head, network)
 
 
 def _leak_warning(base: str | Path, task: Task) -> str | None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.rejection import count_rejected, foreign_images
 from edgevit.data.task import Split, Task
 from edgevit.errors import DataError
+from edgevit.network.network import Network
 from edgevit.network.rejection import OTHER, calibrate_rule, check_share
 from edgevit.progress import Progress
 from edgevit.records.derivation import RejectedRecord
@@ -47,7 +47,7 @@ def find_rejection_images(share: float, task: Task, progress: Progress) -> Rejec
 
 
 def calibrate_rejection(
-    network: nn.Module, columns: Sequence[int], images: RejectionImages, passes: Passes
+    network: Network, images: RejectionImages, passes: Passes
 ) -> tuple[Rejection, dict[str, RejectedRecord]]:
     """Calibrate on the target classes' validation images alone; count on both held-out parts.
 
@@ -56,8 +56,8 @@ def calibrate_rejection(
     alone = replace(passes, shared=False)
 
     def logits(split: Split) -> Tensor:
-        batches = [torch.empty(0, len(columns))]
-        alone.run(network, split, lambda outputs, _: batches.append(outputs[:, list(columns)].float().cpu()))
+        batches = [torch.empty(0, len(network.columns))]
+        alone.run(network, split, lambda outputs, _: batches.append(network.output.of(outputs).float().cpu()))
         return torch.cat(batches)
 
     validation = logits(images.validation)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.derivation.problem import Problem, finetuned_base
 from edgevit.derivation.solve.head import sharpen
 from edgevit.network.checkpoint import tensors_sha256
+from edgevit.network.network import Network
 from edgevit.records.derivation import StartRecord
 
 
@@ -48,7 +49,7 @@ def start_from(option: str, problem: Problem, *, is_trained: bool) -> tuple[Prob
     return replace(problem, network=network, identity=identity), record
 
 
-def loss_on_validation(problem: Problem, network: nn.Module) -> float:
+def loss_on_validation(problem: Problem, network: Network) -> float:
     """Cross-entropy of the labels among the target classes, in nats: the mean over the validation part.
 
     The logits are scaled by the network's best temperature: a base trained with smoothed labels is underconfident, and
@@ -57,7 +58,7 @@ def loss_on_validation(problem: Problem, network: nn.Module) -> float:
     batches: list[tuple[Tensor, Tensor]] = []
 
     def add_batch(logits: Tensor, labels: Tensor) -> None:
-        batches.append((logits[:, list(problem.columns)].double().cpu(), labels.cpu()))
+        batches.append((network.output.of(logits).double().cpu(), labels.cpu()))
 
     replace(problem.passes, shared=False).run(network, problem.task.validation, add_batch, mixed=True)
     outputs, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from edgevit.data.neighbours import hint_in
 from edgevit.derivation.allocate.budget import make_budget
@@ -35,13 +34,14 @@ from edgevit.derivation.plan import EmbedPlan
 from edgevit.derivation.problem import Problem, distillation_for, train_for
 from edgevit.derivation.request import SupernetRequest
 from edgevit.derivation.session.base_check import ask, judge_base
+from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.opening import Opened, open_for, resumable, unfinished, write_model
 from edgevit.derivation.session.resolved import shape_record, versions
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import OptionError, UnsupportedModelError
 from edgevit.network.anatomy import check_all_pass
 from edgevit.network.checkpoint import Model, derived_spec, open_network
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import BaseCheckRecord, TrainingRecord
@@ -91,7 +91,7 @@ class Config:
             raise OptionError(f"supernet.points={self.points} is less than 2: the whole network and the smallest slice")
 
 
-def _search_space(network: nn.Module, policy: Policy, config: Config) -> SearchSpace:
+def _search_space(network: Network, policy: Policy, config: Config) -> SearchSpace:
     """What the smallest slice may lack."""
     embed = narrowest(network, policy, 0, SUPERNET) if config.cut_embedding else 0
     return SearchSpace(embed=embed, images=config.proxy_images, more={"cut_embedding": True})
@@ -111,7 +111,7 @@ class _ResolvedSupernet:
         """Everything that determines the super-network: a resumed run must have the same."""
         settings = {
             **self.opened.resume_key(self.training),
-            "columns": self.opened.columns,
+            "columns": list(self.opened.network.columns),
             "rate": self.request.rate,
             "options": asdict(self.config),
             "shape": asdict(self.policy),
@@ -155,6 +155,7 @@ def supernet(
         EdgeVitError: whatever is wrong, in one line; nothing that was there is touched.
         Interrupted: Ctrl-C; the same call with `resume` goes on and ends in the same weights.
     """
+    base, options = as_files(base, options, "edgevit.supernet")
     return run(as_request(SupernetRequest, "base", base, options), progress)
 
 
@@ -169,7 +170,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     opened = open_for(base, request, head, open_task_for(base, request, progress), progress)
     task, spec, compute = opened.task, opened.base.spec, opened.passes.compute
     budget = make_budget(spec.macs, spec.params, rate=request.rate)
-    blocks = family_of(opened.network).read(opened.network)
+    blocks = opened.network.read()
     check_all_pass(blocks, "a super-network")
     if missing := missing_site(blocks):
         raise UnsupportedModelError(
@@ -202,15 +203,15 @@ def _carry_out(resolved: _ResolvedSupernet, problem: Problem) -> None:
         spec = derived_spec(opened.base.spec, network, opened.head, opened.task.classes)
         curve = _curve(resolved, problem, order, network, spec)
         with problem.stopwatch.stage("evaluation"):
-            base_top1 = _top1(opened.base.network, problem, problem.task.base_columns)
+            base_top1 = _top1(opened.base.with_columns(problem.task.base_columns), problem)
     record = resolved.record(problem, checked, base_top1=base_top1, order=tuple(order), curve=tuple(curve))
     card, model = _card(resolved.request.out.name, spec, record), Model(network.cpu().eval(), spec)
     write_model(model, resolved.request, problem, card=card, supernet=record, history=problem.history.lines)
 
 
-def _top1(network: nn.Module, problem: Problem, columns: Sequence[int]) -> float:
+def _top1(network: Network, problem: Problem) -> float:
     """Accuracy on the validation part."""
-    return accuracy_of(network, problem.task.validation, columns, problem.task.class_names, problem.passes).top1
+    return accuracy_of(network, problem.task.validation, problem.task.class_names, problem.passes).top1
 
 
 def _check_base(resolved: _ResolvedSupernet, problem: Problem) -> BaseCheckRecord:
@@ -220,7 +221,7 @@ def _check_base(resolved: _ResolvedSupernet, problem: Problem) -> BaseCheckRecor
         DataError: it is near chance, or better with other preprocessing, and the request does not accept that.
     """
     with problem.stopwatch.stage("check"):
-        answers = ask(resolved.opened.base.network, problem.task, problem.passes, problem.cache, problem.identity)
+        answers = ask(resolved.opened.base, problem.task, problem.passes, problem.cache, problem.identity)
     assert resolved.opened.assumed is not None, "there are images"
     return judge_base(
         answers, answers.sureness(problem.task), problem.task, problem.progress, resolved.request,
@@ -228,23 +229,22 @@ def _check_base(resolved: _ResolvedSupernet, problem: Problem) -> BaseCheckRecor
     )  # fmt: skip
 
 
-def _train(resolved: _ResolvedSupernet, problem: Problem) -> tuple[nn.Module, list[Unit]]:
+def _train(resolved: _ResolvedSupernet, problem: Problem) -> tuple[Network, list[Unit]]:
     """Concentrate and train; return the network and its units in the order in which they are dropped."""
-    config, passes, columns, training = resolved.config, problem.passes, problem.columns, problem.training
+    config, passes, training = resolved.config, problem.passes, problem.training
     assert training.steps is not None
     proxy, encode = problem.task.train.subset(config.proxy_images), None
     with problem.stopwatch.stage("wpac"):
-        network = concentrate(problem.network, proxy, columns, passes)
+        network = concentrate(problem.network, proxy, passes)
         if config.cut_embedding:
-            network, encode = concentrate_embedding(network, proxy, columns, passes, training.seed)
-    family = family_of(network)
-    dims, geometry = [b.dims for b in family.read(network)], family.geometry(network)
+            network, encode = concentrate_embedding(network, proxy, passes, training.seed)
+    dims, geometry = list(network.dims), network.geometry
     embeds = ladder(geometry.embed, problem.policy.embed_step) if config.cut_embedding else []
     units = make_units(dims, geometry, problem.policy, config.attention_groups, config.ffn_groups, embeds)
     most = ceil(resolved.request.rate * geometry.macs(dims))
     growth = DropoutSchedule(most, config.updates, round(config.growth * training.steps))
     rival = rival_of(config.dropout, config.dropout_rate)
-    dropout = ProgressiveDropout(network, units, growth, proxy, columns, passes, training.seed, rival)
+    dropout = ProgressiveDropout(network, units, growth, proxy, passes, training.seed, rival)
     embed = None if encode is None else EmbedPlan(len(encode), encode)
     distillation = distillation_for(problem, embed)
     train_for(problem, network, stage="supernet", constraint=dropout, distillation=distillation)
@@ -254,7 +254,7 @@ def _train(resolved: _ResolvedSupernet, problem: Problem) -> tuple[nn.Module, li
 
 
 def _curve(
-    resolved: _ResolvedSupernet, problem: Problem, order: Sequence[Unit], network: nn.Module, spec: ModelSpec
+    resolved: _ResolvedSupernet, problem: Problem, order: Sequence[Unit], network: Network, spec: ModelSpec
 ) -> list[SlicePoint]:
     """Measure the whole network and slices at equal distances, down to the smallest."""
     count = resolved.config.points - 1
@@ -265,10 +265,9 @@ def _curve(
             if i > 0:
                 budget = make_budget(spec.macs, spec.params, rate=resolved.request.rate * i / count)
                 slim = cut_slice(network, order, budget, problem.policy)
-            family = family_of(slim)
-            macs = family.geometry(slim).macs([b.dims for b in family.read(slim)])
+            macs = slim.geometry.macs(list(slim.dims))
             params = sum(p.numel() for p in slim.parameters())
-            points.append(SlicePoint(1 - macs / spec.macs, macs, params, _top1(slim, problem, problem.columns)))
+            points.append(SlicePoint(1 - macs / spec.macs, macs, params, _top1(slim, problem)))
             stage.update(i)
     return points
 

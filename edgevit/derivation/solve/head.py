@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.classes import label_names, listed, resolve
 from edgevit.data.sources import open_source
@@ -25,7 +25,7 @@ from edgevit.derivation.estimate import image_seconds
 from edgevit.derivation.request import BaseRequest, Request
 from edgevit.errors import DataError, OptionError
 from edgevit.network.checkpoint import Headless, Model, tensors_sha256
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.progress import Progress, rounded_duration
 from edgevit.records.derivation import FittedHead
 from edgevit.train.passes import Passes
@@ -133,9 +133,9 @@ def _images_per_class(task: Task) -> dict[str, int]:
 
 def _fit(base: Headless, task: Task, passes: Passes) -> dict[str, Tensor]:
     """Weight, bias, and as `facts` ridge, temperature and accuracy."""
-    network, family = base.network, family_of(base.network)
-    family.make_classifiers(network, len(task.classes))
-    width = family.classifiers(network)[0].in_features
+    network = base.network
+    network.make_classifiers(len(task.classes))
+    width = network.classifiers[0].in_features
     moments, batches = Moments(task.train.labels, width), list[tuple[Tensor, Tensor]]()
     _pass_features(network, task.train, passes, "fit a head", moments.add)
     _pass_features(network, task.validation, passes, "judge the head", lambda *batch: batches.append(batch))
@@ -148,7 +148,7 @@ def _fit(base: Headless, task: Task, passes: Passes) -> dict[str, Tensor]:
 
 
 def _pass_features(
-    network: nn.Module, images: Split, passes: Passes, stage: str, add_batch: Callable[[Tensor, Tensor], None]
+    network: Network, images: Split, passes: Passes, stage: str, add_batch: Callable[[Tensor, Tensor], None]
 ) -> None:
     """Pass the inputs of the heads, their mean over all heads, to `add_batch(features, labels)`: fp64 [B, d] and [B].
 
@@ -166,7 +166,7 @@ def _pass_features(
             raise DataError("the base's features are no finite numbers; check its weights, --mean and --std")
         add_batch(features, labels.cpu())
 
-    heads = family_of(network).classifiers(network)
+    heads = network.classifiers
     observer = (heads, lambda index, read, output: inputs.append(read[0]))
     passes.run(network, images, read_batch, [observer], stage=stage)
 

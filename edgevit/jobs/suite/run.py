@@ -17,8 +17,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from torch import nn
-
 from edgevit.agent.doubts import POWER_WINDOW_S
 from edgevit.agent.measure import MeasurementRequest
 from edgevit.agent.records import Run
@@ -37,8 +35,8 @@ from edgevit.jobs.suite.plan import shipped_plan
 from edgevit.jobs.suite.record import Figure, MeasuredNetwork, SuiteRecord, read_suite_record, write_suite_record
 from edgevit.jobs.suite.request import BATCHES, SIZES, CharacterizeRequest
 from edgevit.jobs.suite.suite import SuiteNetwork, largest_of, shape_of, suite
-from edgevit.network.checkpoint import Headless, open_network
-from edgevit.network.families import family_of
+from edgevit.network.checkpoint import Headless, Model, open_network
+from edgevit.network.network import Network
 from edgevit.progress import Progress, Silent
 from edgevit.records.kinds import plain
 from edgevit.records.precisions import FP32, PRECISIONS
@@ -114,7 +112,7 @@ def run(request: CharacterizeRequest, progress: Progress | None = None) -> Suite
                 work.discard_engines()
 
 
-def _weights(request: CharacterizeRequest) -> nn.Module | None:
+def _weights(request: CharacterizeRequest) -> Network | None:
     """The largest network with the weights of the checkpoint; None: without a checkpoint.
 
     Raises:
@@ -130,7 +128,8 @@ def _weights(request: CharacterizeRequest) -> nn.Module | None:
             f"{request.checkpoint} has {outputs} outputs, and the networks of the suite have {expected}; give another, "
             "or leave --checkpoint out"
         )
-    return opened.network
+    assert isinstance(opened, Model), "it has outputs"
+    return opened
 
 
 def _opened(request: CharacterizeRequest, setting: Setting) -> SuiteRecord:
@@ -190,7 +189,7 @@ class _Work:
     scratch: Path
     progress: Progress
     record: SuiteRecord
-    weights: nn.Module | None = None  # the largest network with trained weights; None: random weights
+    weights: Network | None = None  # the largest network with trained weights; None: random weights
     began: float = 0.0  # by the clock
     clock: Callable[[], float] = time.monotonic
     build_s: float = 0.0  # of the longest build, but for the first, in which TensorRT times kernels for all others
@@ -331,7 +330,7 @@ class _Work:
         self.build_s = took_s if self.builds <= 2 else max(took_s, self.build_s)
         return ready
 
-    def network(self, network: SuiteNetwork) -> nn.Module:
+    def network(self, network: SuiteNetwork) -> Network:
         """Make a network, with the weights of the checkpoint where it can have them."""
         return network.network(self.weights if network.is_cut_from(self.dense.size) else None)
 
@@ -343,7 +342,7 @@ class _Work:
                 write_onnx(
                     module,
                     path,
-                    input_size=family_of(module).input_size(module),
+                    input_size=module.input_size,
                     precision=precision,
                     batch="dynamic",
                     opset=opset,

@@ -10,7 +10,6 @@ from typing import Any
 
 import timm
 import torch
-from torch import nn
 
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import POLICIES, Widths, fit
@@ -20,7 +19,7 @@ from edgevit.jobs.suite.request import SIZES
 from edgevit.network.anatomy import Block, BlockDims
 from edgevit.network.copies import bare_copy, without_values
 from edgevit.network.cost import Geometry
-from edgevit.network.families import family_like
+from edgevit.network.network import Network
 from edgevit.records.precisions import FP16, FP32
 
 UNEVENNESS = 0.4  # QK and VO widths of a block differ from their mean by up to this share, as effective ranks make them
@@ -50,7 +49,7 @@ class SuiteNetwork:
         """Whether it can have the weights of a dense network of this size: the same tokens and embedding."""
         return self.size == size and set(self.args) <= {"depth"}
 
-    def network(self, dense: nn.Module | None = None) -> nn.Module:
+    def network(self, dense: Network | None = None) -> Network:
         """Make it, cut from a dense network of its size, or with random weights."""
         if dense is None:
             return random_network(self.timm_name, self.dims, self.args)
@@ -141,12 +140,12 @@ def _fitted(dims: Sequence[BlockDims], geometry: Geometry, macs: float) -> tuple
 
 def random_network(
     name: str, dims: Sequence[BlockDims] | None = None, args: Mapping[str, Any] | None = None
-) -> nn.Module:
+) -> Network:
     """Make a network of timm's with random weights, its blocks of the given dimensions."""
     with without_values():
-        network: nn.Module = timm.create_model(name, **(args or {}))
+        network = Network(timm.create_model(name, **(args or {})))
     if dims is not None:
-        family_like(network).resize(network, dims)
+        network.resize(dims)
     network = network.to_empty(device="cpu").eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
@@ -154,25 +153,24 @@ def random_network(
     return network
 
 
-def first_of(dense: nn.Module, dims: Sequence[BlockDims]) -> nn.Module:
+def first_of(dense: Network, dims: Sequence[BlockDims]) -> Network:
     """Cut a network to its first blocks with the first heads, the first dimensions of these, and the first neurons."""
-    network, family = bare_copy(dense), family_like(dense)
-    family.keep_blocks(network, range(len(dims)))
+    network = bare_copy(dense)
+    network.keep_blocks(range(len(dims)))
     cut = [
         Block(
             block.attention.keep(range(d.heads)).first(d.qk, d.vo) if block.attention and d.has_attention else None,
             block.ffn.keep(slice(d.ffn)) if block.ffn and d.has_ffn else None,
             d.tokens,
         )
-        for block, d in zip(family.read(network), dims, strict=True)
+        for block, d in zip(network.read(), dims, strict=True)
     ]
-    return family.build(network, cut).eval().requires_grad_(False)
+    return network.build(cut).eval().requires_grad_(False)
 
 
 @cache
 def shape_of(size: str, **args: Any) -> tuple[tuple[BlockDims, ...], Geometry]:
     """Dimensions of the blocks, and the geometry, of a network of timm's; no weights are made."""
     with without_values():
-        network = timm.create_model(SIZES[size], **args)
-    family = family_like(network)
-    return tuple(block.dims for block in family.read(network)), family.geometry(network)
+        network = Network(timm.create_model(SIZES[size], **args))
+    return network.dims, network.geometry

@@ -15,6 +15,7 @@ from edgevit.derivation.cache import shared_cache
 from edgevit.derivation.request import BaseRequest
 from edgevit.derivation.session.base import run as write_base
 from edgevit.derivation.session.derive import run as derive
+from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.resolved import versions
 from edgevit.errors import BudgetError, DataError, SweepError
 from edgevit.exporting.current import current_export
@@ -159,6 +160,7 @@ def sweep(base: str | Path | SweepRequest | None = None, *, progress: Progress |
         BudgetError: no model can be derived at any of the rates.
         EdgeVitError: anything else, in one line.
     """
+    base, options = as_files(base, options, "edgevit.sweep")
     return run(as_request(SweepRequest, "base", base, options), progress)
 
 

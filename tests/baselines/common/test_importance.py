@@ -12,7 +12,6 @@ import torch
 from edgevit.baselines.common.importance import GROUP, group_sums, squared_changes, valued, weights_times_gradients
 from edgevit.data.task import Task, open_task
 from edgevit.errors import DataError
-from edgevit.network.families import family_of
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -31,13 +30,13 @@ def task(network: Any) -> Task:
 
 def test_a_unit_is_worth_the_values_of_its_own_weights_alone(network: Any) -> None:
     zero = valued(network, lambda _, w: torch.zeros_like(w))
-    (first, second), family = family_of(zero).read(zero), family_of(zero)
+    first, second = zero.read()
     with torch.no_grad():
         first.attention.wq[1, 3, 5] = 2.0  # one weight of one query row, which reads channel 5
         first.attention.wo[0, 6, 2] = 3.0  # what head 0 writes into channel 6 from dimension 2
         second.ffn.w1[7, 5] = 5.0
         second.ffn.w2[8, 9] = 7.0
-        family.classifiers(zero)[0].weight[0, 5] = 11.0
+        zero.classifiers[0].weight[0, 5] = 11.0
     found = group_sums(zero)
     one, two = found.blocks
     assert one.qk[1, 3] == 2 and one.qk.sum() == 2 and one.vo[0, 2] == 3 and one.vo.sum() == 3
@@ -55,7 +54,7 @@ def test_biases_go_with_their_units(network: Any) -> None:
 def test_the_sum_of_all_products_is_how_the_loss_grows_with_the_weights(network: Any, task: Task) -> None:
     """Euler: for weights scaled by 1 + t, dL/dt is the sum of w dL/dw over all of them."""
     passes, images = open_passes(Training(device="cpu")), task.train.subset(12)
-    products = weights_times_gradients(network, images, [3, 7], passes)
+    products = weights_times_gradients(network.with_columns([3, 7]), images, passes)
     total = sum(float(p.detach().double().sum()) for p in products.parameters())
 
     def loss_at(t: float) -> float:
@@ -77,17 +76,17 @@ def test_a_change_is_squared_group_by_group_however_many_images_memory_holds(
     network: Any, task: Task, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes, images = open_passes(Training(device="cpu")), task.train.subset(GROUP + 4)
-    channels = torch.zeros(network.embed_dim, dtype=torch.float64)
-    neurons = torch.zeros(network.blocks[1].mlp.fc1.out_features, dtype=torch.float64)
+    channels = torch.zeros(network.module.embed_dim, dtype=torch.float64)
+    neurons = torch.zeros(network.module.blocks[1].mlp.fc1.out_features, dtype=torch.float64)
     for part in (slice(GROUP), slice(GROUP, None)):
         group = replace(images, references=images.references[part], labels=images.labels[part])
-        sums = group_sums(weights_times_gradients(network, group, [3, 7], passes))  # means over the group
+        sums = group_sums(weights_times_gradients(network.with_columns([3, 7]), group, passes))  # means over the group
         channels += sums.embed.square() * len(group) / len(images)
         neurons += sums.blocks[1].ffn.square() * len(group) / len(images)
-    tokens = at_once * family_of(network).geometry(network).tokens
+    tokens = at_once * network.geometry.tokens
     monkeypatch.setattr("edgevit.train.passes.TOKENS_WITH_GRADIENTS", tokens)
     assert passes.batch_size(network, gradients=True) == at_once
-    found = squared_changes(network, images, [3, 7], passes)
+    found = squared_changes(network.with_columns([3, 7]), images, passes)
     torch.testing.assert_close(found.embed, channels, rtol=1e-4, atol=1e-12)
     torch.testing.assert_close(found.blocks[1].ffn, neurons, rtol=1e-4, atol=1e-12)
 
@@ -95,4 +94,4 @@ def test_a_change_is_squared_group_by_group_however_many_images_memory_holds(
 def test_a_gradient_that_is_no_number_is_refused(network: Any, task: Task) -> None:
     broken = valued(network, lambda _, w: torch.full_like(w, torch.nan))
     with pytest.raises(DataError, match="is not finite"):
-        weights_times_gradients(broken, task.train.subset(2), [3, 7], open_passes(Training(device="cpu")))
+        weights_times_gradients(broken.with_columns([3, 7]), task.train.subset(2), open_passes(Training(device="cpu")))

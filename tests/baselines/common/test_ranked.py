@@ -15,7 +15,6 @@ from edgevit.baselines.common.ranked import RankOptions, choose_units, derive_by
 from edgevit.data.task import open_task
 from edgevit.derivation.problem import Problem
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import family_of
 
 WIDE = RankOptions(attention="both", cut_embedding=True)
 
@@ -29,20 +28,19 @@ def problem(small_vit: Callable[..., Any], tmp_path: Path) -> Problem:
 
 def rising(problem: Problem) -> Scores:
     """The last units of every kind are worth most."""
-    family = family_of(problem.network)
 
     def up(*shape: int) -> torch.Tensor:
         return (torch.arange(shape[-1], dtype=torch.float64) + 1).expand(shape).clone()
 
-    dims = [block.dims for block in family.read(problem.network)]
+    dims = list(problem.network.dims)
     blocks = [UnitScores(up(d.heads, d.qk), up(d.heads, d.vo), up(d.heads), up(d.ffn)) for d in dims]
-    return Scores(blocks, up(family.geometry(problem.network).embed))
+    return Scores(blocks, up(problem.network.geometry.embed))
 
 
 def test_the_plan_keeps_the_highest_of_every_kind(problem: Problem) -> None:
     scores = rising(problem)
     plan = plan_of(problem.network, scores, choose_units(problem, WIDE, scores))
-    before = family_of(problem.network).read(problem.network)
+    before = problem.network.read()
     for block, base in zip(plan.blocks, before, strict=True):
         a, f = block.attention, block.ffn
         assert a is not None and f is not None and a.weights is not None and base.attention is not None

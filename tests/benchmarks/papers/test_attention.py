@@ -17,7 +17,6 @@ from benchmarks.sources import Source, add_source
 from edgevit.data.task import open_task
 from edgevit.network.anatomy import attentions
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import vit
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -25,19 +24,19 @@ from edgevit.train.settings import Training
 def test_cuts_keep_what_is_worth_most_and_the_function_where_all_is_kept(small_vit: Callable[..., Any]) -> None:
     base = describe(small_vit(num_classes=2), "vit_tiny_patch16_224", {"num_classes": 2})
     task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
-    cuts = attention.Cuts(base.network, task)
+    cuts = attention.Cuts(base, task)
     images, labels = next(task.train.subset(attention.IMAGES).batches(attention.IMAGES))
     with torch.no_grad():
-        whole = base.network(images[:4])
+        whole = base(images[:4])
         for kind in attention.CRITERIA:
             again, half = (cuts.dimensions(kind, share) for share in (1.0, 0.5))
             torch.testing.assert_close(again(images[:4]), whole, rtol=1e-4, atol=1e-4)
-            assert {(a.qk, a.vo) for a in attentions(vit.read(half))} == {(16, 16)}, kind
-    assert [a.heads for a in attentions(vit.read(cuts.heads(1)))] == [1, 1]
+            assert {(a.qk, a.vo) for a in attentions(half.read())} == {(16, 16)}, kind
+    assert [a.heads for a in attentions(cuts.heads(1).read())] == [1, 1]
 
     # The gradient by a factor on one dimension of the values is that of the weights that make it.
-    qkv = base.network.blocks[0].attn.qkv
-    gradients = torch.autograd.grad(F.cross_entropy(base.network(images), labels), (qkv.weight, qkv.bias))
+    qkv = base.module.blocks[0].attn.qkv
+    gradients = torch.autograd.grad(F.cross_entropy(base(images), labels), (qkv.weight, qkv.bias))
     by_weights = sum(float((w * g)[-1].detach().sum()) for w, g in zip((qkv.weight, qkv.bias), gradients, strict=True))
     assert float(cuts.gates[0].vo.mean(0)[-1, -1]) == pytest.approx(by_weights, rel=1e-3)
 
@@ -49,9 +48,9 @@ def test_cuts_keep_what_is_worth_most_and_the_function_where_all_is_kept(small_v
 def test_importance_is_handed_back_through_the_size_of_weights(small_vit: Callable[..., Any]) -> None:
     network = small_vit(num_classes=2)
     found = attention.propagated(network)
-    last = network.blocks[-1]
+    last = network.module.blocks[-1]
     with torch.no_grad():
-        worth = (network.head.weight * network.norm.weight).abs().sum(0)
+        worth = (network.module.head.weight * network.module.norm.weight).abs().sum(0)
         fc1 = (last.mlp.fc1.weight * last.norm2.weight).abs()
         worth = worth + worth @ last.mlp.fc2.weight.abs() @ fc1
         vo = (worth @ last.attn.proj.weight.abs()).unflatten(0, (last.attn.num_heads, -1))
@@ -78,7 +77,7 @@ def test_the_section_has_a_line_for_every_criterion() -> None:
 def test_moments_are_of_the_tokens_that_are_chosen(small_vit: Callable[..., Any]) -> None:
     base = describe(small_vit(num_classes=2), "vit_tiny_patch16_224", {"num_classes": 2})
     task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
-    network, images = base.network, task.train.subset(attention.IMAGES)
+    network, images = base, task.train.subset(attention.IMAGES)
     found = {(kind, draw): of for kind, draw, of in attention.moments(network, task, [0, 1])}
     draws = {(f"random {count}", draw) for count in attention.DRAWN for draw in range(attention.DRAWS)}
     assert found.keys() - draws == {
@@ -88,7 +87,7 @@ def test_moments_are_of_the_tokens_that_are_chosen(small_vit: Callable[..., Any]
     assert every is not None and one is not None and found["weights", 0] is None
     # All tokens, chosen one by one, are all tokens.
     passes = open_passes(Training(device="cpu"))
-    tokens = vit.geometry(network).tokens
+    tokens = network.geometry.tokens
     chosen = attention.random_tokens(len(images), tokens, tokens, 0)
     assert (chosen.sort(1).values == torch.arange(tokens)).all()
     for ours, theirs in zip(attention.token_moments(network, images, chosen, passes), every, strict=True):

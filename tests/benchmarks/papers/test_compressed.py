@@ -15,6 +15,7 @@ from torch import nn
 from benchmarks.papers.compressed import write_int8, zero_least
 from edgevit.exporting.graph import write_onnx
 from edgevit.exporting.session import OnnxModel
+from edgevit.network.network import Network
 
 
 def test_the_weights_of_least_magnitude_of_each_layer_are_zero() -> None:
@@ -34,7 +35,7 @@ def test_the_weights_of_least_magnitude_of_each_layer_are_zero() -> None:
 
 
 def test_the_weights_of_products_are_int8_and_the_file_answers_for_any_batch(tmp_path: Path) -> None:
-    network = timm.create_model(NAME, num_classes=2, **ARGS).eval()
+    network = Network(timm.create_model(NAME, num_classes=2, **ARGS).eval())
     file, int8 = tmp_path / "model.onnx", tmp_path / "int8.onnx"
     write_onnx(network, file, input_size=(3, 32, 32), batch="dynamic", opset=20, metadata={})
     write_int8(file, int8)

@@ -15,7 +15,7 @@ from edgevit.derivation.allocate.policy import check_policy_reaches, make_policy
 from edgevit.derivation.methods.skd.dropout import RATES
 from edgevit.derivation.options import SUPERNET, make_config
 from edgevit.derivation.session.supernet import Config
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 MODELS: dict[str, dict[str, Any]] = {
     "rendered": bases.RENDERED_ARGS, "fine": bases.FINE_ARGS, "fashion": bases.FASHION_ARGS,
@@ -59,9 +59,8 @@ def test_every_way_to_drop_is_there_and_rivals_have_two_rates() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_base_has_slices_of_every_size(name: Any) -> None:
-    network = timm.create_model(bases.TIMM_NAME, **MODELS[name])
-    family = family_of(network)
-    dims, geometry = [block.dims for block in family.read(network)], family.geometry(network)
+    network = Network(timm.create_model(bases.TIMM_NAME, **MODELS[name]))
+    dims, geometry = list(network.dims), network.geometry
     for case in {case.rate: case for case in derivations.on_base((case for _, case in CASES), name)}.values():
         budget = make_budget(geometry.macs(dims), geometry.params(dims), rate=case.rate)
         check_policy_reaches(dims, geometry, budget, make_policy(case.shape))

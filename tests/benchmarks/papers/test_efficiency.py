@@ -26,7 +26,7 @@ from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import check_policy_reaches, make_policy
 from edgevit.derivation.methods import load_method
 from edgevit.derivation.options import make_config
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 
@@ -51,9 +51,8 @@ def test_every_method_has_options_of_its_own_and_a_shape_that_reaches_the_highes
     shape, options = METHODS[name]
     module = load_method(name)
     assert isinstance(make_config(name, module.Config, options), module.Config)
-    network = timm.create_model("deit_tiny_patch16_224", num_classes=2)
-    family = family_of(network)
-    dims, geometry = [block.dims for block in family.read(network)], family.geometry(network)
+    network = Network(timm.create_model("deit_tiny_patch16_224", num_classes=2))
+    dims, geometry = list(network.dims), network.geometry
     budget = make_budget(geometry.macs(dims), geometry.params(dims), rate=max(RATES))
     check_policy_reaches(dims, geometry, budget, make_policy(shape))
 
@@ -113,16 +112,16 @@ def test_a_block_that_does_nothing_goes_first(tmp_path: Path) -> None:
     edgevit.base(NAME, out=folder, data="digits", **efficiency.ACCEPTED, **given)
     model = edgevit.load(folder)
     with torch.no_grad():
-        for layer in (model.network.blocks[2].attn.proj, model.network.blocks[2].mlp.fc2):
+        for layer in (model.module.blocks[2].attn.proj, model.module.blocks[2].mlp.fc2):
             layer.weight.zero_()
             layer.bias.zero_()
     task = open_task("digits", None, preprocessing=model.preprocessing, base_outputs=10)
     images = next(task.train.subset(64).batches(64))[0]
     shorter = efficiency.without_blocks(model, model.spec, [2])
     with torch.inference_mode():
-        answers = model.network(images)
-        torch.testing.assert_close(shorter.network(images), answers)
-    assert len(shorter.spec.blocks) == 3 and len(model.network.blocks) == 4
+        answers = model(images)
+        torch.testing.assert_close(shorter(images), answers)
+    assert len(shorter.spec.blocks) == 3 and len(model.blocks) == 4
 
     class Answered:
         """Images whose label is what the model says."""

@@ -25,7 +25,7 @@ def test_a_model_is_like_itself_and_less_like_one_that_lost_tokens(small_vit: Ca
     mean, token = layerwise.tokens_by_block(network, images)[-1]
     with torch.no_grad():
         seen: list[torch.Tensor] = []
-        network.norm.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        network.module.norm.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
         network(images)
     torch.testing.assert_close(mean.float(), seen[0].mean(1), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(token.float(), seen[0][:, 0], rtol=1e-4, atol=1e-5)

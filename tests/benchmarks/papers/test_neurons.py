@@ -14,7 +14,6 @@ from benchmarks.papers import neurons
 from edgevit.data.task import open_task
 from edgevit.network.anatomy import Block
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import vit
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -41,13 +40,15 @@ def test_a_network_is_looked_at_block_by_block_and_shown(small_vit: Callable[...
     network = small_vit()
     base = describe(network, "vit_tiny_patch16_224", {})
     task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
-    network, passes = base.network, open_passes(Training(device="cpu"))
-    blocks = vit.read(network)
-    slim = vit.build(network, [blocks[0], Block(blocks[1].attention, None)])
+    network, passes = base, open_passes(Training(device="cpu"))
+    blocks = network.read()
+    slim = network.build([blocks[0], Block(blocks[1].attention, None)])
     found = neurons.highest(slim, task.test, passes)
     assert found[1] is None and found[0] is not None
     inputs: list[torch.Tensor] = []
-    hook = slim.blocks[0].mlp.fc2.register_forward_hook(lambda _, given, __: inputs.append(given[0][:, 1:].sum(1)))
+    hook = slim.module.blocks[0].mlp.fc2.register_forward_hook(
+        lambda _, given, __: inputs.append(given[0][:, 1:].sum(1))
+    )
     images, _ = next(task.test.batches(len(task.test)))
     slim(images)
     hook.remove()

@@ -18,7 +18,7 @@ from edgevit.derivation.feasibility import Target
 from edgevit.derivation.methods import load_method
 from edgevit.derivation.options import make_config
 from edgevit.errors import BudgetError
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 IMAGES = {
     "demo": {4: 1800, 3: 1350, 2: 900},
@@ -59,9 +59,8 @@ def test_every_case_is_another_reaches_its_rate_and_has_options_of_its_method(na
     found = cases(name)
     assert len({case.key("b") for case in found}) == len(found)
     arguments, outputs = MODELS[name]
-    network = timm.create_model(bases.TIMM_NAME, num_classes=outputs, **arguments)
-    family = family_of(network)
-    dims, geometry = [block.dims for block in family.read(network)], family.geometry(network)
+    network = Network(timm.create_model(bases.TIMM_NAME, num_classes=outputs, **arguments))
+    dims, geometry = list(network.dims), network.geometry
     whole = geometry.macs(dims), geometry.params(dims)
     for case in found:
         module = load_method(case.method)
@@ -73,9 +72,8 @@ def test_every_case_is_another_reaches_its_rate_and_has_options_of_its_method(na
 @pytest.mark.parametrize(("name", "beyond"), [("demo", [0.8]), ("rendered", []), ("fine", []), ("fashion", [])])
 def test_heart_has_the_rates_that_tokens_and_heads_alone_can_reach(name: str, beyond: list[float]) -> None:
     arguments, outputs = MODELS[name]
-    network = timm.create_model(bases.TIMM_NAME, num_classes=outputs, **arguments)
-    family = family_of(network)
-    dims, geometry = [block.dims for block in family.read(network)], family.geometry(network)
+    network = Network(timm.create_model(bases.TIMM_NAME, num_classes=outputs, **arguments))
+    dims, geometry = list(network.dims), network.geometry
     module, refused = load_method("heart"), set()
     found = [case for case in cases(name) if case.variant == "heart"]
     assert {case.rate for case in found} == {0.8, 0.6, 0.4, 0.2} and {case.shape for case in found} == {"paper"}

@@ -8,6 +8,7 @@ from small_base import ARGS, NAME, images
 
 from benchmarks.papers.uneven import OneByOne, Widths, drawn, even, one_by_one
 from edgevit.network.anatomy import BlockDims
+from edgevit.network.network import Network
 
 DIMS = BlockDims(heads=6, qk=64, vo=64, ffn=1536)
 
@@ -38,7 +39,7 @@ def test_drawn_widths_add_up_to_the_equal_ones_and_are_the_same_for_a_seed() -> 
     assert all(len(widths) == 6 and sum(widths) == 384 and min(widths) > 0 for block in blocks for widths in block)
     assert len({*blocks, *even([DIMS])}) == 13 and all(block.qk != block.vo for block in blocks)
     assert str(Widths((4, 60), (50, 14))) == "qk 4+60, vo 50+14"
-    network = timm.create_model(NAME, num_classes=2, **ARGS).eval()
+    network = Network(timm.create_model(NAME, num_classes=2, **ARGS).eval())
     params = sum(p.numel() for p in network.parameters())
     one_by_one(network, drawn([BlockDims(2, 32, 32, 256)] * 2, seed=0))
     assert sum(p.numel() for p in network.parameters()) == params and network(images()).shape == (2, 2)

@@ -15,7 +15,6 @@ from benchmarks.product import drawings
 from benchmarks.product.drawings import Drawn
 from edgevit.derivation.solve.factorise import effective_rank
 from edgevit.network.anatomy import Block
-from edgevit.network.families import vit
 from edgevit.reporting.axes import AccuracyTask
 
 TASK = AccuracyTask(("cat", "dog"), None)
@@ -23,8 +22,8 @@ TASK = AccuracyTask(("cat", "dog"), None)
 
 def test_everything_is_drawn_that_a_folder_has(small_vit: Callable[..., Any]) -> None:
     network = small_vit()
-    blocks = vit.read(network)
-    slim = vit.build(network, [blocks[0], Block(None, blocks[1].ffn)])
+    blocks = network.read()
+    slim = network.build([blocks[0], Block(None, blocks[1].ffn)])
     history = [
         {"stage": "finetune base", "step": 9, "loss_task": 9.0},
         {"stage": "train", "step": 0, "accuracy_trained": 0.5, "accuracy_pruned": 0.1},
@@ -39,7 +38,7 @@ def test_everything_is_drawn_that_a_folder_has(small_vit: Callable[..., Any]) ->
         },
     ]
     history += [{"stage": "train", "step": step, "lambda_1": step / 5} for step in (5, 10)]
-    models = [Drawn("a", tuple(b.dims for b in vit.read(slim)), history, slim, TASK)]
+    models = [Drawn("a", slim.dims, history, slim, TASK)]
     made = dict(drawings.drawings(models))
     assert set(made) == {"accuracy", "lambda_1", "loss_task", "neurons", "qk", "vo", "ranks"}
     assert all(ElementTree.fromstring(text).tag.endswith("svg") for text in made.values())
@@ -59,7 +58,7 @@ def test_everything_is_drawn_that_a_folder_has(small_vit: Callable[..., Any]) ->
 
 def test_curves_of_different_tasks_are_on_no_axis_together(small_vit: Callable[..., Any]) -> None:
     network = small_vit()
-    dims = tuple(block.dims for block in vit.read(network))
+    dims = network.dims
     history = [{"stage": "train", "step": step, "accuracy_trained": 0.5, "loss_task": 1.0} for step in (0, 5)]
     other = AccuracyTask(("cat", "fox"), None)
     pair = [Drawn("a", dims, history, network, TASK), Drawn("b", dims, history, network, other)]

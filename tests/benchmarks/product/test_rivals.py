@@ -17,7 +17,7 @@ from edgevit.derivation.feasibility import Target
 from edgevit.derivation.methods import load_method
 from edgevit.derivation.options import make_config
 from edgevit.errors import BudgetError
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 MODELS: dict[str, dict[str, Any]] = {
     "rendered": bases.RENDERED_ARGS, "fine": bases.FINE_ARGS, "fashion": bases.FASHION_ARGS,
@@ -32,9 +32,8 @@ def test_lower_rates_are_run_where_they_are_asked_for() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_rival_reaches_the_lower_rates(name: str) -> None:
-    network = timm.create_model(bases.TIMM_NAME, num_classes=10, **MODELS[name])
-    family = family_of(network)
-    dims, geometry = [block.dims for block in family.read(network)], family.geometry(network)
+    network = Network(timm.create_model(bases.TIMM_NAME, num_classes=10, **MODELS[name]))
+    dims, geometry = list(network.dims), network.geometry
     reached = set()
     for part, case in rivals.cases((4,), rivals.LOWER):
         if part == "cut" and case.seed == 42:

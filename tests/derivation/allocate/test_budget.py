@@ -15,7 +15,7 @@ from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.cost_table import load_cost_table
 from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.errors import BudgetError, CostTableError
-from edgevit.network.families import vit
+from edgevit.network.network import Network
 from edgevit.train.settings import Training
 
 TABLE = Path(__file__).with_name("cost_table.yaml")
@@ -32,7 +32,6 @@ from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived
 from edgevit.derivation.realise import realise
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import family_of
 
 QUANTITIES = ("macs", "params", "ms")
 
@@ -47,7 +46,7 @@ def default_steps(config, rate, images, batch_size):
 
 
 def derive(problem, config):
-    prices, blocks = problem.budget.prices, family_of(problem.network).read(problem.network)
+    prices, blocks = problem.budget.prices, problem.network.read()
     menus = [
         BlockMenu(
             [Choice(prices.attention(b.dims.heads, w, w), 1 - w / b.dims.qk, w) for w in range(16, 65, 8)],
@@ -98,9 +97,9 @@ def derive(tmp_path):
 
 
 def test_the_measured_table_is_of_the_benchmarks_base():
-    network = timm.create_model("vit_tiny_patch16_224", **ARGS)
-    table, dims = load_cost_table(TABLE), [b.dims for b in vit.read(network)]
-    table.check("vit", dims, vit.geometry(network), POLICIES["fused"])
+    network = Network(timm.create_model("vit_tiny_patch16_224", **ARGS))
+    table, dims = load_cost_table(TABLE), list(network.dims)
+    table.check("vit", dims, network.geometry, POLICIES["fused"])
     prices = table.in_quantity("ms")
     assert "torch" in table.measured_on and prices.fixed < prices.base == prices.cost(dims)
 

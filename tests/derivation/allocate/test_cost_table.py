@@ -15,7 +15,6 @@ from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.cost_table import CostTable, Origin, load_cost_table
 from edgevit.derivation.allocate.policy import POLICIES, check_policy_reaches, smallest
 from edgevit.errors import BudgetError, CostTableError, OptionError
-from edgevit.network.families import vit
 
 ATTENTION = {(h, w): round(h / 10 + w / 100, 3) for h in (1, 2) for w in (16, 24, 32)}
 FFN = {w: round(0.05 + w / 1000, 3) for w in (8, 64, 128, 256)}
@@ -45,7 +44,7 @@ def measured(**more: Any) -> CostTable:
 @pytest.fixture(scope="module")
 def base(small_vit: Any) -> Any:
     network = small_vit()
-    return [b.dims for b in vit.read(network)], vit.geometry(network)
+    return list(network.dims), network.geometry
 
 
 @pytest.fixture

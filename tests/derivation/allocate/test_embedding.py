@@ -17,7 +17,6 @@ from edgevit.derivation.realise import narrow_embedding
 from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import BudgetError
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import family_of
 
 
 @pytest.mark.parametrize(
@@ -90,9 +89,9 @@ def test_rungs_that_cannot_hold_the_budget_are_passed_over() -> None:
 
 def test_costs_at_a_width_are_those_of_the_narrow_network(small_vit: Any) -> None:
     network = small_vit(qkv_bias=False)
-    slim = family_of(network).with_embedding(network, encoder(flat_basis(64), 24))
-    assert geometry_at(network, 24) == family_of(network).geometry(slim)
-    assert geometry_at(network, 64) == family_of(network).geometry(network)
+    slim = network.with_embedding(encoder(flat_basis(64), 24))
+    assert geometry_at(network, 24) == slim.geometry
+    assert geometry_at(network, 64) == network.geometry
     assert not any(p.is_meta for p in network.parameters()), "the network itself was changed"
 
 

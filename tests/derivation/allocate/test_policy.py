@@ -15,7 +15,7 @@ from edgevit.derivation.allocate.policy import POLICIES, Widths, fit, make_polic
 from edgevit.derivation.allocate.widths import adaptive_widths
 from edgevit.errors import BudgetError, OptionError, UnknownNameError
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import vit
+from edgevit.network.network import Network
 from edgevit.numbers import parse_count
 from edgevit.text import format_count
 
@@ -27,8 +27,8 @@ def geometries():
     found = {}
     for name in DEITS:
         with torch.device("meta"):
-            model = timm.create_model(name)
-        found[name] = vit.geometry(model), [b.dims for b in vit.read(model)]
+            model = Network(timm.create_model(name))
+        found[name] = model.geometry, list(model.dims)
     return found
 
 
@@ -139,10 +139,9 @@ def test_unknown_policies_and_multiples_are_refused():
 @pytest.mark.parametrize("shape", ["fused", "paper"])
 @pytest.mark.parametrize("axis", ["qk", "neurons"])
 def test_an_axis_that_is_frozen_stays_and_what_is_tied_to_it_too(small_vit, shape, axis):
-    from edgevit.network.families import vit
 
     network, policy = small_vit(), POLICIES[shape]
-    base, geometry = [b.dims for b in vit.read(network)], vit.geometry(network)
+    base, geometry = list(network.dims), network.geometry
     sites = tuple(replace(site, frozen={**site.frozen, axis: "rotary"}) for site in geometry.sites)
     frozen = replace(geometry, sites=sites)
     budget = make_budget(geometry.macs(base), 1, rate=0.15)

@@ -22,8 +22,8 @@ from edgevit.network.checkpoint import describe
 def problem(small_vit: Any, tmp_path: Path) -> Problem:
     """Of a base whose second FFN is affine."""
     network = small_vit()
-    network.head.weight.data.normal_()
-    network.blocks[1].mlp.act = nn.Identity()
+    network.module.head.weight.data.normal_()
+    network.module.blocks[1].mlp.act = nn.Identity()
     base = describe(network, "vit_tiny_patch16_224", {})
     task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
     return untrained(base, task, 0.5, tmp_path)
@@ -49,14 +49,14 @@ def test_what_is_lost_is_that_of_a_network_with_the_maps_in_place(problem: Probl
     taught = F.log_softmax(network(pixels).double(), 1)
 
     def lost(block: int, *names: str) -> float:
-        whole = {name: getattr(network.blocks[block], name) for name in names}
+        whole = {name: getattr(network.module.blocks[block], name) for name in names}
         for name in names:
             one = found[block][name == "mlp"]
             assert one is not None
-            setattr(network.blocks[block], name, InPlace(one.weight, one.bias))
+            setattr(network.module.blocks[block], name, InPlace(one.weight, one.bias))
         told = F.log_softmax(network(pixels).double(), 1)
         for name, module in whole.items():
-            setattr(network.blocks[block], name, module)
+            setattr(network.module.blocks[block], name, module)
         return float(F.kl_div(told, taught, log_target=True, reduction="batchmean"))
 
     expected = [[lost(i, "attn"), lost(i, "mlp")] for i in range(2)]

@@ -32,7 +32,7 @@ def test_the_bases_answers_are_taken_once(small_vit: Any, tmp_path: Path) -> Non
     problem = replace(untrained(base, task, 0.5, tmp_path), cache=Cache(tmp_path / "cache"))
     images = task.train.subset(5)
     first = base_answers(problem, images)
-    assert torch.equal(first, answers(problem.network, images, problem.columns, problem.passes))
+    assert torch.equal(first, answers(problem.network, images, problem.passes))
     assert problem.cache.reused == []
     later = replace(problem, cache=Cache(tmp_path / "cache"))  # another derivation, of any budget
     assert torch.equal(base_answers(later, images), first)
@@ -47,6 +47,6 @@ def test_answers_are_among_the_columns_asked_for(small_vit: Any) -> None:
     task = open_task("digits", "3,7", preprocessing=describe(network, "vit_tiny_patch16_224", {}).preprocessing,
                      base_outputs=10)  # fmt: skip
     images = task.train.subset(5)
-    found = answers(network, images, [7, 3], open_passes(Training(device="cpu")))
+    found = answers(network.with_columns([7, 3]), images, open_passes(Training(device="cpu")))
     logits = network(next(iter(images.batches(5)))[0]).double()
     torch.testing.assert_close(found, logits[:, [7, 3]].log_softmax(1), atol=1e-6, rtol=1e-6)

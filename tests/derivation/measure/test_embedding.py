@@ -21,7 +21,6 @@ from edgevit.derivation.measure.thinning import Thinning
 from edgevit.derivation.solve.embedding import flat_basis
 from edgevit.errors import DataError
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import family_of
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -38,7 +37,7 @@ def task(small_vit: Any) -> Any:
 @pytest.mark.parametrize("args", [{}, {"global_pool": "avg"}], ids=["class token", "pooled before its norm"])
 def test_tokens_that_the_answers_do_not_feel_weigh_nothing(small_vit: Any, task: Any, args: dict[str, Any]) -> None:
     network = small_vit(**args)
-    weights = token_weights(network, task.train.subset(16), COLUMNS, PASSES)
+    weights = token_weights(network.with_columns(COLUMNS), task.train.subset(16), PASSES)
     assert len(weights) == 5 and all((w >= 0).all() and w.sum() > 0 for w in weights)
     last = weights[-1]
     if args:
@@ -51,13 +50,12 @@ def test_the_first_directions_hold_what_the_tokens_have(small_vit: Any, task: An
     """Tokens of a network without blocks are patches and positions: 17 tokens' means span what varies least often."""
     network = small_vit()
     images = task.train.subset(16)
-    family = family_of(network)
     even = [torch.ones(17).double()] * 4 + [torch.ones(17).double()]
     directions = measure_tokens(network, images, even, PASSES).directions
     assert directions.shape == (64, 63)
     seen: list[torch.Tensor] = []
     hooks = [n.register_forward_hook(lambda n, x, _: seen.append(F.layer_norm(x[0], (64,), eps=n.eps).flatten(0, 1)))
-             for n in family.token_norms(network)]  # fmt: skip
+             for n in network.token_norms]  # fmt: skip
     with torch.no_grad():
         for batch, _ in images.batches(16):
             network(batch)
@@ -73,7 +71,7 @@ def test_the_first_directions_hold_what_the_tokens_have(small_vit: Any, task: An
 @pytest.mark.parametrize("args", [{}, {"global_pool": "avg"}], ids=["class token", "pooled before its norm"])
 def test_thinned_moments_are_those_of_the_tokens_taken(small_vit: Any, task: Any, args: dict[str, Any]) -> None:
     network, images = small_vit(**args), task.train.subset(8)
-    norms = family_of(network).token_norms(network)
+    norms = network.token_norms
     even = [*[torch.ones(17).double()] * 4, torch.ones(1 if args else 17).double()]
     moments = TokenMoments(network, even, PASSES, Thinning(3, 17, 1))
     seen: dict[int, torch.Tensor] = {}
@@ -92,7 +90,7 @@ def test_thinned_moments_are_those_of_the_tokens_taken(small_vit: Any, task: Any
 def test_tokens_that_are_no_numbers_are_refused(small_vit: Any, task: Any) -> None:
     network = small_vit()
     with torch.no_grad():
-        network.cls_token.fill_(torch.nan)
+        network.module.cls_token.fill_(torch.nan)
     with pytest.raises(DataError, match="tokens are not finite; check the base's weights"):
         measure_tokens(network, task.train.subset(4), [torch.ones(17).double()] * 5, PASSES)
 

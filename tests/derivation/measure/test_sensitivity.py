@@ -10,17 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from edgevit.data.task import open_task
-from edgevit.derivation.measure.sensitivity import (
-    Sensitivity,
-    curvature_sample,
-    measure_sensitivity,
-    random_signs,
-    token_sensitivities,
-)
+from edgevit.derivation.measure.sensitivity import Sensitivity, measure_sensitivity, token_sensitivities
 from edgevit.errors import DataError
 from edgevit.network.checkpoint import describe
 from edgevit.network.copies import bare_copy
-from edgevit.network.families import vit
+from edgevit.network.network import Network
+from edgevit.network.output import Features
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -36,27 +31,22 @@ def network(small_vit: Any) -> Any:
     """A small random ViT whose modules put out enough to be felt."""
     made = small_vit()
     with torch.no_grad():
-        for block in made.blocks:
+        for block in made.module.blocks:
             block.attn.proj.weight.mul_(3)
             block.mlp.fc2.weight.mul_(3)
-        made.head.weight.mul_(5)
+        made.module.head.weight.mul_(5)
     return made.eval()
 
 
 def _felt(network: Any, task: Any, restored: Any = None) -> list[Sensitivity]:
-    outputs, passes = range(network.head.out_features), open_passes(Training(device="cpu"))
-    return measure_sensitivity(network, task.train.subset(128), outputs, passes, restored=restored, stage="")
+    outputs, passes = range(network.module.head.out_features), open_passes(Training(device="cpu"))
+    return measure_sensitivity(
+        network.with_columns(outputs), task.train.subset(128), passes, restored=restored, stage=""
+    )
 
 
 def _images(task: Any, count: int = 128) -> torch.Tensor:
     return torch.cat([batch for batch, _ in task.train.subset(count).batches(32)])
-
-
-def test_the_random_gradients_have_the_curvature_of_the_cross_entropy() -> None:
-    logits = torch.tensor([[0.3, 2.0, -1.0, 0.0]])
-    samples = curvature_sample(logits.expand(20_000, 4), random_signs(20_000, 4, seed=0)).double()
-    p = logits.softmax(1)[0].double()
-    torch.testing.assert_close(samples.mT @ samples / len(samples), p.diag() - torch.outer(p, p), atol=0.01, rtol=0)
 
 
 @pytest.mark.parametrize("restored", [False, True], ids=["", "mean restored"])
@@ -69,7 +59,7 @@ def test_the_predicted_loss_of_a_head_is_what_weakening_it_a_little_costs(
     for head in range(2):
         weaker = bare_copy(network)
         with torch.no_grad():
-            part = vit.read(weaker)[block].attention
+            part = weaker.read()[block].attention
             if restored:
                 part.bo.add_(share * part.wo[head] @ means[block, head])
             part.wo[head] *= 1 - share
@@ -88,18 +78,36 @@ def test_tokens_that_no_answer_depends_on_weigh_least(network: Any, task: Any) -
 def test_gradients_that_are_no_numbers_name_their_block(network: Any, task: Any) -> None:
     broken = bare_copy(network)
     with torch.no_grad():
-        broken.blocks[1].mlp.fc2.bias[3] = float("nan")
+        broken.module.blocks[1].mlp.fc2.bias[3] = float("nan")
     with pytest.raises(DataError, match="the gradients of block 0 are not finite; check the base's weights"):
         _felt(broken, task)
+
+
+def test_features_without_a_classifier_are_felt(small_vit: Any, task: Any) -> None:
+    """Twice the features are felt four times as much, and in units of themselves no more."""
+    network, images = small_vit(num_classes=0), task.train.subset(16)
+    assert isinstance(network.output, Features)
+    passes, found = open_passes(Training(device="cpu")), []
+    for gain, scale in ((1.0, None), (2.0, None), (2.0, torch.full((64,), 2.0))):
+        louder = Network(bare_copy(network.module), network.family, Features(scale))
+        with torch.no_grad():
+            for parameter in louder.module.norm.parameters():
+                parameter.mul_(gain)
+        found.append(measure_sensitivity(louder, images, passes, stage=""))
+    for plain, louder, scaled in zip(*found, strict=True):
+        for name, felt in vars(plain).items():
+            assert felt.isfinite().all() and felt.abs().max() > 0, name
+            torch.testing.assert_close(vars(louder)[name], 4 * felt, rtol=1e-3, atol=1e-9)
+            torch.testing.assert_close(vars(scaled)[name], felt, rtol=1e-3, atol=1e-9)
 
 
 def test_tokens_behind_a_block_are_felt_as_what_it_adds_to_them_is(network: Any, task: Any) -> None:
     """Also where a block has no attention, or no FFN."""
     images, passes = task.train.subset(64), open_passes(Training(device="cpu"))
-    behind = token_sensitivities(network, images, range(10), passes)
-    whole = measure_sensitivity(network, images, range(10), passes, stage="")
+    behind = token_sensitivities(network.with_columns(range(10)), images, passes)
+    whole = measure_sensitivity(network.with_columns(range(10)), images, passes, stage="")
     for found, block in zip(behind, whole, strict=True):
         torch.testing.assert_close(found, block.by_token[1])
     assert behind[-1][0] == behind[-1].max() > 10 * behind[-1][1:].max(), "the head reads the class token alone"
-    halves = vit.build(network, [replace(vit.read(network)[0], attention=None), vit.read(network)[1]])
-    assert [len(f) for f in token_sensitivities(halves, images, range(10), passes)] == [17, 17]
+    halves = network.build([replace(network.read()[0], attention=None), network.read()[1]])
+    assert [len(f) for f in token_sensitivities(halves.with_columns(range(10)), images, passes)] == [17, 17]

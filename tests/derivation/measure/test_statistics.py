@@ -64,7 +64,7 @@ def test_all_statistics_are_those_of_the_tokens_whatever_the_batches(small_vit, 
     monkeypatch.setattr(passes, "IMAGES", 8)
     network, images = small_vit(), task.train.subset(32)
     seen = {}
-    block = network.blocks[1]
+    block = network.module.blocks[1]
     hooks = [
         block.mlp.act.register_forward_hook(lambda _, __, out: seen.update(h=out.flatten(0, 1).double())),
         block.attn.register_forward_hook(lambda _, given, __: seen.update(x=given[0].flatten(0, 1).double())),
@@ -96,9 +96,9 @@ def test_tokens_are_weighted_by_what_the_loss_would_lose_with_them(small_vit, ta
     monkeypatch.setattr(passes, "IMAGES", 5)
     network, images = small_vit(), task.train.subset(12)
     columns = task.base_columns
-    taken = take(network, images, factorisation="tokens", columns=columns)[0]
+    taken = take(network.with_columns(columns), images, factorisation="tokens")[0]
     kept = []
-    hook = network.blocks[0].attn.register_forward_hook(lambda _, given, __: kept.append(given[0]))
+    hook = network.module.blocks[0].attn.register_forward_hook(lambda _, given, __: kept.append(given[0]))
     total, weights = torch.zeros(65, 65, dtype=torch.float64), 0.0
     for batch, labels in images.batches(1):  # one image at a time: no image's loss reaches another's tokens
         kept.clear()
@@ -131,7 +131,7 @@ def test_too_few_calibration_images_are_refused_with_the_fewest_that_do(small_vi
 def test_statistics_that_are_no_numbers_name_their_block(small_vit, task):
     network = small_vit()
     with torch.no_grad():
-        network.blocks[1].mlp.fc1.bias[3] = float("nan")
+        network.module.blocks[1].mlp.fc1.bias[3] = float("nan")
     with pytest.raises(DataError, match="activation of block 1 is not finite"):
         take(network, task.train.subset(4))
 

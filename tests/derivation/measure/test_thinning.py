@@ -15,7 +15,7 @@ def test_of_many_tokens_as_many_are_taken_as_determine_the_widest_ffn(small_vit:
     network = small_vit()  # 17 tokens
     for images, every in ((512, 1), (5000, 3), (25_000, 16)):  # one in 17 would be the same place in every image
         assert thinning(network, images, 8) == Thinning(every, 17, 1)
-    widest = max(block.mlp.fc1.out_features for block in network.blocks)
+    widest = max(block.mlp.fc1.out_features for block in network.module.blocks)
     assert thinning(network, 5000, ENOUGH_TOKENS // widest + 1).every == 3
     assert thinning(network, 5000, 2 * ENOUGH_TOKENS // widest).every == 1
 

@@ -43,7 +43,7 @@ def test_an_unfinished_run_goes_on_with_the_same_images_and_not_with_others_of_t
             for i in range(4):
                 Image.new("RGB", (8, 8), (shade, i, 0)).save(tmp_path / name / f"{i}.bmp")
         task = open_task(tmp_path, None, preprocessing=base.preprocessing, base_outputs=2)
-        opened = Opened("b", base, None, task, None, None, None, "subset", base.network, [0, 1])
+        opened = Opened("b", base, None, task, None, None, None, "subset", base.with_columns([0, 1]))
         return opened.resume_key(Training())
 
     first = resolved({"cat": 10, "dog": 200})

@@ -64,7 +64,7 @@ def test_the_base_is_cut_after_training_and_its_losses_are_those_of_the_labels(
         NAME, checkpoint=digits_checkpoint, pretrained=False, model_args=ARGS, preprocessing=PREPROCESSING
     )
     task = open_task("digits", ["3", "7", "9"], preprocessing=model.preprocessing, base_outputs=10)
-    network = with_classes(model.network, task.base_columns).eval()
+    network = with_classes(model, task.base_columns).eval()
     images, labels = next(task.validation.batches(len(task.validation)))
     (kept,) = (tmp_path / "cache").glob("finetuned-*.safetensors")
     losses, logits = [], torch.empty(0)
@@ -76,7 +76,7 @@ def test_the_base_is_cut_after_training_and_its_losses_are_those_of_the_labels(
     assert [begun.loss_validation_base, begun.loss_validation_finetuned] == pytest.approx(losses, rel=1e-4)
     assert losses[1] < losses[0]
     # forge imitates what it was given
-    slim = made.model.network.eval()
+    slim = made.model.eval()
     with torch.inference_mode():
         assert (slim(images) - logits).norm() < 0.25 * logits.norm()
     finetuned = record.accuracy.base_finetuned
@@ -90,7 +90,7 @@ def test_to_be_surer_alone_is_not_better(digits_checkpoint: Path, tmp_path: Path
     task = open_task("digits", ["3", "7", "9"], preprocessing=model.preprocessing, base_outputs=10)
     problem = untrained(model, task, 0.5, tmp_path)
     surer = bare_copy(problem.network)
-    for parameter in surer.get_classifier().parameters():
+    for parameter in surer.module.get_classifier().parameters():
         parameter.data.mul_(3)
     losses = [loss_on_validation(problem, network) for network in (problem.network, surer)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0] > 0.01
@@ -105,7 +105,7 @@ def test_the_better_of_both_is_the_one_of_less_loss(
     assert found(made).network == taken
     told = ("finetuned", {}) if same == "base_steps" else ("base", {"base_steps": None})
     other = start(digits_checkpoint, tmp_path / "other", told[0], training=training, **told[1])
-    assert_same_weights(made.model.network.state_dict(), other.model.network.state_dict())
+    assert_same_weights(made.model.state_dict(), other.model.state_dict())
     card, line = (tmp_path / "m" / "README.md").read_text(), found(made).format()
     assert line in card and f"pruned from the base {'after training' if taken == 'finetuned' else 'as it is'}" in line
     assert "cut from" not in (tmp_path / "other" / "README.md").read_text() or taken == "finetuned"
@@ -120,7 +120,7 @@ def test_budgets_share_one_trained_base(digits_checkpoint: Path, tmp_path: Path)
     assert "finetuned" in made[1].record.facts.reused
     assert found(made[0]) == found(made[1])
     alone = start(digits_checkpoint, tmp_path / "alone", "finetuned", rate=0.5, cache=False)
-    assert_same_weights(made[1].model.network.state_dict(), alone.model.network.state_dict())
+    assert_same_weights(made[1].model.state_dict(), alone.model.state_dict())
 
 
 def test_methods_share_one_trained_base(
@@ -180,7 +180,7 @@ def test_going_on_with_another_start_is_refused(
             start(digits_checkpoint, tmp_path / "m", **other, cache=False, resume=True)
     resumed = start(digits_checkpoint, tmp_path / "m", "finetuned", cache=False, resume=True)
     whole = start(digits_checkpoint, tmp_path / "whole", "finetuned", cache=False)
-    assert_same_weights(resumed.model.network.state_dict(), whole.model.network.state_dict())
+    assert_same_weights(resumed.model.state_dict(), whole.model.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from edgevit.derivation.session.derive import derive
 from edgevit.derivation.session.supernet import supernet
 from edgevit.errors import BudgetError, CheckpointError, Interrupted, OptionError
 from edgevit.network.checkpoint import load, open_base
-from edgevit.network.families import vit
 from edgevit.records.derivation import Accuracies
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.passes import accuracy_of, open_passes
@@ -74,14 +73,14 @@ def test_the_folder_is_a_model_folder_and_its_curve_is_that_of_its_slices(net):
     passes = open_passes(Training(device="cpu"))
     assert [round(p.rate, 1) for p in net.curve] == [0.0, 0.2, 0.4, 0.7]
     for point in net.curve:
-        slim = opened.network
+        slim = opened
         if point.rate:
             budget = make_budget(opened.spec.macs, opened.spec.params, macs=point.macs)
             slim = net.slice(slim, budget, POLICIES["fused"])
-        blocks = [b.dims for b in vit.read(slim)]
-        assert vit.geometry(slim).macs(blocks) == point.macs
+        blocks = list(slim.dims)
+        assert slim.geometry.macs(blocks) == point.macs
         assert sum(p.numel() for p in slim.parameters()) == point.params
-        seen = accuracy_of(slim, task.validation, task.base_columns, task.class_names, passes)
+        seen = accuracy_of(slim.with_columns(task.base_columns), task.validation, task.class_names, passes)
         assert seen.top1 == point.top1
     lines = [json.loads(line) for line in (net.folder / "history.jsonl").read_text().splitlines()]
     assert {"accuracy_trained", "accuracy_pruned", "units_kept", "loss_task"} <= set(lines[-1])
@@ -102,7 +101,7 @@ def test_a_slice_of_any_size_obeys_the_shape_policy_and_is_part_of_the_network(n
     spec, whole = made.model.spec, load(net.folder)
     assert 0 <= (1 - rate) * whole.spec.macs - spec.macs < max(u.macs for u in net.order), "no unit more would fit"
     policy = POLICIES[shape]
-    for block, slim, full in zip(spec.blocks, vit.read(made.model.network), vit.read(whole.network), strict=True):
+    for block, slim, full in zip(spec.blocks, made.model.read(), whole.read(), strict=True):
         assert block.qk % policy.head_step == block.vo % policy.head_step == block.ffn % policy.ffn_step == 0
         assert min(block.qk, block.vo) >= policy.head_minimum and (block.qk == block.vo or not policy.equal)
         assert torch.equal(slim.ffn.w1, full.ffn.w1[: block.ffn])
@@ -227,7 +226,7 @@ def test_the_embedding_narrows_with_the_slices_if_that_is_asked_for(digits_check
     before, images = 64, torch.randn(2, 3, 32, 32)
     for rate in (0.3, 0.6, 0.85):
         slim = derive(method="skd", supernet=made.folder, rate=rate, out=tmp_path / f"m{rate}")
-        embed = vit.geometry(slim.model.network).embed
+        embed = slim.model.geometry.embed
         plan = ModelFolder(slim.folder).plan()
         assert plan is not None and [s.embed for s in plan.steps] == [embed if embed < 64 else None]
         assert embed <= before and rate <= slim.model.spec.rate < rate + 0.03
@@ -238,7 +237,7 @@ def test_the_embedding_narrows_with_the_slices_if_that_is_asked_for(digits_check
         derive(method="skd", supernet=made.folder, rate=0.97, out=tmp_path / "no")
     table = write_cost_table(tmp_path, narrower=[32])
     timed = derive(method="skd", supernet=made.folder, ms=0.6, cost_table=table, out=tmp_path / "timed")
-    assert timed.record.budget.reached <= 0.6 and vit.geometry(timed.model.network).embed in (32, 48)
+    assert timed.record.budget.reached <= 0.6 and timed.model.geometry.embed in (32, 48)
 
 
 def test_a_folder_that_is_no_super_network_is_refused(net, copied, tmp_path):

@@ -5,7 +5,7 @@ import timm
 import torch
 
 from edgevit.derivation.solve.attention import narrow
-from edgevit.network.families import vit
+from edgevit.network.network import Network
 
 KINDS = {"vit": {}, "no qkv bias": {"qkv_bias": False}}
 
@@ -13,11 +13,11 @@ KINDS = {"vit": {}, "no qkv bias": {"qkv_bias": False}}
 def random_attention(kind):
     torch.manual_seed(0)
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 1, "num_heads": 2, "mlp_ratio": 2.0}
-    model = timm.create_model("vit_tiny_patch16_224", **sizes, num_classes=7, **KINDS[kind]).eval()
+    model = Network(timm.create_model("vit_tiny_patch16_224", **sizes, num_classes=7, **KINDS[kind]).eval())
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))  # biases start at zero, where mistakes do not show
-    return vit.read(model)[0].attention
+    return model.read()[0].attention
 
 
 MOMENTS = {"one token": 1, "class tokens of 5 images": 5, "fewer tokens than features": 40, "all tokens": 900}

@@ -20,7 +20,6 @@ from edgevit.derivation.solve.embedding import (
     refined,
 )
 from edgevit.network.anatomy import BlockDims, decoder
-from edgevit.network.families import family_of
 
 
 def some_directions(width: int) -> torch.Tensor:
@@ -82,12 +81,11 @@ def test_at_full_width_the_function_is_the_same(
     small_vit: Any, family_name: str, name: str, args: dict[str, Any], dims: BlockDims | None
 ) -> None:
     network = shaken(small_vit(name, **args) if dims is None else slimmed(small_vit(name, **args), dims))
-    family = family_of(network)
-    geometry = family.geometry(network)
+    geometry = network.geometry
     if geometry.fixed_embed is not None:
         return
     before = {key: value.clone() for key, value in network.state_dict().items()}
-    rotated = family.with_embedding(network, encoder(some_directions(64), 64))
+    rotated = network.with_embedding(encoder(some_directions(64), 64))
     with torch.no_grad():
         logits, again = network(images().double()), rotated(images().double())
     assert logits.std() > 0.1
@@ -100,15 +98,14 @@ def test_a_narrower_network_costs_what_its_geometry_says(
     small_vit: Any, family_name: str, name: str, args: dict[str, Any]
 ) -> None:
     network = small_vit(name, **args)
-    family = family_of(network)
-    if family.geometry(network).fixed_embed is not None:
+    if network.geometry.fixed_embed is not None:
         return
-    slim = family.with_embedding(network, encoder(some_directions(64), 24))
-    geometry, dims = family.geometry(slim), [block.dims for block in family.read(slim)]
-    assert geometry.embed == 24 and dims == [block.dims for block in family.read(network)]
+    slim = network.with_embedding(encoder(some_directions(64), 24))
+    geometry, dims = slim.geometry, list(slim.dims)
+    assert geometry.embed == 24 and dims == list(network.dims)
     assert sum(p.numel() for p in slim.parameters()) == geometry.params(dims)
-    assert geometry.macs(dims) == family.geometry(network).with_embed(24).macs(dims)
-    assert len(family.token_norms(slim)) == 5
+    assert geometry.macs(dims) == network.geometry.with_embed(24).macs(dims)
+    assert len(slim.token_norms) == 5
     with torch.no_grad():
         assert torch.isfinite(slim(images())).all()
 
@@ -116,36 +113,34 @@ def test_a_narrower_network_costs_what_its_geometry_says(
 def test_a_network_of_few_directions_loses_nothing_when_it_is_narrowed(small_vit: Any) -> None:
     """Tokens that lie in 15 directions need 16 channels."""
     network = shaken(small_vit("vit_tiny_patch16_224"))
-    family = family_of(network)
     held = encoder(some_directions(64), 16)
     project = held.mT @ held * (64 / 16)  # onto the 15 directions
     with torch.no_grad():
-        network.pos_embed.copy_(network.pos_embed @ project)
-        network.cls_token.copy_(network.cls_token @ project)
-        patch = network.patch_embed.proj
+        network.module.pos_embed.copy_(network.module.pos_embed @ project)
+        network.module.cls_token.copy_(network.module.cls_token @ project)
+        patch = network.module.patch_embed.proj
         patch.weight.copy_(torch.tensordot(project, patch.weight, 1))
         patch.bias.copy_(project @ patch.bias)
-        for block in network.blocks:
+        for block in network.module.blocks:
             for layer in (block.attn.proj, block.mlp.fc2):
                 layer.weight.copy_(project @ layer.weight)
                 layer.bias.copy_(project @ layer.bias)
     tokens: list[torch.Tensor] = []
-    for norm in family.token_norms(network):
+    for norm in network.token_norms:
         norm.register_forward_hook(lambda _, given, __: tokens.append(given[0].flatten(0, -2)))
     with torch.no_grad():
         logits = network(images().double())
         seen = torch.cat([t - t.mean(-1, keepdim=True) for t in tokens])
-        slim = family.with_embedding(network, encoder(principal(seen.mT @ seen), 16))
+        slim = network.with_embedding(encoder(principal(seen.mT @ seen), 16))
         torch.testing.assert_close(slim(images().double()), logits, rtol=1e-8, atol=1e-8)
 
 
 def test_tokens_that_leave_go_on_leaving(small_vit: Any) -> None:
     network = shaken(small_vit("vit_tiny_patch16_224"))
-    family = family_of(network)
-    first, second = family.read(network)
-    fewer = family.build(network, [replace(first, tokens=9, merged=True), second])
-    rotated = family.with_embedding(fewer, encoder(some_directions(64), 64))
-    assert [b.dims for b in family.read(rotated)] == [b.dims for b in family.read(fewer)]
+    first, second = network.read()
+    fewer = network.build([replace(first, tokens=9, merged=True), second])
+    rotated = fewer.with_embedding(encoder(some_directions(64), 64))
+    assert list(rotated.dims) == list(fewer.dims)
     with torch.no_grad():
         torch.testing.assert_close(rotated(images().double()), fewer(images().double()), rtol=1e-9, atol=1e-9)
 

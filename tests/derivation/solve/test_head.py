@@ -169,8 +169,8 @@ def test_the_head_of_a_distilled_deit_is_one_for_both_tokens(small_vit: Any, tmp
     model = edgevit.base(
         DISTILLED, out=tmp_path / "base", classes=["3", "5", "8"], **given(tmp_path / "deit.safetensors")
     )
-    network: Any = model.network
-    assert torch.equal(network.head.weight, network.head_dist.weight)
+    network: Any = model
+    assert torch.equal(network.module.head.weight, network.module.head_dist.weight)
     assert model.classes == ["3", "5", "8"] and edgevit.evaluate(tmp_path / "base", "digits").top1 > 0.7
 
 
@@ -282,7 +282,7 @@ def test_what_a_base_without_a_head_cannot_do_is_one_line(headless: Path, tmp_pa
 
 def test_features_that_are_no_numbers_are_one_line(small_vit: Any, tmp_path: Path) -> None:
     network = small_vit(num_classes=0)
-    state = {**network.state_dict(), "patch_embed.proj.weight": network.patch_embed.proj.weight * 1e38}
+    state = {**network.state_dict(), "patch_embed.proj.weight": network.module.patch_embed.proj.weight * 1e38}
     save_file({k: v.detach() for k, v in state.items()}, tmp_path / "wild.safetensors")
     with pytest.raises(DataError, match="the base's features are no finite numbers"):
         edgevit.base(NAME, out=tmp_path / "base", **given(tmp_path / "wild.safetensors"))

@@ -12,7 +12,6 @@ from edgevit.derivation.solve.least_squares import (
     solve_ridge,
 )
 from edgevit.errors import DataError
-from edgevit.network.families import vit
 
 
 def hidden(tokens, width, rank=None):
@@ -26,7 +25,7 @@ def hidden(tokens, width, rank=None):
 
 @pytest.fixture
 def block(small_vit):
-    return vit.read(small_vit().double())[0].ffn
+    return small_vit().double().read()[0].ffn
 
 
 def moments(h):

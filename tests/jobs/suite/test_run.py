@@ -315,7 +315,7 @@ def test_with_a_checkpoint_what_can_have_its_weights_has_them(tmp_path, two):
     work.weights = module._weights(asked)
     tokens, paper = (one for subjects in module.suite(("tiny",)).values() for one in subjects)
     for subject, has_them in ((work.dense, True), (tokens, False), (paper, True)):
-        values = work.network(subject).blocks[0].mlp.fc2.weight.flatten()[:2].tolist()
+        values = work.network(subject).module.blocks[0].mlp.fc2.weight.flatten()[:2].tolist()
         assert (values == [0.125, 0.125]) == has_them, subject.name
     assert len(work.record.request["weights_sha256"]) == 64
     write_suite_record(work.record, asked.output)

@@ -6,7 +6,6 @@ import torch
 from edgevit.jobs.suite import suite as suite_module
 from edgevit.jobs.suite.request import SIZES
 from edgevit.jobs.suite.suite import SuiteNetwork, largest_of, shape_of, suite
-from edgevit.network.families import vit
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +67,12 @@ def test_quick_is_a_part_of_the_whole(whole):
 
 def test_a_network_is_what_its_subject_says():
     subject, fewer = [s for s in suite(["tiny"])["mixes at 0.8"] if s.name.endswith(("attention", "blocks, tokens"))]
-    assert tuple(block.dims for block in vit.read(fewer.network())) == fewer.dims
+    assert fewer.network().dims == fewer.dims
     network = subject.network()
-    assert tuple(block.dims for block in vit.read(network)) == subject.dims
+    assert network.dims == subject.dims
     assert network(torch.zeros(1, 3, 224, 224)).shape == (1, 1000)
     again = SuiteNetwork("x", "tiny", dims=subject.dims, args=subject.args).network()
-    assert torch.equal(network.head.weight, again.head.weight), "its weights are always the same"
+    assert torch.equal(network.module.head.weight, again.module.head.weight), "its weights are always the same"
 
 
 @torch.no_grad()
@@ -85,12 +84,12 @@ def test_what_is_cut_from_a_network_has_its_first_heads_and_neurons_and_all_of_i
     (dims, *_), _ = whole.cost()
     cut = type(dims)
     less = SuiteNetwork("tiny less", "tiny", dims=(cut(2, 16, 24, 128, tokens=64), cut(0, 0, 0, 64)), args={"depth": 2})
-    first, second = vit.read(less.network(dense))
-    of = vit.read(dense)[0]
+    first, second = less.network(dense).read()
+    of = dense.read()[0]
     assert (first.dims, second.dims) == less.dims
     assert torch.equal(first.attention.wk, of.attention.wk[:2, :16]) and torch.equal(first.ffn.w2, of.ffn.w2[:, :128])
-    assert vit.read(dense)[0].dims == dims, "which is as it was"
-    assert vit.read(SuiteNetwork("tiny short", "tiny", args={"depth": 1}).network(dense))[0].dims == dims
+    assert dense.read()[0].dims == dims, "which is as it was"
+    assert SuiteNetwork("tiny short", "tiny", args={"depth": 1}).network(dense).read()[0].dims == dims
 
 
 def test_other_tokens_embeddings_and_sizes_have_weights_of_their_own(whole):

@@ -224,9 +224,9 @@ def test_a_derivation_by_the_same_options_cuts_the_same_base_which_is_as_good_as
     given = {**asked, **TRAINED, "training": replace(TRAINED["training"], steps=0)}
     alone = edgevit.derive(BASE, rate=0.7, out=tmp_path / "m", cache=cache, **given)
     swept = edgevit.load(trained / "r0.7")
-    assert_same_weights(alone.model.network.state_dict(), swept.network.state_dict())
+    assert_same_weights(alone.model.state_dict(), swept.state_dict())
     # the weights that were kept, judged anew
-    network = edgevit.load(trained / "base").network
+    network = edgevit.load(trained / "base")
     (kept,) = cache.glob("finetuned-*.safetensors")
     network.load_state_dict(load_file(kept))
     task = open_task("digits", ["3", "5", "8"], preprocessing=swept.preprocessing, base_outputs=10)

@@ -15,7 +15,8 @@ from torch import nn
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import Attention, BlockDims, Ffn
-from edgevit.network.families import family_names, family_of, load_family
+from edgevit.network.families import family_names, load_family
+from edgevit.network.network import Network
 
 DIMS = [BlockDims(2, 16, 16, 40), BlockDims(2, 24, 8, 64), BlockDims(2, 32, 32, 256), BlockDims(2, 1, 3, 1)]
 
@@ -57,10 +58,9 @@ def test_every_family_file_has_an_example() -> None:
 @sweep
 def test_reading_and_building_changes_nothing(small_vit: Any, family_name: str, name: str, args: Any) -> None:
     network = small_vit(name, **args)
-    family = family_of(network)
-    assert family is load_family(family_name)
+    assert network.family is load_family(family_name)
     before = {k: v.clone() for k, v in network.state_dict().items()}
-    built = family.build(network, family.read(network)).eval()
+    built = network.build(network.read()).eval()
     with torch.inference_mode():
         torch.testing.assert_close(built(images()), network(images()), atol=0, rtol=0)
     for key, value in before.items():
@@ -75,28 +75,26 @@ def test_slim_shapes_run_and_cost_what_geometry_says(
     small_vit: Any, family_name: str, name: str, args: Any, dims: BlockDims
 ) -> None:
     network = small_vit(name, **args)
-    family = family_of(network)
-    if "qk" in family.geometry(network).frozen(0):
+    if "qk" in network.geometry.frozen(0):
         dims = replace(dims, qk=32)
     slim = slimmed(network, dims)
-    assert [block.dims for block in family_of(slim).read(slim)] == [dims] * 2
+    assert list(slim.dims) == [dims] * 2
     assert slim(images()).isfinite().all()
-    for geometry in (family.geometry(network), family.geometry(slim)):
+    for geometry in (network.geometry, slim.geometry):
         assert geometry.params([dims] * 2) == numel(slim)
-        assert geometry.macs([dims] * 2) == family.geometry(slim).macs([dims] * 2)
+        assert geometry.macs([dims] * 2) == slim.geometry.macs([dims] * 2)
 
 
 @sweep
 def test_geometry_counts_the_base_itself(small_vit: Any, family_name: str, name: str, args: Any) -> None:
     network = small_vit(name, **args)
-    family = family_of(network)
     added = 0
     if args.get("proj_bias") is False and args.get("qkv_bias", True):
         added = 2 * 64  # factors fold the value bias into an output bias, which this base does not have
-    dims = [block.dims for block in family.read(network)]
-    assert family.geometry(network).params(dims) == numel(network) + added
-    family.keep_classes(network, [4, 2, 7])
-    assert family.geometry(network).params(dims) == numel(network) + added
+    dims = list(network.dims)
+    assert network.geometry.params(dims) == numel(network) + added
+    network.keep_classes([4, 2, 7])
+    assert network.geometry.params(dims) == numel(network) + added
 
 
 @sweep
@@ -107,28 +105,27 @@ def test_attention_is_what_the_tensors_say(
     network = small_vit(name, **args)
     if dims is not None:
         network = slimmed(network, dims)
-    family = family_of(network)
     seen: dict[str, list[Any]] = {"attention": [], "ffn": [], "neurons": []}
 
     def keep(what: str) -> Callable[..., None]:
         return lambda _, x, y: seen[what].append((x[0], y))
 
     watched = {
-        "attention": family.attention_inputs(network),
-        "ffn": [block.mlp for block in network.blocks],
-        "neurons": family.ffn_outputs(network),
+        "attention": network.attention_inputs,
+        "ffn": [block.mlp for block in network.module.blocks],
+        "neurons": network.ffn_outputs,
     }
     for what, modules in watched.items():
         for module in modules:
             module.register_forward_hook(keep(what))
     network(images())
-    blocks = family.read(network)
+    blocks = network.read()
     assert {len(of) for of in seen.values()} == {len(blocks)}
     for i, block in enumerate(blocks):
         x, y = seen["attention"][i]
         torch.testing.assert_close(attention_by_hand(block.attention, x), y, atol=1e-4, rtol=1e-4)
         x, y = seen["ffn"][i]
-        neurons = neurons_by_hand(block.ffn, x, network.blocks[i].mlp.act)
+        neurons = neurons_by_hand(block.ffn, x, network.module.blocks[i].mlp.act)
         torch.testing.assert_close(neurons, seen["neurons"][i][0], atol=1e-4, rtol=1e-4)
         out = neurons @ block.ffn.w2.mT + (0 if block.ffn.b2 is None else block.ffn.b2)
         torch.testing.assert_close(out, y, atol=1e-4, rtol=1e-4)
@@ -137,10 +134,10 @@ def test_attention_is_what_the_tensors_say(
 @sweep
 def test_tensors_are_views_that_gradients_pass_through(small_vit: Any, family_name: str, name: str, args: Any) -> None:
     network = small_vit(name, **args)
-    for block in family_of(network).read(network):
+    for block in network.read():
         tensors = [*vars(block.attention).values(), *vars(block.ffn).values()]
         sum(t.square().sum() for t in tensors if t is not None).backward()
-    for block in network.blocks:
+    for block in network.module.blocks:
         for layer in (m for part in (block.attn, block.mlp) for m in part.modules() if isinstance(m, nn.Linear)):
             torch.testing.assert_close(layer.weight.grad, 2 * layer.weight.detach())
 
@@ -152,7 +149,7 @@ def test_kept_classes_give_the_same_logits_in_the_order_given(
     network = small_vit(name, **args)
     with torch.inference_mode():
         before = network(images())
-        family_of(network).keep_classes(network, [7, 0, 3])
+        network.keep_classes([7, 0, 3])
         torch.testing.assert_close(network(images()), before[:, [7, 0, 3]])
 
 
@@ -187,21 +184,21 @@ def test_what_the_algebra_would_break_is_refused_by_name(name: str, args: Any, r
     with torch.device("meta"):
         network = timm.create_model(name, **args)
     with pytest.raises(UnsupportedModelError, match=reason) as refusal:
-        describe(network, name, args)
+        describe(Network(network), name, args)
     assert "\n" not in str(refusal.value)
     assert name in str(refusal.value) or type(network).__name__ in str(refusal.value)
 
 
 @pytest.mark.parametrize("how", [{"dynamic_img_size": True}, {"dynamic_img_pad": True}], ids=str)
 def test_images_that_are_no_whole_patches_are_refused_where_timm_takes_none(small_vit: Any, how: Any) -> None:
-    family_of(small_vit(img_size=36))  # whose rest is cut off
-    family_of(small_vit(img_size=32, **how))
+    small_vit(img_size=36)  # whose rest is cut off
+    small_vit(img_size=32, **how)
     with pytest.raises(UnsupportedModelError, match=r"36 x 36 do not divide into .* 8 x 8.*'img_size=\(32, 32\)'"):
-        family_of(small_vit(img_size=36, **how))
+        small_vit(img_size=36, **how)
 
 
 def test_a_gate_is_refused(small_vit: Any) -> None:
     network = small_vit()
-    network.blocks[1].attn = timm.layers.Attention(64, num_heads=2, qkv_bias=True, gated=True)
+    network.module.blocks[1].attn = timm.layers.Attention(64, num_heads=2, qkv_bias=True, gated=True)
     with pytest.raises(UnsupportedModelError, match="block 1, a gate is between values and output projection"):
-        family_of(network)
+        Network(network.module)

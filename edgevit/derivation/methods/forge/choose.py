@@ -42,7 +42,6 @@ from edgevit.derivation.solve.factorise import Spectrum
 from edgevit.errors import BudgetError
 from edgevit.network.anatomy import Attention, Block
 from edgevit.network.cost import Geometry
-from edgevit.network.families import family_of
 
 LITTLE = 0.01  # nats: below this loss, aligning and refitting the head gained at most 0.0002 nats
 NEXT_TO_NOTHING = 3e-4  # nats: a width of the embedding with no more predicted loss ends the search
@@ -147,7 +146,7 @@ class _Spending:
 
     @property
     def whole(self) -> int:
-        return family_of(self.problem.network).geometry(self.problem.network).embed
+        return self.problem.network.geometry.embed
 
     def shape(self, curves: Sequence[BlockCurves], width: int, schedule: Schedule | None = None) -> ChosenShape:
         """Return the shape of least loss by these curves at this width of the embedding.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.derivation.measure.divergence import divergence
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.train.passes import Passes
 
 RIDGES = (1e-3, 1e-2, 1e-1)  # in units of the features' mean square
@@ -26,15 +26,15 @@ ROUNDS = 100  # of L-BFGS
 
 @dataclass(frozen=True)
 class Answered:
-    """Images with the base's answers to them: [images, columns]."""
+    """Images with the base's answers to them: [images, classes]."""
 
     images: Split
     answers: Tensor
 
 
-def refit_head(network: nn.Module, train: Answered, judge: Answered, columns: Sequence[int], passes: Passes) -> float:
-    """Fit the rows of these columns in place, the same in all processes; return the divergence on `judge`."""
-    heads, rows = family_of(network).classifiers(network), torch.as_tensor(columns)
+def refit_head(network: Network, train: Answered, judge: Answered, passes: Passes) -> float:
+    """Fit the rows of the target classes in place, the same in all processes; return the divergence on `judge`."""
+    heads, rows = network.classifiers, torch.as_tensor(network.columns)
     before = torch.cat([_affine(head)[rows] for head in heads], dim=1) / len(heads)
     features, validation = (_features(network, heads, part.images, passes) for part in (train, judge))
     fits = [_fitted(before, features, train.answers, ridge) for ridge in RIDGES]
@@ -47,7 +47,7 @@ def refit_head(network: nn.Module, train: Answered, judge: Answered, columns: Se
     return min(losses)
 
 
-def _features(network: nn.Module, heads: Sequence[nn.Linear], images: Split, passes: Passes) -> Tensor:
+def _features(network: Network, heads: Sequence[nn.Linear], images: Split, passes: Passes) -> Tensor:
     """Return [x 1] of every head side by side, with 0 for 1 if it has no bias: [images, D] in fp64 on the CPU."""
     features: list[list[Tensor]] = [[] for _ in heads]
 

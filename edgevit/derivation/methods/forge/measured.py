@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.task import Split
 from edgevit.derivation.measure.affine_replacement import BlockReplacements, apply_replacements
 from edgevit.derivation.problem import Problem
-from edgevit.network.families import Branch, family_of
+from edgevit.network.layers import SiteLayer
+from edgevit.network.network import Network
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,13 @@ class MeasuredLosses:
     sites: Tensor  # [L, 2] without its attention, without its FFN; infinite if not measured, or if it has one site only
 
 
-def _past(branch: Branch | None, tokens: Tensor) -> Tensor:
+def _past(branch: SiteLayer[Any] | None, tokens: Tensor) -> Tensor:
     """Return the tokens after a site."""
     return tokens if branch is None else tokens + branch.added(branch.module(branch.before(tokens)))
 
 
 def measure_losses(
-    problem: Problem, narrowed: nn.Module, images: Split, *, sites: bool, quick: bool = False
+    problem: Problem, narrowed: Network, images: Split, *, sites: bool, quick: bool = False
 ) -> MeasuredLosses:
     """Measure the loss with one block narrowed or removed, for each block; the other blocks are the base's.
 
@@ -39,9 +41,8 @@ def measure_losses(
         sites: whether to remove each site alone, too, which doubles the time.
         quick: as for `Passes.show`.
     """
-    family = family_of(problem.network)
-    narrow_layers = family.layers(narrowed.to(problem.compute.device).eval())
-    branches = family.branches(problem.network)
+    narrow_layers = narrowed.to(problem.compute.device).eval().block_modules
+    branches = problem.network.layers
 
     def changed(i: int, x: Tensor) -> list[Tensor]:
         attention, ffn = branches[i]
@@ -60,7 +61,7 @@ def measure_replaced(
     Args:
         sites, quick: as for `measure_losses`.
     """
-    branches = family_of(problem.network).branches(problem.network)
+    branches = problem.network.layers
 
     def changed(i: int, x: Tensor) -> list[Tensor]:
         (attention, ffn), (for_attention, for_ffn) = branches[i], replacements[i]
@@ -85,17 +86,16 @@ def _measured(
         changed: computes the tokens after a block, changed in each way, from those before it.
     """
     network, device = problem.network, problem.compute.device
-    family = family_of(network)
-    columns, layers = torch.as_tensor(problem.columns, device=device), family.layers(network)
+    layers = network.block_modules
     losses = torch.zeros(rows, len(layers), dtype=torch.float64, device=device)
 
     def answers(x: Tensor, start: int) -> Tensor:
         for layer in layers[start:]:
             x = layer(x)
-        return F.log_softmax(family.answers(network, x)[:, columns].float(), dim=1)
+        return F.log_softmax(network.output.of(network.answers(x)).float(), dim=1)
 
     def add(batch: Tensor, _: Tensor) -> None:
-        tokens = [family.first_tokens(network, batch)]
+        tokens = [network.first_tokens(batch)]
         for layer in layers:
             tokens.append(layer(tokens[-1]))
         whole = answers(tokens[-1], len(layers))
@@ -107,7 +107,7 @@ def _measured(
     return (problem.compute.sum(losses) / len(images)).cpu().clamp_min(0)
 
 
-def _of_sites(means: Tensor, branches: Sequence[tuple[Branch | None, Branch | None]]) -> Tensor:
+def _of_sites(means: Tensor, branches: Sequence[tuple[SiteLayer[Any] | None, SiteLayer[Any] | None]]) -> Tensor:
     """Transpose [2, L], or an empty tensor, to [L, 2]; infinite where a block has one site or none was measured."""
     alone = means.mT if len(means) else torch.full((len(branches), 2), torch.inf, dtype=torch.float64)
     alone[[attention is None or ffn is None for attention, ffn in branches]] = torch.inf

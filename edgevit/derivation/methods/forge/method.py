@@ -25,7 +25,7 @@ from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.task import Split
 from edgevit.derivation.allocate import embedding
@@ -57,7 +57,7 @@ from edgevit.derivation.solve.attention import Spectra, attention_spectra, mean_
 from edgevit.derivation.solve.factorise import Spectrum
 from edgevit.derivation.solve.least_squares import Removal, refittable_mean, removal_in_order, removal_order
 from edgevit.network.anatomy import Block, Ffn
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.train.passes import Observer
 from edgevit.train.settings import usual_steps
 
@@ -72,17 +72,16 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return usual_steps(images, batch_size)
 
 
-def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
+def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
     """Return what it may remove."""
-    family = family_of(network)
-    blocks = family.read(network)
+    blocks = network.read()
     return SearchSpace(
         heads=config.drop_heads,
         blocks=config.drop_blocks,
         sites=config.drop_sites,
         embed=embedding.narrowest(network, policy, config.embed_width, "forge") if config.cut_embedding else 0,
         images=config.calibration_images,
-        ladders=schedules(family.geometry(network), len(blocks)) if config.cut_tokens == "predicted" else (),
+        ladders=schedules(network.geometry, len(blocks)) if config.cut_tokens == "predicted" else (),
         more={
             **dict.fromkeys(("cut_embedding", "drop_blocks", "drop_heads", "drop_sites"), True),
             "cut_tokens": "predicted",
@@ -98,11 +97,9 @@ def check_options(target: Target, config: Config) -> None:
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
-def _sensitivities(
-    problem: Problem, config: Config, network: nn.Module, stage: str, **options: Any
-) -> list[Sensitivity]:
+def _sensitivities(problem: Problem, config: Config, network: Network, stage: str, **options: Any) -> list[Sensitivity]:
     images, seed = problem.task.train.subset(config.sensitivity_images), problem.training.seed
-    return measure_sensitivity(network, images, problem.columns, problem.passes, seed=seed, stage=stage, **options)
+    return measure_sensitivity(network, images, problem.passes, seed=seed, stage=stage, **options)
 
 
 def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenStatistics | None]:
@@ -177,7 +174,7 @@ def _shown(
 
 
 def _block_curves(problem: Problem, config: Config, statistics: Sequence[BlockStatistics]) -> list[BlockCurves]:
-    blocks = family_of(problem.network).read(problem.network)
+    blocks = problem.network.read()
     spectra = _spectra(problem, blocks, statistics)
     sensitivities = _of_directions(problem, config, blocks, statistics, spectra)
     curves = []
@@ -241,7 +238,7 @@ def _of_directions(
                 (whole,) = narrow([a], [(a.qk, a.vo)], [moment], Spectra((qk,), (vo,)))
             turned.append(Block(whole, block.ffn))
             restored.append(None if whole is None or whole.bo is None else mean_values(whole, moment_of(s)))
-        rotated = family_of(problem.network).build(problem.network, turned)
+        rotated = problem.network.build(turned)
     with problem.stopwatch.stage("sensitivity"):
         return _sensitivities(problem, config, rotated, "worth of attention's directions", restored=restored)
 
@@ -256,7 +253,7 @@ def _scaled(
             Block(b.attention, None if b.ffn is None else c.refitted(b.ffn, width, config.ridge))
             for b, c, width in zip(blocks, curves, probes, strict=True)
         ]
-        narrowed = family_of(problem.network).build(problem.network, thin)
+        narrowed = problem.network.build(thin)
     with problem.stopwatch.stage("sensitivity"):
         images = problem.task.train.subset(config.measured_images)
         measured = measure_losses(problem, narrowed, images, sites=config.drop_sites, quick=config.quick)
@@ -276,7 +273,7 @@ def _with_replacements(problem: Problem, config: Config, curves: Sequence[BlockC
     The losses are measured, or read from the cache: they depend on the task and not on the budget.
     """
     network, task = problem.network, problem.task
-    geometry = family_of(network).geometry(network)
+    geometry = network.geometry
     tokens = max(PER_CHANNEL * geometry.embed, ENOUGH_TOKENS)
     fitted = task.train.subset(min(-(-tokens // geometry.tokens), config.calibration_images))
     images = task.train.subset(config.measured_images)
@@ -311,7 +308,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     _warn_of_few_images(problem, config)
     curves, tokens = _curves(problem, config)
     with problem.stopwatch.stage("allocation"):
-        blocks = family_of(problem.network).read(problem.network)
+        blocks = problem.network.read()
         by_token = [c.sensitivity.by_token for c in curves]
         replaced = partial(_with_replacements, problem, config, curves)
         choices = choose(

@@ -23,7 +23,6 @@ from edgevit.derivation.plan import Plan
 from edgevit.derivation.problem import Problem
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
-from edgevit.network.families import family_of
 
 Schedule = tuple[int, ...]  # per block of the base
 
@@ -32,13 +31,13 @@ PLACES = (1 / 2, 2 / 3, 5 / 6)  # shares of the depth after which tokens are rem
 
 def reason_against(problem: Problem) -> str | None:
     """Return why no tokens can be removed; None if they can."""
-    geometry = family_of(problem.network).geometry(problem.network)
+    geometry = problem.network.geometry
     training = problem.training
     if training.has_teacher and training.token_weight and geometry.tokens == geometry.patches:
         return "training compares tokens, and without a class token none always stays; add --token-weight 0"
     if problem.budget.quantity == "params":
         return "tokens have no parameters"
-    if any(block.tokens for block in family_of(problem.network).read(problem.network)):
+    if any(block.tokens for block in problem.network.read()):
         return "this base removes tokens already"
     return None
 
@@ -56,14 +55,13 @@ def schedules(geometry: Geometry, depth: int) -> list[Schedule]:
 def worthwhile(problem: Problem, slices: Slices) -> list[tuple[Schedule, float]]:
     """List the schedules that no other beats in both MACs and loss, each with its loss in nats; all tokens first."""
     network = problem.network
-    family = family_of(network)
-    blocks, geometry = family.read(network), family.geometry(network)
+    blocks, geometry = network.read(), network.geometry
 
     def macs(schedule: Schedule) -> int:
         return geometry.macs(with_schedule([b.dims for b in blocks], schedule))
 
     def loss(schedule: Schedule) -> float:
-        slim = family.build(network, [replace(b, tokens=n) for b, n in zip(blocks, schedule, strict=True)])
+        slim = network.build([replace(b, tokens=n) for b, n in zip(blocks, schedule, strict=True)])
         return slices.lost(slim.to(problem.compute.device)) if any(schedule) else 0.0
 
     def measure() -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,8 @@ from edgevit.data.task import Split
 from edgevit.derivation.measure.thinning import ALL, Thinning
 from edgevit.derivation.methods.forge.streams import BaseStream, Keep, Passed
 from edgevit.derivation.solve.least_squares import Regression
-from edgevit.network.families import Branch, Scale, family_of
+from edgevit.network.layers import SiteLayer
+from edgevit.network.network import Network
 from edgevit.train.passes import Passes
 
 ALIGN_RIDGE = 1e-2  # in units of the normalised tokens' mean square
@@ -40,13 +42,24 @@ ALIGN_RIDGE = 1e-2  # in units of the normalised tokens' mean square
 class Slim:
     """A network whose output weights are solved in place."""
 
-    network: nn.Module
+    network: Network
     blocks: Sequence[int]  # for each of its blocks, the number of the base's block
     align: bool = False  # whether layers that read normalised tokens are aligned first
     encode: Tensor | None = None  # [d', d]: the target of its tokens is encode times the base's; None: the base's
 
 
-def _before_scale(target: Tensor, scale: Scale) -> Tensor:
+_Scale = Tensor | float
+
+
+def _scales(layers: Sequence[SiteLayer[Any] | None]) -> tuple[_Scale, _Scale] | None:
+    """The scales of a block's attention and FFN, 1.0 where removed; None: norms follow their outputs."""
+    if any(layer is not None and layer.scale is None for layer in layers):
+        return None
+    first, second = (1.0 if layer is None or layer.scale is None else layer.scale for layer in layers)
+    return first, second
+
+
+def _before_scale(target: Tensor, scale: _Scale) -> Tensor:
     """Divide a target by the LayerScale that follows; 0 in channels with a scale of 0."""
     if isinstance(scale, float):
         return target / scale
@@ -57,7 +70,7 @@ class _EndOfPass(Exception):
     """Ends a module's forward pass early."""
 
 
-def _output_inputs(branch: Branch, tokens: Tensor) -> Tensor:
+def _output_inputs(branch: SiteLayer[Any], tokens: Tensor) -> Tensor:
     """Compute the inputs of a site's output layer for these tokens, without the layer itself, half of an FFN."""
 
     def end(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -79,8 +92,8 @@ class _Layer:
     """One layer of the base, with its tensors for every batch where a solver needs them."""
 
     number: int
-    branches: tuple[Branch | None, Branch | None]
-    scales: tuple[Scale, Scale] | None
+    branches: tuple[SiteLayer[Any] | None, SiteLayer[Any] | None]
+    scales: tuple[_Scale, _Scale] | None
     middles: list[Tensor]  # the tokens after its attention
     ffn_outputs: list[Tensor]
 
@@ -98,7 +111,7 @@ class _Solver:
     ) -> None:
         self.align, self.stream, self.by_token = slim.align, stream, by_token
         self.ridge, self.thinning = ridge, thinning
-        self.blocks = dict(zip(slim.blocks, family_of(slim.network).branches(slim.network), strict=True))
+        self.blocks = dict(zip(slim.blocks, slim.network.layers, strict=True))
         self.ends = dict(zip(slim.blocks, [*slim.blocks[1:], len(by_token)], strict=True))
         self.encode = None if slim.encode is None else slim.encode.to(stream.device).float()
         self.tokens = [stream.store.copy(self._encoded(x.to(stream.device))) for x in stream.tokens]  # before the block
@@ -107,7 +120,7 @@ class _Solver:
         """Return the base's tokens in this network's embedding."""
         return tokens if self.encode is None else tokens @ self.encode.mT
 
-    def _normalised(self, branch: Branch, base: Branch | None, tokens: Tensor) -> Tensor:
+    def _normalised(self, branch: SiteLayer[Any], base: SiteLayer[Any] | None, tokens: Tensor) -> Tensor:
         """Normalise the base's tokens for the readers of a site as the base does."""
         # A change of basis moved the base's norm into the readers.
         if base is None or self.encode is not None:
@@ -192,7 +205,7 @@ class _Solver:
         of = self.thinning.of
         return self._encoded(of(self.stream.of(self.stream.tokens, batch))) - of(tokens)
 
-    def _inputs(self, branch: Branch, tokens: Tensor) -> Tensor:
+    def _inputs(self, branch: SiteLayer[Any], tokens: Tensor) -> Tensor:
         with self.stream.passes.rounded(self.stream.quick):
             return _output_inputs(branch, tokens)
 
@@ -200,7 +213,7 @@ class _Solver:
         """Add a batch of inputs [B, N, r] of the output layer to the sums; the target is thinned already."""
         self.sums.add(self.thinning.of(inputs), target, self.thinning.weights(len(inputs), weights, inputs.device))
 
-    def _solve(self, branch: Branch) -> None:
+    def _solve(self, branch: SiteLayer[Any]) -> None:
         layer = branch.output
         weight, bias = self.sums.map(self.stream.compute.sum).solve(
             self.ridge, prior=layer.weight, bias=layer.bias is not None
@@ -209,7 +222,9 @@ class _Solver:
         if bias is not None:
             layer.bias.copy_(bias)
 
-    def _align(self, branch: Branch, base: Branch | None, pairs: Iterable[tuple[Tensor, Tensor]], site: int) -> None:
+    def _align(
+        self, branch: SiteLayer[Any], base: SiteLayer[Any] | None, pairs: Iterable[tuple[Tensor, Tensor]], site: int
+    ) -> None:
         """Align the readers of a site, given pairs of the base's and the slim network's tokens before any norm."""
         sums = None
         for of_base, tokens in pairs:
@@ -247,7 +262,7 @@ def _pass(layer: _Layer, stream: BaseStream, starting: Sequence[_Solver]) -> Non
 
 @torch.no_grad()
 def solve_in_sequence(
-    base: nn.Module,
+    base: Network,
     slims: Sequence[Slim],
     images: Split,
     by_token: Sequence[tuple[Tensor, Tensor]],
@@ -273,14 +288,12 @@ def solve_in_sequence(
     """
     for network in (base, *(slim.network for slim in slims)):
         network.to(passes.compute.device).eval()
-    family = family_of(base)
     stream = BaseStream(base, images, passes, keep, quick=quick)
     solvers = [_Solver(slim, stream, by_token, ridge, thinning) for slim in slims]
-    blocks = zip(family.branches(base), family.residual_scales(base), strict=True)
     progress = passes.progress.stage("solve block by block", len(by_token), "block")
     with progress as stage, passes.products(base):
-        for number, (branches, scales) in enumerate(blocks):
-            layer = _Layer(number, branches, scales, [], [])
+        for number, branches in enumerate(base.layers):
+            layer = _Layer(number, branches, _scales(branches), [], [])
             starting = [solver for solver in solvers if number in solver.blocks]
             for solver in starting:
                 solver.begin(layer)

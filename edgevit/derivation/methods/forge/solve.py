@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.task import Split
 from edgevit.derivation.measure.divergence import answers, base_answers, divergence
@@ -24,7 +24,7 @@ from edgevit.derivation.plan import Plan
 from edgevit.derivation.problem import Problem
 from edgevit.derivation.realise import leave_tokens, realise
 from edgevit.network.copies import bare_copy
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 # A plan with fewer tokens must lose less than this share of the first plan's loss: timm cannot express its model.
 CLEARLY = 0.9
@@ -47,7 +47,7 @@ class Tried:
 class Solved:
     """The network of the best plan."""
 
-    network: nn.Module
+    network: Network
     name: str  # of the plan
     tried: dict[str, Tried]  # by the name of the option
 
@@ -112,7 +112,7 @@ def judge_plans(
     Args:
         by_token: as for `solve`.
     """
-    base, tokens = problem.network, family_of(problem.network).geometry(problem.network).tokens
+    base, tokens = problem.network, problem.network.geometry.tokens
     images = problem.task.train.subset(min(config.calibration_images, -(-SEARCHED_TOKENS // tokens)))
     validation = problem.task.validation.subset(-(-JUDGED_TOKENS // tokens))
     target = base_answers(problem, validation)
@@ -129,7 +129,7 @@ def judge_plans(
             _solve(problem, config, slims, images, by_token)
         for network, plan in zip(networks, batch, strict=True):
             slim = leave_tokens(network, plan)
-            of_slim = answers(slim, validation, problem.columns, problem.passes, quick=config.quick)
+            of_slim = answers(slim, validation, problem.passes, quick=config.quick)
             losses.append(divergence(target, of_slim))
     return losses
 
@@ -138,19 +138,17 @@ def judge_plans(
 class _Candidate:
     """A network, and KL(base || network) on the validation images."""
 
-    network: nn.Module
+    network: Network
     loss: float
 
 
-def _judged(
-    problem: Problem, of_plans: Mapping[str, tuple[nn.Module, nn.Module | None]], images: Split | None
-) -> Solved:
+def _judged(problem: Problem, of_plans: Mapping[str, tuple[Network, Network | None]], images: Split | None) -> Solved:
     """Return the best network of all plans, without or with aligned readers; fit its head if images are given."""
     validation = problem.task.validation
     judge = Answered(validation, base_answers(problem, validation))
 
-    def judged(network: nn.Module) -> _Candidate:
-        of_network = answers(network, validation, problem.columns, problem.passes)
+    def judged(network: Network) -> _Candidate:
+        of_network = answers(network, validation, problem.passes)
         return _Candidate(network, divergence(judge.answers, of_network))
 
     candidates: dict[str, tuple[_Candidate, dict[str, Tried]]] = {}
@@ -169,7 +167,7 @@ def _judged(
     if images is not None:
         fitted = bare_copy(best.network)
         train = Answered(images, base_answers(problem, images))
-        loss = refit_head(fitted, train, judge, problem.columns, problem.passes)
+        loss = refit_head(fitted, train, judge, problem.passes)
         best = _better(best, _Candidate(fitted, loss), "refit_head", tried)
     return Solved(best.network, best_name, tried)
 

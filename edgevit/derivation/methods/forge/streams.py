@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.task import Split
 from edgevit.derivation.cache import STREAMS, Tensors
 from edgevit.derivation.problem import Problem
-from edgevit.network.families import Branch, family_of
+from edgevit.network.layers import SiteLayer
+from edgevit.network.network import Network
 from edgevit.records.writing import writing
 from edgevit.train.passes import Observer, Passes, observed
 
@@ -38,8 +40,8 @@ def keeping(problem: Problem, images: Split, *, quick: bool = False) -> Keep | N
     Args:
         quick: as for `Passes.rounded`.
     """
-    geometry, layers = family_of(problem.network).geometry(problem.network), family_of(problem.network).layers
-    nbytes = 2 * 2 * len(layers(problem.network)) * len(images) * geometry.tokens * geometry.embed
+    geometry = problem.network.geometry
+    nbytes = 2 * 2 * len(problem.network.blocks) * len(images) * geometry.tokens * geometry.embed
     # A GPU computes outputs faster than they are read. Entries beyond their share of the cache would evict each other.
     if problem.compute.device.type != "cpu" or problem.cache.folder is None or nbytes > problem.cache.streams_bytes:
         return None
@@ -91,17 +93,16 @@ class BaseStream:
     """The base's tokens between two layers, batch by batch; with `quick` its sites multiply as in `Passes.rounded`."""
 
     def __init__(
-        self, base: nn.Module, images: Split, passes: Passes, keep: Keep | None = None, *, quick: bool = False
+        self, base: Network, images: Split, passes: Passes, keep: Keep | None = None, *, quick: bool = False
     ) -> None:
         self.passes, self.compute, self.keep, self.store = passes, passes.compute, keep, TensorStore()
         self.quick = quick
         self.device = self.compute.device
-        family = family_of(base)
-        self.branches = family.branches(base)
+        self.branches = base.layers
         self.tokens: list[Tensor] = []
 
         def add(batch: Tensor, _: Tensor) -> None:
-            self.tokens.append(self.store.copy(family.first_tokens(base, batch)))
+            self.tokens.append(self.store.copy(base.first_tokens(batch)))
 
         passes.show(base, images, add)
 
@@ -147,7 +148,7 @@ class BaseStream:
 
 @torch.no_grad()
 def show_stream(
-    base: nn.Module,
+    base: Network,
     images: Split,
     passes: Passes,
     observers: Sequence[Observer],
@@ -170,7 +171,7 @@ def show_stream(
                 pass
             stage.update(layer + 1)
         for tokens in stream.tokens:
-            family_of(base).answers(base, tokens.to(stream.device))
+            base.answers(tokens.to(stream.device))
 
 
 def _rounded(values: Tensor) -> Tensor:
@@ -179,6 +180,6 @@ def _rounded(values: Tensor) -> Tensor:
     return half if half.isfinite().all() else values
 
 
-def _past(branch: Branch | None, tokens: Tensor, output: Tensor | None) -> Tensor:
+def _past(branch: SiteLayer[Any] | None, tokens: Tensor, output: Tensor | None) -> Tensor:
     """Return the tokens after a site."""
     return tokens if branch is None or output is None else tokens + branch.added(output.to(tokens))

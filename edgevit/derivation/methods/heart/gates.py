@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from edgevit.derivation.plan import Plan
 from edgevit.derivation.realise import realise
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import SoftGates, family_of
+from edgevit.network.layers import SoftGates
+from edgevit.network.network import Network
 
 SHUT = 1e-6  # the smallest gate: its logarithm is added to logits
 
@@ -42,11 +43,11 @@ class Closing:
 class ClosingGates:
     """The `train.constraint.Constraint` of a training in which gates close."""
 
-    def __init__(self, network: nn.Module, closing: Closing) -> None:
-        self.network, self.closing, self.family = network, closing, family_of(network)
+    def __init__(self, network: Network, closing: Closing) -> None:
+        self.network, self.closing = network, closing
         self.step = 0
         self.log_gates = torch.zeros(0)  # [B, N], of the tokens that the next block reads
-        geometry = self.family.geometry(network)
+        geometry = network.geometry
         self.prefix = geometry.tokens - geometry.patches
         self._scores = torch.zeros(0)
 
@@ -59,20 +60,20 @@ class ClosingGates:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        family, network = self.family, self.network
+        network = self.network
         with ExitStack() as stack:
-            layers = family.layers(network)
+            layers = network.block_modules
             stack.callback(layers[0].register_forward_pre_hook(self._begin()).remove)
-            stack.enter_context(family.weighing(network, lambda _: self._log_weights()))
+            stack.enter_context(network.weighing(lambda _: self._log_weights()))
             for i, layer in enumerate(layers):
                 stack.callback(layer.register_forward_hook(self._leave(i)).remove)
-            for i, inputs in enumerate(family.attention_inputs(network)):
+            for i, inputs in enumerate(network.attention_inputs):
                 if inputs is not None and self.closing.dims[i].tokens:
                     stack.callback(inputs.register_forward_pre_hook(self._rank(i)).remove)
-            for i, output in enumerate(family.attention_outputs(network)):
+            for i, output in enumerate(network.attention_outputs):
                 if output is not None and self.closing.head_gates[i].isfinite().all():
                     stack.callback(output.register_forward_pre_hook(self._gate_heads(i)).remove)
-            stack.callback(family.final_tokens(network).register_forward_hook(self._pool()).remove)
+            stack.callback(network.ends.final.register_forward_hook(self._pool()).remove)
             yield
 
     def _heads(self, block: int) -> Tensor:
@@ -92,7 +93,7 @@ class ClosingGates:
         @torch.no_grad()
         def score_tokens(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             gates = SoftGates(self.log_gates, self._heads(block).to(inputs[0]))
-            self._scores = self.family.token_scores(self.network, block, inputs[0], gates)
+            self._scores = self.network.token_scores(block, inputs[0], gates)
 
         return score_tokens
 
@@ -133,7 +134,7 @@ class ClosingGates:
     def after_step(self) -> None:
         self.step += 1
 
-    def pruned(self) -> nn.Module:
+    def pruned(self) -> Network:
         return realise(self.network, self.closing.plan(self.network)).eval()
 
     def state(self) -> dict[str, Tensor]:

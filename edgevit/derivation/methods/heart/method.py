@@ -26,7 +26,6 @@ from math import ceil
 from typing import Literal
 
 import torch
-from torch import nn
 
 from edgevit.derivation.allocate.menus import least_heads
 from edgevit.derivation.allocate.policy import Policy
@@ -48,7 +47,7 @@ from edgevit.derivation.problem import (
 from edgevit.derivation.realise import realise
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import check_all_pass
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.model import BlockDims
 
@@ -106,10 +105,9 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
     return config.finetune_epochs * ceil(images / batch_size)
 
 
-def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
+def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
     """Return what it may remove: heads, and all tokens that may be removed after the first possible block."""
-    family = family_of(network)
-    geometry, depth = family.geometry(network), len(family.read(network))
+    geometry, depth = network.geometry, len(network.read())
     most = choose.lengths(geometry, config.token_multiple, merge=config.merge)[-1]
     first = next((i for i, may in enumerate(choose.may_leave(geometry, depth)) if may), None)
     ladder = tuple(most if i == first and most < geometry.tokens else 0 for i in range(depth))
@@ -118,14 +116,13 @@ def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSp
 
 def check_options(target: Target, config: Config) -> None:
     """Refuse soft gates for a head that cannot weigh tokens, and a share that leaves a block too few heads."""
-    family = family_of(target.network)
-    if config.gates == "soft" and not family.reads_mean(target.network):
+    if config.gates == "soft" and not target.network.ends.reads_mean:
         raise OptionError(
             "heart.gates=soft is for a head that reads one token or the mean of the patches, and this one pools "
             "otherwise; add --set heart.gates=hard"
         )
-    geometry = family.geometry(target.network)
-    for i, d in enumerate(block.dims for block in family.read(target.network)):
+    geometry = target.network.geometry
+    for i, d in enumerate(block.dims for block in target.network.read()):
         stay = d.heads - int(config.head_ratio * d.heads)
         needs = least_heads(d, target.policy, drop_heads="heads" not in geometry.frozen(i))
         if config.ratios == "uniform" and stay < needs:
@@ -142,7 +139,7 @@ def _scores(problem: Problem, config: Config) -> HessianScores:
 
     def take() -> dict[str, torch.Tensor]:
         network = problem.network.to(problem.compute.device).eval()
-        scores = measure_scores(network, images, problem.columns, problem.passes, probes=config.probes, seed=seed)
+        scores = measure_scores(network, images, problem.passes, probes=config.probes, seed=seed)
         return scores.tensors()
 
     with problem.stopwatch.stage("curvature"):
@@ -150,11 +147,10 @@ def _scores(problem: Problem, config: Config) -> HessianScores:
 
 
 def _candidates(problem: Problem, config: Config, scores: HessianScores) -> Candidates:
-    family = family_of(problem.network)
-    dims = [block.dims for block in family.read(problem.network)]
+    dims = list(problem.network.dims)
     tokens = scores.placed.sort(dim=1, stable=True).values if config.as_published else scores.ranked
     return Candidates(
-        dims, family.geometry(problem.network), problem.budget, scores, tokens=tokens,
+        dims, problem.network.geometry, problem.budget, scores, tokens=tokens,
         token_multiple=config.token_multiple, least_heads=problem.policy.least_heads, merge=config.merge,
     )  # fmt: skip
 
@@ -180,10 +176,10 @@ def _choose(problem: Problem, config: Config, candidates: Candidates) -> Pruning
     return choice
 
 
-def _plan(network: nn.Module, dims: Sequence[BlockDims], heads: Sequence[Sequence[int]], merge: bool) -> Plan:
+def _plan(network: Network, dims: Sequence[BlockDims], heads: Sequence[Sequence[int]], merge: bool) -> Plan:
     """Make the plan of these blocks and heads, with the present weights of the network."""
     plans = []
-    for i, (block, new, stay) in enumerate(zip(family_of(network).read(network), dims, heads, strict=True)):
+    for i, (block, new, stay) in enumerate(zip(network.read(), dims, heads, strict=True)):
         a, f = block.attention, block.ffn
         attention = None
         if a is not None:
@@ -227,7 +223,7 @@ def _trained(
 
 
 def derive(problem: Problem, config: Config) -> Derived:
-    check_all_pass(family_of(problem.network).read(problem.network), "heart")
+    check_all_pass(problem.network.read(), "heart")
     scores = _scores(problem, config)
     with problem.stopwatch.stage("allocation"):
         candidates = _candidates(problem, config, scores)

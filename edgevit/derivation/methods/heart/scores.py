@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from edgevit.data.task import Split
 from edgevit.errors import DataError
-from edgevit.network.families import Family, family_of
+from edgevit.network.network import Network
 from edgevit.train.passes import Passes, observed, weights_frozen
 
 MOST = 8  # images of one double backward pass, which takes several times the memory of a training step
@@ -66,33 +66,31 @@ class HessianScores:
 class Gates:
     """All gates of one batch in one tensor, and the network that they belong to."""
 
-    family: Family
-    network: nn.Module
+    network: Network
     values: Tensor  # [B, G]
     attention: dict[int, Tensor] = field(default_factory=dict)  # per block that ranks tokens, their scores [B, N]
 
     @classmethod
-    def open_(cls, network: nn.Module, images: Tensor) -> Gates:
-        family = family_of(network)
-        sizes = _sizes(family, network)
+    def open_(cls, network: Network, images: Tensor) -> Gates:
+        sizes = _sizes(network)
         values = torch.ones(len(images), sum(sizes), dtype=images.dtype, device=images.device, requires_grad=True)
-        return cls(family, network, values)
+        return cls(network, values)
 
     def parts(self, values: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Split [B, G] into the tokens' [B, N] per block but the last and the heads' [B, H_l] per block."""
-        split = list(torch.split(values, _sizes(self.family, self.network), dim=1))
-        layers = len(self.family.layers(self.network)) - 1
+        split = list(torch.split(values, _sizes(self.network), dim=1))
+        layers = len(self.network.block_modules) - 1
         return split[:layers], split[layers:]
 
     def logits(self, images: Tensor) -> Tensor:
         """Compute the network's logits with its gates."""
-        family, network = self.family, self.network
+        network = self.network
         tokens, heads = self.parts(self.values)
-        blocks = family.read(network)
+        blocks = network.read()
 
         def score_tokens(i: int, inputs: Any, _: Tensor) -> None:
             with torch.no_grad():
-                self.attention[i] = family.token_scores(network, i, inputs[0])
+                self.attention[i] = network.token_scores(i, inputs[0])
 
         def gate(i: int) -> Any:
             attention = blocks[i].attention
@@ -100,23 +98,23 @@ class Gates:
             gates = heads[i].repeat_interleave(attention.vo, 1).unsqueeze(1)
             return lambda _, inputs: (inputs[0] * gates,)
 
-        geometry, inputs = family.geometry(network), family.attention_inputs(network)[:-1]
+        geometry, inputs = network.geometry, network.attention_inputs[:-1]
         ranking = [None if "tokens" in geometry.frozen(i) else module for i, module in enumerate(inputs)]
         with ExitStack() as stack:
             stack.enter_context(observed(ranking, score_tokens))
-            for i, output in enumerate(family.attention_outputs(network)):
+            for i, output in enumerate(network.attention_outputs):
                 if output is not None:
                     stack.callback(output.register_forward_pre_hook(gate(i)).remove)
-            x = family.first_tokens(network, images)
-            layers = family.layers(network)
+            x = network.first_tokens(images)
+            layers = network.block_modules
             for layer, gates in zip(layers, tokens, strict=False):
                 x = layer(x) * gates.unsqueeze(-1)
-            return family.answers(network, layers[-1](x))
+            return network.answers(layers[-1](x))
 
 
-def _sizes(family: Family, network: nn.Module) -> list[int]:
-    blocks = family.read(network)
-    tokens: int = family.geometry(network).tokens
+def _sizes(network: Network) -> list[int]:
+    blocks = network.read()
+    tokens: int = network.geometry.tokens
     return [tokens] * (len(blocks) - 1) + [b.attention.heads if b.attention else 0 for b in blocks]
 
 
@@ -134,7 +132,7 @@ def gate_losses(loss: Tensor, gates: Tensor, signs: Sequence[Tensor]) -> Tensor:
 
 
 @contextmanager
-def twice_differentiable(network: nn.Module) -> Iterator[None]:
+def twice_differentiable(network: Network) -> Iterator[None]:
     """Allow second derivatives, which fused attention lacks, and freeze the weights, which need none."""
     with weights_frozen(network), sdpa_kernel(SDPBackend.MATH):
         yield
@@ -151,29 +149,19 @@ def spearman(x: Tensor, y: Tensor) -> Tensor:
     return (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt().clamp_min(1)
 
 
-def measure_scores(
-    network: nn.Module,
-    images: Split,
-    columns: Sequence[int],
-    passes: Passes,
-    *,
-    probes: int,
-    seed: int,
-) -> HessianScores:
+def measure_scores(network: Network, images: Split, passes: Passes, *, probes: int, seed: int) -> HessianScores:
     """Take the scores of every token and head, means over the images.
 
     Args:
-        columns: for each target class, its column in the logits: the loss is the cross entropy over these.
         probes: draws of signs per image.
 
     Raises:
         DataError: a score is not finite.
     """
-    family = family_of(network)
-    geometry = family.geometry(network)
+    geometry = network.geometry
     prefix = geometry.tokens - geometry.patches
-    index = torch.as_tensor(columns, device=passes.compute.device)
-    sizes = len(images), probes, sum(_sizes(family, network))
+    index = torch.as_tensor(network.columns, device=passes.compute.device)
+    sizes = len(images), probes, sum(_sizes(network))
     drawn = torch.randint(2, sizes, generator=torch.Generator().manual_seed(seed), dtype=torch.int8) * 2 - 1
     rows = iter(passes.compute.share_rows(drawn))  # the same for an image in whatever batch or process it is
     sums: dict[str, Tensor] = {}

@@ -20,7 +20,7 @@ from math import ceil, inf
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.derivation.allocate import embedding
 from edgevit.derivation.allocate.budget import Budget
@@ -48,7 +48,7 @@ from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn, attentions
 from edgevit.network.checkpoint import tensors_sha256
 from edgevit.network.copies import bare_copy
 from edgevit.network.cost import Geometry
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 
@@ -99,7 +99,7 @@ class Config:
         return 1 if self.as_published else 16
 
 
-def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
+def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
     """Return what it may remove."""
     embed = embedding.narrowest(network, policy, config.embed_width, "nuwa") if config.cut_embedding else 0
     more = {"cut_ffn": True, "cut_embedding": True, "embed_width": 0}
@@ -122,7 +122,7 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
 def _masks(problem: Problem, config: Config) -> list[Tensor]:
     """Return the anchor's masks [e] per block, from the unfinished run or the cache, or train them."""
     file = problem.folder / "masks.safetensors"
-    names = [f"{i:03}" for i in range(len(family_of(problem.network).read(problem.network)))]
+    names = [f"{i:03}" for i in range(len(problem.network.read()))]
     if not file.is_file():
         steps, batch_size = config.purification_steps, config.purification_batch
         training, task = problem.training, problem.task
@@ -151,7 +151,7 @@ def _masks(problem: Problem, config: Config) -> list[Tensor]:
 class _Start:
     """A network to cut, the base or its anchor, with its statistics."""
 
-    network: nn.Module
+    network: Network
     masks: Sequence[Tensor] | None  # of its FFN neurons, if it is the anchor
     key: dict[str, Any]  # of the statistics in the cache
     statistics: list[BlockStatistics]
@@ -180,14 +180,12 @@ def _start(problem: Problem, config: Config, masks: Sequence[Tensor] | None) -> 
     }
 
     def take() -> dict[str, Tensor]:
-        statistics = calibrate(
-            network, images, problem.passes, factorisation=key["factorisation"], columns=problem.columns, hidden=True
-        )
+        statistics = calibrate(network, images, problem.passes, factorisation=key["factorisation"], hidden=True)
         return {f"{i}.{name}": tensor for i, s in enumerate(statistics) for name, tensor in s.tensors().items()}
 
     with problem.stopwatch.stage("statistics"):
         flat = problem.cache.tensors("statistics", key, take)
-    blocks = family_of(network).read(network)
+    blocks = network.read()
     statistics = [
         BlockStatistics(**{name.partition(".")[2]: t for name, t in flat.items() if name.startswith(f"{i}.")})
         for i in range(len(blocks))
@@ -302,7 +300,7 @@ def _wishes(
 class _Cut:
     """A network after the cut."""
 
-    network: nn.Module
+    network: Network
     plan: Plan
     facts: dict[str, object]
 
@@ -315,7 +313,7 @@ def _cut(problem: Problem, config: Config, start: _Start) -> _Cut:
         if (reason := reason_against(problem, config.calibration_images)) is None:
             return _cut_narrower(problem, config, start, solution)
         problem.progress.note(f"the embedding stays as it is: {reason}")
-    whole: int = family_of(start.network).geometry(start.network).embed
+    whole: int = start.network.geometry.embed
     plan = _plan(problem, config, start, solution, whole, None)
     with problem.stopwatch.stage("closed_form"):
         return _Cut(realise(start.network, plan), plan, {})
@@ -408,19 +406,19 @@ def _cut_best(problem: Problem, config: Config) -> _Cut:
 
 
 @torch.no_grad()
-def _without_neurons(network: nn.Module, masks: Sequence[Tensor]) -> nn.Module:
+def _without_neurons(network: Network, masks: Sequence[Tensor]) -> Network:
     """Return a copy in which the FFN neurons [e] with a mask of zero do not reach the output; no shape changes."""
     copied = bare_copy(network)
-    for part, mask in zip(ffns(family_of(copied).read(copied)), masks, strict=True):
+    for part, mask in zip(ffns(copied.read()), masks, strict=True):
         part.w2.mul_(mask.to(part.w2))
     return copied
 
 
 @torch.no_grad()
-def _with_class_bias(network: nn.Module, classes: Sequence[int], bias: float) -> nn.Module:
+def _with_class_bias(network: Network, classes: Sequence[int], bias: float) -> Network:
     """Return a copy with this bias added to the logits of all other classes (head focus)."""
     copied = bare_copy(network)
-    for head in family_of(copied).classifiers(copied):
+    for head in copied.classifiers:
         others = torch.ones(head.out_features, dtype=torch.bool)
         others[list(classes)] = False
         head.bias[others] += bias
@@ -428,8 +426,8 @@ def _with_class_bias(network: nn.Module, classes: Sequence[int], bias: float) ->
 
 
 def derive(problem: Problem, config: Config) -> Derived:
-    if family_of(problem.network).classifiers(problem.network)[0].out_features > len(problem.columns):
-        focused = _with_class_bias(problem.network, problem.columns, HEAD_BIAS)
+    if problem.network.classifiers[0].out_features > len(problem.network.columns):
+        focused = _with_class_bias(problem.network, problem.network.columns, HEAD_BIAS)
         problem = replace(problem, network=focused)
     cut = _cut_best(problem, config)
     distillation = distillation_for(problem, embed=cut.plan.embed)

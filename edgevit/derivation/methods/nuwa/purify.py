@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.derivation.problem import Problem
 from edgevit.network.anatomy import ffns
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.train.order import sample_order
 from edgevit.train.passes import accuracy_of, weights_frozen
 
@@ -47,10 +47,10 @@ class _Binarised(torch.autograd.Function):
 
 
 @contextmanager
-def masks_applied(network: nn.Module, masks: Sequence[Tensor]) -> Iterator[None]:
+def masks_applied(network: Network, masks: Sequence[Tensor]) -> Iterator[None]:
     """Multiply the FFN neurons of every block by its mask [e] in each forward pass."""
     with ExitStack() as stack:
-        for module, mask in zip(family_of(network).ffn_outputs(network), masks, strict=True):
+        for module, mask in zip(network.ffn_outputs, masks, strict=True):
             if module is not None:
                 hook = module.register_forward_pre_hook(lambda _, inputs, mask=mask: (inputs[0] * mask,))
                 stack.callback(hook.remove)
@@ -61,7 +61,7 @@ class _Masks:
     """The masks and scalars of all blocks with their optimiser."""
 
     def __init__(self, problem: Problem) -> None:
-        blocks, device = family_of(problem.network).read(problem.network), problem.compute.device
+        blocks, device = problem.network.read(), problem.compute.device
         self.compute = problem.compute
         self.masks = [torch.ones(f.neurons, device=device, requires_grad=True) for f in ffns(blocks)]
         self.betas = [torch.full((), 5.0, device=device, requires_grad=True) for _ in blocks]
@@ -106,14 +106,14 @@ def purify(problem: Problem, steps: int, batch_size: int) -> list[Tensor]:
     accelerator = compute.accelerator
     order = sample_order(len(task.train), training, 0, steps, accelerator.process_index, accelerator.num_processes)
     batches = task.train.training_batches(order, training.augment, compute.workers)
-    target = torch.as_tensor(problem.columns, device=compute.device)
+    target = torch.as_tensor(problem.network.columns, device=compute.device)
     state = _Masks(problem)
     every = max(steps // EVALUATIONS, 1)
     best = _Best(-1.0, [])
 
     def evaluate(step: int, binary: list[Tensor], **figures: float) -> float:
         with masks_applied(network, binary):
-            accuracy = accuracy_of(network, task.validation, problem.columns, task.class_names, problem.passes).top1
+            accuracy = accuracy_of(network, task.validation, task.class_names, problem.passes).top1
         best.offer(accuracy, binary)
         share = sum(float(b.mean()) for b in binary) / len(binary)
         if compute.is_main:

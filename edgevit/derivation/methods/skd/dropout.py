@@ -35,8 +35,7 @@ import torch
 from torch import Generator, Tensor
 
 from edgevit.derivation.methods.skd.masks import Dropping, Masks
-from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import Family
+from edgevit.network.anatomy import BlockDims, pack, unpack
 
 Dropout = Literal["piad", "channel", "weighted", "layer", "none"]
 RATES = {"channel": 0.5, "weighted": 0.2, "layer": 0.2}
@@ -47,17 +46,16 @@ def _width(dims: BlockDims) -> int:
     return max(dims.qk, dims.vo)
 
 
-def _per_output(family: Family, dims: BlockDims, widths: Tensor) -> Tensor:
+def _per_output(dims: BlockDims, widths: Tensor) -> Tensor:
     """Expand the factors of the widths [..., w] to the projection's outputs [..., H * (2q + v)]; keys have factor 1."""
     queries, values = (widths[..., None, :n].expand(*widths.shape[:-1], dims.heads, n) for n in (dims.qk, dims.vo))
-    return family.pack(queries, torch.ones_like(queries), values)
+    return pack(queries, torch.ones_like(queries), values)
 
 
 @dataclass(frozen=True)
 class WeightedMasks:
     """Channels drawn for each image by their mean activation."""
 
-    family: Family
     whole: Sequence[BlockDims]
     draws: list[tuple[Tensor, Tensor]]  # per block, uniform in [0, 1): of the widths [w] and of the neurons [e]
     rate: float
@@ -71,7 +69,7 @@ class WeightedMasks:
         drawn = keys.topk(stay(scores.shape[-1], self.rate), dim=-1).indices
         mask = torch.zeros_like(scores).scatter(-1, drawn, 1.0)
         mask = mask * (scores.sum(-1, keepdim=True) / (scores * mask).sum(-1, keepdim=True))
-        factors = mask if part == 1 else _per_output(self.family, self.whole[block], mask)
+        factors = mask if part == 1 else _per_output(self.whole[block], mask)
         return tensor * factors[:, None].to(tensor.dtype)
 
     def _scores(self, tensor: Tensor, block: int, part: int) -> Tensor:
@@ -79,7 +77,7 @@ class WeightedMasks:
         if part == 1:
             return tensor.abs().mean(1)
         dims = self.whole[block]
-        queries, _, values = (t.abs().mean(1).sum(1) for t in self.family.unpack(tensor, dims))  # [B, N, H, w]
+        queries, _, values = (t.abs().mean(1).sum(1) for t in unpack(tensor, dims))  # [B, N, H, w]
         scores = tensor.new_zeros(len(tensor), _width(dims))
         scores[:, : dims.qk] += queries
         scores[:, : dims.vo] += values
@@ -99,7 +97,7 @@ class Rival:
     rate: float  # the share that is dropped
 
     def draw(
-        self, family: Family, whole: Sequence[BlockDims], generator: Generator, device: torch.device
+        self, whole: Sequence[BlockDims], generator: Generator, device: torch.device
     ) -> tuple[Dropping | None, float]:
         """Draw what the next step drops (None: nothing), and return the share of the dimensions that stays."""
         if self.kind == "none":
@@ -114,11 +112,11 @@ class Rival:
         if self.kind == "weighted":
             on_device = [(w.to(device), e.to(device)) for w, e in draws]
             count = sum(stay(n, self.rate) for pair in widths for n in pair)
-            return WeightedMasks(family, whole, on_device, self.rate), count / channels
+            return WeightedMasks(whole, on_device, self.rate), count / channels
         present = [(w >= self.rate, e >= self.rate) for w, e in draws]
         factor = 1 / (1 - self.rate) if self.kind == "channel" else 1.0
         masks = [
-            (_per_output(family, dims, factor * w).to(device), (factor * e).to(device))
+            (_per_output(dims, factor * w).to(device), (factor * e).to(device))
             for dims, (w, e) in zip(whole, present, strict=True)
         ]
         return Masks(masks), sum(int(part.sum()) for pair in present for part in pair) / channels

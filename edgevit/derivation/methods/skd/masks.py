@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import Family, family_of
+from edgevit.network.anatomy import BlockDims, pack
+from edgevit.network.network import Network
 
 
 class Dropping(Protocol):
@@ -49,7 +49,6 @@ class Masks:
 
 
 def make_masks(
-    family: Family,
     whole: Sequence[BlockDims],
     dims: Sequence[BlockDims],
     device: torch.device,
@@ -63,15 +62,14 @@ def make_masks(
     masks = []
     for before, after in zip(whole, dims, strict=True):
         of_head = (ones(after.qk, before.qk), ones(before.qk, before.qk), ones(after.vo, before.vo))
-        heads = family.pack(*(part.repeat(before.heads, 1) for part in of_head))
+        heads = pack(*(part.repeat(before.heads, 1) for part in of_head))
         masks.append((heads, ones(after.ffn, before.ffn)))
     return Masks(masks, embed)
 
 
 @contextmanager
-def masking(network: nn.Module, masks: Callable[[], Dropping | None]) -> Iterator[None]:
+def masking(network: Network, masks: Callable[[], Dropping | None]) -> Iterator[None]:
     """Apply the masks that the function returns at each forward pass; None applies none."""
-    family = family_of(network)
 
     def masked(tensor: Tensor, block: int, part: int) -> Tensor:
         dropping = masks()
@@ -82,12 +80,10 @@ def masking(network: nn.Module, masks: Callable[[], Dropping | None]) -> Iterato
         return None if dropping is None else (dropping.narrowed(inputs[0]), *inputs[1:])
 
     with ExitStack() as stack:
-        if family.geometry(network).fixed_embed is None:
-            for norm in family.token_norms(network):
+        if network.geometry.fixed_embed is None:
+            for norm in network.token_norms:
                 stack.callback(norm.register_forward_pre_hook(narrowed_tokens).remove)
-        for block, (heads, neurons) in enumerate(
-            zip(family.projections(network), family.ffn_outputs(network), strict=True)
-        ):
+        for block, (heads, neurons) in enumerate(zip(network.projections, network.ffn_outputs, strict=True)):
             if heads is not None:
                 hook = heads.register_forward_hook(lambda _, __, output, i=block: masked(output, i, 0))
                 stack.callback(hook.remove)
@@ -99,10 +95,9 @@ def masking(network: nn.Module, masks: Callable[[], Dropping | None]) -> Iterato
 
 @contextmanager
 def masked(
-    network: nn.Module, dims: Sequence[BlockDims], device: torch.device, embed: int | None = None
+    network: Network, dims: Sequence[BlockDims], device: torch.device, embed: int | None = None
 ) -> Iterator[None]:
     """Let the network compute what its slice with these dimensions and this number of channels does."""
-    family = family_of(network)
-    masks = make_masks(family, [b.dims for b in family.read(network)], dims, device, embed)
+    masks = make_masks(list(network.dims), dims, device, embed)
     with masking(network, lambda: masks):
         yield

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
-
 from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.feasibility import SearchSpace
 from edgevit.derivation.method import Method, no_steps
@@ -19,7 +17,7 @@ from edgevit.derivation.realise import realise
 from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.solve.factorise import one_thread
 from edgevit.network.checkpoint import Model
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 NEEDS_IMAGES = False
@@ -30,11 +28,11 @@ class Config:
     supernet: str = ""  # The folder of the super-network, which is also the base; --supernet sets it.
 
 
-def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
+def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
     """Return what it may remove: the embedding only if the super-network was made for that."""
     if not config.supernet:
         return SearchSpace()
-    whole: int = family_of(network).geometry(network).embed
+    whole: int = network.geometry.embed
     narrowest = embed_without(whole, read_supernet(config.supernet).order)
     return SearchSpace(embed=narrowest if narrowest < whole else 0)
 
@@ -42,7 +40,7 @@ def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSp
 def check_base(base: Model, config: Config, request: DeriveRequest) -> None:
     """Refuse a size or classes that the super-network does not have."""
     size = {"rate": request.rate, "macs": request.macs, "params": request.params}
-    read_supernet(config.supernet).check(base.spec, base.network, request.classes, **size)
+    read_supernet(config.supernet).check(base.spec, base, request.classes, **size)
 
 
 def derive(problem: Problem, config: Config) -> Derived:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from sklearn.isotonic import isotonic_regression
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.task import Split
 from edgevit.derivation.allocate.policy import Policy, smallest
@@ -35,9 +35,9 @@ from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan
 from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.embedding import prefix
 from edgevit.derivation.solve.factorise import one_thread
-from edgevit.network.anatomy import Block, BlockDims, attentions, ffns
+from edgevit.network.anatomy import Block, BlockDims, attentions, ffns, unpack
 from edgevit.network.cost import Geometry
-from edgevit.network.families import Family, family_of
+from edgevit.network.network import Network
 from edgevit.records.supernet import Module, ModuleKind, Unit
 from edgevit.train.passes import Passes, observed
 
@@ -119,10 +119,10 @@ def slice_plan(blocks: Sequence[Block], dims: Sequence[BlockDims], embed: int | 
 
 
 @torch.no_grad()
-def cut(network: nn.Module, dims: Sequence[BlockDims], embed: int | None = None) -> nn.Module:
+def cut(network: Network, dims: Sequence[BlockDims], embed: int | None = None) -> Network:
     """Return a slim copy with the first dimensions of every module and these first channels of the embedding."""
     with one_thread():  # each copy is too short for several threads on a busy machine
-        return realise(network, slice_plan(family_of(network).read(network), dims, embed))
+        return realise(network, slice_plan(network.read(), dims, embed))
 
 
 # -- importance --------------------------------------------------------------------------------------------------------
@@ -138,9 +138,9 @@ class Importance:
     narrowed: dict[int, float] = field(default_factory=dict)  # the loss at other widths of the embedding
 
 
-def _by_width(family: Family, scores: Tensor, dims: BlockDims) -> Tensor:
+def _by_width(scores: Tensor, dims: BlockDims) -> Tensor:
     """Sum scores [H * (2q + v)] of queries, keys and values to those of head widths [max(q, v)]: query plus value."""
-    query, _, value = family.unpack(scores, dims)
+    query, _, value = unpack(scores, dims)
     total = scores.new_zeros(max(dims.qk, dims.vo))
     total[: dims.qk] += query.sum(0)
     total[: dims.vo] += value.sum(0)
@@ -148,9 +148,8 @@ def _by_width(family: Family, scores: Tensor, dims: BlockDims) -> Tensor:
 
 
 def measure_importance(
-    network: nn.Module,
+    network: Network,
     images: Split,
-    columns: Sequence[int],
     passes: Passes,
     *,
     dims: Sequence[BlockDims] | None = None,
@@ -161,19 +160,18 @@ def measure_importance(
     """Take importances in one forward and backward pass of the network, or of its slice of `dims` and `embed`.
 
     Args:
-        columns: for each target class, its column in the logits.
         skip: modules to measure the loss without: one more forward pass each.
         embeds: widths of the embedding to measure the loss at, likewise.
     """
-    family, compute = family_of(network), passes.compute
-    whole = [b.dims for b in family.read(network)]
+    compute = passes.compute
+    whole = list(network.dims)
     dims = whole if dims is None else dims
-    variants = [make_masks(family, whole, dims, compute.device, embed)]
+    variants = [make_masks(whole, dims, compute.device, embed)]
     for block, kind in skip:
         fewer = [narrowed(d, kind, 0) if i == block else d for i, d in enumerate(dims)]
-        variants.append(make_masks(family, whole, fewer, compute.device, embed))
+        variants.append(make_masks(whole, fewer, compute.device, embed))
     variants += [replace(variants[0], embed=width) for width in embeds]
-    target = torch.as_tensor(columns, device=compute.device)
+    target = torch.as_tensor(network.columns, device=compute.device)
     losses = torch.zeros(len(variants), dtype=torch.float64, device=compute.device)
     sums: list[Tensor] = [torch.zeros((), dtype=torch.float64, device=compute.device)] * (2 * len(whole))
     outputs: list[Tensor] = []  # of the pass with gradients: projection and neurons of each block in turn
@@ -200,12 +198,12 @@ def measure_importance(
             for i, masks in enumerate(variants[1:], 1):  # noqa: B007  # read by `masking`
                 losses[i] += loss_of(batch, labels)
 
-    watched = [*family.projections(network), *family.ffn_outputs(network)]
+    watched = [*network.projections, *network.ffn_outputs]
     with masking(network, lambda: masks), observed(watched, keep):
         passes.show(network, images, add, gradients=True)
     loss, *more = (compute.sum(losses) / max(len(images), 1)).tolist()
     sums = [compute.sum(s).cpu() for s in sums]
-    taylor: dict[Module, Tensor] = {(i, "attention"): _by_width(family, sums[2 * i], d) for i, d in enumerate(whole)}
+    taylor: dict[Module, Tensor] = {(i, "attention"): _by_width(sums[2 * i], d) for i, d in enumerate(whole)}
     taylor |= {(i, "ffn"): sums[2 * i + 1] for i in range(len(whole))}
     without, narrower = more[: len(skip)], more[len(skip) :]
     skipped = dict(zip(skip, without, strict=True))
@@ -259,11 +257,10 @@ class ProgressiveDropout:
 
     def __init__(
         self,
-        network: nn.Module,
+        network: Network,
         units: Sequence[Unit],
         growth: DropoutSchedule,
         proxy: Split,
-        columns: Sequence[int],
         passes: Passes,
         seed: int,
         rival: Rival | None = None,
@@ -274,9 +271,8 @@ class ProgressiveDropout:
             rival: draws the sub-networks in place of the list.
         """
         self.network, self.units, self.growth, self.passes = network, units, growth, passes
-        self.proxy, self.columns, self.seed, self.rival = proxy, columns, seed, rival
-        self.family = family_of(network)
-        self.whole, self.geometry = [b.dims for b in self.family.read(network)], self.family.geometry(network)
+        self.proxy, self.seed, self.rival = proxy, seed, rival
+        self.whole, self.geometry = list(network.dims), network.geometry
         self.order: list[int] = []  # indices of units, in the order of dropping
         self.updates, self.steps = 0, 0
         self.masks: Dropping | None = None
@@ -308,7 +304,6 @@ class ProgressiveDropout:
         importance = measure_importance(
             self.network,
             self.proxy,
-            self.columns,
             self.passes,
             dims=dims_without(self.whole, self.dropped),
             embed=self._embed(self.dropped),
@@ -335,12 +330,12 @@ class ProgressiveDropout:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.steps)
         device = self.passes.compute.device
         if self.rival is not None:
-            self.masks, self.share = self.rival.draw(self.family, self.whole, generator, device)
+            self.masks, self.share = self.rival.draw(self.whole, generator, device)
             return
         count = int(torch.randint(len(self.order) + 1, (), generator=generator))
         dropped = self.dropped[:count]
         dims = dims_without(self.whole, dropped)
-        self.masks = make_masks(self.family, self.whole, dims, device, self._embed(dropped))
+        self.masks = make_masks(self.whole, dims, device, self._embed(dropped))
         self.share = 1 - sum(u.macs for u in dropped) / sum(u.macs for u in self.units)
 
     # -- train.constraint.Constraint -------------------------------------------------------------------------------
@@ -358,7 +353,7 @@ class ProgressiveDropout:
         self.steps += 1
         self._prepare()
 
-    def pruned(self) -> nn.Module:
+    def pruned(self) -> Network:
         """Return the smallest slice."""
         return cut(self.network, dims_without(self.whole, self.dropped), self._embed(self.dropped))
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from edgevit.derivation.allocate.budget import Budget, quantity_name, remainder
 from edgevit.derivation.allocate.embedding import geometry_at
@@ -26,7 +25,7 @@ from edgevit.derivation.session.opening import known_classes
 from edgevit.derivation.solve.factorise import one_thread
 from edgevit.errors import BudgetError
 from edgevit.network.cost import Quantity
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.numbers import check_number, parse_count
 from edgevit.records.model import BlockDims, ModelSpec
 from edgevit.records.model_folder import ModelFolder
@@ -54,11 +53,11 @@ class SuperNet:
         """The measured slices, from the whole network to the smallest."""
         return self.record.curve
 
-    def slice(self, network: nn.Module, budget: Budget, policy: Policy) -> nn.Module:
+    def slice(self, network: Network, budget: Budget, policy: Policy) -> Network:
         """Cut the slice of this budget."""
         return cut_slice(network, self.order, budget, policy)
 
-    def check(self, spec: ModelSpec, network: nn.Module, classes: Classes, **size: Any) -> None:
+    def check(self, spec: ModelSpec, network: Network, classes: Classes, **size: Any) -> None:
         """Refuse a size or classes that the super-network does not have.
 
         Args:
@@ -79,7 +78,7 @@ class SuperNet:
         if name == "rate":
             check_number("--rate", value, "(0, 1)", "0.6 leaves 40 % of the network's MACs")
         limit = remainder(largest, value) if name == "rate" else parse_count(value, quantity)
-        whole = family_of(network).geometry(network)
+        whole = network.geometry
         least = geometry_at(network, embed_without(whole.embed, self.order)).cost(
             dims_without(spec.blocks, self.order), quantity
         )
@@ -92,7 +91,7 @@ class SuperNet:
             )
 
 
-def plan_of_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, policy: Policy) -> Plan:
+def plan_of_slice(network: Network, order: Sequence[Unit], budget: Budget, policy: Policy) -> Plan:
     """Make the plan of the slice of this budget.
 
     Its embedding is that of the first sub-network in the order within the budget, or the next one that the policy
@@ -101,8 +100,7 @@ def plan_of_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, pol
     Raises:
         BudgetError: the smallest slice costs more.
     """
-    family = family_of(network)
-    blocks = family.read(network)
+    blocks = network.read()
     whole = [b.dims for b in blocks]
 
     geometry_of = cache(partial(geometry_at, network))
@@ -110,7 +108,7 @@ def plan_of_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, pol
     def fits(count: int, embed: int) -> bool:
         return budget.allows(budget.cost(dims_without(whole, order[:count]), geometry_of(embed)))
 
-    widths = _embeds(order, family.geometry(network).embed, budget.least_embed, policy.embed_step)
+    widths = _embeds(order, network.geometry.embed, budget.least_embed, policy.embed_step)
     within = [embed for last, embed in widths if fits(last, embed)]
     if not within:
         smallest, geometry = dims_without(whole, order), geometry_of(widths[-1][1])
@@ -147,7 +145,7 @@ def _embeds(order: Sequence[Unit], embed: int, least: int, multiple: int) -> lis
     return list(zip(ends, [embed, *(width for _, width in places)], strict=True))
 
 
-def cut_slice(network: nn.Module, order: Sequence[Unit], budget: Budget, policy: Policy) -> nn.Module:
+def cut_slice(network: Network, order: Sequence[Unit], budget: Budget, policy: Policy) -> Network:
     """Cut the slice of this budget."""
     with one_thread():  # each copy is too short for several threads on a busy machine
         return realise(network, plan_of_slice(network, order, budget, policy))

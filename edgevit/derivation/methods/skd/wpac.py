@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgevit.data.task import Split
 from edgevit.derivation.measure.embedding import measure_tokens, token_weights
@@ -26,40 +26,33 @@ from edgevit.derivation.methods.skd.piad import measure_importance
 from edgevit.derivation.solve.attention import attention_spectra, narrow
 from edgevit.derivation.solve.embedding import encoder, nested_basis
 from edgevit.network.anatomy import Attention, Block, Ffn, attentions, ffns
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.train.passes import Passes
 
 
-def concentrate(network: nn.Module, images: Split, columns: Sequence[int], passes: Passes) -> nn.Module:
-    """Return a copy that computes the same, the most important dimensions of every module first.
-
-    Args:
-        columns: for each target class, its column in the logits.
-    """
-    statistics = calibrate(network, images, passes, factorisation="tokens", columns=columns)
+def concentrate(network: Network, images: Split, passes: Passes) -> Network:
+    """Return a copy that computes the same, the most important dimensions of every module first."""
+    statistics = calibrate(network, images, passes, factorisation="tokens")
     moments = [s.moment for s in statistics if s.moment is not None]
-    importance = measure_importance(network, images, columns, passes)
-    family = family_of(network)
-    blocks = family.read(network)
+    importance = measure_importance(network, images, passes)
+    blocks = network.read()
     neurons = [importance.taylor[i, "ffn"] for i in range(len(blocks))]
     with torch.no_grad():
         parts = zip(rotate(attentions(blocks), moments), sort_neurons(ffns(blocks), neurons), strict=True)
-        return family.build(network, [Block(*pair) for pair in parts])
+        return network.build([Block(*pair) for pair in parts])
 
 
-def concentrate_embedding(
-    network: nn.Module, images: Split, columns: Sequence[int], passes: Passes, seed: int
-) -> tuple[nn.Module, Tensor]:
+def concentrate_embedding(network: Network, images: Split, passes: Passes, seed: int) -> tuple[Network, Tensor]:
     """Return a copy that computes the same with its tokens' largest directions in their first channels, and E.
 
     E [d, d] is the matrix that tokens were multiplied by. Norms and scales between tokens and weights are folded into
     the weights.
     """
-    weights = token_weights(network, images, columns, passes, seed=seed)
+    weights = token_weights(network, images, passes, seed=seed)
     directions = measure_tokens(network, images, weights, passes).directions
     encode = encoder(directions, len(directions), nested_basis)
     with torch.no_grad():
-        return family_of(network).with_embedding(network, encode.to(passes.compute.device)), encode
+        return network.with_embedding(encode.to(passes.compute.device)), encode
 
 
 @torch.no_grad()

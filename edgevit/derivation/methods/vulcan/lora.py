@@ -10,7 +10,7 @@ Besides A and B, two things train: the biases of those layers, because the rows 
 collapse; and the classifier. Norms, LayerScale, positions, tokens and the patch embedding do not change.
 
 A layer multiplies its inputs with W_0, A and B separately, so that W is not kept for the backward pass. Reading the
-layer's `weight`, as a family's `read` does, computes W, differentiably.
+layer's `weight`, as `Network.read` does, computes W, differentiably.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 
 
 class Update(nn.Module):
@@ -52,19 +52,19 @@ class UpdatedLinear(nn.Linear):
         return frozen.add_(F.linear(F.linear(input, update.down), update.up))
 
 
-def linear_layers(network: nn.Module) -> list[nn.Linear]:
+def linear_layers(network: Network) -> list[nn.Linear]:
     """List the linear layers of all attentions and FFNs, in order."""
-    branches = family_of(network).branches(network)
+    branches = network.layers
     return [layer for pair in branches for branch in pair if branch for layer in (*branch.readers, branch.output)]
 
 
-def smallest_side(network: nn.Module) -> int:
+def smallest_side(network: Network) -> int:
     """Return the smallest side of the matrices of all attentions and FFNs: the rank of an update must be below it."""
     return min(min(layer.weight.shape) for layer in linear_layers(network))
 
 
 @contextmanager
-def low_rank_updates(network: nn.Module, rank: int, seed: int) -> Iterator[None]:
+def low_rank_updates(network: Network, rank: int, seed: int) -> Iterator[None]:
     """Train only updates of this rank, biases and the classifier; with rank 0 train all weights.
 
     On exit each weight becomes W_0 + B A and the network has its plain layers again.
@@ -76,7 +76,7 @@ def low_rank_updates(network: nn.Module, rank: int, seed: int) -> Iterator[None]
     layers = linear_layers(network)
     trained = [p for p in network.parameters() if p.requires_grad]
     network.requires_grad_(False)
-    for head in family_of(network).classifiers(network):
+    for head in network.classifiers:
         head.requires_grad_(True)
     for layer in layers:
         if layer.bias is not None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from edgevit.derivation.allocate import embedding
@@ -45,7 +45,7 @@ from edgevit.derivation.realise import narrow_embedding, realise
 from edgevit.derivation.solve.attention import query_matrix
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Block, BlockDims, attentions, ffns
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.train.compute import Compute
 from edgevit.train.passes import observed
@@ -79,7 +79,7 @@ class Config:
         check_number("vulcan.lora_rank", self.lora_rank, "[0, 2**31)", "0 trains whole weights")
 
 
-def search_space(network: nn.Module, config: Config, policy: Policy) -> SearchSpace:
+def search_space(network: Network, config: Config, policy: Policy) -> SearchSpace:
     """Return what it may remove; the embedding gets the width of the options."""
     embed = embedding.narrowest(network, policy, config.embed_width, "vulcan") if config.embed_width else 0
     narrower = embedding.narrowest(network, policy, 0, "vulcan")
@@ -108,11 +108,10 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
 
 def choose_dims(problem: Problem, statistics: list[BlockStatistics]) -> tuple[BlockDims, ...]:
     """Choose every block's widths by activations and effective ranks, and fit them to the budget."""
-    family = family_of(problem.network)
-    blocks = family.read(problem.network)
+    blocks = problem.network.read()
     wishes_at = adaptive(blocks, [s.activation for s in statistics], problem.policy)
     dims = [b.dims for b in blocks]
-    return fit(wishes_at, dims, family.geometry(problem.network), problem.budget, problem.policy)
+    return fit(wishes_at, dims, problem.network.geometry, problem.budget, problem.policy)
 
 
 def make_plan(problem: Problem, config: Config) -> Plan:
@@ -124,9 +123,7 @@ def make_plan(problem: Problem, config: Config) -> Plan:
     problem = replace(problem, network=_with(problem.network, embed))
     images = problem.task.train.subset(config.calibration_images)
     with problem.stopwatch.stage("statistics"):
-        statistics = calibrate(
-            problem.network, images, problem.passes, factorisation=config.factorisation, columns=problem.columns
-        )
+        statistics = calibrate(problem.network, images, problem.passes, factorisation=config.factorisation)
     if problem.compute.is_main:
         with problem.stopwatch.stage("clustering"):
             plan = replace(_decide(problem, statistics), embed=embed)
@@ -142,14 +139,14 @@ def _narrower(problem: Problem, config: Config) -> EmbedPlan | None:
     return Slices(problem, config.calibration_images, config.calibration_images, owner="vulcan").plan(width)
 
 
-def _with(network: nn.Module, embed: EmbedPlan | None) -> nn.Module:
+def _with(network: Network, embed: EmbedPlan | None) -> Network:
     return network if embed is None else narrow_embedding(network, embed)
 
 
 def _decide(problem: Problem, statistics: list[BlockStatistics]) -> Plan:
     dims = choose_dims(problem, statistics)
     plans = []
-    blocks = ffns(family_of(problem.network).read(problem.network))
+    blocks = ffns(problem.network.read())
     with problem.progress.stage("clusters of neurons", len(blocks), "block") as stage:
         for i, (part, new, s) in enumerate(zip(blocks, dims, statistics, strict=True)):
             labels = cluster_neurons(part, new.ffn, problem.training.seed)
@@ -166,9 +163,8 @@ def _decide(problem: Problem, statistics: list[BlockStatistics]) -> Plan:
 class Redundancy:
     """The two redundancy constraints and their multipliers: Eq. 4, 7 and 8 as a `train.constraint.Constraint`."""
 
-    def __init__(self, network: nn.Module, plan: Plan, config: Config, compute: Compute) -> None:
+    def __init__(self, network: Network, plan: Plan, config: Config, compute: Compute) -> None:
         self.network, self.plan, self.config, self.compute = network, plan, config, compute
-        self.family = family_of(network)
         planned = [block.ffn for block in plan.blocks]
         clusters = [Clusters(f.labels, f.neurons) for f in planned if f is not None and f.labels is not None]
         self.clusters = [to_device(c, compute.device) for c in clusters]
@@ -184,7 +180,7 @@ class Redundancy:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        modules = self.family.ffn_outputs(self.network)
+        modules = self.network.ffn_outputs
         with observed(modules, self._observe) if self.config.as_published else nullcontext():
             yield
 
@@ -213,7 +209,7 @@ class Redundancy:
         """Return the violations of the collapse and of the rank constraint, as absolute values and squares: [2, 2]."""
         numbers = range(len(self.plan.blocks))
         if self.config.lora_rank == 0:
-            return self._of_weights(self.family.read(self.network), numbers)
+            return self._of_weights(self.network.read(), numbers)
         # A weight with an update is computed when it is read. One block at a time is read, and read again in the
         # backward pass, because the weights of all blocks would take the memory that the updates save.
         violations = torch.zeros(2, 2, device=self.compute.device)
@@ -222,7 +218,7 @@ class Redundancy:
         return violations
 
     def _of_block(self, number: int) -> Tensor:
-        return self._of_weights([self.family.read_block(self.network, number)], [number])
+        return self._of_weights([self.network.blocks[number].read()], [number])
 
     def _of_weights(self, blocks: Sequence[Block], numbers: Sequence[int]) -> Tensor:
         zero = torch.zeros(2, device=self.compute.device)
@@ -274,7 +270,7 @@ class Redundancy:
         pairs = zip(self.plan.blocks, anchored, strict=True)
         return Plan(tuple(replace(block, ffn=ffn) for block, ffn in pairs))
 
-    def pruned(self) -> nn.Module:
+    def pruned(self) -> Network:
         return realise(self.network, self.current_plan())
 
     def state(self) -> dict[str, Tensor]:
@@ -292,7 +288,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     embed, plan = plan.embed, replace(plan, embed=None)
     distillation = distillation_for(problem, embed=embed)
     network, training = _with(problem.network, embed).to(problem.compute.device), problem.training
-    plan.check(family_of(network).read(network))
+    plan.check(network.read())
     redundancy = Redundancy(network, plan, config, problem.compute)
     with low_rank_updates(network, config.lora_rank, training.seed):
         done = train_for(problem, network, constraint=redundancy, distillation=distillation)

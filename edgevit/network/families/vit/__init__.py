@@ -5,9 +5,10 @@ Models are typed as Any, as nn.Module does not declare the attributes of timm's 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -23,10 +24,9 @@ from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import Axis, Block, BlockDims, Decoder, Site, decoder
 from edgevit.network.copies import bare_copy, without_values
 from edgevit.network.cost import Geometry, SiteCostTerms
-from edgevit.network.families import Branch, SoftGates
+from edgevit.network.families import architecture
 from edgevit.network.families.vit import embedding, tokens
-from edgevit.network.families.vit.names import fitted as fitted
-from edgevit.network.families.vit.names import named as named
+from edgevit.network.families.vit import interchange as interchange
 from edgevit.network.families.vit.parts import (
     attn_of,
     has_input_bias,
@@ -39,17 +39,11 @@ from edgevit.network.families.vit.parts import (
     write_attention,
     write_ffn,
 )
-from edgevit.network.families.vit.parts import pack as pack
-from edgevit.network.families.vit.parts import unpack as unpack
-from edgevit.network.families.vit.plain import plain_loader as plain_loader
 from edgevit.network.families.vit.rotary import RotaryAttention
-from edgevit.network.families.vit.rotary import adopted as adopted
 from edgevit.network.families.vit.rotary import reason_against as reason_against_dinov3
-from edgevit.network.families.vit.shapes import guessed_arguments as guessed_arguments
-from edgevit.network.families.vit.shapes import guessed_name as guessed_name
 from edgevit.network.families.vit.slim import SingleSiteBlock, SlimAttention
 from edgevit.network.families.vit.tokens import TokenBlock
-from edgevit.network.families.vit.tokens import weighing as weighing
+from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, SoftGates
 
 ROTARY = "rotary embeddings are between the projections and the dot product, so QK cannot be factorised"
 PLACED = "rotary embeddings are constants of all tokens in order, so none can be dropped"
@@ -93,11 +87,6 @@ def _reason_against_ffn(mlp: Any) -> str | None:
     return None
 
 
-def _name(model: Any) -> str:
-    config = getattr(model, "default_cfg", None)
-    return str((config.get("architecture") if isinstance(config, dict) else None) or type(model).__name__)
-
-
 def _has_partial_patches(patch: Any) -> bool:
     """Whether images do not divide into patches, and the remainder is not simply cut off."""
     partial = any(side % step for side, step in zip(patch.img_size, patch.patch_size, strict=True))
@@ -105,7 +94,7 @@ def _has_partial_patches(patch: Any) -> bool:
 
 
 def check(model: Any) -> None:
-    name, patch = _name(model), model.patch_embed
+    name, patch = architecture(model), model.patch_embed
     if getattr(model, "rope", None) is not None:
         detail = reason_against_dinov3(model) or "this one is timm's own, which `adopted` of its family converts"
         raise UnsupportedModelError(f"cannot prune {name}: edgevit supports rotary embeddings of DINOv3, and {detail}")
@@ -141,31 +130,69 @@ def _is_rotary(model: Any) -> bool:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def read(model: Any) -> list[Block]:
-    return [read_block(model, i) for i in range(len(model.blocks))]
-
-
-def read_block(model: Any, index: int) -> Block:
-    block = model.blocks[index]
-    attn, mlp = attn_of(block), mlp_of(block)
-    token_counts = (block.count, block.merge) if isinstance(block, TokenBlock) else (0, False)
-    return Block(attn and read_attention(attn), mlp and read_ffn(mlp), *token_counts)
-
-
-def sites(model: Any) -> list[Site]:
-    """The attentions and FFNs, in order, with their frozen axes."""
-    sites_of_model: list[Site] = []
+def blocks(model: Any) -> list[BlockLayers]:
     whole = POST_NORM if any(map(is_post_norm, model.blocks)) else embedding.reason_against(model)
     rotary: dict[Axis, str] = {"qk": ROTARY, "tokens": PLACED} if _is_rotary(model) else {}
-    for i, block in enumerate(model.blocks):
-        axes: dict[Axis, str] = {**tokens.frozen(block, is_last=i == len(model.blocks) - 1), **rotary}
-        if whole is not None:
-            axes["embed"] = whole
-        # An FFN does not rank tokens and has no queries.
+    of_all: dict[Axis, str] = {**rotary, **({} if whole is None else {"embed": whole})}
+    return [_block_layers(model, i, of_all) for i in range(len(model.blocks))]
+
+
+def _block_layers(model: Any, index: int, frozen: Mapping[Axis, str]) -> BlockLayers:
+    block = model.blocks[index]
+    attn, mlp = attn_of(block), mlp_of(block)
+    axes: dict[Axis, str] = {**tokens.frozen(block, is_last=index == len(model.blocks) - 1), **frozen}
+    attention, ffn = None, None
+    if attn is not None:
+
+        def token_scores(inputs: Tensor, gates: SoftGates | None) -> Tensor:
+            return tokens.token_scores(attn, inputs, has_class=model.cls_token is not None, gates=gates)
+
+        attention = AttentionLayer(
+            site=Site(index, "attention", axes),
+            module=attn,
+            readers=(attn.qkv,),
+            output=attn.proj,
+            read=lambda: read_attention(attn),
+            token_scores=token_scores,
+            **_around(block, 1),
+        )
+    if mlp is not None:
+        # It does not rank tokens and has no queries.
         of_ffn: dict[Axis, str] = {axis: reason for axis, reason in axes.items() if axis not in ("site", "qk")}
-        sites_of_model += [Site(i, "attention", axes)] if attn_of(block) is not None else []
-        sites_of_model += [Site(i, "ffn", of_ffn)] if mlp_of(block) is not None else []
-    return sites_of_model
+        ffn = FfnLayer(
+            site=Site(index, "ffn", of_ffn),
+            module=mlp,
+            readers=tuple(getattr(mlp, name) for name in input_layers(mlp)),
+            output=mlp.fc2,
+            read=lambda: read_ffn(mlp),
+            **_around(block, 2),
+        )
+    token_counts = (block.count, block.merge) if isinstance(block, TokenBlock) else (0, False)
+    return BlockLayers(block, attention, ffn, *token_counts)
+
+
+def _around(block: Any, number: int) -> dict[str, Any]:
+    """The modules before and after the first or second site of a block, and its scale."""
+    post_norm, norm = is_post_norm(block), getattr(block, f"norm{number}")
+    after = [getattr(block, f"{kind}{number}") for kind in ("ls", "drop_path") if hasattr(block, f"{kind}{number}")]
+    scale = getattr(block, f"ls{number}", None)
+    return {
+        "before": nn.Identity() if post_norm else norm,
+        "after": (norm, *after) if post_norm else tuple(after),
+        "scale": None if post_norm else scale.gamma if isinstance(scale, LayerScale) else 1.0,
+    }
+
+
+def ends(model: Any) -> Ends:
+    heads = [model.head, model.head_dist] if isinstance(model, VisionTransformerDistilled) else [model.head]
+    patch = model.patch_embed
+    return Ends(
+        input_size=(patch.proj.in_channels, *patch.img_size),
+        final=model.norm,
+        norm=embedding.final_norm(model),
+        reads_mean=model.global_pool == "token" or (model.global_pool == "avg" and not model.pool_include_prefix),
+        classifiers=tuple(heads) if all(isinstance(head, nn.Linear) for head in heads) else (),
+    )
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -195,7 +222,7 @@ def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias
 def _passing(model: Any, block: Any, dims: BlockDims) -> Any:
     """The block, passing on the number of tokens in `dims`."""
     if dims.tokens and _is_rotary(model):
-        raise UnsupportedModelError(f"cannot drop tokens of {_name(model)}: {PLACED}")
+        raise UnsupportedModelError(f"cannot drop tokens of {architecture(model)}: {PLACED}")
     prefix, has_class = model.num_prefix_tokens, model.cls_token is not None
     return tokens.passing(block, dims.tokens, prefix, has_class=has_class, merge=dims.merged)
 
@@ -206,9 +233,9 @@ def _ffn_inputs(model: Any) -> int:
     return int(getattr(model, "ffn_inputs", 1) if mlp is None else sum(input_layers(mlp).values()))
 
 
-def _replace_blocks(model: Any, blocks: Sequence[nn.Module]) -> None:
-    if list(model.blocks) != list(blocks):
-        model.blocks = nn.Sequential(*blocks)
+def _replace_blocks(model: Any, modules: Sequence[nn.Module]) -> None:
+    if list(model.blocks) != list(modules):
+        model.blocks = nn.Sequential(*modules)
 
 
 def resize(model: Any, dims: Sequence[BlockDims], names: Container[str] | None = None) -> None:
@@ -229,25 +256,15 @@ def resize(model: Any, dims: Sequence[BlockDims], names: Container[str] | None =
     _replace_blocks(model, resized)
 
 
-def classifiers(model: Any) -> list[nn.Linear]:
-    heads = [model.head, model.head_dist] if isinstance(model, VisionTransformerDistilled) else [model.head]
-    if not all(isinstance(head, nn.Linear) for head in heads):
-        raise UnsupportedModelError(f"{_name(model)} has no classifier; give it one with --model-arg num_classes=...")
-    return heads
-
-
-def has_classifier(model: Any) -> bool:
-    return bool(model.num_classes)
-
-
 def make_classifiers(model: Any, classes: int) -> None:
     model.reset_classifier(classes)
 
 
 def keep_classes(model: Any, classes: Sequence[int]) -> None:
     """Keep these rows of the classifiers, in this order, in place."""
-    index = torch.as_tensor(classes, device=classifiers(model)[0].weight.device)
-    for head in classifiers(model):
+    heads = ends(model).classifiers
+    index = torch.as_tensor(classes, device=heads[0].weight.device)
+    for head in heads:
         head.weight = nn.Parameter(head.weight.detach()[index].clone())
         if head.bias is not None:
             head.bias = nn.Parameter(head.bias.detach()[index].clone())
@@ -255,12 +272,12 @@ def keep_classes(model: Any, classes: Sequence[int]) -> None:
     model.num_classes = len(classes)
 
 
-def build(model: Any, blocks: Sequence[Block]) -> Any:
+def build(model: Any, weights_of_blocks: Sequence[Block]) -> Any:
     # Layers that will be replaced are not copied, which saves most of the time and memory.
     slim: Any = bare_copy(model, list(_linear_layers(model)))
     slim.ffn_inputs = _ffn_inputs(model)
     resized = []
-    for block, weights in zip(slim.blocks, blocks, strict=True):
+    for block, weights in zip(slim.blocks, weights_of_blocks, strict=True):
         a, f = weights.attention, weights.ffn
         # The packed bias is zero for queries, keys or values without bias.
         qkv_bias = a is not None and (attn_of(block).qkv.bias is not None or a.bq is not None)
@@ -278,23 +295,20 @@ def build(model: Any, blocks: Sequence[Block]) -> Any:
     return slim
 
 
-def token_norms(model: Any) -> list[nn.Module]:
-    return [*(norm for block in model.blocks for norm in embedding.norms_of(block)), embedding.final_norm(model)]
-
-
 @torch.no_grad()
 def with_embedding(model: Any, encode: Tensor, decoders: Sequence[Decoder] | None = None) -> Any:
-    blocks = []
-    remaining = iter([decoder(encode)] * len(token_norms(model)) if decoders is None else decoders)
-    for block, weights in zip(model.blocks, read(model), strict=True):
+    rebased = []
+    remaining = repeat(decoder(encode)) if decoders is None else iter(decoders)
+    for layers in blocks(model):
+        block, weights = layers.module, layers.read()
         a, f = weights.attention, weights.ffn
         attention = None if a is None else a.rebased(encode, embedding.fold(block.norm1, block.ls1), next(remaining))
         ffn = None if f is None else f.rebased(encode, embedding.fold(block.norm2, block.ls2), next(remaining))
-        blocks.append(replace(weights, attention=attention, ffn=ffn))
-    slim = build(model, blocks)
+        rebased.append(replace(weights, attention=attention, ffn=ffn))
+    slim = build(model, rebased)
     for block in slim.blocks:
         embedding.reset_norms(block, len(encode))
-    embedding.rebase_ends(slim, encode, next(remaining), classifiers(slim))
+    embedding.rebase_ends(slim, encode, next(remaining), ends(slim).classifiers)
     return slim
 
 
@@ -313,7 +327,7 @@ def _vectors(block: Any, names: Sequence[str], dim: int) -> int:
 
 
 def geometry(model: Any) -> Geometry:
-    heads, patch, dim = classifiers(model), model.patch_embed.proj, model.embed_dim
+    heads, patch, dim = ends(model).classifiers, model.patch_embed.proj, model.embed_dim
     with_attn = next((b for b in model.blocks if attn_of(b) is not None), None)
     with_mlp = next((b for b in model.blocks if mlp_of(b) is not None), None)
     attention, ffn = SiteCostTerms(3, False, 0), SiteCostTerms(_ffn_inputs(model), False, 0)
@@ -332,18 +346,12 @@ def geometry(model: Any) -> Geometry:
         patches=model.patch_embed.num_patches,
         patch_values=patch.in_channels * patch.kernel_size[0] * patch.kernel_size[1],
         outputs=sum(head.out_features for head in heads),
-        classifier_heads=len(heads),
+        classifier_heads=len(heads) or 1,
         other_params=sum(p.numel() for p in outside) - sum(p.numel() for head in heads for p in head.parameters()),
         attention=attention,
         ffn=ffn,
-        sites=tuple(sites(model)),
+        sites=tuple(layer.site for b in blocks(model) for layer in (b.attention, b.ffn) if layer is not None),
     )
-
-
-def input_size(model: Any) -> tuple[int, int, int]:
-    """Channels, height and width of the input."""
-    patch = model.patch_embed
-    return patch.proj.in_channels, *patch.img_size
 
 
 @contextmanager
@@ -360,46 +368,6 @@ def of_one_size(model: Any) -> Iterator[None]:
         model.dynamic_img_size, patches.flatten = True, earlier
 
 
-def arguments(model: Any, depth: int, embed: int) -> dict[str, Any]:
-    changed = {} if len(model.blocks) == depth else {"depth": len(model.blocks)}
-    if model.embed_dim != embed:
-        # timm requires a multiple of the number of heads; the heads of blocks are set by `resize`.
-        changed |= {"embed_dim": model.embed_dim, "num_heads": 1}
-    return changed
-
-
-# -- observation ----------------------------------------------------------------------------------------------
-
-
-def attention_inputs(model: Any) -> list[nn.Module | None]:
-    return [attn_of(block) for block in model.blocks]
-
-
-def projections(model: Any) -> list[nn.Module | None]:
-    return [getattr(attn_of(block), "qkv", None) for block in model.blocks]
-
-
-def attention_outputs(model: Any) -> list[nn.Module | None]:
-    return [getattr(attn_of(block), "proj", None) for block in model.blocks]
-
-
-def ffn_outputs(model: Any) -> list[nn.Module | None]:
-    return [getattr(mlp_of(block), "fc2", None) for block in model.blocks]
-
-
-def final_tokens(model: Any) -> nn.Module:
-    norm: nn.Module = model.norm
-    return norm
-
-
-def reads_mean(model: Any) -> bool:
-    return model.global_pool == "token" or (model.global_pool == "avg" and not model.pool_include_prefix)
-
-
-def layers(model: Any) -> list[nn.Module]:
-    return list(model.blocks)
-
-
 def first_tokens(model: Any, images: Tensor) -> Tensor:
     tokens: Tensor = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
     return tokens
@@ -408,37 +376,6 @@ def first_tokens(model: Any, images: Tensor) -> Tensor:
 def answers(model: Any, tokens: Tensor) -> Tensor:
     logits: Tensor = model.forward_head(model.norm(tokens))
     return logits
-
-
-def token_scores(model: Any, block: int, inputs: Tensor, gates: SoftGates | None = None) -> Tensor:
-    return tokens.token_scores(model.blocks[block].attn, inputs, has_class=model.cls_token is not None, gates=gates)
-
-
-def branches(model: Any) -> list[tuple[Branch | None, Branch | None]]:
-    return [(_branch(block, "attn", 1), _branch(block, "mlp", 2)) for block in model.blocks]
-
-
-def _branch(block: Any, name: str, number: int) -> Branch | None:
-    module = getattr(block, name, None)
-    if module is None:
-        return None
-    post_norm, norm = is_post_norm(block), getattr(block, f"norm{number}")
-    after = [getattr(block, f"{kind}{number}") for kind in ("ls", "drop_path") if hasattr(block, f"{kind}{number}")]
-    return Branch(
-        before=nn.Identity() if post_norm else norm,
-        module=module,
-        readers=(module.qkv,) if name == "attn" else tuple(getattr(module, layer) for layer in input_layers(module)),
-        output=module.proj if name == "attn" else module.fc2,
-        after=(norm, *after) if post_norm else tuple(after),
-    )
-
-
-def residual_scales(model: Any) -> list[tuple[Tensor | float, Tensor | float] | None]:
-    def scale(block: Any, name: str) -> Tensor | float:
-        module = getattr(block, name, None)
-        return module.gamma if isinstance(module, LayerScale) else 1.0
-
-    return [None if is_post_norm(b) else (scale(b, "ls1"), scale(b, "ls2")) for b in model.blocks]
 
 
 def keep_blocks(model: Any, indices: Sequence[int]) -> None:

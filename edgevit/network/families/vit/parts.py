@@ -14,7 +14,7 @@ from timm.models.vision_transformer import Attention as TimmAttention
 from timm.models.vision_transformer import ResPostBlock
 from torch import Tensor, nn
 
-from edgevit.network.anatomy import Attention, BlockDims, Ffn
+from edgevit.network.anatomy import Attention, BlockDims, Ffn, packed_widths, unpack
 from edgevit.network.families.vit.rotary import RotaryAttention
 from edgevit.network.families.vit.slim import SingleSiteBlock, SlimAttention
 from edgevit.network.families.vit.tokens import TokenBlock
@@ -38,28 +38,12 @@ def is_post_norm(block: Any) -> bool:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _widths(dims: BlockDims) -> list[int]:
-    """Rows of queries, keys and values in the packed projection."""
-    return [dims.heads * dims.qk, dims.heads * dims.qk, dims.heads * dims.vo]
-
-
-def unpack(packed: Tensor, dims: BlockDims) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [..., H, w] in the output [..., H * (2q + v)] of a projection, as views."""
-    q, k, v = (torch.unflatten(part, -1, (dims.heads, -1)) for part in torch.split(packed, _widths(dims), -1))
-    return q, k, v
-
-
-def pack(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The inverse of `unpack`."""
-    return torch.cat([part.flatten(-2) for part in (queries, keys, values)], dim=-1)
-
-
 def read_attention(attn: Any) -> Attention:
     heads = attn.num_heads
     qk, vo = (attn.qk_dim, attn.vo_dim) if isinstance(attn, SlimAttention) else [attn.attn_dim // heads] * 2
     dims = BlockDims(heads, qk, vo, 0)
     weight: Tensor = attn.qkv.weight
-    wq, wk, wv = (torch.unflatten(w, 0, (heads, -1)) for w in torch.split(weight, _widths(dims)))
+    wq, wk, wv = (torch.unflatten(w, 0, (heads, -1)) for w in torch.split(weight, packed_widths(dims)))
     bq, bk, bv = (None, None, None) if attn.qkv.bias is None else unpack(attn.qkv.bias, dims)
     wo = attn.proj.weight.unflatten(1, (heads, -1)).permute(1, 0, 2)  # [d, H * v] -> [H, d, v]
     rotary = attn.table if isinstance(attn, RotaryAttention) else None

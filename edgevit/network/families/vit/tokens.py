@@ -6,8 +6,6 @@ register tokens are always kept. Dropped tokens can be merged into one token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.network.anatomy import Axis
-from edgevit.network.families import LogWeights, SoftGates
+from edgevit.network.layers import SoftGates
 
 RANKED = "this block drops tokens, ranked by its attention"
 UNRANKED = "a block without attention cannot rank tokens"
@@ -62,23 +60,6 @@ def token_scores(attn: Any, inputs: Tensor, *, has_class: bool, gates: SoftGates
     """The scores [B, N] that rank tokens, of the input [B, N, d] of an attention."""
     score = class_attention if has_class else received_attention
     return score(inputs, attn.qkv, attn.num_heads, round(float(attn.scale) ** -2), gates)
-
-
-@contextmanager
-def weighing(model: Any, log_weights: LogWeights) -> Iterator[None]:
-    """Weight the tokens in all attentions (`Family`)."""
-
-    def weigh(block: int) -> Any:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            weights = log_weights(block)
-            return args, {**kwargs, "attn_mask": None if weights is None else weights[:, None, None]}
-
-        return hook
-
-    with ExitStack() as stack:
-        for i, block in enumerate(model.blocks):
-            stack.callback(block.register_forward_pre_hook(weigh(i), with_kwargs=True).remove)
-        yield
 
 
 def pass_on(x: Tensor, scores: Tensor, count: int, prefix: int, *, merge: bool) -> Tensor:

@@ -14,7 +14,7 @@ from edgevit.derivation.measure.divergence import answers, divergence
 from edgevit.derivation.methods.forge.head import Answered, refit_head
 from edgevit.network.checkpoint import describe
 from edgevit.network.copies import bare_copy
-from edgevit.network.families import family_of
+from edgevit.network.network import Network
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -26,24 +26,24 @@ COLUMNS = [3, 7, 9]
 @torch.no_grad()
 def test_a_spoilt_head_is_mended_in_the_columns_asked_for(name: str) -> None:
     torch.manual_seed(0)
-    base: Any = timm.create_model(name, num_classes=10, **ARGS).eval()
-    heads = family_of(base).classifiers(base)
+    base = Network(timm.create_model(name, num_classes=10, **ARGS).eval())
+    heads = base.classifiers
     for head in heads:
         head.weight.normal_()
     task = open_task("digits", COLUMNS, preprocessing=describe(base, name, {}).preprocessing, base_outputs=10)
     slim = bare_copy(base)
-    for head in family_of(slim).classifiers(slim):
+    for head in slim.classifiers:
         head.weight.mul_(0.3)
         head.bias.add_(torch.arange(10.0))
     parts = [task.train.subset(200), task.validation.subset(50)]
-    train, judge = (Answered(images, answers(base, images, COLUMNS, PASSES)) for images in parts)
+    train, judge = (Answered(images, answers(base.with_columns(COLUMNS), images, PASSES)) for images in parts)
     spoilt = {key: value.clone() for key, value in slim.state_dict().items()}
 
     def loss() -> float:
-        return divergence(judge.answers, answers(slim, judge.images, COLUMNS, PASSES))
+        return divergence(judge.answers, answers(slim.with_columns(COLUMNS), judge.images, PASSES))
 
     before = loss()
-    told = refit_head(slim, train, judge, COLUMNS, PASSES)
+    told = refit_head(slim.with_columns(COLUMNS), train, judge, PASSES)
     assert told == pytest.approx(loss(), rel=1e-3) and told < 0.1 * before
     others = [i for i in range(10) if i not in COLUMNS]
     for key, value in slim.state_dict().items():
@@ -54,13 +54,13 @@ def test_a_spoilt_head_is_mended_in_the_columns_asked_for(name: str) -> None:
 @torch.no_grad()
 def test_a_head_without_a_bias_stays_without_one(small_vit: Any) -> None:
     base = small_vit().eval()
-    base.head = torch.nn.Linear(64, 10, bias=False)
+    base.module.head = torch.nn.Linear(64, 10, bias=False)
     task = open_task("digits", COLUMNS, preprocessing=describe(base, "vit_tiny_patch16_224", {}).preprocessing,
                      base_outputs=10)  # fmt: skip
     slim = bare_copy(base)
-    slim.head.weight.zero_()
+    slim.module.head.weight.zero_()
     images = task.train.subset(100)
-    taught = Answered(images, answers(base, images, COLUMNS, PASSES))
-    found = refit_head(slim, taught, taught, COLUMNS, PASSES)
-    told = divergence(taught.answers, answers(slim, images, COLUMNS, PASSES))
-    assert slim.head.bias is None and found == pytest.approx(told, rel=1e-3)
+    taught = Answered(images, answers(base.with_columns(COLUMNS), images, PASSES))
+    found = refit_head(slim.with_columns(COLUMNS), taught, taught, PASSES)
+    told = divergence(taught.answers, answers(slim.with_columns(COLUMNS), images, PASSES))
+    assert slim.module.head.bias is None and found == pytest.approx(told, rel=1e-3)

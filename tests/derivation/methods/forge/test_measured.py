@@ -11,13 +11,12 @@ from edgevit.data.task import open_task
 from edgevit.derivation.methods.forge.measured import measure_losses
 from edgevit.network.anatomy import Block
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import vit
 
 
 @torch.no_grad()
 def test_a_site_left_out_is_measured_as_a_network_without_it(small_vit: Any, tmp_path: Path) -> None:
     network = small_vit()
-    network.head.weight.normal_()
+    network.module.head.weight.normal_()
     base = describe(network, "vit_tiny_patch16_224", {})
     task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
     problem = untrained(base, task, 0.5, tmp_path)
@@ -25,10 +24,10 @@ def test_a_site_left_out_is_measured_as_a_network_without_it(small_vit: Any, tmp
     whole = problem.network
     found = measure_losses(problem, whole, images, sites=True)
     pixels = torch.cat([batch for batch, _ in images.batches(40)])
-    blocks = vit.read(whole)
+    blocks = whole.read()
 
     def lost(i: int, block: Block) -> float:
-        changed = vit.build(whole, [block if i == j else b for j, b in enumerate(blocks)]).eval()
+        changed = whole.build([block if i == j else b for j, b in enumerate(blocks)]).eval()
         taught, told = (F.log_softmax(n(pixels).double(), 1) for n in (whole, changed))
         return float(F.kl_div(told, taught, log_target=True, reduction="batchmean"))
 

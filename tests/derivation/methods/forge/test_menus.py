@@ -14,7 +14,6 @@ from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.methods.forge.curves import BlockCurves
 from edgevit.derivation.methods.forge.menus import Removable, block_costs, block_menu
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import vit
 
 DIMS = BlockDims(2, 32, 32, 256)
 
@@ -40,7 +39,7 @@ def _known() -> Any:
 
 @pytest.mark.parametrize("quantity", ["rate", "params", "ms"])
 def test_every_way_costs_what_its_model_does(quantity: str, small_vit: Any) -> None:
-    geometry, base = vit.geometry(small_vit()), [DIMS, DIMS]
+    geometry, base = small_vit().geometry, [DIMS, DIMS]
     asked: dict[str, Any] = {"rate": {"rate": 0.5}, "params": {"params": 50_000}, "ms": {"ms": 1.0, "table": _table()}}
     macs, params = geometry.macs(base), geometry.params(base)
     budget = make_budget(macs, params, **asked[quantity])
@@ -64,7 +63,7 @@ def test_every_way_costs_what_its_model_does(quantity: str, small_vit: Any) -> N
 
 
 def test_what_is_frozen_or_not_asked_for_stays(small_vit: Any) -> None:
-    geometry = vit.geometry(small_vit())
+    geometry = small_vit().geometry
     budget = make_budget(geometry.macs([DIMS] * 2), 1, rate=0.5)
     costs, known, policy = block_costs(budget, geometry, 1), _known(), make_policy("paper")
     for goes, frozen in ((Removable(True, False, False), set()), (Removable(True, True, True), {"site", "block"})):
@@ -73,7 +72,7 @@ def test_what_is_frozen_or_not_asked_for_stays(small_vit: Any) -> None:
 
 
 def test_a_block_that_is_to_contain_another_has_its_sites_and_no_size_below(small_vit: Any) -> None:
-    geometry = vit.geometry(small_vit())
+    geometry = small_vit().geometry
     budget = make_budget(1, 1, ms=1.0, table=_table())
     costs, known = block_costs(budget, geometry, 1), _known()
 

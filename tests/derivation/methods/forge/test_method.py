@@ -25,7 +25,6 @@ from edgevit.derivation.methods.forge.method import _make_curves
 from edgevit.derivation.solve.attention import keep_heads
 from edgevit.errors import BudgetError, CostTableError, OptionError
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import vit
 from edgevit.records.model_folder import ModelFolder
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
@@ -50,13 +49,13 @@ def test_blocks_and_heads_go_where_no_width_is_small_enough(checkpoint: Path, tm
     loaded = edgevit.load(tmp_path / "m")
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(loaded(images), made.model(images))
-    assert loaded.network.default_cfg is not None and len(loaded.network.blocks) == 1
+    assert loaded.module.default_cfg is not None and len(loaded.blocks) == 1
 
 
 def test_the_embedding_is_narrowed_where_that_loses_less(checkpoint: Path, tmp_path: Path) -> None:
     made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.8, options=FEW, training={"steps": 2})
     spec, more = made.model.spec, made.record.facts.more
-    width = vit.geometry(made.model.network).embed
+    width = made.model.geometry.embed
     assert width == more["embed"] == spec.timm_args["embed_dim"] < 64 == spec.base.embed and width % 16 == 0
     assert spec.rate >= 0.8 and made.record.facts.kept_blocks == (0, 1), "no block has to go"
     rungs = {rung["width"]: rung for rung in more["embed_rungs"]}
@@ -69,13 +68,13 @@ def test_the_embedding_is_narrowed_where_that_loses_less(checkpoint: Path, tmp_p
         tmp_path / "m", out=tmp_path / "n", data="digits", rate=0.3, options=FEW, accept_weak_base=True,
         training=Training(steps=0, device="cpu"),
     )  # fmt: skip
-    assert again.model.spec.base.embed == width >= vit.geometry(again.model.network).embed
+    assert again.model.spec.base.embed == width >= again.model.geometry.embed
 
 
 def test_a_width_that_is_asked_for_is_taken_or_refused(checkpoint: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"method": "forge", "rate": 0.8, "training": UNTRAINED}
     made = derive(checkpoint, tmp_path / "m", options={**FEW, "embed_width": 40}, **given)
-    assert vit.geometry(made.model.network).embed == 40
+    assert made.model.geometry.embed == 40
     (rung,) = made.record.facts.more["embed_rungs"]
     assert rung["width"] == 40 and rung["slice_nats"] > 0
     with pytest.raises(OptionError, match=r"forge.embed_width=65 is wider than the base's embedding, which has 64"):
@@ -103,7 +102,7 @@ def test_an_embedding_that_stays_says_why(
         training=UNTRAINED, progress=Console().progress,
     )  # fmt: skip
     assert f"the embedding stays as it is: {said}" in " ".join(capsys.readouterr().err.split())
-    assert made.record.facts.more.get("embed", 64) == 64 == vit.geometry(made.model.network).embed
+    assert made.record.facts.more.get("embed", 64) == 64 == made.model.geometry.embed
 
 
 def test_sites_go_alone_where_nothing_else_may(checkpoint: Path, tmp_path: Path) -> None:
@@ -153,7 +152,7 @@ def test_a_base_without_biases_keeps_its_budget_of_parameters(method: str, missi
         options={"calibration_images": 128, **({"purification": "none"} if method == "nuwa" else {})},
         training=UNTRAINED,
     )  # fmt: skip
-    assert sum(p.numel() for p in made.model.network.parameters()) == made.model.spec.params <= 60_000
+    assert sum(p.numel() for p in made.model.parameters()) == made.model.spec.params <= 60_000
 
 
 def test_the_classes_in_another_order_of_the_base_are_another_task(
@@ -167,8 +166,8 @@ def test_the_classes_in_another_order_of_the_base_are_another_task(
     fresh = derive(checkpoint, tmp_path / "c", base_classes=names[::-1], cache=False, **given)
     assert cached.record.facts.reused == ()
     assert cached.record.accuracy == fresh.record.accuracy
-    for key, value in cached.model.network.state_dict().items():
-        assert torch.equal(value, fresh.model.network.state_dict()[key])
+    for key, value in cached.model.state_dict().items():
+        assert torch.equal(value, fresh.model.state_dict()[key])
 
 
 def test_a_second_budget_reuses_the_curves(checkpoint: Path, tmp_path: Path, cache_home: Path) -> None:
@@ -186,8 +185,8 @@ def test_a_second_budget_reuses_the_curves(checkpoint: Path, tmp_path: Path, cac
     assert {"curves", "streams"} <= set(second.record.facts.reused)
     assert "statistics" not in second.record.seconds
     again = made("c", 0.4, 20_000, 8, cache=False)
-    for key, value in second.model.network.state_dict().items():
-        assert torch.equal(value, again.model.network.state_dict()[key]), key
+    for key, value in second.model.state_dict().items():
+        assert torch.equal(value, again.model.state_dict()[key]), key
 
 
 @pytest.mark.parametrize(
@@ -234,7 +233,7 @@ def test_a_head_that_puts_out_the_same_everywhere_is_priced_as_what_the_bias_can
     """Its mean is worth much, and going it costs next to nothing: the output bias takes the mean over."""
     network = small_vit()
     with torch.no_grad():
-        for block in network.blocks:
+        for block in network.module.blocks:
             block.norm1.weight.mul_(0.05)  # tokens differ little from
             block.norm1.bias.normal_()  # what they have in common
             block.attn.proj.weight.mul_(10)
@@ -247,12 +246,12 @@ def test_a_head_that_puts_out_the_same_everywhere_is_priced_as_what_the_bias_can
     curves = unpacked(made)
     images = torch.cat([batch for batch, _ in task.train.subset(64).batches(32)])
     whole = F.log_softmax(problem.network(images).double(), 1).detach()
-    blocks = vit.read(problem.network)
+    blocks = problem.network.read()
     for i, known in enumerate(curves):
         for head in range(2):
             fewer = keep_heads(blocks[i].attention, [1 - head], known.statistics.moment)
             changed = [replace(b, attention=fewer) if j == i else b for j, b in enumerate(blocks)]
-            answers = F.log_softmax(vit.build(problem.network, changed)(images).double(), 1).detach()
+            answers = F.log_softmax(problem.network.build(changed)(images).double(), 1).detach()
             measured = float(F.kl_div(answers, whole, log_target=True, reduction="batchmean"))
             assert measured / 3 < float(known.sensitivity.heads[head]) < measured * 3, (i, head)
 
@@ -275,7 +274,7 @@ def test_a_budget_in_milliseconds_is_kept(checkpoint: Path, tmp_path: Path, caps
     )  # fmt: skip
     reason = "the embedding stays as it is: the cost table lists no narrower one; `edgevit cost` measures them"
     assert reason in " ".join(capsys.readouterr().err.split())
-    assert "embed" not in made.record.facts.more and vit.geometry(made.model.network).embed == 64
+    assert "embed" not in made.record.facts.more and made.model.geometry.embed == 64
     assert 1.0 < made.record.budget.reached <= 1.2 and made.record.budget.quantity == "ms"
     spent = 0.1 + sum(0.02 * b.heads * b.qk / 16 + b.ffn / 256 + 0.25 for b in made.model.spec.blocks)
     assert made.record.budget.reached == pytest.approx(spent), "a block that stays costs more than its sites"
@@ -290,7 +289,7 @@ def test_a_budget_in_milliseconds_is_spent_on_the_embedding_as_far_as_the_table_
     table = write_cost_table(tmp_path, narrower=[32])
     given: dict[str, Any] = {"method": "forge", "rate": None, "cost_table": table, "training": UNTRAINED}
     made = derive(checkpoint, tmp_path / "m", ms=0.7, options={**FEW, "drop_blocks": False}, **given)
-    rungs, width = made.record.facts.more["embed_rungs"], vit.geometry(made.model.network).embed
+    rungs, width = made.record.facts.more["embed_rungs"], made.model.geometry.embed
     assert width in (32, 48) and {rung["width"] for rung in rungs} <= {32, 48, 64}, "16 is not listed"
     blocks = made.model.spec.blocks
     spent = 0.1 + sum(0.02 * b.heads * b.qk / 16 + b.ffn / 256 + 0.25 * bool(b.heads and b.ffn) for b in blocks)

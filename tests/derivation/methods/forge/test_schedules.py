@@ -27,7 +27,6 @@ from edgevit.derivation.methods.forge.schedules import (
 from edgevit.errors import BudgetError, CostTableError
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import vit
 
 FEW: dict[str, Any] = {"calibration_images": 96, "sensitivity_images": 32, "cut_tokens": "predicted"}
 MACS = 140_000  # of the small base's 1.8 M
@@ -45,7 +44,7 @@ MACS = 140_000  # of the small base's 1.8 M
 def test_counts_fill_tiles_and_no_token_comes_back(
     small_vit: Any, args: dict[str, Any], depth: int, counts: set[int], places: set[int]
 ) -> None:
-    geometry = vit.geometry(small_vit(depth=depth, embed_dim=16, **args))
+    geometry = small_vit(depth=depth, embed_dim=16, **args).geometry
     whole, *others = schedules(geometry, depth)
     assert not any(whole) and len(set(others)) == len(others) > 0
     assert {n for schedule in others for n in schedule} == {0, *counts}
@@ -75,7 +74,7 @@ def test_a_schedule_that_another_beats_in_both_is_passed_over(small_vit: Any, tm
     task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
     problem = untrained(base, task, 0.5, tmp_path)
     found = worthwhile(problem, Slices(problem, 32, 32))
-    geometry, dims = vit.geometry(problem.network), [b.dims for b in vit.read(problem.network)]
+    geometry, dims = problem.network.geometry, list(problem.network.dims)
     macs = [geometry.macs(with_schedule(dims, schedule)) for schedule, _ in found]
     losses = [nats for _, nats in found]
     assert found[0] == ((0,) * 6, 0.0) and 2 < len(found) < len(schedules(geometry, 6))

@@ -23,7 +23,7 @@ from edgevit.derivation.methods.forge import solve
 from edgevit.derivation.methods.forge.search import AT_ONCE, ROUNDS, Sites, near, priced, search
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
-from edgevit.network.families import vit
+from edgevit.network.network import Network
 from edgevit.progress import Silent
 
 
@@ -110,9 +110,9 @@ def launch_bound_table(blocks: Sequence[BlockDims], geometry: Geometry) -> dict[
 @pytest.fixture
 def costs(tmp_path: Path) -> Path:
     """By which only fewer sites are faster."""
-    network = timm.create_model(NAME, num_classes=10, **ARGS)
+    network = Network(timm.create_model(NAME, num_classes=10, **ARGS))
     file = tmp_path / "costs.json"
-    file.write_text(json.dumps(launch_bound_table([block.dims for block in vit.read(network)], vit.geometry(network))))
+    file.write_text(json.dumps(launch_bound_table(list(network.dims), network.geometry)))
     return file
 
 

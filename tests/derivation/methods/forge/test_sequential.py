@@ -21,7 +21,6 @@ from edgevit.errors import OutputError
 from edgevit.network.anatomy import Block
 from edgevit.network.checkpoint import describe
 from edgevit.network.copies import bare_copy
-from edgevit.network.families import vit
 from edgevit.train import products
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
@@ -40,10 +39,10 @@ def network(small_vit: Any) -> Any:
     """A small random ViT whose modules put out enough to be felt."""
     made = small_vit()
     with torch.no_grad():
-        for block in made.blocks:
+        for block in made.module.blocks:
             block.attn.proj.weight.mul_(3)
             block.mlp.fc2.weight.mul_(3)
-        made.head.weight.mul_(5)
+        made.module.head.weight.mul_(5)
     return made.eval()
 
 
@@ -77,7 +76,7 @@ def test_a_network_that_lost_nothing_is_left_as_it_is(network: Any, task: Any) -
 def test_later_blocks_mend_what_earlier_ones_lost(network: Any, task: Any) -> None:
     damaged, images = bare_copy(network), _images(task, 64)
     generator = torch.Generator().manual_seed(0)
-    ffn = vit.read(damaged)[0].ffn
+    ffn = damaged.read()[0].ffn
     ffn.w1[::2] = 0.05 * torch.randn(ffn.w1[::2].shape, generator=generator)
     wanted = network.forward_features(images)
     before = float((damaged.forward_features(images) - wanted).square().mean())
@@ -91,7 +90,7 @@ def test_products_of_8_bits_mend_as_much(network: Any, task: Any, monkeypatch: p
     images, lost = _images(task, 64), {}
     for quick in (False, True):
         slim = bare_copy(network)
-        vit.read(slim)[0].ffn.w1[::2] *= 0.1
+        slim.read()[0].ffn.w1[::2] *= 0.1
         before = _error(slim, network, images)
         _solve(network, slim, [0, 1], task, quick=quick)
         lost[quick] = _error(slim, network, images)
@@ -104,7 +103,7 @@ def test_from_every_class_token_and_half_of_the_patches_as_much_is_mended(networ
     images, lost = _images(task, 64), {}
     for thinning in (ALL, Thinning(2, 17, 1)):
         slim = bare_copy(network)
-        vit.read(slim)[0].ffn.w1[::2] *= 0.1
+        slim.read()[0].ffn.w1[::2] *= 0.1
         before = _error(slim, network, images)
         _solve_all(network, [Slim(slim, [0, 1], align)], task, thinning=thinning)
         lost[thinning.every] = _error(slim, network, images)
@@ -117,7 +116,7 @@ def test_tokens_that_would_not_fit_into_memory_lie_in_files(
 ) -> None:
     held, spilt = bare_copy(network), bare_copy(network)
     for slim in (held, spilt):
-        vit.read(slim)[0].ffn.w1[::2] *= 0.1
+        slim.read()[0].ffn.w1[::2] *= 0.1
     _solve(network, held, [0, 1], task)
     monkeypatch.setattr(streams, "IN_MEMORY_BYTES", 40_000)  # of 17 * 64 values an image: some batches of both
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -142,7 +141,7 @@ def test_tokens_that_would_not_fit_into_memory_lie_in_files(
 @torch.no_grad()
 def test_a_block_takes_over_what_it_can_of_those_dropped_after_it(network: Any, task: Any) -> None:
     shorter, images = bare_copy(network), _images(task, 64)
-    vit.keep_blocks(shorter, [0])
+    shorter.keep_blocks([0])
     wanted = network.forward_features(images)
     before = float((shorter.forward_features(images) - wanted).square().mean())
     _solve(network, shorter, [0], task)
@@ -157,10 +156,10 @@ def test_the_ffn_of_a_block_that_stands_for_two_is_weighted_by_what_the_second_o
 
     def solved(*of_ffns: torch.Tensor) -> torch.Tensor:
         slim = bare_copy(network)
-        vit.keep_blocks(slim, [0])
+        slim.keep_blocks([0])
         by_token = [(even, of_ffn) for of_ffn in of_ffns]
         solve_in_sequence(network, [Slim(slim, [0], False)], task.train.subset(128), by_token, PASSES, ridge=1e-4)
-        found: torch.Tensor = vit.read(slim)[0].ffn.w2
+        found: torch.Tensor = slim.read()[0].ffn.w2
         return found
 
     assert torch.equal(solved(first, even), solved(even, even))
@@ -170,9 +169,9 @@ def test_the_ffn_of_a_block_that_stands_for_two_is_weighted_by_what_the_second_o
 @torch.no_grad()
 def test_what_is_left_of_a_block_makes_up_for_what_went(network: Any, task: Any) -> None:
     """Either half of the first block: an attention has the tokens after the FFN as its target, too."""
-    images, (first, second) = _images(task, 64), vit.read(network)
+    images, (first, second) = _images(task, 64), network.read()
     for half in (Block(first.attention, None), Block(None, first.ffn)):
-        slim = vit.build(network, [half, second])
+        slim = network.build([half, second])
         before = _error(slim, network, images)
         _solve(network, slim, [0, 1], task)
         assert _error(slim, network, images) < 0.7 * before
@@ -184,7 +183,7 @@ def test_a_change_of_basis_that_changes_nothing(align: bool, network: Any, task:
     """Targets are the base's tokens in the basis of the slim network's; here both are the same."""
     one, other = bare_copy(network), bare_copy(network)
     for slim in (one, other):
-        vit.read(slim)[0].ffn.w1[::2] *= 0.1
+        slim.read()[0].ffn.w1[::2] *= 0.1
     _solve_all(network, [Slim(one, [0, 1], align), Slim(other, [0, 1], align, torch.eye(64).double())], task)
     images = _images(task, 32)
     torch.testing.assert_close(one(images), other(images), atol=1e-3, rtol=1e-3)
@@ -192,15 +191,15 @@ def test_a_change_of_basis_that_changes_nothing(align: bool, network: Any, task:
 
 @torch.no_grad()
 def test_networks_that_share_a_pass_are_solved_as_each_alone(network: Any, task: Any) -> None:
-    first, second = vit.read(network)
+    first, second = network.read()
     plans = [([0], [first]), ([0, 1], [Block(first.attention, None), second]), ([0, 1], [first, second])]
 
     def made() -> list[Slim]:
         slims = []
         for i, (kept, blocks) in enumerate(plans):
             shorter = bare_copy(network)
-            vit.keep_blocks(shorter, kept)
-            slims.append(Slim(bare_copy(vit.build(shorter, blocks)), kept, align=i == 1))
+            shorter.keep_blocks(kept)
+            slims.append(Slim(bare_copy(shorter.build(blocks)), kept, align=i == 1))
         return slims
 
     together = made()
@@ -217,7 +216,7 @@ def test_readers_are_aligned_to_what_the_base_reads(bias: bool, small_vit: Any, 
     """The slim network's norms turn its tokens; readers undo it, and it answers as the base does."""
     base, images = small_vit(qkv_bias=bias).eval(), _images(task, 64)
     slim = bare_copy(base)
-    for block in slim.blocks:
+    for block in slim.module.blocks:
         for norm in (block.norm1, block.norm2):
             norm.weight.mul_(torch.linspace(0.5, 2, 64))
             norm.bias.add_(0.5 if bias or norm is block.norm2 else 0.0)
@@ -230,31 +229,31 @@ def test_readers_are_aligned_to_what_the_base_reads(bias: bool, small_vit: Any, 
 
 @torch.no_grad()
 def test_what_dropped_heads_put_out_on_average_stays_in_the_bias(network: Any) -> None:
-    first, second = vit.read(network)
+    first, second = network.read()
     x = torch.ones(1, 5, 64) * torch.randn(64, generator=torch.Generator().manual_seed(0))  # all tokens alike
     token = torch.cat([x[0, 0], torch.ones(1)]).double()
     fewer = keep_heads(first.attention, [1], torch.outer(token, token))
-    rest = vit.build(network, [Block(fewer, first.ffn), second])
-    torch.testing.assert_close(rest.blocks[0].attn(x), network.blocks[0].attn(x), atol=1e-5, rtol=1e-5)
+    rest = network.build([Block(fewer, first.ffn), second])
+    torch.testing.assert_close(rest.module.blocks[0].attn(x), network.module.blocks[0].attn(x), atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
 def test_a_network_of_another_embedding_is_brought_back_to_the_bases_tokens(small_vit: Any, task: Any) -> None:
     """At full width nothing is lost; what a narrow one lost is mended in its own channels."""
     base = small_vit(init_values=0.5)
-    for block in base.blocks:
+    for block in base.module.blocks:
         block.attn.proj.weight.mul_(3)
         block.mlp.fc2.weight.mul_(3)
     images = _images(task, 64)
     for width, change in ((64, None), (40, 0.9)):
         encode = encoder(flat_basis(64), width)
-        slim = vit.with_embedding(base, encode)
-        wanted = base.blocks(vit.first_tokens(base, images)) @ encode.float().mT
-        before = slim.blocks(vit.first_tokens(slim, images))
+        slim = base.with_embedding(encode)
+        wanted = base.module.blocks(base.first_tokens(images)) @ encode.float().mT
+        before = slim.module.blocks(slim.first_tokens(images))
         even = [(torch.ones(17).double(), torch.ones(17).double())] * 2
         mended = [Slim(slim, [0, 1], encode=encode)]
         solve_in_sequence(base, mended, task.train.subset(128), even, PASSES, ridge=1e-4)
-        after = slim.blocks(vit.first_tokens(slim, images))
+        after = slim.module.blocks(slim.first_tokens(images))
         if change is None:
             torch.testing.assert_close(after, wanted, atol=1e-3, rtol=1e-3)
         else:
@@ -264,12 +263,12 @@ def test_a_network_of_another_embedding_is_brought_back_to_the_bases_tokens(smal
 @torch.no_grad()
 def test_channels_that_layer_scale_shuts_ask_for_nothing(small_vit: Any, task: Any) -> None:
     base = small_vit(init_values=0.5)
-    base.blocks[0].ls1.gamma[3] = base.blocks[1].ls2.gamma[7] = 0.0
-    blocks, images = vit.read(base), _images(task, 64)
-    slim = vit.build(base, [replace(b, ffn=b.ffn and b.ffn.keep(torch.arange(40))) for b in blocks])
-    wanted, before = (n.blocks(vit.first_tokens(n, images)) for n in (base, slim))
+    base.module.blocks[0].ls1.gamma[3] = base.module.blocks[1].ls2.gamma[7] = 0.0
+    blocks, images = base.read(), _images(task, 64)
+    slim = base.build([replace(b, ffn=b.ffn and b.ffn.keep(torch.arange(40))) for b in blocks])
+    wanted, before = (n.module.blocks(n.first_tokens(images)) for n in (base, slim))
     even = [(torch.ones(17).double(), torch.ones(17).double())] * 2
     solve_in_sequence(base, [Slim(slim, [0, 1])], task.train.subset(128), even, PASSES, ridge=1e-4)
-    after = slim.blocks(vit.first_tokens(slim, images))
+    after = slim.module.blocks(slim.first_tokens(images))
     assert all(parameter.isfinite().all() for parameter in slim.parameters())
     assert (after - wanted).square().mean() < 0.9 * (before - wanted).square().mean()

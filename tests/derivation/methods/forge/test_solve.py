@@ -22,7 +22,7 @@ from edgevit.network.checkpoint import describe
 def problem(small_vit: Any, tmp_path_factory: pytest.TempPathFactory) -> Problem:
     network = small_vit()
     with torch.no_grad():
-        network.head.weight.normal_()
+        network.module.head.weight.normal_()
     base = describe(network, "vit_tiny_patch16_224", {})
     task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
     return untrained(base, task, 0.5, tmp_path_factory.mktemp("work"))
@@ -33,7 +33,7 @@ def _solve(problem: Problem, width: int, **options: Any) -> Any:
     even = [(torch.ones(17).double(), torch.ones(17).double())] * 2
     solved = solve(problem, Config(calibration_images=128, **options), even, {"": plan})
     images = problem.task.validation
-    judged = [answers(n, images, problem.columns, problem.passes) for n in (problem.network, solved.network)]
+    judged = [answers(n, images, problem.passes) for n in (problem.network, solved.network)]
     return solved, divergence(*judged)
 
 

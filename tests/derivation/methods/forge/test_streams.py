@@ -18,7 +18,6 @@ from edgevit.derivation.measure.statistics import add_outer, symmetric
 from edgevit.derivation.methods.forge.streams import BaseStream, TensorStore, keeping, show_stream
 from edgevit.derivation.problem import Problem
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import vit
 from edgevit.train import products
 
 IMAGES = 80  # more than a batch
@@ -47,7 +46,7 @@ def _tokens(problem: Problem, *, cached: bool) -> Iterator[Tensor]:
     stream = BaseStream(problem.network, images, problem.passes, keep)
     for layer in range(len(problem.network.blocks)):
         for passed in stream.past(layer):
-            attention, ffn = vit.branches(problem.network)[layer]
+            attention, ffn = problem.network.layers[layer]
             assert attention is not None and ffn is not None and passed.attention is not None
             torch.testing.assert_close(passed.middle, passed.before + attention.added(passed.attention))
         yield torch.cat(stream.tokens)
@@ -64,8 +63,8 @@ def test_a_stream_that_is_found_is_the_one_that_was_worked_out_to_the_last_bit(p
 
 @torch.no_grad()
 def test_a_stream_is_the_bases_but_for_the_rounding_of_what_its_sites_put_out(problem: Problem) -> None:
-    x = vit.first_tokens(problem.network, next(iter(problem.task.train.subset(IMAGES).batches(IMAGES)))[0])
-    for block, found in zip(problem.network.blocks, _tokens(problem, cached=False), strict=True):
+    x = problem.network.first_tokens(next(iter(problem.task.train.subset(IMAGES).batches(IMAGES)))[0])
+    for block, found in zip(problem.network.block_modules, _tokens(problem, cached=False), strict=True):
         x = block(x)
         assert (found - x).norm() < 2**-11 * x.norm()
 
@@ -84,7 +83,7 @@ def test_a_quick_stream_is_the_bases_to_the_bits_of_bf16_and_what_is_summed_up_h
 
     keep = keeping(problem, images, quick=True)
     assert list(_tokens(problem, cached=True)), "what is kept in fp32 is another entry"
-    observers = [([problem.network.blocks[1].attn.proj], see)]
+    observers = [([problem.network.module.blocks[1].attn.proj], see)]
     show_stream(problem.network, images, problem.passes, observers, keep, quick=True)
     seen = torch.cat(given).double()
     torch.testing.assert_close(symmetric(total), seen.mT @ seen, rtol=1e-5, atol=1e-4)  # bf16 is off by 4e-3
@@ -102,8 +101,8 @@ def test_one_layer_that_is_gone_is_worked_out_again_and_nothing_else(problem: Pr
     gone = next(iter(before))
     gone.unlink()
     made = []
-    module = problem.network.blocks[0].mlp.register_forward_hook(lambda *_: made.append(0))
-    other = problem.network.blocks[1].mlp.register_forward_hook(lambda *_: made.append(1))
+    module = problem.network.module.blocks[0].mlp.register_forward_hook(lambda *_: made.append(0))
+    other = problem.network.module.blocks[1].mlp.register_forward_hook(lambda *_: made.append(1))
     found = list(_tokens(problem, cached=True))
     for hook in (module, other):
         hook.remove()
@@ -118,11 +117,12 @@ def test_who_observes_a_stream_sees_every_token_of_the_base_and_what_is_kept_is_
     def see(i: int, given: Any, _: Tensor) -> None:
         seen[i] += given[0].shape[:2].numel()
 
-    observers = [(vit.ffn_outputs(problem.network), see)]
+    observers = [(problem.network.ffn_outputs, see)]
     for again in range(2):  # where it is kept already, it is computed all the same
         show_stream(problem.network, images, problem.passes, observers, keeping(problem, images))
         assert seen == [IMAGES * 17 * (again + 1)] * 2
-    hooks = [block.mlp.register_forward_hook(lambda *_: pytest.fail("it was kept")) for block in problem.network.blocks]
+    blocks = problem.network.module.blocks
+    hooks = [block.mlp.register_forward_hook(lambda *_: pytest.fail("it was kept")) for block in blocks]
     alone = list(_tokens(problem, cached=True))
     for hook in hooks:
         hook.remove()
@@ -133,7 +133,7 @@ def test_who_observes_a_stream_sees_every_token_of_the_base_and_what_is_kept_is_
 @torch.no_grad()
 def test_what_fp16_does_not_reach_is_kept_as_it_is(small_vit: Any, tmp_path: Path) -> None:
     network = small_vit()
-    network.blocks[0].mlp.fc2.bias[3] = 1e6
+    network.module.blocks[0].mlp.fc2.bias[3] = 1e6
     base = describe(network, "vit_tiny_patch16_224", {})
     task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
     problem = replace(untrained(base, task, 0.5, tmp_path / "work"), cache=Cache(tmp_path / "cache"))

@@ -23,7 +23,6 @@ from edgevit.derivation.methods.heart.choose import (
 )
 from edgevit.derivation.methods.heart.scores import HessianScores
 from edgevit.errors import BudgetError
-from edgevit.network.families import family_of
 
 RATIOS, SITES = ("sensitivity", "uniform"), ("attention", "ffn")
 
@@ -34,8 +33,7 @@ def candidates(small_vit: Callable[..., Any]) -> Callable[..., Candidates]:
 
     def make(rate: float = 0.3, **changed: Any) -> Candidates:
         network = small_vit(depth=4, num_heads=4)
-        family = family_of(network)
-        dims, geometry = [b.dims for b in family.read(network)], family.geometry(network)
+        dims, geometry = list(network.dims), network.geometry
         rows = torch.arange(1.0, 17, dtype=torch.float64) * torch.tensor([[3.0], [1.0], [2.0]]).double()
         heads = tuple(torch.tensor([4.0, 2.0, 8.0, 6.0], dtype=torch.float64) * (i + 1) for i in range(4))
         budget = changed.pop("budget", make_budget(geometry.macs(dims), geometry.params(dims), rate=rate))

@@ -15,7 +15,6 @@ from small_base import derive, press_ctrl_c_in_step, write_checkpoint
 from edgevit.derivation.methods.heart.gates import Closing, ClosingGates, closing_gates, head_gates
 from edgevit.derivation.methods.heart.method import _plan
 from edgevit.errors import Interrupted
-from edgevit.network.families import family_of
 
 FORMS: dict[str, dict[str, Any]] = {
     "class token": {}, "no class token": {"class_token": False, "global_pool": "avg"}, "registers": {"reg_tokens": 2},
@@ -24,7 +23,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def closing(network: Any, *, gamma: float, tokens: tuple[int, ...], gone: dict[int, list[int]]) -> ClosingGates:
-    blocks = family_of(network).read(network)
+    blocks = network.read()
     kept = [[h for h in range(2) if h not in gone.get(i, [])] for i in range(len(blocks))]
     dims = [replace(b.dims, tokens=n, heads=len(heads)) for b, n, heads in zip(blocks, tokens, kept, strict=True)]
     heads = [head_gates(torch.tensor([0.5, -1.0]), gone.get(i, [])) for i in range(len(blocks))]
@@ -93,5 +92,5 @@ def test_a_training_that_was_interrupted_ends_in_the_same_weights(
     with pytest.raises(Interrupted):
         derive(checkpoint, tmp_path / "m", **given)
     again = derive(checkpoint, tmp_path / "m", resume=True, **given)
-    for name, value in whole.model.network.state_dict().items():
-        assert torch.equal(value, again.model.network.state_dict()[name]), name
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, again.model.state_dict()[name]), name

@@ -22,7 +22,6 @@ from edgevit.derivation.methods.heart.scores import (
     twice_differentiable,
 )
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import family_of
 
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 FORMS: dict[str, dict[str, Any]] = {
@@ -70,11 +69,10 @@ def test_a_gate_of_zero_is_a_head_that_is_gone(small_vit: Callable[..., Any]) ->
     with torch.no_grad():
         _, heads = gates.parts(gates.values)
         heads[1][:, 0] = 0
-        family = family_of(network)
-        blocks = family.read(network)
+        blocks = network.read()
         assert blocks[1].attention is not None
         kept = [blocks[0], type(blocks[1])(blocks[1].attention.keep([1]), blocks[1].ffn)]
-        torch.testing.assert_close(gates.logits(images), family.build(network, kept).eval()(images))
+        torch.testing.assert_close(gates.logits(images), network.build(kept).eval()(images))
 
 
 def test_before_the_last_block_a_token_has_a_score_of_zero(small_vit: Callable[..., Any]) -> None:
@@ -112,9 +110,7 @@ def test_scores_of_images_are_means_and_leave_the_network_as_it_was(
     problem = untrained(base, task, 0.2, tmp_path)
     before = {name: value.clone() for name, value in problem.network.state_dict().items()}
     images = task.train.subset(12)
-    one, two = (
-        measure_scores(problem.network, images, problem.columns, problem.passes, probes=2, seed=1) for _ in range(2)
-    )
+    one, two = (measure_scores(problem.network, images, problem.passes, probes=2, seed=1) for _ in range(2))
     assert one.ranked.shape == one.placed.shape == (2, 16) and [len(h) for h in one.heads] == [2, 2, 2]
     torch.testing.assert_close(one.ranked.sum(1), one.placed.sum(1))
     assert all(torch.equal(value, two.tensors()[name]) for name, value in one.tensors().items())

@@ -17,7 +17,6 @@ from edgevit.derivation.methods.nuwa.purify import masks_applied, purify
 from edgevit.derivation.problem import Problem, Stopwatch
 from edgevit.derivation.solve.least_squares import refit, removal_in_order, removal_order
 from edgevit.errors import BudgetError, DataError, OptionError
-from edgevit.network.families import vit
 from edgevit.train.history import History
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
@@ -37,7 +36,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def layer(small_vit: Any) -> Any:
     """An FFN and neurons of it that come in near copies, the most active ones above all."""
-    block = vit.read(small_vit().double())[0].ffn
+    block = small_vit().double().read()[0].ffn
     generator = torch.Generator().manual_seed(0)
     source = torch.randn(3000, 64, generator=generator, dtype=torch.float64)
     h = torch.cat([source * scale for scale in (4.0, 3.0, 2.0, 1.0)], dim=1)
@@ -104,12 +103,12 @@ def test_widths_by_error_give_up_the_least_per_cost() -> None:
 def test_purification_leaves_the_base_alone_and_is_no_worse_on_validation(
     small_vit: Any, digits_task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, task = small_vit(), digits_task
+    network, task = small_vit().with_columns(digits_task.base_columns), digits_task
     before = {name: value.clone() for name, value in network.state_dict().items()}
     training = Training(device="cpu", batch_size=16, steps=0)
     history = History(None, [{"stage": "purify", "step": 0, "accuracy_anchor": 2.0}])  # of an interrupted run
     problem = Problem(
-        network, task, task.base_columns, None, None, training, training, open_passes(training), Path(),
+        network, task, None, None, training, training, open_passes(training), Path(),
         history, Stopwatch(), Cache(None), {},
     )  # fmt: skip
     monkeypatch.setattr(purify_module, "WEIGHT_DECAY", 2.0)  # lets neurons go in so few steps
@@ -244,12 +243,12 @@ def test_a_narrower_embedding_reaches_what_blocks_alone_do_not(checkpoint: Path,
     # The teacher's tokens are learnt through the change of basis.
     taught = {"steps": 2, "teacher": "restricted", "token_weight": 1.0}
     made = derive(checkpoint, tmp_path / "m", options=options, training=taught, **given)
-    facts, width = made.record.facts.more, vit.geometry(made.model.network).embed
+    facts, width = made.record.facts.more, made.model.geometry.embed
     rungs = {rung["width"]: rung for rung in facts["embed_rungs"]}
     assert 64 not in rungs and width == facts["embed"] == min(rungs, key=lambda w: rungs[w]["measured_nats"]) < 64
     assert 0.8 <= made.model.spec.rate < 0.82 and rungs[width]["slice_nats"] > 0
     asked = derive(checkpoint, tmp_path / "a", options={**options, "embed_width": 24}, training=UNTRAINED, **given)
-    assert vit.geometry(asked.model.network).embed == 24 and asked.model.spec.rate >= 0.8
+    assert asked.model.geometry.embed == 24 and asked.model.spec.rate >= 0.8
 
 
 @pytest.mark.parametrize(("narrower", "ms"), [((), 2.0), ((32,), 0.6)])
@@ -263,9 +262,9 @@ def test_by_a_cost_table_the_embedding_is_as_narrow_as_that_lists(
     )  # fmt: skip
     assert made.record.budget.reached <= ms * (1 + 1e-9)
     if narrower:
-        assert vit.geometry(made.model.network).embed == made.record.facts.more["embed"] in (32, 48)
+        assert made.model.geometry.embed == made.record.facts.more["embed"] in (32, 48)
     else:
-        assert vit.geometry(made.model.network).embed == 64 and "embed" not in made.record.facts.more
+        assert made.model.geometry.embed == 64 and "embed" not in made.record.facts.more
 
 
 def test_a_width_of_the_embedding_needs_leave_to_narrow_it() -> None:

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from edgevit.derivation.methods.nuwa.purify import _Best, _Binarised, masks_applied
-from edgevit.network.families import vit
 
 
 @pytest.mark.parametrize(("beta", "kept"), [(5.0, 12), (0.0, 6), (-1.0, 4), (-20.0, 1)])
@@ -28,7 +27,7 @@ def test_a_masked_neuron_no_longer_reaches_the_output(small_vit):
         with masks_applied(network, masks):
             seen = network(images)
         whole = network(images)
-        vit.read(network)[1].ffn.w2[:, ::2] = 0
+        network.read()[1].ffn.w2[:, ::2] = 0
         torch.testing.assert_close(seen, network(images))
     assert not torch.allclose(seen, whole)
 

@@ -5,19 +5,18 @@ import torch
 
 from edgevit.derivation.methods.skd.dropout import RATES, Rival, WeightedMasks, rival_of, stay
 from edgevit.derivation.methods.skd.masks import masking
-from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import vit
+from edgevit.network.anatomy import BlockDims, unpack
 
 CPU = torch.device("cpu")
 WIDE = [BlockDims(2, 400, 300, 2000), BlockDims(2, 8, 24, 4)] * 3
 
 
 def drawn(kind, rate, whole=WIDE, seed=0):
-    return Rival(kind, rate).draw(vit, whole, torch.Generator().manual_seed(seed), CPU)
+    return Rival(kind, rate).draw(whole, torch.Generator().manual_seed(seed), CPU)
 
 
 def dims_of(network):
-    return [b.dims for b in vit.read(network)]
+    return list(network.dims)
 
 
 def test_piad_has_no_rival_and_the_others_have_a_rate_of_their_own():
@@ -30,7 +29,7 @@ def test_channels_are_dropped_with_one_probability_and_what_stays_makes_up_for_t
     masks, share = drawn("channel", 0.25)
     assert share == pytest.approx(0.75, abs=0.02)
     for dims, (packed, neurons) in zip(WIDE, masks.blocks, strict=True):
-        queries, keys, values = vit.unpack(packed, dims)
+        queries, keys, values = unpack(packed, dims)
         assert (keys == 1).all() and torch.equal(queries[0], queries[1]) and torch.equal(values[0], values[1])
         both = min(dims.qk, dims.vo)
         assert torch.equal(queries[0, :both], values[0, :both]), "a width goes from queries and values at once"
@@ -43,7 +42,7 @@ def test_a_layer_goes_whole_and_nothing_is_rescaled():
     for seed in range(200):
         masks, share = drawn("layer", 0.2, [BlockDims(2, 8, 8, 16)] * 4, seed)
         for packed, neurons in masks.blocks:
-            queries, keys, values = vit.unpack(packed, BlockDims(2, 8, 8, 16))
+            queries, keys, values = unpack(packed, BlockDims(2, 8, 8, 16))
             assert (keys == 1).all() and set(torch.cat([queries, values]).flatten().tolist()) == {float(neurons[0])}
             assert set(neurons.tolist()) in ({0.0}, {1.0})
         counts.append(share)
@@ -54,7 +53,7 @@ def test_a_dropped_block_adds_its_output_biases_alone(small_vit):
     network, x = small_vit().eval(), torch.randn(2, 17, 64)
     masks = next(m for m, share in (drawn("layer", 0.5, dims_of(network), seed) for seed in range(50)) if share == 0)
     with torch.no_grad():
-        for block in network.blocks:
+        for block in network.module.blocks:
             block.attn.proj.bias.fill_(0.5)
             block.mlp.fc2.bias.fill_(0.25)
             with masking(network, lambda: masks):
@@ -80,7 +79,7 @@ def test_a_fixed_number_of_channels_is_drawn_for_each_image_by_its_activations()
         torch.testing.assert_close(masks.of_module(neurons[image : image + 1], 0, 1)[0], seen[image])
 
     packed = torch.randn(3, 5, 2 * (6 + 6 + 10))
-    queries, keys, values = vit.unpack(masks.of_module(packed, 0, 0) / packed, dims)
+    queries, keys, values = unpack(masks.of_module(packed, 0, 0) / packed, dims)
     assert (keys == 1).all()
     widths = values[:, 0, 0] != 0
     assert (widths.sum(1) == 7).all() and torch.equal(widths[:, :6], queries[:, 0, 0] != 0)

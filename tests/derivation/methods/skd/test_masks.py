@@ -9,7 +9,6 @@ from edgevit.derivation.methods.skd.piad import cut
 from edgevit.derivation.methods.skd.wpac import concentrate_embedding
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import vit
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -28,7 +27,7 @@ def images(small_vit):
 
 
 def dims_of(network):
-    return [b.dims for b in vit.read(network)]
+    return list(network.dims)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,7 @@ PRE_NORM = [{}, {"qkv_bias": False}, {"init_values": 0.3}, {"class_token": False
 @pytest.mark.parametrize("args", PRE_NORM, ids=str)
 def test_a_network_masked_to_its_first_channels_passes_what_its_slice_does(small_vit, images, passes, args):
     base, x = small_vit(**args), torch.randn(4, 3, 32, 32)
-    network, encode = concentrate_embedding(base, images, COLUMNS, passes, 0)
+    network, encode = concentrate_embedding(base.with_columns(COLUMNS), images, passes, 0)
     kept = [BlockDims(2, 16, 16, 40), BlockDims(2, 32, 24, 256)]
     with torch.no_grad():
         torch.testing.assert_close(network(x), base(x), rtol=1e-5, atol=2e-5)
@@ -66,9 +65,9 @@ def test_a_network_masked_to_its_first_channels_passes_what_its_slice_does(small
             parameter.add_(torch.randn_like(parameter) * 0.02)  # trained since: norms are no ones any more
         for embed, dims in ((48, dims_of(network)), (32, kept), (2, kept)):
             slim = cut(network, dims, embed)
-            assert (vit.geometry(slim).embed, dims_of(slim)) == (embed, dims)
+            assert (slim.geometry.embed, dims_of(slim)) == (embed, dims)
             with masked(network, dims, CPU, embed):
                 seen = network(x)
             torch.testing.assert_close(slim(x), seen, rtol=1e-5, atol=1e-5)
             assert not torch.allclose(network(x), seen, atol=1e-3)
-    assert vit.geometry(cut(network, kept, 64)).embed == 64 and encode.shape == (64, 64)
+    assert cut(network, kept, 64).geometry.embed == 64 and encode.shape == (64, 64)

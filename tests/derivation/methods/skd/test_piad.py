@@ -30,7 +30,7 @@ from edgevit.derivation.methods.skd.wpac import concentrate_embedding
 from edgevit.derivation.solve.embedding import encoder
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import vit
+from edgevit.network.network import Network
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -49,33 +49,33 @@ def images(small_vit):
 
 
 def dims_of(network):
-    return [b.dims for b in vit.read(network)]
+    return list(network.dims)
 
 
 def make_dropout(network, images, passes, *, share=0.5, updates=3, steps=6, policy="fused", rival=None):
-    dims, geometry = dims_of(network), vit.geometry(network)
+    dims, geometry = dims_of(network), network.geometry
     units = make_units(dims, geometry, POLICIES[policy], 8, 32)
     growth = DropoutSchedule(int(share * geometry.macs(dims)), updates, steps)
-    return ProgressiveDropout(network, units, growth, images, COLUMNS, passes, seed=1, rival=rival)
+    return ProgressiveDropout(network.with_columns(COLUMNS), units, growth, images, passes, seed=1, rival=rival)
 
 
 def test_the_first_channels_are_the_directions_that_the_answers_feel_most(small_vit, images, passes):
     """Any orthonormal basis of the same directions gives the same function."""
     base, x = small_vit(), torch.randn(4, 3, 32, 32)
-    network, _ = concentrate_embedding(base, images, COLUMNS, passes, 0)
-    weights = token_weights(base, images, COLUMNS, passes, seed=0)
-    narrower = vit.with_embedding(base, encoder(measure_tokens(base, images, weights, passes).directions, 24))
+    network, _ = concentrate_embedding(base.with_columns(COLUMNS), images, passes, 0)
+    weights = token_weights(base.with_columns(COLUMNS), images, passes, seed=0)
+    narrower = base.with_embedding(encoder(measure_tokens(base, images, weights, passes).directions, 24))
     with torch.no_grad():
         torch.testing.assert_close(cut(network, dims_of(network), 24)(x), narrower(x), rtol=1e-4, atol=1e-4)
 
 
 def test_channels_are_units_whose_worth_is_measured_and_whose_macs_are_counted_once(small_vit, images, passes):
-    network, _ = concentrate_embedding(small_vit(), images, COLUMNS, passes, 0)
-    dims, geometry = dims_of(network), vit.geometry(network)
+    network, _ = concentrate_embedding(small_vit().with_columns(COLUMNS), images, passes, 0)
+    dims, geometry = dims_of(network), network.geometry
     units = make_units(dims, geometry, POLICIES["fused"], 2, 4, [64, 48, 32, 16])
     embeds = [u for u in units if u.kind == "embed"]
     assert [(u.first, u.last) for u in embeds] == [(48, 64), (32, 48), (16, 32)]
-    importance = measure_importance(network, images, COLUMNS, passes, embed=48, embeds=[32, 16])
+    importance = measure_importance(network.with_columns(COLUMNS), images, passes, embed=48, embeds=[32, 16])
     x, labels = next(iter(images.batches(len(images))))
     with torch.no_grad():
         for width, loss in {48: importance.loss, **importance.narrowed}.items():
@@ -84,12 +84,12 @@ def test_channels_are_units_whose_worth_is_measured_and_whose_macs_are_counted_o
     rise = importance.narrowed[16] - importance.loss
     assert sum(s * u.macs for s, u in zip(scored, embeds[1:], strict=True)) == pytest.approx(rise / importance.loss)
     growth = DropoutSchedule(int(0.85 * geometry.macs(dims)), 2, 4)  # more than widths of blocks can save
-    dropout = ProgressiveDropout(network.train(), units, growth, images, COLUMNS, passes, seed=1)
+    dropout = ProgressiveDropout(network.train().with_columns(COLUMNS), units, growth, images, passes, seed=1)
     dropout.finish()
     slim = dropout.pruned()
-    left = vit.geometry(slim).macs(dims_of(slim))
+    left = slim.geometry.macs(dims_of(slim))
     assert growth.macs <= dropout.saved_macs() == geometry.macs(dims) - left
-    assert vit.geometry(slim).embed == embed_without(64, dropout.dropped) < 64
+    assert slim.geometry.embed == embed_without(64, dropout.dropped) < 64
     with dropout.watch():
         dropout.after_step()
         network(x).sum().backward()
@@ -97,8 +97,8 @@ def test_channels_are_units_whose_worth_is_measured_and_whose_macs_are_counted_o
 
 def test_deit_base_has_eight_groups_per_attention_and_32_per_ffn_as_far_as_fused_shapes_allow():
     with torch.device("meta"):
-        network = timm.create_model("deit_base_patch16_224")
-    dims, geometry = dims_of(network), vit.geometry(network)
+        network = Network(timm.create_model("deit_base_patch16_224"))
+    dims, geometry = dims_of(network), network.geometry
     units = [u for u in make_units(dims, geometry, POLICIES["fused"], 8, 32) if u.block == 0]
     attention, ffn = ([u for u in units if u.kind == kind] for kind in ("attention", "ffn"))
     assert [(u.first, u.last) for u in attention] == [(w - 8, w) for w in range(64, 16, -8)]
@@ -112,7 +112,7 @@ def test_deit_base_has_eight_groups_per_attention_and_32_per_ffn_as_far_as_fused
     "dims", [BlockDims(3, 64, 64, 768), BlockDims(3, 40, 24, 100), BlockDims(3, 12, 12, 20)], ids=str
 )
 def test_every_boundary_is_a_shape_that_the_policy_allows(small_vit, name, multiple, dims):
-    policy, geometry = make_policy(name, multiple), vit.geometry(small_vit())
+    policy, geometry = make_policy(name, multiple), small_vit().geometry
     units = make_units([dims], geometry, policy, 8, 32)
     assert dims_without([dims], units) == smallest([dims], policy, geometry) or (name == "fused" and dims.qk != dims.vo)
     for kind, step in (("attention", policy.head_step), ("ffn", policy.ffn_step)):
@@ -137,7 +137,9 @@ def test_importance_counts_modules_units_and_macs_and_stays_nested():
 def test_importance_is_that_of_the_slice_it_is_asked_for(small_vit, images, passes):
     network = small_vit().train()
     kept = [BlockDims(2, 16, 16, 64), BlockDims(2, 32, 32, 128)]
-    importance = measure_importance(network, images, COLUMNS, passes, dims=kept, skip=[(0, "ffn"), (1, "attention")])
+    importance = measure_importance(
+        network.with_columns(COLUMNS), images, passes, dims=kept, skip=[(0, "ffn"), (1, "attention")]
+    )
     assert network.training
     x, labels = next(iter(images.batches(len(images))))
     with torch.no_grad():
@@ -172,7 +174,7 @@ def test_a_module_without_influence_is_dropped_first(small_vit, digits_checkpoin
     network = small_vit()
     network.load_state_dict(load_file(digits_checkpoint))
     with torch.no_grad():
-        network.blocks[1].mlp.fc2.weight.zero_()
+        network.module.blocks[1].mlp.fc2.weight.zero_()
     dropout = make_dropout(network, images, passes, share=0.15, updates=1)
     dropout.grow()
     assert {u.module for u in dropout.dropped} == {(1, "ffn")}
@@ -189,8 +191,8 @@ def test_each_step_trains_a_sub_network_that_seed_and_step_decide(small_vit, ima
             shares.append(dropout.penalty()[1]["units_kept"])
             masks = [m for pair in dropout.masks.blocks for m in pair]
             dropped = (masks[1] == 0).nonzero().flatten()
-            assert (network.blocks[0].mlp.fc1.weight.grad[dropped] == 0).all()
-            assert (network.blocks[0].mlp.fc1.weight.grad != 0).any()
+            assert (network.module.blocks[0].mlp.fc1.weight.grad[dropped] == 0).all()
+            assert (network.module.blocks[0].mlp.fc1.weight.grad != 0).any()
             dropout.after_step()
         state = dropout.state()
         network.eval()

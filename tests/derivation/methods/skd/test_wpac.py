@@ -10,7 +10,6 @@ from edgevit.derivation.methods.skd.wpac import concentrate, rotate
 from edgevit.derivation.solve.attention import narrow
 from edgevit.network.anatomy import Block, BlockDims, attentions
 from edgevit.network.checkpoint import describe
-from edgevit.network.families import vit
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -32,7 +31,7 @@ def slim(network):
 
 def with_attentions(network, made):
     with torch.no_grad():
-        return vit.build(network, [Block(a, b.ffn) for a, b in zip(made, vit.read(network), strict=True)])
+        return network.build([Block(a, b.ffn) for a, b in zip(made, network.read(), strict=True)])
 
 
 VARIANTS = {"plain": {}, "no qkv bias": {"qkv_bias": False}, "scaled": {"init_values": 0.1, "global_pool": "avg"}}
@@ -42,18 +41,18 @@ VARIANTS = {"plain": {}, "no qkv bias": {"qkv_bias": False}, "scaled": {"init_va
 def test_logits_are_unchanged_biases_included(small_vit, task, passes, variant):
     network = slim(small_vit()) if variant == "slim" else small_vit(**VARIANTS[variant])
     images = next(iter(task.validation.batches(32)))[0]
-    made = concentrate(network, task.train.subset(48), list(range(10)), passes)
+    made = concentrate(network.with_columns(list(range(10))), task.train.subset(48), passes)
     with torch.no_grad():
         torch.testing.assert_close(made(images), network(images), rtol=1e-5, atol=1e-5)
-    before, after = vit.read(network), vit.read(made)
+    before, after = network.read(), made.read()
     assert not torch.allclose(before[0].attention.wq, after[0].attention.wq)
     assert not torch.equal(before[0].ffn.w1, after[0].ffn.w1)
 
 
 def test_slices_of_untrained_attention_are_the_best_factors_for_the_tokens(small_vit, task, passes):
-    network, columns = small_vit(), list(range(10))
-    taken = calibrate(network, task.train.subset(48), passes, factorisation="tokens", columns=columns)
-    moments, parts = [s.moment for s in taken], attentions(vit.read(network))
+    network = small_vit()
+    taken = calibrate(network, task.train.subset(48), passes, factorisation="tokens")
+    moments, parts = [s.moment for s in taken], attentions(network.read())
     dims = [BlockDims(2, 8, 16, 256), BlockDims(2, 24, 8, 256)]
     expected = with_attentions(network, narrow(parts, [(d.qk, d.vo) for d in dims], moments))
     rotated = with_attentions(network, rotate(parts, moments))
@@ -68,10 +67,10 @@ def test_slices_without_value_biases_lose_no_more_than_the_best_factors(small_vi
     """Eckart and Young: of W_O W_V R, with R R^T the second moment of the tokens, what is left out of its spectrum."""
     network = small_vit(qkv_bias=False)
     with torch.no_grad():
-        for block in network.blocks:
+        for block in network.module.blocks:
             block.norm1.bias.normal_(0, 0.5)  # tokens whose mean is not small
     moments = [s.moment for s in calibrate(network, task.train.subset(48), passes, factorisation="activations")]
-    parts = attentions(vit.read(network))
+    parts = attentions(network.read())
     for part, made, moment in zip(parts, rotate(parts, moments), moments, strict=True):
         values, vectors = torch.linalg.eigh(moment[:-1, :-1].double())
         root = vectors * values.clamp_min(0).sqrt()
@@ -86,16 +85,16 @@ def test_moments_of_fewer_tokens_than_dimensions_leave_the_function_alone(small_
     network = small_vit()
     x = torch.randn(tokens, 65, dtype=torch.float64)
     x[:, -1] = 1
-    rotated = with_attentions(network, rotate(attentions(vit.read(network)), [x.mT @ x / tokens] * 2))
+    rotated = with_attentions(network, rotate(attentions(network.read()), [x.mT @ x / tokens] * 2))
     images = torch.randn(4, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(rotated(images), network(images), rtol=1e-4, atol=1e-4)
 
 
 def test_neurons_come_in_falling_order_of_importance(small_vit, task, passes):
-    images, columns = task.train.subset(48), list(range(10))
-    made = concentrate(small_vit(), images, columns, passes)
-    importance = measure_importance(made, images, columns, passes)
+    images = task.train.subset(48)
+    made = concentrate(small_vit(), images, passes)
+    importance = measure_importance(made, images, passes)
     for block in range(2):
         scores = importance.taylor[block, "ffn"]
         assert (scores[1:] <= scores[:-1] * (1 + 1e-4)).all()

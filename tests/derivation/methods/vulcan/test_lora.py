@@ -16,7 +16,6 @@ from edgevit.derivation.methods.vulcan.lora import linear_layers, low_rank_updat
 from edgevit.derivation.methods.vulcan.method import Config, Redundancy
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.errors import Interrupted, OptionError
-from edgevit.network.families import vit
 from edgevit.train.average import Average
 from edgevit.train.compute import open_compute
 from edgevit.train.optimizer import make_optimizer
@@ -42,14 +41,14 @@ def images() -> Tensor:
 
 
 def seen(network: nn.Module) -> Tensor:
-    size = vit.input_size(network)[1]
+    size = network.input_size[1]
     with torch.inference_mode():
         answer: Tensor = network(nn.functional.interpolate(images(), (size, size)))
         return answer
 
 
 def plan_of(network: nn.Module) -> Plan:
-    ffn = [block.ffn for block in vit.read(network)]
+    ffn = [block.ffn for block in network.read()]
     made = []
     for i, part in enumerate(ffn):
         assert part is not None
@@ -67,7 +66,7 @@ def test_what_is_merged_is_what_was_trained_and_has_plain_names(small_vit: Any, 
         torch.testing.assert_close(seen(network), before, rtol=0, atol=1e-6)  # B is zero
         trained = seen(updated(network))
         weights = [layer.weight.detach().clone() for layer in linear_layers(network)]
-        slim = vit.build(network, vit.read(network))
+        slim = network.build(network.read())
     assert (trained - before).abs().max() > 1e-2
     for made in (network, slim):
         torch.testing.assert_close(seen(made), trained, rtol=1e-6, atol=1e-6)
@@ -89,7 +88,7 @@ def test_updates_biases_of_their_layers_and_the_classifier_train_and_nothing_els
         network(images()).square().mean().backward()
         with_gradient = {name for name, p in network.named_parameters() if p.grad is not None}
     low = sum(RANK * sum(layer.weight.shape) for layer in layers)
-    biases, head = sum(layer.out_features for layer in layers), network.head
+    biases, head = sum(layer.out_features for layer in layers), network.module.head
     assert sum(p.numel() for p in held) == low + biases + head.weight.numel() + head.bias.numel()
     assert sum(p.numel() for group in slower.param_groups for p in group["params"]) == sum(p.numel() for p in held)
     assert decayed == low + head.weight.numel(), "matrices alone decay, to the weights that there were"
@@ -135,8 +134,8 @@ def test_it_is_gone_on_with_after_an_interruption(tmp_path: Path, monkeypatch: p
     with pytest.raises(Interrupted):
         derive(checkpoint, tmp_path / "n", **given)
     resumed = derive(checkpoint, tmp_path / "n", resume=True, **given)
-    assert_same_weights(whole.model.network.state_dict(), resumed.model.network.state_dict())
-    assert not any("parametrizations" in name for name in whole.model.network.state_dict())
+    assert_same_weights(whole.model.state_dict(), resumed.model.state_dict())
+    assert not any("parametrizations" in name for name in whole.model.state_dict())
 
 
 def test_the_best_state_on_validation_images_is_what_is_merged(digits_checkpoint: Path) -> None:

@@ -11,7 +11,6 @@ from edgevit.derivation.methods.vulcan.collapse import Clusters
 from edgevit.derivation.methods.vulcan.method import Config, Redundancy, default_steps
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.errors import Interrupted, OptionError
-from edgevit.network.families import vit
 from edgevit.train.compute import open_compute
 from edgevit.train.settings import Training
 
@@ -33,7 +32,7 @@ def compute():
 def sums_by_hand(network):
     """Sums of |n_i - anchor| over weights and biases, and of the singular values beyond the kept widths."""
     collapse, tails = 0.0, 0.0
-    for block in vit.read(network):
+    for block in network.read():
         ffn, attention = block.ffn, block.attention
         rows = torch.cat([ffn.w1, ffn.b1[:, None]], 1)
         collapse += float((rows - rows[LABELS]).abs().sum())
@@ -68,7 +67,7 @@ def test_without_a_term_its_violation_is_zero(small_vit, plan, compute):
 def test_as_published_anchors_follow_each_batch_and_multipliers_ascend(small_vit, plan, compute):
     network = small_vit().train()
     inputs = []
-    vit.ffn_outputs(network)[0].register_forward_pre_hook(lambda _, values: inputs.append(values[0].detach()))
+    network.ffn_outputs[0].register_forward_pre_hook(lambda _, values: inputs.append(values[0].detach()))
     constraint, fixed = (Redundancy(network, plan, Config(as_published=p), compute) for p in (True, False))
     for images in torch.randn(2, 8, 3, 32, 32).unbind():
         before = constraint.multipliers.clone()
@@ -108,7 +107,7 @@ def test_multipliers_rise_as_adam_without_weight_decay_would(small_vit, plan, co
 def test_the_plan_that_holds_now_has_the_anchors_of_now(small_vit, plan, compute):
     constraint = Redundancy(small_vit(), plan, Config(), compute)
     assert constraint.current_plan().dims == plan.dims
-    assert [b.dims for b in vit.read(constraint.pruned())] == list(plan.dims)
+    assert list(constraint.pruned().dims) == list(plan.dims)
 
 
 def test_anchors_are_chosen_by_the_images_of_all_processes(tmp_path):
@@ -133,12 +132,12 @@ def test_the_embedding_is_narrowed_before_anything_collapses(tmp_path, monkeypat
     options = {"calibration_images": 48, "embed_width": 32}
     given = {"rate": 0.8, "options": options, "training": {"steps": 4, "teacher": "restricted", "token_weight": 1.0}}
     whole = derive(checkpoint, tmp_path / "m", **given)
-    assert vit.geometry(whole.model.network).embed == 32 and 0.8 <= whole.model.spec.rate < 0.82
+    assert whole.model.geometry.embed == 32 and 0.8 <= whole.model.spec.rate < 0.82
     press_ctrl_c_in_step(2, monkeypatch)
     with pytest.raises(Interrupted):
         derive(checkpoint, tmp_path / "n", **given)
     resumed = derive(checkpoint, tmp_path / "n", resume=True, **given)
-    assert_same_weights(whole.model.network.state_dict(), resumed.model.network.state_dict())
+    assert_same_weights(whole.model.state_dict(), resumed.model.state_dict())
 
 
 def test_an_embedding_that_cannot_be_narrowed_is_refused_with_the_reason(tmp_path):

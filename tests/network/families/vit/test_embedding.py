@@ -7,7 +7,6 @@ import pytest
 import timm
 from torch import nn
 
-from edgevit.network.families import load_family
 from edgevit.network.families.vit.embedding import reason_against
 
 FREE = {
@@ -29,7 +28,7 @@ FROZEN = {
 @pytest.mark.parametrize("args", FREE.values(), ids=FREE)
 def test_a_change_of_basis_passes_through(small_vit: Callable[..., nn.Module], args: dict[str, Any]) -> None:
     network = small_vit("vit_tiny_patch16_224", **args)
-    assert reason_against(network) is None and load_family("vit").geometry(network).fixed_embed is None
+    assert reason_against(network.module) is None and network.geometry.fixed_embed is None
 
 
 @pytest.mark.parametrize(("reason", "args"), FROZEN.items(), ids=FROZEN)
@@ -37,10 +36,10 @@ def test_what_it_does_not_pass_through_is_named(
     small_vit: Callable[..., nn.Module], reason: str, args: dict[str, Any]
 ) -> None:
     network = small_vit("vit_tiny_patch16_224", **args)
-    assert (reason_against(network) or "").startswith(reason)
-    assert load_family("vit").geometry(network).fixed_embed == reason_against(network)
+    assert (reason_against(network.module) or "").startswith(reason)
+    assert network.geometry.fixed_embed == reason_against(network.module)
 
 
 def test_a_norm_after_the_sum_has_a_reason_of_its_own(small_vit: Callable[..., nn.Module]) -> None:
-    reason = load_family("vit").geometry(small_vit("vit_base_patch16_rpn_224")).fixed_embed
+    reason = small_vit("vit_base_patch16_rpn_224").geometry.fixed_embed
     assert reason is not None and "norm after each site" in reason

@@ -60,7 +60,7 @@ def test_a_classifier_of_hugging_face_answers_as_timms_does(
     given = hugging_face(network.state_dict(), prefix, modules=modules)
     assert not given.keys() & network.state_dict().keys(), "no name is timm's"
     model, notes = opened(given, tmp_path, name, **args)
-    assert torch.equal(outputs(getattr(model, "network", None)), outputs(network))
+    assert torch.equal(outputs(model.module), outputs(network))
     assert isinstance(model, Model) and model.spec.outputs == 7
     assert notes == ["the weights have Hugging Face's names, and are read as timm's"]
 
@@ -173,17 +173,17 @@ def test_position_embeddings_are_resampled_where_a_size_of_images_is_asked_for(s
     network = small_vit()
     model, notes = opened(network.state_dict(), tmp_path, img_size=48)
     assert notes == ["position embeddings are resampled from 4 x 4 patches to 6 x 6, for img_size, as timm does"]
-    held, own = network.pos_embed, getattr(model, "network", None).pos_embed
+    held, own = network.module.pos_embed, model.module.pos_embed
     assert torch.equal(own[:, :1], held[:, :1]), "the class token's is no patch's"
     flat = {**network.state_dict(), "pos_embed": torch.ones_like(held)}
     model, _ = opened(flat, tmp_path, img_size=48)
-    torch.testing.assert_close(getattr(model, "network", None).pos_embed, torch.ones(1, 37, 64))
+    torch.testing.assert_close(model.module.pos_embed, torch.ones(1, 37, 64))
 
 
 def test_positions_of_registers_are_resampled_as_timm_does(small_vit: Any, tmp_path: Path) -> None:
     released, network = dinov2(small_vit)
     found, notes = opened(released, tmp_path, **REGISTERS | {"img_size": 64})
-    network.set_input_size(64)
+    network.module.set_input_size(64)
     assert isinstance(found, Headless) and "4 x 4 patches to 8 x 8" in notes[-1]
     torch.testing.assert_close(outputs(found.network, 64), outputs(network, 64))
 
@@ -200,7 +200,7 @@ def test_without_a_size_of_images_the_one_of_the_weights_is_taken(small_vit: Any
 
 def test_positions_are_resampled_as_those_do_it_who_named_them(small_vit: Any, tmp_path: Path) -> None:
     network = small_vit(init_values=0.1)
-    held = network.pos_embed.detach()
+    held = network.module.pos_embed.detach()
     grid = held[:, 1:].reshape(1, 4, 4, 64).permute(0, 3, 1, 2)
     bicubic: Any = {"mode": "bicubic", "align_corners": False}
     released = {**network.state_dict(), "mask_token": torch.zeros(1, 64)}
@@ -211,11 +211,11 @@ def test_positions_are_resampled_as_those_do_it_who_named_them(small_vit: Any, t
     ):
         model, notes = opened(given, tmp_path, img_size=48, init_values=0.1)
         assert f"to 6 x 6, for img_size, as {whose} does" in " ".join(notes)
-        own = getattr(model, "network", None).pos_embed[:, 1:]
+        own = model.module.pos_embed[:, 1:]
         assert torch.equal(own, expected.permute(0, 2, 3, 1).flatten(1, 2))
     usual = F.interpolate(grid, (6, 6), mode="bicubic", align_corners=True)
     model, _ = opened(torchvision(small_vit().state_dict() | {"pos_embed": held}), tmp_path, img_size=48)
-    assert torch.equal(getattr(model, "network", None).pos_embed[:, 1:], usual.permute(0, 2, 3, 1).flatten(1, 2))
+    assert torch.equal(model.module.pos_embed[:, 1:], usual.permute(0, 2, 3, 1).flatten(1, 2))
 
 
 def test_as_many_positions_in_other_rows_are_not_taken_for_those_of_the_network(small_vit: Any, tmp_path: Path) -> None:
@@ -225,13 +225,13 @@ def test_as_many_positions_in_other_rows_are_not_taken_for_those_of_the_network(
     line = str(refusal.value)
     (tmp_path / "config.json").write_text(line[line.index("{") :])
     model, notes = opened(state, tmp_path, img_size=(16, 64))
-    assert notes == [] and torch.equal(getattr(model, "network", None).pos_embed, state["pos_embed"])
+    assert notes == [] and torch.equal(model.module.pos_embed, state["pos_embed"])
     (tmp_path / "config.json").write_text('{"model_args": {"img_size": 32}}')
     model, notes = opened(state, tmp_path, img_size=(16, 64))
     assert "resampled from 4 x 4 patches to 2 x 8" in notes[-1]
     grid = state["pos_embed"][:, 1:].reshape(1, 4, 4, 64).permute(0, 3, 1, 2)
     expected = F.interpolate(grid, (2, 8), mode="bicubic", align_corners=False, antialias=True)
-    assert torch.equal(getattr(model, "network", None).pos_embed[:, 1:], expected.permute(0, 2, 3, 1).flatten(1, 2))
+    assert torch.equal(model.module.pos_embed[:, 1:], expected.permute(0, 2, 3, 1).flatten(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_classifier_can_be_left_out(small_vit: Any, tmp_path: Path) -> None:
     network = small_vit()
     found, notes = opened(network.state_dict(), tmp_path, num_classes=0)
     assert isinstance(found, Headless) and notes[0].endswith("head.bias, head.weight")
-    weight, bias = network.head.weight.detach(), network.head.bias.detach()
+    weight, bias = network.module.head.weight.detach(), network.module.head.bias.detach()
     assert torch.equal(outputs(found.with_head(weight, bias)), outputs(network))
     with pytest.raises(UnsupportedModelError, match="has no classifier; edgevit base and edgevit derive fit one"):
         open_base(NAME, checkpoint=tmp_path / "given.safetensors", model_args={**ARGS, "num_classes": 0})

@@ -10,17 +10,7 @@ import torch
 from torch import nn
 
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families.vit.parts import make_attention, pack, read_attention, read_ffn, unpack, write_ffn
-
-
-def test_queries_keys_and_values_are_packed_in_this_order_by_head() -> None:
-    dims = BlockDims(heads=2, qk=3, vo=1, ffn=0)
-    packed = torch.arange(14.0)
-    q, k, v = unpack(packed, dims)
-    assert (q.tolist(), k.tolist(), v.tolist()) == (
-        [[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]], [[12], [13]]
-    )  # fmt: skip
-    assert torch.equal(pack(q, k, v), packed)
+from edgevit.network.families.vit.parts import make_attention, read_attention, read_ffn, write_ffn
 
 
 @pytest.mark.parametrize(("vo", "module"), [(3, "Attention"), (1, "SlimAttention")])

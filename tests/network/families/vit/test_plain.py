@@ -9,16 +9,14 @@ import pytest
 from torch import nn
 
 from edgevit.network.anatomy import Block
-from edgevit.network.families import family_of
 
 
 @pytest.mark.parametrize("post_norm", [False, True])
 def test_only_what_a_model_lacks_is_taken_away(small_vit: Callable[..., nn.Module], post_norm: bool) -> None:
     network = small_vit("vit_base_patch16_rpn_224" if post_norm else "vit_tiny_patch16_224")
-    family = family_of(network)
-    first, second = family.read(network)
+    first, second = network.read()
     told = {
-        name: family.plain_loader(family.build(network, blocks)) or ""
+        name: network.build(blocks).plain_loader() or ""
         for name, blocks in {
             "whole": [first, second],
             "no FFN": [Block(first.attention, None), second],
@@ -33,6 +31,5 @@ def test_only_what_a_model_lacks_is_taken_away(small_vit: Callable[..., nn.Modul
 
 def test_timm_has_no_block_that_tokens_leave(small_vit: Callable[..., nn.Module]) -> None:
     network = small_vit()
-    family = family_of(network)
-    first, second = family.read(network)
-    assert family.plain_loader(family.build(network, [replace(first, tokens=9), second])) is None
+    first, second = network.read()
+    assert network.build([replace(first, tokens=9), second]).plain_loader() is None

@@ -56,7 +56,8 @@ def of_timm(name: str = NAME, seed: int = 0, **args: Any) -> Any:
 
 
 def images(network: Any, count: int = 3) -> Tensor:
-    return torch.randn(count, 3, *network.patch_embed.img_size, generator=torch.Generator().manual_seed(1))
+    size = getattr(network, "module", network).patch_embed.img_size
+    return torch.randn(count, 3, *size, generator=torch.Generator().manual_seed(1))
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
@@ -70,7 +71,7 @@ def test_it_computes_what_timms_own_class_does(name: str, args: dict[str, Any], 
     network = of_timm(name, seed, **args)
     seen = images(network)
     expected = network(seen)
-    close(vit.adopted(network)(seen), expected)
+    close(vit.interchange.adopted(network)(seen), expected)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_timms_own_class_is_refused_as_it_is() -> None:
     with pytest.raises(UnsupportedModelError, match="`adopted` of its family"):
         vit.check(network)
     network.rope.grid_offset = 1.0
-    assert vit.adopted(network) is network
+    assert vit.interchange.adopted(network) is network
     with pytest.raises(UnsupportedModelError, match=r"grid_offset=1\.0"):
         vit.check(network)
 
@@ -123,8 +124,8 @@ def test_its_constants_are_no_weights_and_go_wherever_it_goes(small_vit: Callabl
 def turned(small_vit: Callable[..., Any]) -> Any:
     """One whose keys have biases, which a change of the embedding's basis gives them."""
     network = small_vit(NAME)
-    changed = vit.with_embedding(network, encoder(flat_basis(64), 64, nested_basis)).eval()
-    assert all(block.attention is not None and block.attention.bk.abs().max() > 0.01 for block in vit.read(changed))  # type: ignore[union-attr]
+    changed = network.with_embedding(encoder(flat_basis(64), 64, nested_basis)).eval()
+    assert all(block.attention is not None and block.attention.bk.abs().max() > 0.01 for block in changed.read())  # type: ignore[union-attr]
     with torch.no_grad():
         close(changed(images(network)), network(images(network)), 1e-4)
     return changed
@@ -132,11 +133,11 @@ def turned(small_vit: Callable[..., Any]) -> Any:
 
 @torch.no_grad()
 def test_factors_at_full_width_leave_queries_and_keys_alone(turned: Any) -> None:
-    blocks = vit.read(turned)
+    blocks = turned.read()
     whole = Plan.narrowed([b.dims for b in blocks], [torch.arange(b.dims.ffn) for b in blocks])
     slim = realise(turned, whole)
     close(slim(images(turned)), turned(images(turned)), 1e-4)
-    for before, after in zip(blocks, vit.read(slim), strict=True):
+    for before, after in zip(blocks, slim.read(), strict=True):
         one, other = before.attention, after.attention
         assert one is not None and other is not None and not torch.equal(one.wv, other.wv)
         assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("wq", "bq", "wk", "bk"))
@@ -146,7 +147,7 @@ def test_what_would_cut_queries_and_keys_is_refused(turned: Any) -> None:
     first, *others = Plan.narrowed([BlockDims(2, 16, 16, 40)] * 2, [torch.arange(40)] * 2).blocks
     with pytest.raises(PlanError, match="the plan of block 0 has qk width 16, expected 32 to 32"):
         realise(turned, Plan((first, *others)))
-    part = vit.read(turned)[0].attention
+    part = turned.read()[0].attention
     assert part is not None
     for cut in (lambda: part.first(16, 16), lambda: part.padded(40, 40)):
         with pytest.raises(UnsupportedModelError, match="so that the QK width stays 32, not"):
@@ -158,7 +159,7 @@ def test_what_would_cut_queries_and_keys_is_refused(turned: Any) -> None:
 @torch.no_grad()
 def test_macs_are_those_of_the_matrix_products(small_vit: Callable[..., Any]) -> None:
     network = small_vit(NAME)
-    network = vit.build(network, [narrowed(block, BlockDims(2, 32, 8, 40)) for block in vit.read(network)]).eval()
+    network = network.build([narrowed(block, BlockDims(2, 32, 8, 40)) for block in network.read()]).eval()
     counted = 0
 
     def count(module: Any, inputs: Any, output: Tensor) -> None:
@@ -172,7 +173,7 @@ def test_macs_are_those_of_the_matrix_products(small_vit: Callable[..., Any]) ->
         if isinstance(module, (RotaryAttention, nn.Linear, nn.Conv2d)):
             module.register_forward_hook(count)
     network(images(network, 1))
-    geometry, dims = vit.geometry(network), [block.dims for block in vit.read(network)]
+    geometry, dims = network.geometry, list(network.dims)
     assert geometry.tokens == 16 + 5
     assert geometry.macs(dims) == counted + (2 * 2 * geometry.tokens + 1) * 64  # of norms, and of pooling
     assert geometry.params(dims) == sum(p.numel() for p in network.parameters())
@@ -183,10 +184,10 @@ def test_a_folder_holds_its_weights_and_makes_the_rest_anew(small_vit: Callable[
     args = {**ARGS, "img_size": (32, 48)}
     network = small_vit(NAME, **args)
     base = describe(network, NAME, args)
-    slim = vit.build(network, [narrowed(block, BlockDims(2, 32, 8, 40)) for block in vit.read(network)])
-    slim = vit.with_embedding(slim, encoder(flat_basis(64), 40)).eval()  # 40 wide, and one head of timm's would be so
+    slim = network.build([narrowed(block, BlockDims(2, 32, 8, 40)) for block in network.read()])
+    slim = slim.with_embedding(encoder(flat_basis(64), 40)).eval()  # 40 wide, and one head of timm's would be so
     save(Model(slim, derived_spec(base.spec, slim, "full", ())), tmp_path / "m")
-    close(load(tmp_path / "m").network(images(network)), slim(images(network)))
+    close(load(tmp_path / "m")(images(network)), slim(images(network)))
     assert base.spec.preprocessing["input_size"] == [3, 32, 48]
 
 
@@ -265,7 +266,7 @@ def test_a_file_holds_the_rotation_as_constants(
     small_vit: Callable[..., Any], tmp_path: Path, opset: int, precision: str, tolerance: float
 ) -> None:
     network, path = small_vit(NAME, img_size=(32, 48)), tmp_path / "model.onnx"
-    network = vit.build(network, [narrowed(block, BlockDims(2, 32, 8, 40)) for block in vit.read(network)]).eval()
+    network = network.build([narrowed(block, BlockDims(2, 32, 8, 40)) for block in network.read()]).eval()
     write_onnx(network, path, input_size=(3, 32, 48), batch="dynamic", opset=opset, metadata={}, precision=precision)
     operators = {node.op_type for node in onnx.load(path).graph.node}
     assert not operators & {"Sin", "Cos", "Range", "Cast", "ConstantOfShape"}

@@ -20,7 +20,6 @@ from edgevit.errors import PlanError
 from edgevit.network.anatomy import Attention, Block, BlockDims
 from edgevit.network.checkpoint import Model, derived_spec, describe, save
 from edgevit.network.cost import Geometry
-from edgevit.network.families import family_of
 from edgevit.network.families.vit.tokens import TokenBlock, class_attention, pass_on
 from edgevit.records.model import TargetClass
 
@@ -29,9 +28,8 @@ ARGS = {"depth": 3}
 
 def kept(network: nn.Module, *counts: int, merged: bool = False) -> Any:
     """The network, its blocks passing on so many tokens."""
-    family = family_of(network)
-    blocks = [replace(b, tokens=n, merged=merged and n > 0) for b, n in zip(family.read(network), counts, strict=True)]
-    return family.build(network, blocks).eval()
+    blocks = [replace(b, tokens=n, merged=merged and n > 0) for b, n in zip(network.read(), counts, strict=True)]
+    return network.build(blocks).eval()
 
 
 def attention_map(part: Attention, x: Tensor) -> Tensor:
@@ -43,17 +41,17 @@ def attention_map(part: Attention, x: Tensor) -> Tensor:
 
 def by_hand(network: Any, count: int, *, merged: bool) -> Tensor:
     """Logits where `count` tokens go on after the first of two blocks, in the order that they had."""
-    family, seen = family_of(network), []
-    inputs = family.attention_inputs(network)[0]
+    seen = []
+    inputs = network.attention_inputs[0]
     assert inputs is not None
     hook = inputs.register_forward_hook(lambda _, given, __: seen.append(given[0]))
-    x = family.layers(network)[0](family.first_tokens(network, images()))
+    x = network.block_modules[0](network.first_tokens(images()))
     hook.remove()
-    attention = family.read(network)[0].attention
+    attention = network.read()[0].attention
     assert attention is not None
     paid = attention_map(attention, seen[0])
-    score = paid[:, 0] if network.cls_token is not None else paid.mean(1)
-    prefix = network.num_prefix_tokens
+    score = paid[:, 0] if network.module.cls_token is not None else paid.mean(1)
+    prefix = network.module.num_prefix_tokens
     rows = []
     for tokens, of in zip(x, score, strict=True):
         ranked = sorted(range(prefix, len(tokens)), key=lambda j: -float(of[j]))
@@ -61,7 +59,7 @@ def by_hand(network: Any, count: int, *, merged: bool) -> Tensor:
         gone = [j for j in range(prefix, len(tokens)) if j not in stay]
         mean = (of[gone, None] * tokens[gone]).sum(0, keepdim=True) / of[gone].sum()
         rows.append(torch.cat([tokens[:prefix], tokens[stay], *([mean] if merged else [])]))
-    return family.answers(network, family.layers(network)[1](torch.stack(rows)))
+    return network.answers(network.block_modules[1](torch.stack(rows)))
 
 
 @sweep
@@ -70,12 +68,12 @@ def test_those_that_are_looked_at_most_go_on(
     small_vit: Callable[..., Any], family_name: str, name: str, args: dict[str, Any], merged: bool
 ) -> None:
     base = small_vit(name, **args)
-    if "tokens" in family_of(base).geometry(base).frozen(0):
+    if "tokens" in base.geometry.frozen(0):
         return
     before = {key: value.clone() for key, value in base.state_dict().items()}
     network = kept(base, 9, 0, merged=merged)
     assert all(torch.equal(value, before[key]) for key, value in base.state_dict().items())
-    assert network.state_dict().keys() == before.keys() and type(base.blocks[0]) is not TokenBlock
+    assert network.state_dict().keys() == before.keys() and type(base.module.blocks[0]) is not TokenBlock
     with torch.no_grad():
         expected = by_hand(base, 9, merged=merged)
         torch.testing.assert_close(network(images()), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
@@ -87,36 +85,34 @@ def test_a_family_knows_where_tokens_leave(
     small_vit: Callable[..., Any], family_name: str, name: str, args: dict[str, Any]
 ) -> None:
     whole = small_vit(name, **{**args, **ARGS})
-    family = family_of(whole)
-    if "tokens" in family.geometry(whole).frozen(0):
+    if "tokens" in whole.geometry.frozen(0):
         return
     network = kept(whole, 12, 0, 0)
-    geometry: Geometry = family.geometry(network)
+    geometry: Geometry = network.geometry
     prefix = geometry.tokens - geometry.patches
-    assert [block.tokens for block in family.read(network)] == [12, 0, 0]
-    first, second, last = ({s.kind: s.frozen for s in family.sites(network) if s.block == i} for i in range(3))
+    assert [block.tokens for block in network.read()] == [12, 0, 0]
+    first, second, last = ({s.kind: s.frozen for s in geometry.sites if s.block == i} for i in range(3))
     assert {"site", "block"} <= first["attention"].keys() and "tokens" not in first["attention"]
     assert "site" not in first["ffn"] and "tokens" not in second["ffn"] and "tokens" in last["ffn"]
     with torch.no_grad():
-        tokens = [family.first_tokens(network, images())]
-        for layer in family.layers(network):
+        tokens = [network.first_tokens(images())]
+        for layer in network.block_modules:
             tokens.append(layer(tokens[-1]))
-        torch.testing.assert_close(family.answers(network, tokens[-1]), network(images()))
-    dims = [block.dims for block in family.read(network)]
+        torch.testing.assert_close(network.answers(tokens[-1]), network(images()))
+    dims = list(network.dims)
     assert geometry.reaching(dims) == [x.shape[1] for x in tokens[:-1]] == [16 + prefix, 12, 12]
     assert geometry.params(dims) == geometry.params([replace(d, tokens=0) for d in dims])
-    assert family.plain_loader(network) is None
+    assert network.plain_loader() is None
     without = copy.deepcopy(network)
-    family.keep_blocks(without, [1, 2])
-    assert geometry.reaching([b.dims for b in family.read(without)]) == [16 + prefix] * 2
+    without.keep_blocks([1, 2])
+    assert geometry.reaching(list(without.dims)) == [16 + prefix] * 2
 
 
 def test_macs_are_those_of_the_tokens_that_reach_each_site(small_vit: Callable[..., Any]) -> None:
     """Of each block, those that a model has whose every block is given as many tokens."""
     network = small_vit(depth=3)
-    family = family_of(network)
-    geometry: Geometry = family.geometry(network)
-    whole = [block.dims for block in family.read(network)]
+    geometry: Geometry = network.geometry
+    whole = list(network.dims)
     left = [replace(dims, tokens=n) for dims, n in zip(whole, (10, 4, 0), strict=True)]
     alone = [geometry.at(n).macs([dims]) - geometry.at(n).macs([]) for n, dims in zip((17, 10, 4), whole, strict=True)]
     assert geometry.macs(left) == geometry.macs([]) + sum(alone) < geometry.macs(whole)
@@ -134,22 +130,21 @@ def test_of_equal_scores_the_first_goes_on() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_class_row_is_that_of_the_whole_attention(small_vit: Callable[..., Any], bias: bool) -> None:
     network = small_vit(qkv_bias=bias).double()
-    part, x = family_of(network).read(network)[0].attention, torch.randn(2, 17, 64, dtype=torch.float64)
+    part, x = network.read()[0].attention, torch.randn(2, 17, 64, dtype=torch.float64)
     assert part is not None
-    row = class_attention(x, network.blocks[0].attn.qkv, part.heads, part.qk)
+    row = class_attention(x, network.module.blocks[0].attn.qkv, part.heads, part.qk)
     torch.testing.assert_close(row, attention_map(part, x)[:, 0], rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("form", ["narrow", "attention alone"])
 def test_blocks_of_other_sizes_pass_on_tokens_too(small_vit: Callable[..., Any], form: str, tmp_path: Path) -> None:
     base = describe(small_vit(**ARGS), "vit_tiny_patch16_224", ARGS_OF_BASE)
-    family = family_of(base.network)
-    thin = [narrowed(block, BlockDims(2, 24, 8, 40)) for block in family.read(base.network)]
+    thin = [narrowed(block, BlockDims(2, 24, 8, 40)) for block in base.read()]
     first = thin[0] if form == "narrow" else Block(thin[0].attention, None)
     blocks = [replace(first, tokens=10, merged=True), replace(thin[1], tokens=5), thin[2]]
-    network = family.build(base.network, blocks).eval()
-    again = family.build(network, [Block(b.attention, b.ffn) for b in family.read(network)]).eval()
-    assert [b.dims for b in family.read(again)] == [b.dims for b in blocks]  # 0: as many as the block does
+    network = base.build(blocks).eval()
+    again = network.build([Block(b.attention, b.ffn) for b in network.read()]).eval()
+    assert list(again.dims) == [b.dims for b in blocks]  # 0: as many as the block does
     labels = tuple(TargetClass(str(i), i) for i in range(10))
     save(Model(network, derived_spec(base.spec, network, "full", labels)), tmp_path / "m")
     loaded = edgevit.load(tmp_path / "m")
@@ -163,7 +158,7 @@ ARGS_OF_BASE = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2
 
 
 def planned(network: nn.Module, *counts: int, **changed: Any) -> Plan:
-    parts = family_of(network).read(network)
+    parts = network.read()
     whole = Plan.narrowed([b.dims for b in parts], [torch.arange(b.dims.ffn) for b in parts])
     pairs = zip(whole.blocks, counts, strict=True)
     return Plan(tuple(replace(block, tokens=n, **(changed if n else {})) for block, n in pairs))
@@ -175,7 +170,7 @@ def test_a_plan_says_how_many_tokens_go_on(small_vit: Callable[..., Any]) -> Non
     with torch.no_grad():
         torch.testing.assert_close(slim(images()), kept(network, 8, 5, 0)(images()), rtol=1e-4, atol=1e-5)
     fewer = realise(slim, planned(slim, 0, 3, 0))
-    assert [b.tokens for b in family_of(fewer).read(fewer)] == [8, 3, 0]
+    assert [b.tokens for b in fewer.read()] == [8, 3, 0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,119 @@
+"""Images that are not files: arrays, a torch data set, or a loader; written as a folder of classes to the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from edgevit.errors import DataError
+from edgevit.records.writing import cache_folder, new_folder
+
+EXPECTED = (
+    "a folder, a pair (images [N, H, W, 3] of bytes, labels [N]), a data set of (picture, label), or a DataLoader of "
+    "batches (images [B, 3, H, W] as the network reads them, labels [B])"
+)
+ROUNDING = 0.02  # by which values of a loader may leave [0, 1] once mean and deviation are undone
+
+
+@dataclass(frozen=True)
+class WrittenImages:
+    """The folder of images, and what is known of them."""
+
+    folder: Path
+    class_names: tuple[str, ...]  # of label 0, 1, ..., without gaps
+    resized: bool  # whether they already have the size that the network reads
+
+
+def write_images(data: Any, *, mean: Sequence[float], std: Sequence[float], function: str) -> WrittenImages:
+    """Write images and labels to the cache, under a name by their content; the same images are written once.
+
+    A loader is read once; its values are taken back to bytes by `mean` and `std`.
+
+    Raises:
+        TypeError: the data is of another kind.
+        DataError: values or labels are wrong.
+    """
+    names = getattr(getattr(data, "dataset", data), "classes", None)
+    pairs = list(_pairs(data, mean, std, function))
+    if not pairs:
+        raise DataError(f"the data given to {function} has no images")
+    labels = [label for _, label in pairs]
+    if names is None:
+        width = len(str(max(labels)))
+        names = [f"{label:0{width}}" for label in range(max(labels) + 1)]
+    if max(labels) >= len(names):
+        raise DataError(f"label {max(labels)} is none of the {len(names)} classes of the data given to {function}")
+    content = hashlib.sha256("\n".join(sorted(f"{names[label]} {name}" for (name, _), label in pairs)).encode())
+    folder = cache_folder("images") / content.hexdigest()[:16]
+    if not folder.is_dir():
+        with new_folder(folder) as temporary:
+            for (name, png), label in pairs:
+                (temporary / names[label]).mkdir(exist_ok=True)
+                (temporary / names[label] / f"{name}.png").write_bytes(png)
+    return WrittenImages(folder, tuple(map(str, names)), isinstance(data, DataLoader))
+
+
+def _pairs(
+    data: Any, mean: Sequence[float], std: Sequence[float], function: str
+) -> Iterator[tuple[tuple[str, bytes], int]]:
+    """Each image as (name by its content, PNG), and its label."""
+    if isinstance(data, DataLoader):
+        for batch in data:
+            if not (isinstance(batch, (list, tuple)) and len(batch) == 2 and isinstance(batch[0], torch.Tensor)):
+                raise TypeError(f"{function} takes a DataLoader of batches (images, labels)")
+            yield from zip(_of_batch(batch[0], mean, std), _labels(batch[1]), strict=True)
+    elif isinstance(data, tuple) and len(data) == 2:
+        images, labels = np.asarray(data[0]), _labels(data[1])
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or len(images) != len(labels):
+            raise DataError(
+                f"images of type {images.dtype} and shape {list(images.shape)} with {len(labels)} labels, expected "
+                f"bytes [N, H, W, 3] and N labels"
+            )
+        yield from zip(map(_png, images), labels, strict=True)
+    elif isinstance(data, Dataset) or (isinstance(data, Sequence) and not isinstance(data, (str, bytes))):
+        items: Iterable[Any] = (data[i] for i in range(len(data)))  # type: ignore[arg-type]
+        for picture, label in items:
+            if not isinstance(picture, Image.Image):
+                raise TypeError(
+                    f"{function} takes a data set of PIL images and labels, and its images are "
+                    f"{type(picture).__name__}; give it without a transform, or a DataLoader of it"
+                )
+            yield _png(np.asarray(picture.convert("RGB"))), int(label)
+    else:
+        raise TypeError(f"{function} takes as data {EXPECTED}; it was given a {type(data).__name__}")
+
+
+def _labels(labels: Any) -> list[int]:
+    numbers = np.asarray(labels)
+    if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer) or (numbers < 0).any():
+        raise DataError(f"labels of type {numbers.dtype} and shape {list(numbers.shape)}, expected classes from 0 on")
+    return [int(number) for number in numbers]
+
+
+def _of_batch(images: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> Iterator[tuple[str, bytes]]:
+    """The images of a batch [B, 3, H, W], whose mean and deviation are undone."""
+    scale, shift = (torch.tensor(values).view(1, 3, 1, 1) for values in (std, mean))
+    values = images.detach().cpu().float() * scale + shift
+    lowest, highest = float(values.min()), float(values.max())
+    if not (lowest >= -ROUNDING and highest <= 1 + ROUNDING):
+        raise DataError(
+            f"values from {lowest:.2f} to {highest:.2f} once mean {list(mean)} and deviation {list(std)} are undone, "
+            "expected 0 to 1: the loader normalises otherwise; give mean and std as it does"
+        )
+    for image in (values.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy():
+        yield _png(image)
+
+
+def _png(image: Any) -> tuple[str, bytes]:
+    stream = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(image)).save(stream, "png", compress_level=1)
+    return hashlib.sha256(stream.getvalue()).hexdigest()[:20], stream.getvalue()

@@ -1,0 +1,85 @@
+"""The layers of a network: the modules of each block and of both ends, as its forward pass uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, final
+
+from torch import Tensor, nn
+
+from edgevit.network.anatomy import Attention, Block, Ffn, Part, Site
+
+
+@dataclass(frozen=True)
+class SoftGates:
+    """Soft gates of one block, for tokens and heads that are removed gradually."""
+
+    log_gates: Tensor  # [B, N], added to the logits of the tokens
+    heads: Tensor  # [H], factors of the outputs of the heads
+
+
+@dataclass(frozen=True)
+class SiteLayer(Generic[Part]):
+    """An attention or FFN: it adds after(output(... readers ... (before(x)))) to the tokens x [B, N, d]."""
+
+    site: Site  # its block, its kind and its frozen axes
+    before: nn.Module  # the norm of the tokens; the identity if a norm follows
+    module: nn.Module  # from the output of `before` to that of `output`
+    readers: tuple[nn.Linear, ...]  # the linear layers that read the output of `before`
+    output: nn.Linear  # the last one: from heads [B, N, H * v], head by head, or neurons [B, N, e], to [B, N, d]
+    after: tuple[nn.Module, ...]  # a norm, LayerScale, stochastic depth
+    scale: Tensor | float | None  # factor [d] or 1.0 before it is added to the tokens; None: a norm follows
+    read: Callable[[], Part]  # its weights, as views of the live parameters: a regulariser trains through them
+
+    def added(self, output: Tensor) -> Tensor:
+        """The tensor added to the tokens for this output of `output`."""
+        for module in self.after:
+            output = module(output)
+        return output
+
+
+@final
+@dataclass(frozen=True)
+class AttentionLayer(SiteLayer[Attention]):
+    """An attention, whose first reader computes all queries, keys and values, packed as for `anatomy.unpack`."""
+
+    # The scores [B, N] by which it ranks tokens, of its input [B, N, d]; gates None: all are open.
+    token_scores: Callable[[Tensor, SoftGates | None], Tensor]
+
+    @property
+    def projection(self) -> nn.Linear:
+        return self.readers[0]
+
+
+@final
+@dataclass(frozen=True)
+class FfnLayer(SiteLayer[Ffn]):
+    """An FFN."""
+
+
+@dataclass(frozen=True)
+class BlockLayers:
+    """The layers of one block; None: removed."""
+
+    module: nn.Module  # from tokens [B, N, d] to as many or fewer; `attn_mask` is added to the logits of its attention
+    attention: AttentionLayer | None
+    ffn: FfnLayer | None
+    tokens: int = 0  # as in `Block`
+    merged: bool = False
+
+    def read(self) -> Block:
+        """Its weights, as views of the live parameters."""
+        attention, ffn = self.attention and self.attention.read(), self.ffn and self.ffn.read()
+        return Block(attention, ffn, self.tokens, self.merged)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What a network has before its first block and after its last."""
+
+    input_size: tuple[int, int, int]  # channels, height and width
+    final: nn.Module  # its output is the normalised tokens before pooling
+    norm: nn.Module | None  # the last norm: of tokens [B, N, d], or of pooled ones [B, d]; None: there is none
+    reads_mean: bool  # whether the head reads at most the mean of the patches
+    classifiers: tuple[nn.Linear, ...]  # one row per class; empty: the outputs are pooled features [B, d]

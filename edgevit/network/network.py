@@ -1,0 +1,263 @@
+"""A network of a known family, as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from edgevit.errors import UnsupportedModelError
+from edgevit.network.anatomy import Block, BlockDims, Decoder
+from edgevit.network.cost import Geometry
+from edgevit.network.families import Family, architecture, family_like, load_family, name_of
+from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, SoftGates
+from edgevit.network.output import Features, Logits, Output
+
+# Called for a block when it runs: [B, N], added to the logits of the tokens; None: equal weights.
+LogWeights = Callable[[int], Tensor | None]
+
+
+class Network(nn.Module):
+    """A module and its family: images [B, C, H, W] to logits [B, outputs], or to features [B, d] without a classifier.
+
+    Its weights have the names that they have in the module. What it says of its structure follows changes in place.
+
+    Raises:
+        UnsupportedModelError: no family matches the module, or it cannot be pruned.
+    """
+
+    module: nn.Module
+    family: Family
+
+    def __init__(self, module: nn.Module, family: Family | None = None, output: Output | None = None) -> None:
+        super().__init__()
+        if isinstance(module, Network):
+            module = module.module
+        if family is None:
+            family = family_like(module)
+            family.check(module)
+        self.module, self.family = module, family
+        self.output = output if output is not None else self._usual_output()
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.module(images)
+        return outputs
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Return the tokens [B, N, d] after the last norm, before pooling and head."""
+        tokens: Tensor = self.module.forward_features(images)  # type: ignore[operator]
+        return tokens
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        return self.module.state_dict(*args, **options)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "family": name_of(self.family)}  # a Python module, which cannot be pickled
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, family=load_family(state["family"]))
+
+    @property
+    def training(self) -> bool:
+        """The mode of the module, which other networks may share."""
+        return self.module.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        """Nothing: `train` sets the mode of the module, too."""
+
+    # -- output
+
+    def _usual_output(self) -> Output:
+        """Logits that all count, or features without a classifier."""
+        heads = self.family.ends(self.module).classifiers
+        return Logits(tuple(range(heads[0].out_features))) if heads else Features()
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """For each target class, its column in the logits.
+
+        Raises:
+            UnsupportedModelError: the output is not logits.
+        """
+        if not isinstance(self.output, Logits):
+            kind = type(self.output).__name__.lower()
+            raise UnsupportedModelError(
+                f"this needs logits of classes, and the output is {kind}; fit a classifier first"
+            )
+        return self.output.columns
+
+    def with_columns(self, columns: Sequence[int]) -> Network:
+        """The same module, of whose logits those of these columns count."""
+        return Network(self.module, self.family, Logits(tuple(columns)))
+
+    # -- structure
+
+    @property
+    def blocks(self) -> list[BlockLayers]:
+        return self.family.blocks(self.module)
+
+    @property
+    def layers(self) -> list[tuple[AttentionLayer | None, FfnLayer | None]]:
+        """The attention and the FFN of each block; None: removed."""
+        return [(block.attention, block.ffn) for block in self.blocks]
+
+    @property
+    def attention_inputs(self) -> list[nn.Module | None]:
+        """The modules whose input is the attention's normalised tokens [B, N, d]; None: removed."""
+        return [attention and attention.module for attention, _ in self.layers]
+
+    @property
+    def projections(self) -> list[nn.Module | None]:
+        """The modules whose output is all queries, keys and values, packed as for `anatomy.unpack`; None: removed."""
+        return [attention and attention.projection for attention, _ in self.layers]
+
+    @property
+    def attention_outputs(self) -> list[nn.Module | None]:
+        """The linear layers from the outputs of the heads [B, N, H * v], head by head; None: removed."""
+        return [attention and attention.output for attention, _ in self.layers]
+
+    @property
+    def ffn_outputs(self) -> list[nn.Module | None]:
+        """The linear layers from the neurons [B, N, e], after non-linearity and gate; None: removed."""
+        return [ffn and ffn.output for _, ffn in self.layers]
+
+    @property
+    def block_modules(self) -> list[nn.Module]:
+        """The modules of the blocks, each from tokens [B, N, d] to as many or fewer."""
+        return [block.module for block in self.blocks]
+
+    def read(self) -> list[Block]:
+        """The weights of all blocks, as views of the live parameters: a regulariser trains through them."""
+        return [block.read() for block in self.blocks]
+
+    @property
+    def dims(self) -> tuple[BlockDims, ...]:
+        return tuple(block.dims for block in self.read())
+
+    @property
+    def geometry(self) -> Geometry:
+        """The sizes that determine its cost, except those of its blocks."""
+        return self.family.geometry(self.module)
+
+    @property
+    def ends(self) -> Ends:
+        return self.family.ends(self.module)
+
+    @property
+    def input_size(self) -> tuple[int, int, int]:
+        """Channels, height and width of its input."""
+        return self.ends.input_size
+
+    @property
+    def classifiers(self) -> tuple[nn.Linear, ...]:
+        """The linear heads, with one row per class; their inputs are pooled features [B, d].
+
+        Raises:
+            UnsupportedModelError: there is none.
+        """
+        heads = self.ends.classifiers
+        if not heads:
+            raise UnsupportedModelError(
+                f"{architecture(self.module)} has no classifier; give it one with --model-arg num_classes=..."
+            )
+        return heads
+
+    @property
+    def token_norms(self) -> list[nn.Module]:
+        """The LayerNorms that read the tokens, in order; the last may read pooled ones [B, d].
+
+        Only if `embed` of no site is frozen.
+        """
+        last = self.ends.norm
+        assert last is not None, "else the embedding is frozen"
+        return [*(layer.before for pair in self.layers for layer in pair if layer is not None), last]
+
+    # -- copies with other sizes
+
+    def build(self, blocks: Sequence[Block]) -> Network:
+        """A copy whose blocks have these weights, of any sizes."""
+        return Network(self.family.build(self.module, blocks), self.family, self.output)
+
+    def with_embedding(self, encode: Tensor, decoders: Sequence[Decoder] | None = None) -> Network:
+        """A copy whose tokens are `encode` [d', d], in fp64 on its device, times those of the network (`Family`)."""
+        return Network(self.family.with_embedding(self.module, encode, decoders), self.family, self.output)
+
+    # -- changes in place
+
+    def resize(self, dims: Sequence[BlockDims], names: Container[str] | None = None) -> None:
+        """Set the dimensions of the blocks, with undefined weights, to load weights of these `names` (`Family`)."""
+        self.family.resize(self.module, dims, names)
+
+    def keep_blocks(self, indices: Sequence[int]) -> None:
+        """Remove all blocks except these."""
+        self.family.keep_blocks(self.module, indices)
+
+    def make_classifiers(self, classes: int) -> None:
+        """Add linear heads for this many classes, with random weights."""
+        self.family.make_classifiers(self.module, classes)
+        self.output = self._usual_output()
+
+    def keep_classes(self, classes: Sequence[int]) -> None:
+        """Remove all rows of the classifiers except these."""
+        self.family.keep_classes(self.module, classes)
+        self.output = self._usual_output()
+
+    # -- the forward pass in steps
+
+    def first_tokens(self, images: Tensor) -> Tensor:
+        """The tokens [B, N, d] before the first block."""
+        return self.family.first_tokens(self.module, images)
+
+    def answers(self, tokens: Tensor) -> Tensor:
+        """The logits [B, C] for the tokens after the last block."""
+        return self.family.answers(self.module, tokens)
+
+    def of_one_size(self) -> AbstractContextManager[None]:
+        """Fix the input size of the network within this context, as in an exported file."""
+        return self.family.of_one_size(self.module)
+
+    @contextmanager
+    def weighing(self, log_weights: LogWeights) -> Iterator[None]:
+        """Weight the tokens in all attentions within this context; only if no block drops tokens."""
+
+        def weigh(index: int) -> Any:
+            def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+                weights = log_weights(index)
+                return args, {**kwargs, "attn_mask": None if weights is None else weights[:, None, None]}
+
+            return hook
+
+        with ExitStack() as stack:
+            for i, module in enumerate(self.block_modules):
+                stack.callback(module.register_forward_pre_hook(weigh(i), with_kwargs=True).remove)
+            yield
+
+    def token_scores(self, block: int, tokens: Tensor, gates: SoftGates | None = None) -> Tensor:
+        """The scores [B, N] by which a block ranks its tokens, of the input [B, N, d] of its attention.
+
+        Only if its `tokens` are not frozen. Gates None: all tokens and heads are open.
+        """
+        attention = self.blocks[block].attention
+        assert attention is not None, "else its tokens are frozen"
+        return attention.token_scores(tokens, gates)
+
+    # -- without edgevit
+
+    def timm_arguments(self, depth: int, embed: int) -> dict[str, Any]:
+        """timm's arguments, in addition to those of the base, of a network that `resize` can convert to this one.
+
+        Args:
+            depth: number of blocks of the base.
+            embed: width of the embedding of the base.
+        """
+        return self.family.interchange.timm_arguments(self.module, depth, embed)
+
+    def plain_loader(self) -> str | None:
+        """Lines of Python that create the module with torch and timm only; None: timm has no such modules."""
+        return self.family.interchange.plain_loader(self.module)

@@ -1,0 +1,152 @@
+"""What a network puts out, and what follows from that: probes of its curvature, divergences, and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Output(Protocol):
+    """One kind of output. The curvature of a divergence D at an output z is the Hessian H of D(z, z') at z' = z."""
+
+    def of(self, outputs: Tensor) -> Tensor:
+        """The part [B, ...] of a network's outputs [B, ...] that counts."""
+
+    def draws(self, outputs: Tensor, images: int, seed: int) -> Tensor:
+        """Random numbers [images, ...] for `probe`, by the outputs [B, ...] of some images."""
+
+    def probe(self, outputs: Tensor, draws: Tensor) -> Tensor:
+        """A scalar whose gradients g in the outputs that count have E[g g^T] = H for each image."""
+
+    def divergence(self, reference: Tensor, outputs: Tensor) -> Tensor:
+        """How far the outputs of a batch are from those of a reference: [B], zero where they are equal."""
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """How good the outputs of a batch are: [B], from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Logits [B, outputs], of which those of the target classes count; the divergence is that of their softmax.
+
+    Targets are positions among the target classes: [B].
+    """
+
+    columns: tuple[int, ...]  # for each target class, its column in the logits
+
+    def of(self, outputs: Tensor) -> Tensor:
+        return outputs[:, torch.as_tensor(self.columns, device=outputs.device)]
+
+    def draws(self, outputs: Tensor, images: int, seed: int) -> Tensor:
+        """Ones and minus ones [images, classes]."""
+        return random_signs((images, len(self.columns)), seed)
+
+    def probe(self, outputs: Tensor, draws: Tensor) -> Tensor:
+        logits = self.of(outputs)
+        return (logits * curvature_sample(logits, draws)).sum()
+
+    def divergence(self, reference: Tensor, outputs: Tensor) -> Tensor:
+        """KL(reference || outputs) in nats."""
+        p, q = (self.of(logits).log_softmax(1) for logits in (reference, outputs))
+        return F.kl_div(q, p, log_target=True, reduction="none").sum(1)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """1 where the most probable target class is the right one."""
+        return (self.of(outputs).argmax(1) == targets).float()
+
+
+def curvature_sample(logits: Tensor, signs: Tensor) -> Tensor:
+    """Zeta [B, C] with E[zeta zeta^T] = diag(p) - p p^T for the softmax p of each row, given random signs [B, C]."""
+    root = logits.detach().double().softmax(-1).sqrt()
+    signs = signs.to(root)
+    zeta: Tensor = root * signs - root.square() * (root * signs).sum(-1, keepdim=True)
+    return zeta.to(logits.dtype)
+
+
+def random_signs(shape: Sequence[int], seed: int) -> Tensor:
+    """Ones and minus ones."""
+    return torch.randint(2, tuple(shape), generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features [B, d], or of tokens [B, N, d], without labels.
+
+    The divergence is half the squared distance in units of `scale`, so that no channel of large values decides alone.
+    Targets are the features of a reference.
+    """
+
+    scale: Tensor | None = None  # [d], the standard deviation of each channel; None: ones
+
+    def of(self, outputs: Tensor) -> Tensor:
+        return outputs if self.scale is None else outputs / self.scale.to(outputs)
+
+    def draws(self, outputs: Tensor, images: int, seed: int) -> Tensor:
+        """Ones and minus ones like the outputs of all images."""
+        return random_signs((images, *outputs.shape[1:]), seed)
+
+    def probe(self, outputs: Tensor, draws: Tensor) -> Tensor:
+        """By random cotangents: the curvature is the identity in units of `scale`."""
+        return (self.of(outputs) * draws.to(outputs)).sum()
+
+    def divergence(self, reference: Tensor, outputs: Tensor) -> Tensor:
+        return (self.of(outputs) - self.of(reference)).square().flatten(1).sum(1) / 2
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean cosine to the features of the reference, 0 where it is negative."""
+        cosines = F.cosine_similarity(self.of(outputs), self.of(targets), dim=-1)
+        return cosines.reshape(len(cosines), -1).mean(1).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class Map:
+    """A map [B, C, H, W]: logits of foreground (C = 1) or of classes at each pixel, or values.
+
+    Targets are maps [B, H, W] of classes or of foreground, or [B, C, H, W] of values.
+    """
+
+    kind: Literal["foreground", "classes", "values"]
+
+    def of(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def draws(self, outputs: Tensor, images: int, seed: int) -> Tensor:
+        return random_signs((images, *outputs.shape[1:]), seed)
+
+    def probe(self, outputs: Tensor, draws: Tensor) -> Tensor:
+        if self.kind == "classes":
+            logits, signs = (tensor.movedim(1, -1) for tensor in (outputs, draws))
+            probe: Tensor = (logits * curvature_sample(logits, signs)).sum() / outputs[0, 0].numel() ** 0.5
+            return probe
+        signs = draws.to(outputs)
+        if self.kind == "foreground":
+            p = outputs.detach().sigmoid()
+            signs = signs * (p * (1 - p)).sqrt()
+        probe = (outputs * signs).sum() / outputs[0].numel() ** 0.5
+        return probe
+
+    def divergence(self, reference: Tensor, outputs: Tensor) -> Tensor:
+        """The mean over the pixels: of KL(reference || outputs), or of half the squared error."""
+        if self.kind == "values":
+            return (outputs - reference).square().flatten(1).mean(1) / 2
+        if self.kind == "classes":
+            p, q = reference.log_softmax(1), outputs.log_softmax(1)
+            return F.kl_div(q, p, log_target=True, reduction="none").sum(1).flatten(1).mean(1)
+        p = reference.sigmoid()
+        losses = [F.binary_cross_entropy_with_logits(x, p, reduction="none") for x in (outputs, reference)]
+        return (losses[0] - losses[1]).flatten(1).mean(1)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The intersection over union of the foreground, the share of right pixels, or 1 - mean absolute error."""
+        if self.kind == "classes":
+            return (outputs.argmax(1) == targets).float().flatten(1).mean(1)
+        if self.kind == "values":
+            return (1 - (outputs - targets).abs().flatten(1).mean(1)).clamp_min(0)
+        chosen, wanted = (outputs[:, 0] > 0).flatten(1), (targets > 0).flatten(1)
+        overlap, union = (chosen & wanted).sum(1), (chosen | wanted).sum(1)
+        return torch.where(union == 0, 1.0, overlap / union.clamp_min(1))  # right to find none where there is none

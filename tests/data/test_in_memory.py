@@ -1,0 +1,90 @@
+"""Arrays, data sets and loaders become folders of classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+
+from edgevit.data.in_memory import write_images
+from edgevit.errors import DataError
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), dtype=np.uint8)
+LABELS = [0, 1, 2, 0, 1, 2]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def written(data: Any) -> Any:
+    return write_images(data, mean=MEAN, std=STD, function="edgevit.derive")
+
+
+def pixels(folder: Path) -> dict[str, set[bytes]]:
+    """The bytes of the images in each class folder."""
+    return {
+        place.name: {np.asarray(Image.open(file)).tobytes() for file in place.iterdir()} for place in folder.iterdir()
+    }
+
+
+EXPECTED = {str(label): {PIXELS[i].tobytes() for i in range(6) if LABELS[i] == label} for label in range(3)}
+
+
+def loader(**options: Any) -> DataLoader[Any]:
+    tensors = torch.tensor(PIXELS).permute(0, 3, 1, 2).float() / 255
+    normalised = (tensors - torch.tensor(MEAN).view(1, 3, 1, 1)) / torch.tensor(STD).view(1, 3, 1, 1)
+    return DataLoader(TensorDataset(normalised, torch.tensor(LABELS)), batch_size=4, **options)
+
+
+def test_all_forms_of_the_same_images_are_the_same_folder_with_every_byte() -> None:
+    forms = [(PIXELS, LABELS), [(Image.fromarray(p), n) for p, n in zip(PIXELS, LABELS, strict=True)], loader()]
+    results = [written(form) for form in forms]
+    assert len({result.folder for result in results}) == 1 and pixels(results[0].folder) == EXPECTED
+    assert [result.resized for result in results] == [False, False, True]
+    assert results[0].class_names == ("0", "1", "2")
+    assert written(loader(shuffle=True)).folder == results[0].folder
+
+
+def test_numbers_of_many_classes_sort_as_numbers() -> None:
+    result = written((PIXELS, [0, 2, 10, 9, 1, 3]))
+    assert sorted(place.name for place in result.folder.iterdir()) == ["00", "01", "02", "03", "09", "10"]
+    assert result.class_names == tuple(f"{i:02}" for i in range(11))
+
+
+def test_the_names_of_a_data_set_are_those_of_its_classes() -> None:
+    named = loader()
+    named.dataset.classes = ["ant", "bee", "cat"]  # type: ignore[attr-defined]
+    result = written(named)
+    assert result.class_names == ("ant", "bee", "cat") and {p.name for p in result.folder.iterdir()} == {
+        *["ant", "bee", "cat"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (object(), TypeError, "takes as data a folder, .*; it was given a object"),
+        ((PIXELS.astype(float), LABELS), DataError, r"float64 and shape \[6, 4, 5, 3\] with 6 labels, expected bytes"),
+        ((PIXELS, LABELS[:5]), DataError, "with 5 labels, expected bytes"),
+        ((PIXELS, [-1] * 6), DataError, "expected classes from 0 on"),
+        ([(torch.zeros(3, 4, 4), 0)], TypeError, "a data set of PIL images and labels, and its images are Tensor"),
+        ([], DataError, "has no images"),
+        (DataLoader(TensorDataset(torch.zeros(2, 3, 4, 4))), TypeError, r"batches \(images, labels\)"),
+        (
+            DataLoader(TensorDataset(torch.full((2, 3, 4, 4), 200.0), torch.zeros(2, dtype=torch.long))),
+            DataError,
+            "expected 0 to 1: the loader normalises otherwise",
+        ),
+    ],
+)  # fmt: skip
+def test_other_data_is_refused(data: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        written(data)

@@ -1,0 +1,103 @@
+"""A module becomes a folder that opens as the same network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from small_models import ARGS
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from edgevit.errors import UnsupportedModelError
+from edgevit.network.checkpoint import open_network
+from edgevit.network.from_module import path_of
+from edgevit.network.network import Network
+
+
+class Around(nn.Module):
+    """A module with a ViT in it, whose outputs are multiplied."""
+
+    def __init__(self, inner: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.backbone, self.factor = inner, factor
+
+    def forward(self, images: Tensor) -> Any:
+        return self.backbone(images) * self.factor
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda: timm.create_model("vit_tiny_patch16_224", **ARGS),
+        lambda: Around(timm.create_model("vit_tiny_patch16_224", **ARGS), 1.0),
+        lambda: Network(timm.create_model("vit_tiny_patch16_224", **ARGS)),
+        # sizes that timm's name does not say, and shapes that could be 5 x 5 patches
+        lambda: VisionTransformer(
+            img_size=(32, 48), patch_size=8, embed_dim=96, depth=3, num_heads=4, num_classes=0, global_pool="avg"
+        ),
+        lambda: timm.create_model("vit_small_patch14_dinov2", img_size=28, depth=2),
+        lambda: timm.create_model("vit_small_patch16_dinov3", img_size=32, depth=2),
+        lambda: timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=2),
+    ],
+    ids=["timm", "inside", "Network", "own class", "DINOv2", "DINOv3", "distilled"],
+)
+def test_the_folder_of_a_module_opens_as_the_same_function(module: Any) -> None:
+    torch.manual_seed(0)
+    network = module()
+    folder = path_of(network, "edgevit.derive")
+    assert network.training and path_of(network, "edgevit.derive") == folder
+    opened = open_network(folder)
+    again: nn.Module = getattr(opened, "network", opened)
+    images = torch.rand(2, *Network(again).input_size)
+    with torch.inference_mode():
+        torch.testing.assert_close(again(images), network.eval()(images), rtol=1e-4, atol=1e-5)
+
+
+def test_the_same_weights_with_another_head_are_another_folder() -> None:
+    torch.manual_seed(0)
+    network = timm.create_model("vit_tiny_patch16_224", **ARGS)
+    first = path_of(network, "edgevit.derive")
+    network.default_cfg["mean"] = (0.1, 0.2, 0.3)
+    second = path_of(network, "edgevit.derive")
+    assert first != second
+    assert json.loads((second / "config.json").read_text())["pretrained_cfg"]["mean"] == [0.1, 0.2, 0.3]
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model("vit_tiny_patch16_224", **ARGS)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (lambda: Around(small(), 2.0), "outputs of this Around are not those of the VisionTransformer in it"),
+        (lambda: nn.Linear(2, 2), "a Linear must contain one network of vit .*, and has none"),
+        (lambda: nn.ModuleList([small(), small()]), "and has 0, 1"),
+        (
+            lambda: timm.create_model("vit_tiny_patch16_224", **ARGS, act_layer="relu"),
+            "is not what timm makes as vit_tiny_patch16_224 .*: its outputs differ",
+        ),
+    ],
+    ids=["own head", "no network", "two networks", "other activation"],
+)
+def test_a_module_that_cannot_be_a_base_is_refused(module: Any, message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        path_of(module(), "edgevit.derive")
+
+
+def test_a_class_is_no_module_and_a_path_stays_a_path() -> None:
+    with pytest.raises(TypeError, match=r"edgevit.derive takes a module, .*; give VisionTransformer\(\)"):
+        path_of(VisionTransformer, "edgevit.derive")
+    assert path_of("runs/base", "edgevit.derive") == "runs/base"

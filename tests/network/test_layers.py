@@ -1,0 +1,33 @@
+"""Layers of a block that are put together by hand; test_families_protocol.py compares those of each family."""
+
+import torch
+from torch import nn
+
+from edgevit.network.anatomy import Ffn, Site
+from edgevit.network.layers import BlockLayers, FfnLayer
+
+
+def layer(*after: nn.Module) -> FfnLayer:
+    first, output = nn.Linear(4, 6), nn.Linear(6, 4)
+    return FfnLayer(
+        site=Site(0, "ffn"), before=nn.LayerNorm(4), module=nn.Sequential(first, output), readers=(first,),
+        output=output, after=after, scale=1.0, read=lambda: Ffn(first.weight, first.bias, output.weight, output.bias),
+    )  # fmt: skip
+
+
+def test_an_output_passes_through_all_modules_after_it_in_order() -> None:
+    norm, dropout, x = nn.LayerNorm(4), nn.Dropout(1.0), torch.randn(2, 3, 4)
+    norm.weight.data += 1
+    norm.bias.data += 1
+    assert torch.equal(layer().added(x), x)
+    assert torch.equal(layer(norm, dropout.eval()).added(x), norm(x))
+    assert not layer(norm, dropout.train()).added(x).any()
+    assert layer(dropout, norm).added(x).all(), "the norm's bias comes last"
+
+
+def test_a_block_has_the_weights_of_the_layers_that_remain_and_its_tokens() -> None:
+    ffn = layer()
+    block = BlockLayers(ffn.module, None, ffn, tokens=5, merged=True).read()
+    assert block.attention is None and block.ffn is not None and block.ffn.w1 is ffn.readers[0].weight
+    assert (block.dims.ffn, block.tokens, block.merged) == (6, 5, True)
+    assert BlockLayers(ffn.module, None, None).read().ffn is None
