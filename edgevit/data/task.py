@@ -11,7 +11,7 @@ import hashlib
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +219,14 @@ class Task:
 
     def part(self, name: Part) -> Split:
         return {"train": self.train, "validation": self.validation, "test": self.test}[name]
+
+    def calibration(self, count: int) -> Split:
+        """Choose at most `count` images for what needs no labels: of the training part, and then unlabelled ones."""
+        chosen, more = self.train.subset(count), self.unlabelled
+        if more is None or len(chosen) == count or not (self.train.source.files and more.source.files):
+            return chosen
+        more = more.subset(count - len(chosen))
+        return replace(chosen, references=chosen.references + more.references, labels=chosen.labels + more.labels)
 
     @property
     def class_names(self) -> list[str]:

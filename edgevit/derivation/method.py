@@ -57,6 +57,7 @@ class Method(Generic[C]):
     check_base: Callable[[Model, C, DeriveRequest], None] = _accept_base  # refuses one before an image is read
     gentle: bool = False  # its training starts from weights that are nearly right
     imitates_base: bool = False  # its training has the restricted base as its default teacher
+    reads_unlabelled: bool = False  # it calibrates on unlabelled images, too
     needs_all_tokens: bool = False  # it cannot cut a network whose blocks pass on fewer tokens
     cuts_half_blocks: bool = False  # it can cut models whose blocks lack their attention or their FFN
     name: str = ""  # that of its file, which `find_method` fills in

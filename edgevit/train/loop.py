@@ -38,6 +38,10 @@ from edgevit.train.stopping import PATIENCE, Meeting
 from edgevit.train.validation import Keep, Validation
 
 _IGNORED = -100  # the target that cross_entropy ignores
+TRIAL_STEPS = 10  # at each learning rate that is tried
+TRIAL_SHARES = (1.0, 0.3, 0.1, 0.03)  # of the highest learning rate, in the order in which they are tried
+TOLERATED = 1.25  # the validation loss after the trial, in units of that before it
+MANY = 10  # a training of fewer steps than so many trials has no trial
 
 
 class _Run:
@@ -108,10 +112,14 @@ class _Run:
         order = sample_order(len(train), training, first, self.steps, rank, world, len(self.unlabelled or ()))
         return train.training_batches(order, training.augment, self.compute.workers, self.unlabelled)
 
-    def step(self, batches: Iterator[tuple[Tensor, Tensor]], step: int) -> dict[str, float]:
-        """Do one step of the optimiser; return the losses and the figures of the constraint."""
+    def step(self, batches: Iterator[tuple[Tensor, Tensor]], step: int, lr: float | None = None) -> dict[str, float]:
+        """Do one step of the optimiser; return the losses and the figures of the constraint.
+
+        Args:
+            lr: the learning rate; None: that of the schedule.
+        """
         accelerator = self.compute.accelerator
-        lr = learning_rate(self.training, step, self.highest_lr)
+        lr = learning_rate(self.training, step, self.highest_lr) if lr is None else lr
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         means: dict[str, float] = {}
@@ -160,8 +168,35 @@ class _Run:
         with nullcontext() if self.average is None else self.average.in_place():
             figures = self.validation.look(step)
         if step == 0 and self.training.lr_by_loss and "loss_validation" in figures:
-            self.highest_lr = min(self.training.lr, highest_rate(figures["loss_validation"]))
+            loss = figures["loss_validation"]
+            self.highest_lr = self._tolerable(min(self.training.lr, highest_rate(loss)), loss)
         return figures
+
+    def _tolerable(self, highest: float, loss: float) -> float:
+        """Find the largest rate, from `highest` down, whose first steps leave the validation loss about as it is.
+
+        How far weights may move without harm differs between networks by orders of magnitude. A few steps at each rate
+        tell; network and optimiser are restored after them.
+
+        Args:
+            loss: before the first step.
+        """
+        validation, network = self.validation, self.validation.network
+        if self.lesson is None or self.constraint is not None or self.steps < MANY * TRIAL_STEPS:
+            return highest
+        state = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+        for share in TRIAL_SHARES:
+            batches = self.batches(0)
+            for step in range(TRIAL_STEPS):
+                self.step(batches, step, share * highest)
+            after = validation.loss(network, self.lesson)
+            network.load_state_dict(state)
+            self.optimizer.state.clear()
+            if self.average is not None:
+                self.average = Average(network, self.training.average)
+            if after <= TOLERATED * loss:
+                break
+        return share * highest
 
     def has_ended(self, figures: dict[str, float]) -> str | None:
         """Say why training may stop here; None: it may not. A cosine schedule is never stopped early."""

@@ -78,7 +78,7 @@ class Training:
     lr_by_loss: Annotated[
         bool | None,
         Option(
-            "Lower the learning rate for a model that is already close to its teacher.  [default: the method's own]",
+            "Lower the learning rate where it would raise the loss against the teacher.  [default: the method's own]",
             TRAINING,
         ),
     ] = None

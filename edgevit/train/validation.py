@@ -46,7 +46,7 @@ class Validation:
             figures["accuracy_pruned"] = self._accuracy(slim)
         if self.keep == "best":
             if self.lesson is not None:
-                figures["loss_validation"] = self._loss(slim, self.lesson)
+                figures["loss_validation"] = self.loss(slim, self.lesson)
             if self.best.add(score(figures), step):
                 self.best_state = self._state()
             figures["kept_step"] = self.best.step
@@ -55,7 +55,7 @@ class Validation:
     def _accuracy(self, network: Network) -> float:
         return accuracy_of(network, self.task.validation, self.task.class_names, self.passes).top1
 
-    def _loss(self, network: Network, lesson: Lesson) -> float:
+    def loss(self, network: Network, lesson: Lesson) -> float:
         """Compute the loss against the teacher."""
         images, total, done = self.task.validation, torch.zeros(2, device=self.passes.compute.device), 0
         if not len(self._taught):

@@ -43,13 +43,13 @@ def built(command: str, *arguments: object) -> Any:
 
 TYPED = [
     "vit_tiny_patch16_224", "--checkpoint", "w.pt", "--data", "photos", "--classes", "robin,jay", "--rate", "0.6",
-    "--model-arg", "img_size=32", "--model-arg", "global_pool=avg", "--set", "forge.ridge=0.001", "--set",
+    "--model-arg", "img_size=32", "--model-arg", "global_pool=avg", "--set", "forge.embed_width=8", "--set",
     "forge.drop_blocks=False", "--mean", "0.5", "--std", "0.4,0.5,0.6", "--lr", "2e-4", "--steps", "7",
     "--no-lr-by-loss", "--no-early-stop", "--skip-bad-images", "--no-cache", "--out", "runs/t1",
 ]  # fmt: skip
 WRITTEN = {
     "base": "vit_tiny_patch16_224", "checkpoint": "w.pt", "data": "photos", "classes": ["robin", "jay"], "rate": 0.6,
-    "model-arg": {"img_size": 32, "global_pool": "avg"}, "set": {"forge.ridge": 0.001, "forge.drop_blocks": False},
+    "model-arg": {"img_size": 32, "global_pool": "avg"}, "set": {"forge.embed_width": 8, "forge.drop_blocks": False},
     "mean": 0.5, "std": [0.4, 0.5, 0.6], "lr": 2e-4, "steps": 7, "lr-by-loss": False, "early_stop": False,
     "skip-bad-images": True, "cache": False, "out": "runs/t1",
 }  # fmt: skip
@@ -80,9 +80,9 @@ def test_what_other_commands_call_base_may_be_called_so(
 
 
 def test_the_command_line_wins(write: Any) -> None:
-    asked = built("derive", "other", "--config", write(WRITTEN), "--lr", "1", "--early-stop", "--set", "forge.ridge=2")
+    asked = built("derive", "other", "--config", write(WRITTEN), "--lr", "1", "--early-stop", "--set", "forge.align=no")
     assert (asked.base, asked.training.lr, asked.training.early_stop) == ("other", 1.0, True)
-    assert asked.options == {"ridge": "2"} and asked.training.steps == 7
+    assert asked.options == {"align": "no"} and asked.training.steps == 7
 
 
 def test_null_is_the_default(write: Any) -> None:
@@ -136,7 +136,7 @@ GIVEN = {"base": "v", "data": "d", "rate": 0.9, "out": "o"}
     ("more", "told"),
     [
         ({"set": {"nuwa.ridge": 1}}, "an option of 'nuwa', but the method is 'forge'"),
-        ({"set": {"forge.rigde": 1}}, "forge has no option 'rigde'; did you mean 'ridge'"),
+        ({"set": {"forge.allign": 1}}, "forge has no option 'allign'; did you mean 'align'"),
         ({"classes": [{"a": 1}]}, "expected a text or a number: put it in quotes"),
     ],
 )

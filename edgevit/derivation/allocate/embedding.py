@@ -8,7 +8,7 @@ last. Costs at another width are those of `geometry_at`.
         for width in embed_widths(problem.network, problem.policy): ...
 
 A method that predicts losses in nats searches these widths with `climb`. The loss at a width is a sum of two: that of
-narrowing the embedding by itself, which one pass over the sensitivity images measures, and that which the method
+narrowing the embedding by itself, which one pass over validation images measures, and that which the method
 predicts for the budget at that width, where every unit costs less. The widest is the network's own.
 """
 
@@ -149,13 +149,15 @@ class Slices:
     ) -> None:
         self.problem, self.fitted, self.quick = problem, fitted, quick
         self.owner, self.calibration_images = owner, calibration_images
-        self.calibration = problem.task.train.subset(calibration_images)
+        self.calibration = problem.task.calibration(calibration_images)
         self.sensitivity = problem.task.train.subset(sensitivity_images)
+        self.judged = problem.task.validation.subset(sensitivity_images)  # nothing is fitted to these
         self.whole, self.measured = problem.network.geometry.embed, tokens
         self.key = {
             **problem.identity,
             "images": self.calibration.content_sha256(),
             "gradients": self.sensitivity.content_sha256(),
+            "judged": self.judged.content_sha256(),
             "seed": problem.training.seed,
         }
         self.answers: Tensor | None = None
@@ -196,8 +198,8 @@ class Slices:
         """KL(base || network) in nats per image."""
         p = self.problem
         if self.answers is None:
-            self.answers = base_answers(p, self.sensitivity, quick=self.quick)
-        return divergence(self.answers, answers(network, self.sensitivity, p.passes, quick=self.quick))
+            self.answers = base_answers(p, self.judged, quick=self.quick)
+        return divergence(self.answers, answers(network, self.judged, p.passes, quick=self.quick))
 
     def _plan(self, encode: Tensor) -> EmbedPlan:
         return EmbedPlan(len(encode), encode, self.tokens.decoders(encode) if self.fitted else None)

@@ -14,12 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgevit.data.task import Split
+from edgevit.derivation.measure.thinning import ALL
 from edgevit.derivation.solve.least_squares import Regression
 from edgevit.network.layers import SiteLayer
 from edgevit.network.network import Network
 from edgevit.train.passes import Observer, Passes
-
-RIDGE = 1e-3  # as for `Regression.solve`
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,8 @@ class SiteRegressions:
     def _observe(self, i: int, inputs: Any, output: Tensor) -> None:
         branch, sums = self.branches[i], self.sums[i]
         assert branch is not None and sums is not None
-        sums.add(inputs[0].flatten(0, 1), branch.added(output).flatten(0, 1))
+        tokens = inputs[0]
+        sums.add(tokens.flatten(0, 1), branch.added(output).flatten(0, 1), groups=ALL.groups(tokens))
 
     def solve(self) -> list[BlockReplacements]:
         """The replacements of every block."""
@@ -61,7 +61,7 @@ class SiteRegressions:
             if branch is None or sums is None:
                 replacements.append(None)
                 continue
-            weight, bias = sums.map(self.passes.compute.sum).solve(RIDGE)
+            weight, bias = sums.map(self.passes.compute.sum).solve()
             assert bias is not None
             replacements.append(AffineReplacement(branch, weight.float(), bias.float()))
         return list(zip(replacements[::2], replacements[1::2], strict=True))

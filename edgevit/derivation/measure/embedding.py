@@ -14,8 +14,8 @@ from torch import Tensor
 from edgevit.data.task import Split
 from edgevit.derivation.measure.sensitivity import FLOOR, TokenGradients, observe_gradients
 from edgevit.derivation.measure.statistics import add_outer, from_triangle, symmetric, triangle
-from edgevit.derivation.measure.thinning import ALL, Thinning
-from edgevit.derivation.solve.embedding import encoder, fitted_decoder, principal, refined
+from edgevit.derivation.measure.thinning import ALL, GROUPS, Thinning
+from edgevit.derivation.solve.embedding import encoder, judged_decoder, principal, refined
 from edgevit.errors import DataError
 from edgevit.network.anatomy import Decoder
 from edgevit.network.network import Network
@@ -67,7 +67,9 @@ class TokenStatistics:
     """Statistics of the normalised tokens: they determine a narrower embedding and its decoders."""
 
     directions: Tensor  # [d, d - 1] fp64, the most important first: `encoder` takes as many as it needs
-    moments: Tensor  # [norms, (d + 1) (d + 2) / 2] fp32: the triangle of E [n 1]^T [n 1] of each norm
+    # [norms, groups, (d + 1) (d + 2) / 2] fp32: the triangle of E [n 1]^T [n 1] of each norm, in parts by groups of
+    # images whose mean it is.
+    moments: Tensor
     worth: Tensor  # [norms] fp64: the sensitivity of each norm's output, over all tokens
 
     def tensors(self) -> dict[str, Tensor]:
@@ -84,12 +86,13 @@ class TokenStatistics:
         """The matrix [d', d] for d' = `width`: of the largest directions, or of refined ones where these are few."""
         directions = self.directions
         if FEW * width <= len(directions):
-            directions = refined(directions, width, list(map(from_triangle, self.moments)), self.worth.tolist())
+            whole = [from_triangle(groups.mean(0)) for groups in self.moments]
+            directions = refined(directions, width, whole, self.worth.tolist())
         return encoder(directions, width)
 
     def decoders(self, encode: Tensor) -> tuple[Decoder, ...]:
         """The decoder of every norm, for tokens that become `encode` [d', d] times what they were."""
-        return tuple(fitted_decoder(encode, from_triangle(moment).float()) for moment in self.moments)
+        return tuple(judged_decoder(encode, [from_triangle(m).float() for m in groups]) for groups in self.moments)
 
 
 class TokenMoments:
@@ -105,7 +108,7 @@ class TokenMoments:
         side = network.geometry.embed + 1
         self.norms, self.passes, self.thinning = network.token_norms, passes, thinning
         self.floored = [((1 - FLOOR) * w + FLOOR * w.mean()).float().to(device) for w in weights]
-        self.sums = [torch.zeros(side, side, dtype=torch.float64, device=device) for _ in self.norms]
+        self.sums = [torch.zeros(GROUPS, side, side, dtype=torch.float64, device=device) for _ in self.norms]
         self.observer: Observer = (self.norms, self._observe)
 
     def _observe(self, i: int, inputs: Any, _: Tensor) -> None:
@@ -114,7 +117,11 @@ class TokenMoments:
         thinning = ALL if pooled else self.thinning
         normalised = _normalised(self.norms[i], inputs[0] if pooled else thinning.of(inputs[0]))
         tokens = torch.cat([normalised, torch.ones_like(normalised[:, :1])], dim=1)
-        add_outer(self.sums[i], tokens, thinning.weights(images, self.floored[i], normalised.device))
+        groups = ALL.groups(inputs[0].unsqueeze(1)) if pooled else thinning.groups(inputs[0])
+        weights = thinning.weights(images, self.floored[i], normalised.device)
+        for group, sums in enumerate(self.sums[i]):
+            rows = groups == group
+            add_outer(sums, tokens[rows], None if weights is None else weights[rows])
 
     def statistics(self) -> TokenStatistics:
         """The statistics of the whole pass.
@@ -123,13 +130,15 @@ class TokenMoments:
             DataError: the tokens are not finite.
         """
         total, triangles, worth = torch.zeros(()), [], []
-        for sums in self.sums:
-            moment = symmetric(self.passes.compute.sum(sums)).cpu()
+        for groups in self.sums:
+            of_groups = [symmetric(sums).cpu() for sums in self.passes.compute.sum(groups)]
+            moment = torch.stack(of_groups).sum(0)
             if not torch.isfinite(moment).all():
                 raise DataError("the tokens are not finite; check the base's weights, and --mean and --std")
             total = total + moment[:-1, :-1]
             worth.append(moment[-1, -1])
-            triangles.append(triangle(moment / moment[-1, -1].clamp_min(torch.finfo(torch.float64).tiny)))
+            share = (moment[-1, -1] / GROUPS).clamp_min(torch.finfo(torch.float64).tiny)
+            triangles.append(torch.stack([triangle(m / share) for m in of_groups]))
         return TokenStatistics(principal(total), torch.stack(triangles), torch.stack(worth))
 
 

@@ -16,6 +16,8 @@ from torch import Tensor
 from edgevit.network.network import Network
 
 ENOUGH_TOKENS = 25_000  # for any sum
+GROUPS = 2  # of images: what is fitted to some is judged on the others
+RUN = 8  # neighbouring images in one group, as neighbours in a listing are often alike
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,14 @@ class Thinning:
         if by_token is not None:
             weight *= by_token.to(weight)
         return weight.repeat(images)[self._indices(images, device)]
+
+    def groups(self, tokens: Tensor) -> Tensor:
+        """The group of images of each used token of a batch [B, N, d]: [T].
+
+        Runs of neighbouring images alternate, so that groups have the same classes.
+        """
+        of_images = torch.arange(len(tokens), device=tokens.device) // RUN % GROUPS
+        return self.of(of_images[:, None, None].expand(-1, tokens.shape[1], 1)).squeeze(1)
 
     def _indices(self, images: int, device: torch.device) -> Tensor:
         positions = torch.arange(images * self.tokens, device=device)

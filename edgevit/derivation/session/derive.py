@@ -130,7 +130,7 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
     base_steps = _base_steps(request, training.steps, len(task.train))
     base_training = fill(replace(training, steps=base_steps, teacher="none"), gentle=True)
     training = fill(training, gentle=method.gentle, imitates_base=method.imitates_base)
-    if request.unlabelled is not None:
+    if request.unlabelled is not None and not method.reads_unlabelled:
         refuse_untaught(training)
     return ResolvedDerivation(
         request, opened, earlier, method, config, budget, policy, training, base_training, rejection

@@ -29,12 +29,14 @@ import torch
 from torch import Tensor
 
 from edgevit.derivation.solve.factorise import one_thread
+from edgevit.derivation.solve.least_squares import least_of
 from edgevit.network.anatomy import Decoder, decoder
 from edgevit.train.products import exact_products
 
 REFINING_STEPS = 6  # of 4 to 10 the best, or nearly, on both data sets at every width (decision 010)
 REFINING_RIDGE = 1e-4  # in units of the mean square of what is kept
 DECODER_RIDGE = 1e-3  # in units of the mean square of the normalised tokens, which is 1
+DECODER_RIDGES = (10.0, 1.0, 0.1, 0.01, 1e-3)  # that may be chosen, the strongest first
 
 
 def flat_basis(width: int) -> Tensor:
@@ -135,6 +137,45 @@ def refined(directions: Tensor, width: int, moments: Sequence[Tensor], worth: Se
         return spanned
 
 
+def judged_decoder(encode: Tensor, moments: Sequence[Tensor]) -> Decoder:
+    """The fitted decoder whose ridge has the least error on groups of images that it is not fitted to.
+
+    Shapes: encode [d', d]; moments [d + 1, d + 1] of each group, weighted by its images, as for `fitted_decoder`.
+    """
+    whole = torch.stack(list(moments)).sum(0)
+    parts = [moment for moment in moments if moment[-1, -1] > 0]
+    if len(parts) < 2:
+        return fitted_decoder(encode, whole / whole[-1, -1].clamp_min(torch.finfo(whole.dtype).tiny))
+
+    def error(ridge: float) -> float:
+        total = 0.0
+        for held_out in parts:
+            rest = whole - held_out
+            weight = rest[-1, -1]
+            # The lift of the sum stays the same with fewer images.
+            fitted = fitted_decoder(encode, rest / weight, ridge * float(whole[-1, -1] / weight))
+            total += _decoding_error(encode, fitted, rest / weight, held_out)
+        return total
+
+    return fitted_decoder(encode, whole / whole[-1, -1], least_of(DECODER_RIDGES, error))
+
+
+def _decoding_error(encode: Tensor, decode: Decoder, of: Tensor, moment: Tensor) -> float:
+    """E|n - D E' n - t|^2 over a moment [d + 1, d + 1], with E' as rescaled for the moment `of`."""
+    assert decode.bias is not None
+    encoded = _rescaled(encode.to(of.dtype), of[:-1, :-1])
+    # [1 - D E', -t] times [n 1]
+    residual = torch.cat([-decode.weight.to(of.dtype) @ encoded, -decode.bias.to(of.dtype).unsqueeze(1)], dim=1)
+    residual.diagonal().add_(1)
+    return float(((residual @ moment.to(of.dtype)) * residual).sum())
+
+
+def _rescaled(encode: Tensor, second: Tensor) -> Tensor:
+    """E' [d', d]: the encoder as the norm rescales it, given E n n^T [d, d]."""
+    square = ((encode @ second) * encode).sum()
+    return (len(encode) / square).sqrt() * encode if square > 0 else encode  # 0: the outputs do not depend on it
+
+
 def fitted_decoder(encode: Tensor, moment: Tensor, ridge: float = DECODER_RIDGE) -> Decoder:
     """The decoder that predicts one norm's tokens best from those of a narrower embedding.
 
@@ -143,12 +184,8 @@ def fitted_decoder(encode: Tensor, moment: Tensor, ridge: float = DECODER_RIDGE)
     """
     with one_thread(), exact_products(moment.device, wide=True):
         second, mean = moment[:-1, :-1], moment[:-1, -1]
-        encoded = encode.to(moment.dtype)
-        cross = second @ encoded.mT
-        square = (encoded * cross.mT).sum()
-        scale = (len(encode) / square).sqrt() if square > 0 else torch.ones(())  # 0: the outputs do not depend on it
-        scaled = scale * encoded
-        cross = scale * cross - torch.outer(mean, scaled @ mean)
+        scaled = _rescaled(encode.to(moment.dtype), second)
+        cross = second @ scaled.mT - torch.outer(mean, scaled @ mean)
         gram = scaled @ cross
         gram.diagonal().add_(ridge)
         plain = decoder(encode).weight.to(moment.dtype)

@@ -18,19 +18,23 @@ alone: a fraction of the work and of the memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from edgevit.derivation.measure.statistics import add_outer
+from edgevit.derivation.measure.statistics import add_outer, symmetric
+from edgevit.derivation.measure.thinning import GROUPS
 from edgevit.derivation.solve.factorise import one_thread
 from edgevit.errors import DataError
 from edgevit.network.anatomy import Ffn
 
 _TINY = torch.finfo(torch.float64).tiny
+RIDGES = (inf, 10.0, 1.0, 0.1, 0.01, 1e-3, 1e-4)  # that may be chosen, the strongest first
+SINGLE_RIDGE = 1e-3  # where no other images judge it
 Refit = Literal["least_squares", "compensate", "remove"]
 
 
@@ -91,12 +95,28 @@ def refittable_mean(part: Ffn, mean: Tensor) -> Tensor:
     return mean if part.b2 is not None else torch.zeros_like(mean)
 
 
+def least_of(ridges: Sequence[float], error: Callable[[float], float]) -> float:
+    """Find the ridge of least error, which is taken to have one minimum: from the middle one on, while it falls."""
+    at = len(ridges) // 2
+    errors = {at: error(ridges[at])}
+    for step in (1, -1):
+        while 0 <= (beside := at + step) < len(ridges) and beside not in errors:
+            errors[beside] = error(ridges[beside])
+            if errors[beside] >= errors[at]:
+                break
+            at = beside
+    return ridges[at]
+
+
 class Regression:
     """Sums from which the best affine map from x [r] to y [d] is solved; memory does not grow with the samples.
 
     With z = [1 x y], the sums of z z^T but for y y^T, in one pass of matrix products: fp64 sums of products in the
     precision of x. Both x and y are taken about their means over the first batch: in fp32 the square of a large mean
     would round away the variance beside it.
+
+    Samples are summed in `GROUPS` groups. Each group tells how well a map fits that is solved for the others, which
+    chooses the ridge. The tokens of an image are alike, so all of them must be in one group.
     """
 
     def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
@@ -105,57 +125,112 @@ class Regression:
 
         self.rows = 1 + inputs
         self.shift = zeros(self.rows + outputs)  # taken off z; none off its one
-        self.sums = zeros(self.rows, self.rows + outputs)  # on and above the diagonal; the first is that of the weights
+        # On and above the diagonals; the first entry is the sum of the weights.
+        self.sums = zeros(GROUPS, self.rows, self.rows + outputs)
         self.room: Tensor | None = None  # for z of as many samples as there were last
 
-    def add(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
-        """Take samples, best thousands at once. Shapes: x [T, r] and y [T, d] of one precision; weight [T]."""
-        if not self.sums[0, 0]:
+    def add(self, x: Tensor, y: Tensor, weight: Tensor | None = None, groups: Tensor | None = None) -> None:
+        """Take samples, best thousands at once.
+
+        Shapes: x [T, r] and y [T, d] of one precision; weight [T]; groups [T], the group of each sample; None: all are
+        of one.
+        """
+        if not self.shift.any():
             self.shift[1:] = torch.cat([x.detach().mean(0), y.detach().mean(0)]).double()
         shift = self.shift.to(x)
         if self.room is None or len(self.room) != len(x) or self.room.dtype != x.dtype:
             self.room = x.new_ones(len(x), len(shift))
         torch.sub(x.detach(), shift[1 : self.rows], out=self.room[:, 1 : self.rows])
         torch.sub(y.detach(), shift[self.rows :], out=self.room[:, self.rows :])
-        add_outer(self.sums, self.room, weight)
+        if groups is None:
+            add_outer(self.sums[0], self.room, weight)
+            return
+        for group, sums in enumerate(self.sums):
+            rows = groups == group
+            add_outer(sums, self.room[rows], None if weight is None else weight[rows])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Regression:
         """Change the sums, such as to their means over processes, whose shifts differ: the result has none."""
         changed = Regression(self.rows - 1, len(self.shift) - self.rows, self.sums.device)
-        changed.sums = change(self._sums_about(changed.shift))
+        changed.sums = change(torch.stack([self._about(changed.shift, sums) for sums in self.sums]))
         return changed
 
     def solve(
-        self, ridge: float = 1e-4, *, prior: Tensor | None = None, bias: bool = True
+        self, ridge: float | None = None, *, prior: Tensor | None = None, bias: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """Weight [d, r] and bias [d], fp64, of least E|y - W x - b|^2 + lift |W - prior|^2.
 
-        The lift is `ridge` times the mean square of x, as for `refit`; without a prior [d, r] it draws W to zero.
+        The lift is `ridge` times the mean square of x, as for `refit`; without a prior [d, r] it draws W to zero. None
+        takes the ridge of `chosen_ridge`, which is infinite where the prior alone fits best.
 
         Raises:
             DataError: nothing was added, or the sums leave the map open in spite of the ridge.
         """
-        count = self.sums[0, 0]
-        if not count > 0:
+        total = self.sums.sum(0)
+        if not total[0, 0] > 0:
             raise DataError("no samples to fit a map to; use more calibration images")
-        mean = self.shift + self.sums[0] / count
-        mean[0] = 0
-        centre = mean if bias else torch.zeros_like(mean)
-        moments = self._sums_about(centre).div_(count)[1:]
-        gram, cross = moments[:, 1 : self.rows], moments[:, self.rows :]
-        x, y = centre[1 : self.rows], centre[self.rows :]
-        lift = _lift(ridge, gram.diagonal() + x.square())
-        if prior is not None:
-            cross += lift * prior.detach().to(cross).mT
-        with one_thread():
-            weight = solve_ridge(gram.mT, cross, lift).mT
-        return weight, y - weight @ x if bias else None
+        if ridge is None:
+            ridge = self.chosen_ridge(prior=prior, bias=bias)
+        centre = self._centre(total, bias)
+        weight = self._weight(self._about(centre, total), centre, ridge * float(total[0, 0]), prior)
+        return weight, centre[self.rows :] - weight @ centre[1 : self.rows] if bias else None
 
-    def _sums_about(self, centre: Tensor) -> Tensor:
+    def chosen_ridge(self, *, prior: Tensor | None = None, bias: bool = True) -> float:
+        """Choose the ridge of least error on samples of other groups than those the map is solved for.
+
+        The sum of squares and the lift grow alike with the samples, so a map of fewer samples is drawn to the prior by
+        the same lift of the sum. With all samples in one group the ridge is `SINGLE_RIDGE`.
+        """
+        parts = [sums for sums in self.sums if sums[0, 0] > 0]
+        if len(parts) < 2:
+            return SINGLE_RIDGE
+        total = self.sums.sum(0)
+        folds = []
+        for held_out in parts:
+            rest = total - held_out
+            centre = self._centre(rest, bias)
+            folds.append((self._about(centre, rest), centre, self._about(centre, held_out)))
+
+        def error(ridge: float) -> float:
+            lift = ridge * float(total[0, 0])
+            maps = ((self._weight(rest, centre, lift, prior), held_out) for rest, centre, held_out in folds)
+            return sum((self._error(weight, held_out) for weight, held_out in maps), 0.0)
+
+        return least_of(RIDGES, error)
+
+    def _centre(self, sums: Tensor, bias: bool) -> Tensor:
+        """The means of z with a bias, and zeros without."""
+        centre = self.shift + sums[0] / sums[0, 0] if bias else torch.zeros_like(self.shift)
+        centre[0] = 0
+        return centre
+
+    def _weight(self, about: Tensor, centre: Tensor, lift: float, prior: Tensor | None) -> Tensor:
+        """Solve for the weight [d, r], given sums about a centre and the lift of the sums in units of x's mean square.
+
+        An infinite lift gives the prior.
+        """
+        drawn_to = None if prior is None else prior.detach().to(about)
+        if lift == inf:
+            return about.new_zeros(about.shape[1] - self.rows, self.rows - 1) if drawn_to is None else drawn_to
+        count = float(about[0, 0])
+        gram, cross = about[1:, 1 : self.rows] / count, about[1:, self.rows :] / count
+        lift = _lift(lift / count, gram.diagonal() + centre[1 : self.rows].square())
+        if drawn_to is not None:
+            cross += lift * drawn_to.mT
+        with one_thread():
+            return solve_ridge(gram.mT, cross, lift).mT
+
+    def _error(self, weight: Tensor, about: Tensor) -> float:
+        """The sum of |y - W x|^2 less that of |y|^2 over samples of which these are the sums about a centre."""
+        gram, cross = about[1:, 1 : self.rows], about[1:, self.rows :]
+        explained = symmetric(gram) @ weight.mT - 2 * cross
+        return float((explained * weight.mT).sum())
+
+    def _about(self, centre: Tensor, sums: Tensor) -> Tensor:
         """The sums of [1 x y] less a centre, instead of less the shift: [1 + r, 1 + r + d], the upper triangle."""
-        move, first = self.shift - centre, self.sums[0]
-        sums = torch.addr(self.sums, move[: self.rows], first)
-        return sums.addr_(first[: self.rows] + first[0] * move[: self.rows], move)
+        move, first = self.shift - centre, sums[0]
+        moved = torch.addr(sums, move[: self.rows], first)
+        return moved.addr_(first[: self.rows] + first[0] * move[: self.rows], move)
 
 
 @dataclass(frozen=True)

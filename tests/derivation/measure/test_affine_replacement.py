@@ -63,7 +63,7 @@ def test_what_is_lost_is_that_of_a_network_with_the_maps_in_place(problem: Probl
     torch.testing.assert_close(sites, torch.tensor(expected, dtype=torch.float64), rtol=1e-2, atol=1e-6)
     both = [lost(i, "attn", "mlp") for i in range(2)]
     torch.testing.assert_close(without, torch.tensor(both, dtype=torch.float64), rtol=1e-2, atol=1e-6)
-    gone = measure_losses(problem, network, images, sites=True)
+    gone = measure_losses(problem, [network], images, sites=True)
     assert sites[1, 1] < 1e-3 * gone.sites[1, 1], "the second FFN is affine"
     assert bool((sites < gone.sites).all()) and bool((without < gone.without).all())
     alone, none = measure_replaced(problem, found, images, sites=False)

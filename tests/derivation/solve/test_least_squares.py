@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from edgevit.derivation.solve.least_squares import (
+    SINGLE_RIDGE,
     Regression,
     refit,
     refittable_mean,
@@ -169,6 +170,47 @@ def test_the_sums_of_several_processes_make_one_regression():
     merged, whole = shares[0].map(lambda _: next(means)), regression(x, y)
     for found, expected in zip(merged.solve(), whole.solve(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def grouped(x, y, tokens=10):
+    """A regression of images of ten like tokens each, in two groups."""
+    sums = Regression(x.shape[1], y.shape[1], x.device)
+    groups = torch.arange(len(x) // tokens).repeat_interleave(tokens) % 2
+    sums.add(x, y, groups=groups)
+    return sums
+
+
+def test_a_ridge_is_as_strong_as_few_images_require():
+    """Tokens of an image are nearly copies: a map of 40 inputs is determined by 400 images, and not by 24."""
+    generator = torch.Generator().manual_seed(5)
+    prior = torch.randn(7, 40, generator=generator).double()
+    true = prior + 0.3 * torch.randn(7, 40, generator=generator).double()
+    ridges, errors = {}, {}
+    for images in (400, 24):
+        x = torch.randn(images, 40, generator=generator).double().repeat_interleave(10, 0)
+        x += 0.01 * torch.randn(x.shape, generator=generator).double()
+        sums = grouped(
+            x, x @ true.mT + 4 * torch.randn(images, 7, generator=generator).double().repeat_interleave(10, 0)
+        )
+        ridges[images] = sums.chosen_ridge(prior=prior)
+        solved = (sums.solve(ridge, prior=prior)[0] for ridge in (None, 1e-4))
+        errors[images] = [float((weight - true).square().mean()) for weight in solved]
+    assert ridges[400] < ridges[24] and errors[400][0] <= 1.05 * errors[400][1]
+    assert errors[24][0] < 0.5 * errors[24][1], "the weakest ridge fits the noise of few images"
+
+
+def test_where_the_prior_fits_other_images_best_the_step_is_left_out():
+    x, _ = samples(count=400)
+    prior, moved = (torch.randn(7, 40, generator=torch.Generator().manual_seed(i)).double() for i in range(2))
+    signs = (torch.arange(40) % 2 * 2.0 - 1).repeat_interleave(10).double()  # what one group says the other denies
+    weight, _ = grouped(x, x @ prior.mT + signs[:, None] * (x @ moved.mT)).solve(prior=prior)
+    assert torch.equal(weight, prior)
+
+
+def test_all_samples_in_one_group_take_the_single_ridge():
+    x, y = samples()
+    weight, _ = regression(x, y).solve()
+    torch.testing.assert_close(weight, regression(x, y).solve(SINGLE_RIDGE)[0])
 
 
 def test_a_regression_on_nothing_is_refused():

@@ -244,10 +244,18 @@ def choose(
         fitted=config.fit_decoders, quick=config.quick,
     )  # fmt: skip
 
-    def least(schedules: Sequence[tuple[Schedule | None, float]], curves: Sequence[BlockCurves]) -> Chosen:
+    def rungs(
+        schedules: Sequence[tuple[Schedule | None, float]], curves: Sequence[BlockCurves]
+    ) -> list[Rung[ChosenShape]]:
         spend = partial(spending.shape, curves)
-        widths = _widths(allowed, slices, schedules, spend, balanced_width(network, problem.budget))
-        return _measured(problem, slices, widths, spending.plan)
+        return _widths(allowed, slices, schedules, spend, balanced_width(network, problem.budget))
+
+    def least(schedules: Sequence[tuple[Schedule | None, float]], curves: Sequence[BlockCurves]) -> Chosen:
+        return _measured(problem, slices, rungs(schedules, curves), spending.plan)
+
+    def predicted(rung: Rung[ChosenShape]) -> Chosen:
+        facts = {"embed": rung.width, **_tokens_of(rung.shape)}
+        return Chosen(replace(rung.shape, predicted_nats=rung.nats), slices.plan(rung.width), facts)
 
     def sliced(width: int | None) -> tuple[EmbedPlan | None, float]:
         return (None, 0.0) if width is None else (slices.plan(width), slices.nats(width))
@@ -256,9 +264,17 @@ def choose(
     if predicts_tokens:
         schedules += _schedules(problem, slices)
     choices = spending.searched(partial(least, schedules), sliced)
-    if tries_tokens and not choices[AS_PREDICTED].loses_little and (fewer := _schedules(problem, slices)):
+    first = choices[AS_PREDICTED]
+    if first.loses_little:
+        return choices
+    # What a narrower embedding or fewer tokens lose in the end shows only in solved networks.
+    candidates = rungs(schedules, curves)
+    for rung in (candidates[0], max(candidates, key=lambda rung: (rung.width, -rung.nats))):
+        if rung.width != (first.width or spending.whole):
+            choices[f"embed {rung.width}"] = predicted(rung)
+    if tries_tokens and (fewer := _schedules(problem, slices)):
         with suppress(BudgetError):  # blocks that remove tokens cannot be removed
-            choices["cut_tokens"] = least(fewer, curves)
+            choices["cut_tokens"] = predicted(rungs(fewer, curves)[0])
     return choices
 
 
@@ -279,7 +295,7 @@ def _widths(
     spend: Callable[[int, Schedule | None], ChosenShape],
     begin: float,
 ) -> list[Rung[ChosenShape]]:
-    """List the promising widths of the embedding with each token schedule, the least predicted loss first.
+    """List the promising widths of the embedding with each token schedule, and the widest, by their predicted losses.
 
     Args:
         schedules: each with its own loss; None: all tokens stay.
@@ -302,6 +318,11 @@ def _widths(
     if not candidates:
         assert refused is not None
         raise refused
+    if all(candidate.width < widths[0] for candidate in candidates):
+        schedule, nats = schedules[0]
+        with suppress(BudgetError):
+            shape = spend(widths[0], schedule)
+            candidates.append(Rung(widths[0], shape, slices.nats(widths[0]), shape.predicted_nats + nats))
     return sorted(candidates, key=lambda candidate: candidate.nats)
 
 
@@ -366,7 +387,11 @@ def _seems_best(candidates: Sequence[Rung[ChosenShape]], measured: Mapping[int, 
 def plan_of(
     config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves], shape: ChosenShape, embed: EmbedPlan | None
 ) -> Plan:
-    """Make the plan of a shape: factors, neurons and output weights for the base's inputs."""
+    """Make the plan of a shape: factors, neurons and output weights for the base's inputs.
+
+    The sequential solution starts from output weights that are not fitted: held-out images that the start had seen
+    could not judge how far to go from it.
+    """
     plans = []
     for i, (block, block_curves, pair) in enumerate(zip(blocks, curves, shape.blocks, strict=True)):
         if pair is None:
@@ -375,8 +400,9 @@ def plan_of(
         planned, neurons = None, None
         if width is not None:
             assert block.ffn is not None and block_curves.removal is not None, "a menu has the block's sites only"
-            refitted = block_curves.refitted(block.ffn, width, config.ridge)
-            neurons = FfnPlan(block_curves.removal.remaining(width), weights=refitted)
+            kept = block_curves.removal.remaining(width)
+            weights = block.ffn.keep(kept) if config.sequential else block_curves.refitted(block.ffn, width)
+            neurons = FfnPlan(kept, weights=weights)
         if heads is not None:
             assert block.attention is not None, "a menu has the block's sites only"
             planned = _plan_attention(block.attention, block_curves, heads)

@@ -33,12 +33,14 @@ class BlockCurves:
     ffn_losses: Tensor  # [e] nats of each neuron, in the order of removal
     block_loss: Tensor  # [1] nats without the whole block
     site_losses: Tensor  # [2] nats without its attention and without its FFN; infinite if not measured
+    ridge: Tensor  # [1] of the order of removal and of the refit, which draws to the columns of the base
 
-    def refitted(self, ffn: Ffn, width: int, ridge: float) -> Ffn:
+    def refitted(self, ffn: Ffn, width: int) -> Ffn:
         """Return the FFN with `width` neurons and output weights refitted for the base's inputs."""
         hidden = self.statistics.hidden
         assert hidden is not None and self.removal is not None
-        return refit(ffn, self.removal.remaining(width), hidden, self.statistics.mean, ridge=ridge)
+        neurons, ridge = self.removal.remaining(width), float(self.ridge)
+        return refit(ffn, neurons, hidden, self.statistics.mean, "compensate", ridge)
 
 
 def moment_of(statistics: BlockStatistics) -> Tensor:
@@ -57,7 +59,7 @@ def root(metric: Tensor) -> Tensor:
 # -- in the cache ------------------------------------------------------------------------------------------------------
 
 _PARTS = {"statistics": BlockStatistics, "qk": Spectrum, "vo": Spectrum, "sensitivity": Sensitivity, "removal": Removal}
-_LOSSES = ("ffn_losses", "block_loss", "site_losses")
+_LOSSES = ("ffn_losses", "block_loss", "site_losses", "ridge")
 # The symmetric matrices, each with the name of its mean: a stored tensor, or the last column of a moment of [x 1].
 _MATRICES = {
     "statistics.moment": "mean.moment",

@@ -19,9 +19,9 @@ from edgevit.network.network import Network
 
 @dataclass(frozen=True)
 class MeasuredLosses:
-    """KL(base || changed) in nats per image, for every block: [L] each, fp64 on the CPU."""
+    """KL(base || changed) in nats per image, for every block: [L] each if not said otherwise, fp64 on the CPU."""
 
-    narrowed: Tensor  # with the narrow block in its place
+    narrowed: Tensor  # [networks, L] with the narrow block of each network in its place
     without: Tensor  # without the block
     sites: Tensor  # [L, 2] without its attention, without its FFN; infinite if not measured, or if it has one site only
 
@@ -32,25 +32,27 @@ def _past(branch: SiteLayer[Any] | None, tokens: Tensor) -> Tensor:
 
 
 def measure_losses(
-    problem: Problem, narrowed: Network, images: Split, *, sites: bool, quick: bool = False
+    problem: Problem, narrowed: Sequence[Network], images: Split, *, sites: bool, quick: bool = False
 ) -> MeasuredLosses:
     """Measure the loss with one block narrowed or removed, for each block; the other blocks are the base's.
 
     Args:
-        narrowed: the base with all blocks narrowed.
+        narrowed: the base with all blocks narrowed, in some ways.
         sites: whether to remove each site alone, too, which doubles the time.
         quick: as for `Passes.show`.
     """
-    narrow_layers = narrowed.to(problem.compute.device).eval().block_modules
+    narrow = [network.to(problem.compute.device).eval().block_modules for network in narrowed]
     branches = problem.network.layers
 
     def changed(i: int, x: Tensor) -> list[Tensor]:
         attention, ffn = branches[i]
         both = attention is not None and ffn is not None
-        return [narrow_layers[i](x), x, *([_past(ffn, x), _past(attention, x)] if sites and both else [])]
+        of_sites = [_past(ffn, x), _past(attention, x)] if sites and both else []
+        return [*(layers[i](x) for layers in narrow), x, *of_sites]
 
-    means = _measured(problem, images, changed, 4 if sites else 2, quick)
-    return MeasuredLosses(means[0], means[1], _of_sites(means[2:], branches))
+    count = len(narrow)
+    means = _measured(problem, images, changed, count + (3 if sites else 1), quick)
+    return MeasuredLosses(means[:count], means[count], _of_sites(means[count + 1 :], branches))
 
 
 def measure_replaced(

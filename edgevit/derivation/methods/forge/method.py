@@ -62,7 +62,9 @@ from edgevit.train.passes import Observer
 from edgevit.train.settings import usual_steps
 
 QUANTITIES = ("macs", "params", "ms", "mj")
+RIDGES = (1e-4, 1e-2, 0.3)  # of the order of neurons and their refit, in units of the neurons' mean square
 PROBE = 8  # FFN curves are scaled to the loss measured at 1 / PROBE of the width
+ATTENTION_PROBE = 4  # curves of attention's directions, likewise at 1 / ATTENTION_PROBE of queries and of values
 PER_NEURON = 8  # least number of tokens per neuron of the widest FFN in second moments
 PER_CHANNEL = 16  # least number of tokens per channel of the embedding in an affine replacement of a site
 
@@ -107,16 +109,16 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenS
 
     They depend on the task and not on the budget. The moments are None where the embedding cannot be narrowed.
     """
-    images = problem.task.train.subset(config.calibration_images)
+    images = problem.task.calibration(config.calibration_images)
     key = {
         **problem.identity,
         "images": images.content_sha256(),
         "thinning": astuple(thinning(problem.network, len(images), PER_NEURON)),
         "gradients": problem.task.train.subset(config.sensitivity_images).content_sha256(),
         "stream": config.sequential,
-        "measured": problem.task.train.subset(config.measured_images).content_sha256(),
+        "measured": problem.task.validation.subset(config.measured_images).content_sha256(),
         "quick": config.quick,
-        "ridge": config.ridge,
+        "ridges": RIDGES,
         "sites": config.drop_sites,
         "seed": problem.training.seed,
     }
@@ -127,7 +129,7 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenS
 
 def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
     network = problem.network.to(problem.compute.device).eval()
-    images = problem.task.train.subset(config.calibration_images)
+    images = problem.task.calibration(config.calibration_images)
     thinned = thinning(network, len(images), PER_NEURON)
     # One pass takes the gradients for the sites and the norms, and another the moments of the tokens, weighted by them.
     # The first pass may be rounded: the weight of a token is not a small difference, as that of a direction may be.
@@ -177,31 +179,38 @@ def _block_curves(problem: Problem, config: Config, statistics: Sequence[BlockSt
     blocks = problem.network.read()
     spectra = _spectra(problem, blocks, statistics)
     sensitivities = _of_directions(problem, config, blocks, statistics, spectra)
-    curves = []
+    by_ridge: list[list[BlockCurves]] = [[] for _ in RIDGES]
     with (
         problem.stopwatch.stage("closed_form"),
         problem.progress.stage("order of neurons", len(blocks), "block") as stage,
     ):
         for i, (block, s, (qk, vo)) in enumerate(zip(blocks, statistics, spectra, strict=True)):
-            removal, losses = _removal(config, block.ffn, s, sensitivities[i])
-            unmeasured = [torch.full((count,), inf, dtype=torch.float64) for count in (1, 2)]
-            curves.append(BlockCurves(s, qk, vo, sensitivities[i], removal, losses, *unmeasured))
+            weights = (
+                None if block.ffn is None else root(sensitivities[i].metric) @ block.ffn.w2.detach().double().cpu()
+            )
+            for ridge, curves in zip(RIDGES, by_ridge, strict=True):
+                removal, losses = _removal(block.ffn, weights, s, ridge)
+                of_block, of_sites = (torch.full((count,), inf, dtype=torch.float64) for count in (1, 2))
+                at = torch.tensor([ridge], dtype=torch.float64)
+                curves.append(BlockCurves(s, qk, vo, sensitivities[i], removal, losses, of_block, of_sites, at))
             stage.update(i + 1)
-    return _scaled(problem, config, blocks, curves)
+    return _scaled(problem, config, blocks, by_ridge)
 
 
 def _removal(
-    config: Config, part: Ffn | None, statistics: BlockStatistics, sensitivity: Sensitivity
+    part: Ffn | None, weights: Tensor | None, statistics: BlockStatistics, ridge: float
 ) -> tuple[Removal | None, Tensor]:
-    """Order an FFN's neurons for removal, with the loss of each; None and no losses without an FFN."""
-    if part is None:
+    """Order an FFN's neurons for removal, with the loss of each; None and no losses without an FFN.
+
+    Args:
+        weights: R W_2, as the error of W_2 in the metric of the loss R^T R is the plain error of R W_2.
+    """
+    if part is None or weights is None:
         return None, torch.empty(0, dtype=torch.float64)
     assert statistics.hidden is not None
-    # the error of W_2 in the metric of the loss is the plain error of R W_2
-    weights = root(sensitivity.metric) @ part.w2.detach().double().cpu()
     centre = refittable_mean(part, statistics.mean)
-    removal = removal_order(weights, statistics.hidden, centre, ridge=config.ridge)
-    ordered = removal_in_order(removal.order, weights, statistics.hidden, centre, ridge=config.ridge)
+    removal = removal_order(weights, statistics.hidden, centre, ridge=ridge)
+    ordered = removal_in_order(removal.order, weights, statistics.hidden, centre, ridge=ridge)
     return removal, ordered.cost / 2
 
 
@@ -244,27 +253,61 @@ def _of_directions(
 
 
 def _scaled(
-    problem: Problem, config: Config, blocks: Sequence[Block], curves: Sequence[BlockCurves]
+    problem: Problem, config: Config, blocks: Sequence[Block], by_ridge: Sequence[Sequence[BlockCurves]]
 ) -> list[BlockCurves]:
-    """Scale each FFN's curve to the loss measured at one width, and measure the loss without each block."""
+    """Choose the ridge of each FFN, scale all curves to the loss measured at one width, and measure removed blocks.
+
+    Losses are measured on validation images. So a ridge is as strong as the number of calibration images requires, and
+    a curve has the loss on images to which nothing was fitted.
+    """
     probes = [max(b.dims.ffn // PROBE, 1) for b in blocks]
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
         thin = [
-            Block(b.attention, None if b.ffn is None else c.refitted(b.ffn, width, config.ridge))
-            for b, c, width in zip(blocks, curves, probes, strict=True)
+            [
+                Block(b.attention, None if b.ffn is None else c.refitted(b.ffn, width))
+                for b, c, width in zip(blocks, curves, probes, strict=True)
+            ]
+            for curves in by_ridge
         ]
-        narrowed = problem.network.build(thin)
+        pairs = [_narrow_attention(block, curves) for block, curves in zip(blocks, by_ridge[0], strict=True)]
+        thin.append([block for block, _ in pairs])
+        narrowed = [problem.network.build(changed) for changed in thin]
     with problem.stopwatch.stage("sensitivity"):
-        images = problem.task.train.subset(config.measured_images)
+        images = problem.task.validation.subset(config.measured_images)
         measured = measure_losses(problem, narrowed, images, sites=config.drop_sites, quick=config.quick)
     scaled = []
-    rows = zip(curves, probes, measured.narrowed, measured.without, measured.sites, strict=True)
-    for c, probe, loss, without, sites in rows:
-        predicted = c.ffn_losses[: len(c.ffn_losses) - probe].sum()
-        scale = loss / predicted if predicted > 0 and loss > 0 else torch.ones(())
-        losses = {"ffn_losses": c.ffn_losses * scale, "block_loss": without.reshape(1), "site_losses": sites.clone()}
-        scaled.append(replace(c, **losses))
+    *of_ffns, of_attention = measured.narrowed
+    least = torch.stack(of_ffns).min(0)
+    for i, (probe, (_, predicted)) in enumerate(zip(probes, pairs, strict=True)):
+        curves = by_ridge[int(least.indices[i])][i]
+        of_neurons = curves.ffn_losses[: len(curves.ffn_losses) - probe].sum()
+        sensitivity, by = curves.sensitivity, _scale(of_attention[i], predicted)
+        scaled.append(
+            replace(
+                curves,
+                sensitivity=replace(sensitivity, qk=by * sensitivity.qk, vo=by * sensitivity.vo),
+                ffn_losses=curves.ffn_losses * _scale(least.values[i], of_neurons),
+                block_loss=measured.without[i].reshape(1),
+                site_losses=measured.sites[i].clone(),
+            )
+        )
     return scaled
+
+
+def _scale(measured: Tensor, predicted: Tensor) -> Tensor:
+    """The factor from predicted to measured losses; 1 where either is zero."""
+    return measured / predicted if predicted > 0 and measured > 0 else torch.ones((), dtype=torch.float64)
+
+
+def _narrow_attention(block: Block, curves: BlockCurves) -> tuple[Block, Tensor]:
+    """Narrow the attention of a block as far as `ATTENTION_PROBE` says; return the predicted loss, too."""
+    part, qk, vo = block.attention, curves.qk, curves.vo
+    if part is None or qk is None or vo is None:
+        return block, torch.zeros((), dtype=torch.float64)
+    of_qk = part.qk if part.rotary is not None else max(part.qk // ATTENTION_PROBE, 1)
+    of_vo = max(part.vo // ATTENTION_PROBE, 1)
+    (slim,) = narrow([part], [(of_qk, of_vo)], [moment_of(curves.statistics)], Spectra((qk,), (vo,)))
+    return Block(slim, block.ffn), curves.sensitivity.qk[:, of_qk:].sum() + curves.sensitivity.vo[:, of_vo:].sum()
 
 
 def _with_replacements(problem: Problem, config: Config, curves: Sequence[BlockCurves]) -> list[BlockCurves]:
@@ -275,8 +318,8 @@ def _with_replacements(problem: Problem, config: Config, curves: Sequence[BlockC
     network, task = problem.network, problem.task
     geometry = network.geometry
     tokens = max(PER_CHANNEL * geometry.embed, ENOUGH_TOKENS)
-    fitted = task.train.subset(min(-(-tokens // geometry.tokens), config.calibration_images))
-    images = task.train.subset(config.measured_images)
+    fitted = task.calibration(min(-(-tokens // geometry.tokens), config.calibration_images))
+    images = task.validation.subset(config.measured_images)
 
     def measure() -> dict[str, Tensor]:
         with problem.stopwatch.stage("sensitivity"), torch.no_grad():
@@ -296,7 +339,7 @@ def _with_replacements(problem: Problem, config: Config, curves: Sequence[BlockC
 
 
 def _warn_of_few_images(problem: Problem, config: Config) -> None:
-    images, enough = min(len(problem.task.train), config.calibration_images), minimum_images(problem.network)
+    images, enough = len(problem.task.calibration(config.calibration_images)), minimum_images(problem.network)
     if images < enough:
         problem.progress.warn(
             f"{images} calibration images do not determine the widest layer, {enough} would: the ridge decides the "
@@ -346,4 +389,5 @@ METHOD = Method(
     gentle=True,
     imitates_base=True,
     cuts_half_blocks=True,
+    reads_unlabelled=True,
 )

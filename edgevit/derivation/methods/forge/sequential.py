@@ -9,7 +9,8 @@ computes so far, and the targets bring its tokens back to the base's:
 
 So each block corrects errors of the blocks before it and replaces blocks removed after it, as far as it can. The
 attention of a block without an FFN has the FFN's target. Tokens are weighted by the loss's sensitivity to them. A ridge
-keeps the weights unchanged in directions that the images do not determine.
+draws each solution to the present weights. Its size is the one of least error on images that the solution has not seen
+(`Regression.chosen_ridge`), so a solution goes only as far as the number of images allows.
 
 With `align`, the layers that read a site's normalised tokens n' are aligned first: with n the base's, T and t minimise
 E|n - T n' - t|^2 and are multiplied into them, W <- W T and b <- b + W t, with a ridge towards T = 1.
@@ -34,8 +35,6 @@ from edgevit.derivation.solve.least_squares import Regression
 from edgevit.network.layers import SiteLayer
 from edgevit.network.network import Network
 from edgevit.train.passes import Passes
-
-ALIGN_RIDGE = 1e-2  # in units of the normalised tokens' mean square
 
 
 @dataclass(frozen=True)
@@ -106,11 +105,9 @@ class _Solver:
         slim: Slim,
         stream: BaseStream,
         by_token: Sequence[tuple[Tensor, Tensor]],
-        ridge: float,
         thinning: Thinning,
     ) -> None:
-        self.align, self.stream, self.by_token = slim.align, stream, by_token
-        self.ridge, self.thinning = ridge, thinning
+        self.align, self.stream, self.by_token, self.thinning = slim.align, stream, by_token, thinning
         self.blocks = dict(zip(slim.blocks, slim.network.layers, strict=True))
         self.ends = dict(zip(slim.blocks, [*slim.blocks[1:], len(by_token)], strict=True))
         self.encode = None if slim.encode is None else slim.encode.to(stream.device).float()
@@ -211,13 +208,13 @@ class _Solver:
 
     def _add(self, inputs: Tensor, target: Tensor, weights: Tensor) -> None:
         """Add a batch of inputs [B, N, r] of the output layer to the sums; the target is thinned already."""
-        self.sums.add(self.thinning.of(inputs), target, self.thinning.weights(len(inputs), weights, inputs.device))
+        images, device = len(inputs), inputs.device
+        of_tokens = self.thinning.weights(images, weights, device)
+        self.sums.add(self.thinning.of(inputs), target, of_tokens, self.thinning.groups(inputs))
 
     def _solve(self, branch: SiteLayer[Any]) -> None:
         layer = branch.output
-        weight, bias = self.sums.map(self.stream.compute.sum).solve(
-            self.ridge, prior=layer.weight, bias=layer.bias is not None
-        )
+        weight, bias = self.sums.map(self.stream.compute.sum).solve(prior=layer.weight, bias=layer.bias is not None)
         layer.weight.copy_(weight)
         if bias is not None:
             layer.bias.copy_(bias)
@@ -232,11 +229,12 @@ class _Solver:
             x = branch.before(of(tokens.to(self.stream.device)))
             target = self._normalised(branch, base, of(of_base.to(self.stream.device)))
             sums = sums or Regression(x.shape[-1], x.shape[-1], x.device)
-            sums.add(x, target, self.thinning.weights(images, self.weights[site], x.device))
+            weights = self.thinning.weights(images, self.weights[site], x.device)
+            sums.add(x, target, weights, self.thinning.groups(tokens).to(x.device))
         assert sums is not None, "there is an image"
         constant = all(reader.bias is not None for reader in branch.readers)
         identity = torch.eye(sums.rows - 1, dtype=torch.float64)
-        turn, shift = sums.map(self.stream.compute.sum).solve(ALIGN_RIDGE, prior=identity, bias=constant)
+        turn, shift = sums.map(self.stream.compute.sum).solve(prior=identity, bias=constant)
         for reader in branch.readers:
             weights = reader.weight.to(turn)
             if shift is not None:
@@ -268,7 +266,6 @@ def solve_in_sequence(
     by_token: Sequence[tuple[Tensor, Tensor]],
     passes: Passes,
     *,
-    ridge: float,
     thinning: Thinning = ALL,
     keep: Keep | None = None,
     quick: bool = False,
@@ -281,7 +278,6 @@ def solve_in_sequence(
 
     Args:
         by_token: per block of the base, the weight of attention's and FFN's output at each token: two of [N].
-        ridge: of the solutions towards the present weights, in units of the inputs' mean square.
         thinning: which tokens are in the sums.
         keep: stores the outputs of the base's sites for these images.
         quick: the sites of all networks multiply as in `Passes.rounded`; solutions are in fp64.
@@ -289,7 +285,7 @@ def solve_in_sequence(
     for network in (base, *(slim.network for slim in slims)):
         network.to(passes.compute.device).eval()
     stream = BaseStream(base, images, passes, keep, quick=quick)
-    solvers = [_Solver(slim, stream, by_token, ridge, thinning) for slim in slims]
+    solvers = [_Solver(slim, stream, by_token, thinning) for slim in slims]
     progress = passes.progress.stage("solve block by block", len(by_token), "block")
     with progress as stage, passes.products(base):
         for number, branches in enumerate(base.layers):

@@ -1,8 +1,7 @@
 """Turn forge's plan into its network: realise it, solve weights for its own inputs, and fit the head.
 
-The validation images decide whether readers are aligned, whether another plan is used and whether the head is fitted. A
-step is kept if it brings the network's answers nearer to the base's; a plan with fewer tokens only if they are clearly
-nearer. No label is used.
+The validation images decide whether another plan is used and whether the head is fitted. A step is kept if it brings
+the network's answers nearer to the base's; a plan with fewer tokens only if they are clearly nearer. No label is used.
 """
 
 from __future__ import annotations
@@ -66,21 +65,19 @@ def solve(
     """
     with problem.stopwatch.stage("closed_form"):
         networks = [realise(problem.network, without_tokens(plan)) for plan in plans.values()]
-    images = problem.task.train.subset(config.calibration_images)
-    aligned = [bare_copy(network) if config.sequential and config.align else None for network in networks]
+    images = problem.task.calibration(config.calibration_images)
     if config.sequential:
         with problem.stopwatch.stage("sequential"):
-            slims = []
-            for plan, network, copy in zip(plans.values(), networks, aligned, strict=True):
-                slims.append(Slim(network, plan.kept_blocks, encode=plan.encode))
-                slims += [] if copy is None else [Slim(copy, plan.kept_blocks, align=True, encode=plan.encode)]
+            slims = [
+                Slim(network, plan.kept_blocks, align=config.align, encode=plan.encode)
+                for plan, network in zip(plans.values(), networks, strict=True)
+            ]
             _solve(problem, config, slims, images, by_token)
     of_plans = {
-        name: (leave_tokens(network, plan), None if copy is None else leave_tokens(copy, plan))
-        for (name, plan), network, copy in zip(plans.items(), networks, aligned, strict=True)
+        name: leave_tokens(network, plan) for (name, plan), network in zip(plans.items(), networks, strict=True)
     }
-    if len(plans) == 1 and aligned == [None] and not config.refit_head:
-        ((name, (network, _)),) = of_plans.items()
+    if len(plans) == 1 and not config.refit_head:
+        ((name, network),) = of_plans.items()
         return Solved(network, name, {})
     with problem.stopwatch.stage("head"):
         return _judged(problem, of_plans, images if config.refit_head else None)
@@ -95,7 +92,6 @@ def _solve(
         images,
         by_token,
         problem.passes,
-        ridge=config.sequential_ridge,
         thinning=thinning(problem.network, len(images), PER_INPUT),
         keep=keeping(problem, images, quick=config.quick),
         quick=config.quick,
@@ -113,7 +109,7 @@ def judge_plans(
         by_token: as for `solve`.
     """
     base, tokens = problem.network, problem.network.geometry.tokens
-    images = problem.task.train.subset(min(config.calibration_images, -(-SEARCHED_TOKENS // tokens)))
+    images = problem.task.calibration(min(config.calibration_images, -(-SEARCHED_TOKENS // tokens)))
     validation = problem.task.validation.subset(-(-JUDGED_TOKENS // tokens))
     target = base_answers(problem, validation)
     at_once = max(SWEPT_PARAMETERS // sum(p.numel() for p in base.parameters()), 1)
@@ -142,8 +138,8 @@ class _Candidate:
     loss: float
 
 
-def _judged(problem: Problem, of_plans: Mapping[str, tuple[Network, Network | None]], images: Split | None) -> Solved:
-    """Return the best network of all plans, without or with aligned readers; fit its head if images are given."""
+def _judged(problem: Problem, of_plans: Mapping[str, Network], images: Split | None) -> Solved:
+    """Return the best network of all plans; fit its head if images are given."""
     validation = problem.task.validation
     judge = Answered(validation, base_answers(problem, validation))
 
@@ -151,19 +147,12 @@ def _judged(problem: Problem, of_plans: Mapping[str, tuple[Network, Network | No
         of_network = answers(network, validation, problem.passes)
         return _Candidate(network, divergence(judge.answers, of_network))
 
-    candidates: dict[str, tuple[_Candidate, dict[str, Tried]]] = {}
-    for name, (network, aligned) in of_plans.items():
-        candidate, steps = judged(network), dict[str, Tried]()
-        if aligned is not None:
-            candidate = _better(candidate, judged(aligned), "align", steps)
-        candidates[name] = candidate, steps
-    (best_name, (best, tried)), *alternatives = candidates.items()
-    tried_plans = dict[str, Tried]()
-    for name, (candidate, steps) in alternatives:
+    (best_name, best), *alternatives = ((name, judged(network)) for name, network in of_plans.items())
+    tried = dict[str, Tried]()
+    for name, candidate in alternatives:
         share = CLEARLY if name == "cut_tokens" else 1.0
-        if _better(best, candidate, name, tried_plans, share) is candidate:
-            best_name, best, tried = name, candidate, steps
-    tried |= tried_plans
+        if _better(best, candidate, name, tried, share) is candidate:
+            best_name, best = name, candidate
     if images is not None:
         fitted = bare_copy(best.network)
         train = Answered(images, base_answers(problem, images))

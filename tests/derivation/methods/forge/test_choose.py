@@ -43,6 +43,15 @@ def test_a_width_that_was_measured_tells_by_how_much_the_sums_of_others_fall_sho
     assert choose._seems_best(rungs, {0: 0.02}) == 1, "the sum was too high, and a wider one worth a measurement"
 
 
+def test_the_whole_embedding_is_solved_beside_a_narrower_one(made: Any) -> None:
+    more = made("m", options={"cut_tokens": "never"}).record.facts.more
+    rungs = more.get("embed_rungs", [{"width": 64, "measured_nats": 0.0}])
+    first = min(rungs, key=lambda rung: rung["measured_nats"] or 1e9)["width"]
+    others = [name for name in more["tried"] if name.startswith("embed ")]
+    assert first == 64 or "embed 64" in others
+    assert more["embed"] in {first, *(int(name.split()[1]) for name in others if more["tried"][name]["kept"])}
+
+
 @pytest.mark.parametrize(("clearly", "leave"), [(100.0, True), (0.0, False)])
 def test_tokens_leave_only_if_that_is_clearly_nearer_to_the_base(
     made: Any, monkeypatch: pytest.MonkeyPatch, clearly: float, leave: bool

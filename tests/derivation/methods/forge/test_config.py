@@ -13,7 +13,7 @@ from edgevit.errors import OptionError
     ("option", "value", "message"),
     [
         ("calibration_images", 0, r"forge\.calibration_images 0 is not in \[1, "),
-        ("sequential_ridge", -1, r"forge\.sequential_ridge -1 is not a finite number of at least 0"),
+        ("measured_images", 0, r"forge\.measured_images 0 is not in \[1, "),
     ],
 )
 def test_values_that_cannot_be_are_refused(option: str, value: float, message: str) -> None:

@@ -29,7 +29,8 @@ def _curves(seed: int, *, offset: float = 0.0, query: bool = True) -> BlockCurve
     sensitivity = Sensitivity(*losses, losses[1].sum(1), torch.rand(17).double(), torch.rand(17).double(), g.mT @ g)
     removal = removal_order(torch.randn(EMBED, NEURONS), second, statistics.mean)
     site_losses = torch.rand(2).double()
-    return BlockCurves(statistics, qk, vo, sensitivity, removal, removal.cost, torch.rand(1).double(), site_losses)
+    block_loss, ridge = torch.rand(1).double(), torch.tensor([1e-2])
+    return BlockCurves(statistics, qk, vo, sensitivity, removal, removal.cost, block_loss, site_losses, ridge)
 
 
 def test_what_is_unpacked_is_what_was_packed_to_the_precision_of_fp32() -> None:

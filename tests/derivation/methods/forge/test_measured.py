@@ -22,7 +22,7 @@ def test_a_site_left_out_is_measured_as_a_network_without_it(small_vit: Any, tmp
     problem = untrained(base, task, 0.5, tmp_path)
     images = problem.task.train.subset(40)
     whole = problem.network
-    found = measure_losses(problem, whole, images, sites=True)
+    found = measure_losses(problem, [whole], images, sites=True)
     pixels = torch.cat([batch for batch, _ in images.batches(40)])
     blocks = whole.read()
 
@@ -34,4 +34,4 @@ def test_a_site_left_out_is_measured_as_a_network_without_it(small_vit: Any, tmp
     expected = [[lost(i, Block(None, b.ffn)), lost(i, Block(b.attention, None))] for i, b in enumerate(blocks)]
     torch.testing.assert_close(found.sites, torch.tensor(expected, dtype=torch.float64), rtol=1e-2, atol=1e-6)
     assert float(found.narrowed.max()) < 1e-6 < float(found.without.min()), "put in were the base's own blocks"
-    assert bool(measure_losses(problem, whole, images, sites=False).sites.isinf().all())
+    assert bool(measure_losses(problem, [whole], images, sites=False).sites.isinf().all())

@@ -59,7 +59,8 @@ def test_the_embedding_is_narrowed_where_that_loses_less(checkpoint: Path, tmp_p
     assert width == more["embed"] == spec.timm_args["embed_dim"] < 64 == spec.base.embed and width % 16 == 0
     assert spec.rate >= 0.8 and made.record.facts.kept_blocks == (0, 1), "no block has to go"
     rungs = {rung["width"]: rung for rung in more["embed_rungs"]}
-    assert width in rungs and 64 not in rungs, "what blocks alone lose in the whole width is more"
+    judged = {rung["width"]: rung["measured_nats"] for rung in rungs.values() if rung["measured_nats"] is not None}
+    assert width == min(judged, key=judged.__getitem__, default=width), "the solved plan of least loss"
     (step,) = ModelFolder(tmp_path / "m").plan().steps
     assert step.embed == width
     images = torch.randn(2, 3, 32, 32)
@@ -208,8 +209,8 @@ def test_each_step_can_be_taken_away(
     assert 0.45 <= made.model.spec.rate < 0.48
     if "drop_sites" in options:
         assert all(b.has_attention and b.has_ffn for b in made.model.spec.blocks)
-    tried = {"refit_head", "cut_tokens"} if "sequential" in options else {"align", "refit_head", "cut_tokens"}
-    assert set(made.record.facts.more["tried"]) == tried - options.keys()
+    tried = {name for name in made.record.facts.more["tried"] if not name.startswith("embed ")}
+    assert tried == {"refit_head", "cut_tokens"} - options.keys()
     if "drop_heads" in options:
         assert all(b.heads == 2 for b in made.model.spec.blocks)
 
@@ -224,7 +225,7 @@ def test_where_little_is_predicted_to_be_lost_nothing_is_mended(
     before = made("m")
     assert before["predicted_nats"] < choose.LITTLE and before["tried"] == {}
     monkeypatch.setattr(choose, "LITTLE", 0.0)
-    assert set(made("n")["tried"]) == {"align", "refit_head", "cut_tokens"}
+    assert set(made("n")["tried"]) >= {"refit_head", "cut_tokens"}
 
 
 def test_a_head_that_puts_out_the_same_everywhere_is_priced_as_what_the_bias_cannot_make_up_for(
@@ -290,7 +291,7 @@ def test_a_budget_in_milliseconds_is_spent_on_the_embedding_as_far_as_the_table_
     given: dict[str, Any] = {"method": "forge", "rate": None, "cost_table": table, "training": UNTRAINED}
     made = derive(checkpoint, tmp_path / "m", ms=0.7, options={**FEW, "drop_blocks": False}, **given)
     rungs, width = made.record.facts.more["embed_rungs"], made.model.geometry.embed
-    assert width in (32, 48) and {rung["width"] for rung in rungs} <= {32, 48, 64}, "16 is not listed"
+    assert {rung["width"] for rung in rungs} <= {32, 48, 64}, "16 is not listed"
     blocks = made.model.spec.blocks
     spent = 0.1 + sum(0.02 * b.heads * b.qk / 16 + b.ffn / 256 + 0.25 * bool(b.heads and b.ffn) for b in blocks)
     assert made.record.budget.reached == pytest.approx(spent * width / 64, rel=1e-6) and 0.6 < spent * width / 64 <= 0.7

