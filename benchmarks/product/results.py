@@ -17,6 +17,7 @@ from benchmarks.product import (
     derivation_cost,
     equal_latency,
     hostile,
+    real,
     rivals,
     shapes,
     suite,
@@ -29,12 +30,12 @@ HEAD = """# Results
 
 What edgevit is worth to its user: one screen for each question. Every number is made from a record in
 `benchmarks/records/` by `python -m benchmarks.product.results`; `make benchmark` measures what is missing. The bases
-are small and were trained by the project; there is no ImageNet result, and nothing here ran on a Jetson. Machines were
-shared: ratios measured side by side mean more than seconds. The tables of the papers are in
-[benchmarks/papers](../papers/README.md).
+are small and were trained by the project, but for one question on real weights; there is no ImageNet result, and
+nothing here ran on a Jetson. Machines were shared: ratios measured side by side mean more than seconds. The tables of
+the papers are in [benchmarks/papers](../papers/README.md).
 """
 SCRIPTS = (
-    accuracy, rivals, transfer, shapes, axes, cost_tables, budgets, equal_latency, derivation_cost, suite, turns,
+    accuracy, real, rivals, transfer, shapes, axes, cost_tables, budgets, equal_latency, derivation_cost, suite, turns,
     hostile,
 )  # fmt: skip
 

@@ -47,6 +47,21 @@ def test_images_are_found_flat_and_nested(data: Path, tmp_path: Path) -> None:
     assert images.shape == (3, 3, 32, 32) and labels.tolist() == [-1] * 3
 
 
+def test_unlabelled_images_fill_up_those_of_the_training_part(data: Path, tmp_path: Path) -> None:
+    for i in range(6):
+        paint(tmp_path / "more" / f"{i}.png", i)
+    task = task_of(data, tmp_path / "more")
+    train = task.train.references
+    assert task.unlabelled is not None and task.calibration(4) == task.train.subset(4)
+    filled = task.calibration(len(train) + 2)
+    assert filled.references[:-2] == train and set(filled.references[-2:]) < set(task.unlabelled.references)
+    assert filled.labels[-2:] == (UNLABELLED,) * 2 and len(task.calibration(1000)) == len(train) + 6
+    same = task_of(data, data)
+    assert same.calibration(1000).references == same.train.references, "none twice"
+    digits = open_task("digits", "3,7", preprocessing=PREPROCESSING, base_outputs=10, unlabelled="digits")
+    assert digits.calibration(10**6) == digits.train, "not of a source without files"
+
+
 def test_images_that_are_held_out_are_not_trained_on_not_even_copies(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "copies" / "all")
     for place in (data, tmp_path / "copies"):

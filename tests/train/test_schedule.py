@@ -7,6 +7,7 @@ from math import sqrt
 import pytest
 from teaching import Bench
 
+from edgevit.train import loop
 from edgevit.train.schedule import RATE_OF_LOSS, highest_rate, learning_rate
 from edgevit.train.settings import Training
 
@@ -39,3 +40,26 @@ def test_weights_that_are_nearly_right_are_not_spoilt_by_the_first_steps(bench: 
         losses = [line["loss_validation"] for line in history.lines if "loss_validation" in line]
         worst[by_loss] = max(losses) / losses[0]
     assert worst[True] < 2 < worst[False]
+
+
+def test_a_rate_that_harms_is_lowered_after_a_trial_that_leaves_no_trace(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "MANY", 0)
+    monkeypatch.setattr(loop, "TRIAL_STEPS", 3)
+    histories = {}
+    for lr in (1e-6, 0.05):
+        training = {"lr_by_loss": True, "schedule": "constant", "lr": lr}
+        monkeypatch.setattr(loop, "highest_rate", lambda _, lr=lr: lr)
+        histories[lr] = bench.train(bench.spoilt(0.05), 4, keep="best", distillation=bench.teacher(), training=training)
+    assert histories[1e-6].lines[1]["lr"] == pytest.approx(1e-6), "a rate without harm stays"
+    assert histories[0.05].lines[1]["lr"] < 0.05 * 0.31
+    first, second = (history.lines[0]["loss_validation"] for history in histories.values())
+    assert first == pytest.approx(second), "the trial follows the first look"
+    monkeypatch.setattr(loop, "MANY", 10**6)  # no trial
+    plain = bench.train(
+        bench.spoilt(0.05), 4, keep="best", distillation=bench.teacher(),
+        training={"lr_by_loss": True, "schedule": "constant", "lr": 1e-6},
+    )  # fmt: skip
+    monkeypatch.setattr(loop, "highest_rate", highest_rate)
+    assert plain.lines[1]["loss_teacher"] == pytest.approx(histories[1e-6].lines[1]["loss_teacher"], rel=1e-5)
