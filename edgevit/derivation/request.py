@@ -291,7 +291,9 @@ class Deriving(Request):
     ] = None
     unlabelled: Annotated[
         Path | str | None,
-        Option("Folder of additional images of any class, for distillation without labels.", DATA, metavar="FOLDER"),
+        Option(
+            "Folder of more images of any class, for distillation and for forge's calibration.", DATA, metavar="FOLDER"
+        ),
     ] = None
     reject: Annotated[
         float | None,
