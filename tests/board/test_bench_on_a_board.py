@@ -164,7 +164,7 @@ def test_what_the_board_cannot_do_is_refused_in_one_line(orin_nx, model, options
 
 
 def test_two_hosts_that_want_one_board_take_turns(orin_nx, model, tmp_path):
-    with start_bench(orin_nx, model, tmp_path / "a.jsonl", 8) as first:
+    with start_bench(orin_nx, model, tmp_path / "a.jsonl", 20) as first:
         wait_for_job(orin_nx)
         with start_bench(orin_nx, model, tmp_path / "b.jsonl", 0.5) as second:
             _, err = second.communicate(timeout=60)

@@ -42,11 +42,12 @@ def test_every_method_and_every_option_is_explained_by_a_sentence(owner: str) ->
 
 
 def test_an_option_is_read_without_its_method_being_imported() -> None:
-    assert read_options("forge", {"drop_heads": "no", "ridge": "1e-3", "cut_tokens": "never"}) == {
+    assert read_options("forge", {"drop_heads": "no", "calibration_images": "64", "cut_tokens": "never"}) == {
         "drop_heads": False,
-        "ridge": 1e-3,
+        "calibration_images": 64,
         "cut_tokens": "never",
     }
+    assert read_options("nuwa", {"ridge": "1e-3"}) == {"ridge": 1e-3}
     with pytest.raises(UnknownNameError, match="supernet has no option 'point'; did you mean 'points'"):
         read_options("supernet", {"point": 3})
     with pytest.raises(UnknownNameError, match=r"vulcan\.factorisation has no value 'token'; did you mean 'tokens'"):

@@ -48,7 +48,7 @@ def test_several_budgets_have_a_folder_each(tmp_path: Path) -> None:
 
 def test_a_folder_alone_is_gone_on_with_by_the_request_that_it_states(tmp_path: Path) -> None:
     begun = asked(
-        tmp_path, rate=0.6, model_args={"img_size": 32}, options={"ridge": 0.1}, classes=["a", "b"],
+        tmp_path, rate=0.6, model_args={"img_size": 32}, options={"calibration_images": 64}, classes=["a", "b"],
         training=Training(steps=4), checkpoint=Path("c.pth"),
     )  # fmt: skip
     alone = MeetRequest(out=begun.out, resume=True)
