@@ -284,7 +284,8 @@ def _cell(rows: Sequence[Row]) -> str:
     divergences = [row["kl"] for row in rows if "kl" in row]
     kl = f", {statistics.mean(divergences):.2f}" if divergences else ""
     spread = f" ({error:.1f})" if len(rows) > 1 else ""
-    return f"{points + 0.0:.1f}{spread}{kl}" + ("" if len(rows) == FOLDS else f"; {len(rows)} folds")
+    folds = "1 fold" if len(rows) == 1 else f"{len(rows)} folds"
+    return f"{points + 0.0:.1f}{spread}{kl}" + ("" if len(rows) == FOLDS else f"; {folds}")
 
 
 def section() -> str:
