@@ -225,8 +225,8 @@ class Task:
         chosen, more = self.train.subset(count), self.unlabelled
         if more is None or len(chosen) == count or not (self.train.source.files and more.source.files):
             return chosen
-        seen = set(chosen.references)
-        more = more.at([i for i, reference in enumerate(more.references) if reference not in seen])
+        trained = set(chosen.references)
+        more = more.at([i for i, reference in enumerate(more.references) if reference not in trained])
         more = more.subset(count - len(chosen))
         return replace(chosen, references=chosen.references + more.references, labels=chosen.labels + more.labels)
 

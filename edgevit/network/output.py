@@ -147,6 +147,6 @@ class Map:
             return (outputs.argmax(1) == targets).float().flatten(1).mean(1)
         if self.kind == "values":
             return (1 - (outputs - targets).abs().flatten(1).mean(1)).clamp_min(0)
-        chosen, wanted = (outputs[:, 0] > 0).flatten(1), (targets > 0).flatten(1)
-        overlap, union = (chosen & wanted).sum(1), (chosen | wanted).sum(1)
+        chosen, target = (outputs[:, 0] > 0).flatten(1), (targets > 0).flatten(1)
+        overlap, union = (chosen & target).sum(1), (chosen | target).sum(1)
         return torch.where(union == 0, 1.0, overlap / union.clamp_min(1))  # right to find none where there is none

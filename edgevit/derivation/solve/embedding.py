@@ -150,11 +150,11 @@ def judged_decoder(encode: Tensor, moments: Sequence[Tensor]) -> Decoder:
     def error(ridge: float) -> float:
         total = 0.0
         for held_out in parts:
-            rest = whole - held_out
-            weight = rest[-1, -1]
+            others = whole - held_out
+            weight = others[-1, -1]
             # The lift of the sum stays the same with fewer images.
-            fitted = fitted_decoder(encode, rest / weight, ridge * float(whole[-1, -1] / weight))
-            total += _decoding_error(encode, fitted, rest / weight, held_out)
+            fitted = fitted_decoder(encode, others / weight, ridge * float(whole[-1, -1] / weight))
+            total += _decoding_error(encode, fitted, others / weight, held_out)
         return total
 
     return fitted_decoder(encode, whole / whole[-1, -1], least_of(DECODER_RIDGES, error))

@@ -100,11 +100,11 @@ def least_of(ridges: Sequence[float], error: Callable[[float], float]) -> float:
     at = len(ridges) // 2
     errors = {at: error(ridges[at])}
     for step in (1, -1):
-        while 0 <= (beside := at + step) < len(ridges) and beside not in errors:
-            errors[beside] = error(ridges[beside])
-            if errors[beside] >= errors[at]:
+        while 0 <= (neighbour := at + step) < len(ridges) and neighbour not in errors:
+            errors[neighbour] = error(ridges[neighbour])
+            if errors[neighbour] >= errors[at]:
                 break
-            at = beside
+            at = neighbour
     return ridges[at]
 
 
@@ -187,13 +187,13 @@ class Regression:
         total = self.sums.sum(0)
         folds = []
         for held_out in parts:
-            rest = total - held_out
-            centre = self._centre(rest, bias)
-            folds.append((self._about(centre, rest), centre, self._about(centre, held_out)))
+            others = total - held_out
+            centre = self._centre(others, bias)
+            folds.append((self._about(centre, others), centre, self._about(centre, held_out)))
 
         def error(ridge: float) -> float:
             lift = ridge * float(total[0, 0])
-            maps = ((self._weight(rest, centre, lift, prior), held_out) for rest, centre, held_out in folds)
+            maps = ((self._weight(others, centre, lift, prior), held_out) for others, centre, held_out in folds)
             return sum((self._error(weight, held_out) for weight, held_out in maps), 0.0)
 
         return least_of(RIDGES, error)

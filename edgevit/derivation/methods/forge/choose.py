@@ -400,9 +400,9 @@ def plan_of(
         planned, neurons = None, None
         if width is not None:
             assert block.ffn is not None and block_curves.removal is not None, "a menu has the block's sites only"
-            kept = block_curves.removal.remaining(width)
-            weights = block.ffn.keep(kept) if config.sequential else block_curves.refitted(block.ffn, width)
-            neurons = FfnPlan(kept, weights=weights)
+            remaining = block_curves.removal.remaining(width)
+            weights = block.ffn.keep(remaining) if config.sequential else block_curves.refitted(block.ffn, width)
+            neurons = FfnPlan(remaining, weights=weights)
         if heads is not None:
             assert block.attention is not None, "a menu has the block's sites only"
             planned = _plan_attention(block.attention, block_curves, heads)
