@@ -46,11 +46,12 @@ from benchmarks.sources import (
     source_from,
     store_rows,
 )
-from edgevit.data.accuracy import Accuracy, measure_accuracy
 from edgevit.derivation.session.resolved import versions
 from edgevit.errors import BudgetError
+from edgevit.network.accuracy import Accuracy, measure_accuracy
 from edgevit.network.classifier import with_classes
 from edgevit.network.network import Network
+from edgevit.network.output import Logits
 from edgevit.train.history import History
 from edgevit.train.loop import train
 from edgevit.train.passes import open_passes
@@ -151,8 +152,8 @@ class Maker:
     def judge(self, network: Network, source: Source, case: ModelCase, outputs: Sequence[str]) -> Accuracy:
         """Measure a network with these outputs on the sub-task's test images."""
         task = source.task(case.classes, seed=case.seed)
-        columns = [list(outputs).index(name) for name in task.class_names]
-        return measure_accuracy(predictor(network, self.device), task.test.batches(200), columns, task.class_names)
+        output = Logits(tuple(list(outputs).index(name) for name in task.class_names))
+        return measure_accuracy(predictor(network, self.device), task.test.batches(200), output, task.class_names)
 
 
 def small_network(small: Source, case: ModelCase) -> Network:

@@ -65,15 +65,16 @@ from benchmarks.sources import (
     store_rows,
 )
 from edgevit.baselines.common.importance import group_sums, squared_changes, valued, weights_times_gradients
-from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.task import Split, Task
 from edgevit.derivation.measure.statistics import calibrate
 from edgevit.derivation.solve.attention import attention_spectra, narrow
 from edgevit.errors import OptionError
+from edgevit.network.accuracy import measure_accuracy
 from edgevit.network.anatomy import Attention, Block, attentions, unpack
 from edgevit.network.classifier import with_classes
 from edgevit.network.families import vit
 from edgevit.network.network import Network
+from edgevit.network.output import Logits
 from edgevit.records.writing import write_whole
 from edgevit.train.passes import Passes, open_passes
 from edgevit.train.settings import Training
@@ -157,7 +158,7 @@ def moments_rows(source: Source, classes: Sequence[str], device: str = "cpu") ->
     common = {"task": len(classes), "images": len(task.test), **device_field(device)}
 
     def top1(model: Network) -> float:
-        return measure_accuracy(predictor(model, device), test, columns, task.class_names).top1
+        return measure_accuracy(predictor(model, device), test, Logits(tuple(columns)), task.class_names).top1
 
     yield {**common, "width": whole, "kind": "base", "draw": 0, "top1": top1(network)}
     for kind, draw, of in moments(network, task, columns, device):
@@ -417,7 +418,7 @@ def criteria_rows(source: Source, classes: Sequence[str], done: Sequence[Row], d
     cuts = Cuts(network, task, device)
     for key in due:
         predict = predictor(cuts.network_of_row(network, key), device)
-        top1 = measure_accuracy(predict, test, columns, task.class_names).top1
+        top1 = measure_accuracy(predict, test, Logits(tuple(columns)), task.class_names).top1
         yield {**key, "images": len(task.test), "top1": top1, **device_field(device)}
 
 

@@ -58,13 +58,14 @@ from benchmarks.product.budgets import MODELS, Start, start_from
 from edgevit.agent.records import Run
 from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.board.comparison import compare_within, decisive, make_row
-from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.task import Split, open_task
 from edgevit.engines.options import EngineOptions
 from edgevit.engines.unjudged import OPSET
 from edgevit.errors import BoardError
 from edgevit.exporting.graph import write_onnx
+from edgevit.network.accuracy import measure_accuracy
 from edgevit.network.checkpoint import Model, derived_spec, save
+from edgevit.network.output import Logits
 from edgevit.records.model import ModelSpec
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.writing import write_whole
@@ -358,7 +359,7 @@ def least_missed(model: Model, base: ModelSpec, images: Split, names: Sequence[s
 
     def top1(block: int) -> float:
         network = without_blocks(model, base, [*out, block]).to(device)
-        return measure_accuracy(lambda batch: network(batch.to(device)), batches, columns, names).top1
+        return measure_accuracy(lambda batch: network(batch.to(device)), batches, Logits(tuple(columns)), names).top1
 
     for _ in range(count):
         remaining = [i for i in range(len(model.spec.blocks)) if i not in out]

@@ -78,9 +78,10 @@ def files_table(report: ExportRecord) -> Table:
     itself = report.model.file or "torch"
     table = Table(title=str(report.folder), title_justify="left")
     table.add_column("file")
-    for heading in ("MB", "relative error of logits", "top-1", f"agrees with {itself}"):
+    for heading in ("MB", f"relative error of {report.outputs[0].name}", "top-1", f"agrees with {itself}"):
         table.add_column(heading, justify="right")
-    if checked := report.accuracy:
+    checked = report.accuracy
+    if checked and checked.torch is not None:
         table.caption = (
             f"top-1 of {itself} {share_text(checked.torch, checked.images)}, on {checked.images} {checked.part} images"
         )
@@ -92,7 +93,7 @@ def files_table(report: ExportRecord) -> Table:
             name,
             f"{report.files[name].bytes / 1e6:.1f}",
             f"{parity.error:.1e}",
-            share_text(check.top1, checked.images) if check and checked else "",
+            share_text(check.top1, checked.images) if check and checked and check.top1 is not None else "",
             f"{check.agreement:.2%}" if check else "",
         )
     return table

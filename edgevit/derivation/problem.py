@@ -13,13 +13,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from edgevit.data.accuracy import Accuracy
 from edgevit.data.task import Task
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.cache import Cache
 from edgevit.derivation.measure.sensitivity import token_sensitivities
 from edgevit.derivation.plan import EmbedPlan, Plan
+from edgevit.network.accuracy import Accuracy
 from edgevit.network.checkpoint import tensors_sha256
 from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network

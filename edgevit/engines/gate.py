@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import torch
 from torch import Tensor
 
 from edgevit.engines.options import GateTolerances
 from edgevit.errors import EngineError
 from edgevit.exporting.images import Judging
 from edgevit.exporting.session import OnnxModel
+from edgevit.network.output import columns_of
 from edgevit.progress import Progress
 from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
 from edgevit.records.writing import file_sha256, writing
@@ -187,16 +187,16 @@ def images_file(folder: Path, key: str) -> Path:
 def take_sample(judging: Judging, reference: Path, path: Path, progress: Progress, *, workers: int = 0) -> Sample:
     """Write the images for the board, and classify them with ONNX Runtime in fp32 on the CPU."""
     model = OnnxModel(reference)
-    columns = torch.as_tensor(judging.columns)
+    columns = columns_of(judging.output)
     labels, expected = list[int](), list[int]()
     with writing(path), path.open("wb") as file, progress.stage("classify here", len(judging.split), "image") as stage:
         for images, truth in _rounded(judging.split.batches(BATCH, workers), file):
-            expected += model.predict(images)[:, columns].argmax(1).tolist()
+            expected += model.predict(images)[:, list(columns)].argmax(1).tolist()
             labels += truth.tolist()
             stage.update(len(labels))
     shape = tuple(judging.split.preprocessing["input_size"])
     return Sample(
-        path, file_sha256(path), len(labels), shape, judging.columns, judging.class_names, tuple(labels),
+        path, file_sha256(path), len(labels), shape, columns, judging.class_names, tuple(labels),
         tuple(expected), judging.data, judging.part,
     )  # fmt: skip
 

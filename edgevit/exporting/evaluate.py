@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgevit.data.accuracy import measure_accuracy
 from edgevit.data.assumptions import CHECK, Sureness, assumptions
 from edgevit.data.loading import workers_for
 from edgevit.data.rejection import count_rejected, foreign_images
@@ -20,8 +19,10 @@ from edgevit.exporting.images import Judging, Subject, data_record, open_judging
 from edgevit.exporting.imported import open_imported
 from edgevit.exporting.request import ONNX, JudgeRequest, Part
 from edgevit.exporting.session import OnnxModel
+from edgevit.network.accuracy import measure_accuracy
 from edgevit.network.checkpoint import open_base
 from edgevit.network.device import find_device
+from edgevit.network.output import Logits, columns_of
 from edgevit.progress import Progress, Silent
 from edgevit.records.class_names import ClassName
 from edgevit.records.derivation import Fraction, RejectedRecord, Seed
@@ -194,7 +195,7 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
             return logits
 
         batches = judging.split.batches(request.batch_size, workers)
-        accuracy = measure_accuracy(predict, batches, judging.columns, judging.class_names)
+        accuracy = measure_accuracy(predict, batches, Logits(columns_of(judging.output)), judging.class_names)
         if foreign is not None and len(foreign):
             with torch.inference_mode():
                 for images, _ in foreign.batches(request.batch_size, workers):

@@ -6,16 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import onnx
 import torch
 from torch import Tensor
 
-from edgevit.data.accuracy import count_correct, from_counts
 from edgevit.errors import ExportError
 from edgevit.exporting.images import Judging
 from edgevit.exporting.request import Tolerances
+from edgevit.network.accuracy import count_correct, from_counts
+from edgevit.network.output import Logits, Output
 from edgevit.progress import Progress
 from edgevit.records.export import AccuracyCheck, FileAccuracy, Parity
 from edgevit.records.precisions import precision_of
@@ -71,32 +71,32 @@ def check_graph(
     return dict(sorted(counts.items()))
 
 
-def _check_finite(precision: str, logits: Tensor) -> None:
-    if not torch.isfinite(logits).all():
-        count = int((~torch.isfinite(logits)).sum())
+def _check_finite(output: Output, precision: str, outputs: Tensor) -> None:
+    if not torch.isfinite(outputs).all():
+        count = int((~torch.isfinite(outputs)).sum())
         option = precision_of(precision).skipping
         hint = f"try {option}" if option else "derive the model again"
-        raise ExportError(f"{count} of {logits.numel()} logits in {precision} are NaN or infinite; {hint}")
+        raise ExportError(f"{count} of {outputs.numel()} {output.noun} in {precision} are NaN or infinite; {hint}")
 
 
 def check_parity(
-    precision: str, reference: Tensor, predict: Predict, images: Tensor, source: str, tolerance: float
+    output: Output, precision: str, reference: Tensor, predict: Predict, images: Tensor, source: str, tolerance: float
 ) -> Parity:
-    """Compare the logits of a file with those of the model on a few arbitrary images.
+    """Compare the outputs of a file with those of the model on a few arbitrary images.
 
     Raises:
         ExportError: they differ by more than the tolerance, or are not finite.
     """
-    logits = predict(images).double()
+    outputs = predict(images).double()
     expected = reference.double()
-    _check_finite(precision, logits)
-    difference = logits - expected
+    _check_finite(output, precision, outputs)
+    difference = outputs - expected
     error = float(difference.norm() / expected.norm().clamp_min(torch.finfo(torch.float64).tiny))
     if not error <= tolerance:  # true of NaN, too
         option = precision_of(precision).skipping
         raise ExportError(
-            f"logits in {precision} are off by {error:.2g} of the model's own, at most {tolerance:.2g} is allowed; "
-            + (f"allow more with --fp16-tolerance, or try {option}" if option else "try --opset 20")
+            f"{output.noun} in {precision} are off by {error:.2g} of the model's own, at most {tolerance:.2g} "
+            "is allowed; " + (f"allow more with --fp16-tolerance, or try {option}" if option else "try --opset 20")
         )
     return Parity(
         error=error,
@@ -118,39 +118,51 @@ def check_accuracy(
     workers: int,
     progress: Progress,
 ) -> AccuracyCheck:
-    """Classify images with the model and with each file (by precision), and compare.
+    """Run the model and each file (by precision) on images, and compare.
 
-    One image may always differ, as it can be near a decision boundary.
+    The class of one image may always differ, as it can be near a decision boundary.
 
     Raises:
-        ExportError: the top-1 classes of a file differ on too many images, or a logit is not finite.
+        ExportError: a file agrees too little with the model, or an output is not finite.
     """
-    columns = torch.as_tensor(judging.columns)
-    counts: dict[str, Any] = {name: torch.zeros(3, len(columns), dtype=torch.int64) for name in ("torch", *files)}
-    matches = dict.fromkeys(files, 0)
+    output, names = judging.output, judging.class_names
+    counted = ("torch", *files) if isinstance(output, Logits) else ()
+    counts = {name: torch.zeros(3, len(names), dtype=torch.int64) for name in counted}
+    matches = dict.fromkeys(files, 0.0)
     done = 0
     with progress.stage("accuracy", len(judging.split), "image") as stage, torch.inference_mode():
         for images, labels in judging.split.batches(batch_size, workers):
-            expected = reference(images).cpu().float()
-            counts["torch"] += count_correct(expected, labels, columns)
-            chosen = expected[:, columns].argmax(1)
+            outputs = {"torch": reference(images).cpu().float()}
+            answers = output.answers(outputs["torch"])
             for precision, predict in files.items():
-                logits = predict(images)
-                _check_finite(precision, logits)
-                counts[precision] += count_correct(logits, labels, columns)
-                matches[precision] += int((logits[:, columns].argmax(1) == chosen).sum())
+                outputs[precision] = predict(images)
+                _check_finite(output, precision, outputs[precision])
+                matches[precision] += float(output.score(outputs[precision], answers).sum())
             done += len(images)
+            if isinstance(output, Logits):
+                for name, logits in outputs.items():
+                    counts[name] += count_correct(output, logits, labels)
             stage.update(done, **{f"accuracy_{n}": float(c[1].sum()) / done for n, c in counts.items()})
+    accuracy = {name: from_counts(names, of_name) for name, of_name in counts.items()}
     results = {}
     for precision in files:
         least = tolerances.agreement(precision)
-        if done - matches[precision] > max(1, math.floor((1 - least) * done + 1e-9)):  # as (1 - 0.9) * 50 < 5
-            option = precision_of(precision).skipping
-            raise ExportError(
-                f"{precision} agrees with the model on {matches[precision]} of {done} images, {least:.1%} is required; "
-                f"allow less with --min-agreement" + (f", or try {option}" if option else "")
-            )
-        accuracy = from_counts(judging.class_names, counts[precision])
-        results[precision] = FileAccuracy(accuracy.top1, matches[precision] / done, least, accuracy.per_class())
-    torch_top1 = from_counts(judging.class_names, counts["torch"]).top1
-    return AccuracyCheck(judging.data, judging.part, done, torch_top1, results, part_images=judging.part_images)
+        _check_agreement(output, precision, matches[precision], done, least)
+        top1, per_class = (accuracy[precision].top1, accuracy[precision].per_class()) if accuracy else (None, {})
+        results[precision] = FileAccuracy(top1, matches[precision] / done, least, per_class)
+    of_torch = accuracy["torch"].top1 if accuracy else None
+    return AccuracyCheck(judging.data, judging.part, done, of_torch, results, part_images=judging.part_images)
+
+
+def _check_agreement(output: Output, precision: str, matches: float, images: int, least: float) -> None:
+    if isinstance(output, Logits):
+        enough = images - matches <= max(1, math.floor((1 - least) * images + 1e-9))  # as (1 - 0.9) * 50 < 5
+        extent = f"on {matches:.0f} of {images} images"
+    else:
+        enough, extent = matches / images >= least, f"to {matches / images:.2%} on {images} images"
+    if not enough:
+        option = precision_of(precision).skipping
+        raise ExportError(
+            f"{precision} agrees with the model {extent}, {least:.1%} is required; "
+            f"allow less with --min-agreement" + (f", or try {option}" if option else "")
+        )

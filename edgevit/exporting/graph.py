@@ -28,7 +28,7 @@ from edgevit.network.network import Network
 from edgevit.records.export import Batch
 from edgevit.records.precisions import FP32
 
-INPUT, OUTPUT = "images", "logits"
+INPUT = "images"
 PROTOBUF_LIMIT_BYTES = 2_000_000_000  # limit of a protobuf message; larger models have an external file of weights
 NATIVE_OPSET = 18  # oldest operator set of torch's exporter
 NATIVE_LAYER_NORM = 17  # the first operator set with LayerNormalization
@@ -197,7 +197,7 @@ def trace(network: Network, *, input_size: tuple[int, int, int], batch: Batch, o
             dynamo=True,
             opset_version=max(opset, NATIVE_OPSET),
             input_names=[INPUT],
-            output_names=[OUTPUT],
+            output_names=[network.output.noun],
             dynamic_shapes=({0: torch.export.Dim("batch")},) if batch == "dynamic" else None,
             custom_translation_table=_translations(opset),
             verbose=False,

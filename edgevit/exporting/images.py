@@ -13,9 +13,10 @@ from edgevit.data.sources import open_source
 from edgevit.data.task import Split, Task, open_task, reopen
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError
 from edgevit.exporting.request import Part, check_part
+from edgevit.network.output import Output, output_of
 from edgevit.progress import Progress
 from edgevit.records.derivation import DataRecord
-from edgevit.records.model import HINT, ModelSpec, Rejection
+from edgevit.records.model import HINT, ModelSpec, OutputKind, Rejection
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import DERIVATION, SPEC
 from edgevit.records.release import ReleaseFacts
@@ -29,7 +30,7 @@ class Subject:
 
     class_names: tuple[str, ...]  # target classes; empty for a base
     class_columns: tuple[int, ...]  # their columns in the logits
-    outputs: int
+    outputs: int  # of a classifier; 0: it has none
     preprocessing: dict[str, Any]
     seed: int = 42  # of the split of its derivation, so that the test part was not used for training
     validation_fraction: float = 0.1
@@ -37,16 +38,21 @@ class Subject:
     release: ReleaseFacts = field(default_factory=ReleaseFacts)  # of a base: the files published with its weights
     record: DataRecord | None = None  # of the images of its derivation, if known
     rejection: Rejection | None = None
+    output_kind: OutputKind = "logits"
     origin: str = "the model"  # where these facts are from, for messages
+
+    @property
+    def output(self) -> Output:
+        return output_of(self.output_kind, self.class_columns)
 
 
 @dataclass(frozen=True)
 class Judging:
-    """Images of one part, with the columns of their classes in the logits of the model."""
+    """Images of one part, and the output of the model: logits have columns of their classes."""
 
     split: Split
     class_names: tuple[str, ...]
-    columns: tuple[int, ...]
+    output: Output
     data: str
     part: Part
     task: Task
@@ -81,6 +87,7 @@ def subject_of(spec: ModelSpec, record: DataRecord | None = None) -> Subject:
         preprocessing=spec.preprocessing,
         record=record,
         rejection=spec.rejection,
+        output_kind=spec.output_kind,
     )
     if record is None:
         return subject
@@ -102,7 +109,9 @@ def _open_data(
 ) -> Task:
     # For the data, the classes of a derived model are those of the base.
     names = subject.class_names or None
-    if names is None and base_classes is None:
+    if subject.output_kind != "logits":  # images of any classes
+        names = tuple(open_source(data).class_names)
+    elif names is None and base_classes is None:
         labels, names_of_data = subject.release.labels, open_source(data).class_names
         base_classes = label_names(labels, names_of_data, subject.outputs, whole=classes is None)
     task = open_task(
@@ -177,4 +186,5 @@ def open_judging(
     columns = [column_of[name] for name in task.class_names] if column_of else task.base_columns
     chosen: Part = "test" if part == "test" else "validation"
     split = task.test if chosen == "test" else task.validation
-    return Judging(split, tuple(task.class_names), tuple(columns), task.arguments["data"], chosen, task)
+    output = output_of(subject.output_kind, columns)
+    return Judging(split, tuple(task.class_names), output, task.arguments["data"], chosen, task)

@@ -22,7 +22,7 @@ from edgevit.data.assumptions import assumptions, order_line
 from edgevit.data.classes import label_names
 from edgevit.errors import CheckpointError, ExportError, OptionError, OutputError
 from edgevit.exporting.evaluate import open_onnx
-from edgevit.exporting.graph import INPUT, OUTPUT, exporter_boundary, plain_shapes
+from edgevit.exporting.graph import INPUT, exporter_boundary, plain_shapes
 from edgevit.exporting.images import Judging, Subject, open_judging
 from edgevit.exporting.reading import (
     Interface,
@@ -38,6 +38,7 @@ from edgevit.exporting.session import DTYPES, find_runtime, refuse_huge, runtime
 from edgevit.exporting.stated import stated_preprocessing
 from edgevit.exporting.structure import Structure, find_structure, name_nodes
 from edgevit.exporting.widening import widen
+from edgevit.network.output import Logits, columns_of
 from edgevit.progress import Progress, Silent
 from edgevit.records.export import Batch
 from edgevit.records.imported import ImportedDocument
@@ -50,6 +51,7 @@ from edgevit.version import written_by
 Target = TypeVar("Target", bound=FilesRequest)
 TOLERANCE = 1e-4  # relative L2 error of the imported file against the original
 HALF_TOLERANCE = 2e-2  # the same for an original in half precision
+OUTPUT = Logits.noun
 WRITER = "edgevit_version"  # metadata key of files that edgevit wrote
 
 
@@ -156,7 +158,7 @@ def _judging(request: FilesRequest, subject: Subject, progress: Progress) -> Jud
 def _classes(subject: Subject, judging: Judging | None, progress: Progress) -> tuple[TargetClass, ...]:
     """The classes of an ONNX file: by its metadata, by the images, or by a file in its folder."""
     if judging is not None and not subject.class_names:
-        return tuple(map(TargetClass, judging.class_names, judging.columns))
+        return tuple(map(TargetClass, judging.class_names, columns_of(judging.output)))
     if not subject.class_names and (names := label_names(subject.release.labels, (), subject.outputs)):
         progress.note(order_line([*zip(names, range(len(names)), strict=True)], subject.outputs, "config.json"))
         return tuple(map(TargetClass, names, range(len(names))))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgevit.exporting.images import data_record, open_judging, subject_of
 from edgevit.network.checkpoint import load
+from edgevit.network.output import columns_of
 from edgevit.progress import Progress
 
 BATCH = 32
@@ -36,10 +37,11 @@ def mistakes(folder: Path, count: int, progress: Progress, part: str = "validati
     model = load(folder)
     judging = open_judging(subject_of(model.spec, data_record(folder)), None, part=part, progress=progress)
     split, names = judging.split, judging.class_names
+    columns = list(columns_of(judging.output))
     batches: list[Tensor] = []
     with progress.stage(f"images of {folder.name}", len(split), "image") as stage, torch.inference_mode():
         for images, _ in split.batches(BATCH):
-            batches.append(model(images)[:, list(judging.columns)].softmax(1))
+            batches.append(model(images)[:, columns].softmax(1))
             stage.update(sum(map(len, batches)))
     probability, predicted = torch.cat(batches).max(1)
     wrong = (predicted != torch.as_tensor(split.labels)).nonzero().flatten().tolist()

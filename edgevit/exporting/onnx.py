@@ -19,7 +19,7 @@ from edgevit.data.neighbours import near_chance
 from edgevit.errors import DataError, OutputError
 from edgevit.exporting.fusion import compiler_installed, count_fused, fusion_remark
 from edgevit.exporting.gates import check_accuracy, check_graph, check_parity
-from edgevit.exporting.graph import INPUT, OUTPUT
+from edgevit.exporting.graph import INPUT
 from edgevit.exporting.images import Judging, Subject, data_record, open_judging, subject_of
 from edgevit.exporting.imported import open_imported, subject_of_imported
 from edgevit.exporting.importing import batch_and_opset, imported
@@ -28,6 +28,7 @@ from edgevit.exporting.request import FilesRequest, Tolerances
 from edgevit.exporting.session import OnnxModel, find_runtime
 from edgevit.exporting.source import Form, Source, input_size, open_model, usage_metadata
 from edgevit.network.device import find_device
+from edgevit.network.output import Output
 from edgevit.progress import Progress, Silent
 from edgevit.records.export import (
     AccuracyCheck,
@@ -119,7 +120,7 @@ def judging_images(subject: Subject, data: str | Path | None, warnings: list[str
 
 def note_class_order(folder: Path, subject: Subject, judging: Judging | None, progress: Progress) -> None:
     """Note the assumed order of classes for a folder that does not name its outputs."""
-    if judging is None or subject.class_names:
+    if judging is None or subject.class_names or subject.output_kind != "logits":
         return
     assumed = assumptions(folder, judging.task, pretrained=False, base_classes=None, overridden=())
     command = "an import" if ModelFolder(folder).is_imported else "`edgevit base`"
@@ -181,16 +182,15 @@ def _write_files(source: Source, folder: ExportFolder, forms: Sequence[Form], st
 
 
 def _parity(
-    source: Source, written: _Written, images: Tensor, images_from: str, tolerances: Tolerances
+    output: Output, reference: Tensor, written: _Written, images: Tensor, images_from: str, tolerances: Tolerances
 ) -> dict[str, Parity]:
-    with torch.inference_mode():
-        reference = source.predictor("cpu")(images)
     return {
         precision: check_parity(
-            precision, reference, written.session(precision).predict, images, images_from, tolerances.error(precision)
+            output, precision, reference, written.session(precision).predict, images, images_from,
+            tolerances.error(precision),
         )
         for precision in written.nodes
-    }
+    }  # fmt: skip
 
 
 def _accuracy(
@@ -211,7 +211,7 @@ def _fp32_modules(source: Source, measured: Range | None, warnings: list[str]) -
 def _doubts(source: Source, check: AccuracyCheck) -> Iterator[str]:
     """Warn of an imported file that is near chance: its classes or its preprocessing may be wrong."""
     file, choices = source.described.file, len(source.subject.class_names)
-    if file and near_chance(round(check.torch * check.images), check.images, choices):
+    if file and check.torch is not None and near_chance(round(check.torch * check.images), check.images, choices):
         share = f"{check.torch:.1%} of {check.images} {check.part} images"
         yield f"{file} is correct on {share}, where chance is {1 / choices:.1%}; {CHECK}"
 
@@ -231,15 +231,15 @@ def _fusion(source: Source, written: _Written, warnings: list[str]) -> Fusion | 
     return fusion
 
 
-def _description(source: Source, batch: Batch, precisions: tuple[str, ...]) -> dict[str, Any]:
-    """The part of the record without checks."""
+def _description(source: Source, shape: Sequence[int], batch: Batch, precisions: tuple[str, ...]) -> dict[str, Any]:
+    """The part of the record without checks; `shape` is that of the outputs of one image."""
     subject = source.subject
     dtypes = {onnx_name(precision): PRECISIONS[precision].dtype for precision in precisions}
     first = "batch" if batch == "dynamic" else batch
     named = zip(subject.class_names, subject.class_columns, strict=True)
     return {
         "inputs": (TensorInfo(INPUT, (first, *input_size(source)), dtypes),),
-        "outputs": (TensorInfo(OUTPUT, (first, subject.outputs), dtypes),),
+        "outputs": (TensorInfo(subject.output.noun, (first, *shape), dtypes),),
         "classes": tuple(OutputClass(name, column) for name, column in named),
         "rejection": subject.rejection,
         "preprocessing": subject.preprocessing,
@@ -282,7 +282,9 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
     with _replaced_folder(folder.export) as temporary:
         written = _write_files(exported, temporary, forms, stages)
         with stages("check parity"):
-            checks["parity"] = _parity(source, written, images, images_from, tolerances)
+            with torch.inference_mode():
+                reference = source.predictor("cpu")(images)
+            checks["parity"] = _parity(source.subject.output, reference, written, images, images_from, tolerances)
         with stages("count fused attention"):
             checks["fusion"] = _fusion(exported, written, warnings)
         if judging is not None:
@@ -304,7 +306,7 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
             files=written.files(),
             batch=batch,
             opset=opset,
-            **_description(source, batch, precisions),
+            **_description(source, reference.shape[1:], batch, precisions),
             **checks,
             warnings=tuple(warnings),
             versions=_versions(),

@@ -24,6 +24,7 @@ from edgevit.records.release import refuse_lfs_pointer
 T = TypeVar("T")
 READER = Reader(CheckpointError, hint="export the model again")
 INPUT_LIMIT_BYTES = 4 << 30
+OUTPUT_KIND = "output"  # metadata key of files whose output is not logits
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
@@ -132,8 +133,10 @@ class OnnxModel:
                 )
             )
         self.input, self.output = inputs[0], outputs[0]
+        self.metadata: dict[str, str] = dict(self.session.get_modelmeta().custom_metadata_map)
         shape, out = self.input.shape, self.output.shape
-        if len(shape) != 4 or len(out) != 2 or not isinstance(out[1], int) or self.input.type not in DTYPES:
+        known = all(isinstance(size, int) for size in out[1:]) and (len(out) == 2 or OUTPUT_KIND in self.metadata)
+        if len(shape) != 4 or not known or self.input.type not in DTYPES:
             raise CheckpointError(
                 f"{path} maps {self.input.type} {shape} to {out} and is not an image classifier; "
                 f"give a file that `edgevit export` wrote"
@@ -141,7 +144,6 @@ class OnnxModel:
         self.batch: int | None = shape[0] if isinstance(shape[0], int) else None
         refuse_huge(path, [size for size in shape if isinstance(size, int)])
         self.dtype = DTYPES[self.input.type]
-        self.metadata: dict[str, str] = dict(self.session.get_modelmeta().custom_metadata_map)
 
     def described(self, key: str, kind: type[T]) -> T:
         """Read a JSON value of the metadata.
@@ -157,7 +159,7 @@ class OnnxModel:
         return READER.parse(self.metadata[key], kind, f"{self.path}, {key!r} in its metadata,")
 
     def predict(self, images: Tensor) -> Tensor:
-        """Logits [B, outputs] of images [B, C, H, W], in float32 on the CPU."""
+        """Outputs [B, ...] of images [B, C, H, W], in float32 on the CPU."""
         inputs = images.cpu().numpy().astype(self.dtype)
         step = self.batch or max(len(inputs), 1)
         parts = [self._run(inputs[i : i + step], step) for i in range(0, len(inputs), step)]

@@ -19,6 +19,7 @@ from edgevit.exporting.halving import convert
 from edgevit.exporting.images import Subject, data_record, subject_of
 from edgevit.exporting.padding import pad_heads
 from edgevit.exporting.precision import check_range, norm_names
+from edgevit.exporting.session import OUTPUT_KIND
 from edgevit.network.checkpoint import Model, load
 from edgevit.network.device import find_device
 from edgevit.records.export import Batch, ExportedModel, Padding, Range
@@ -26,14 +27,14 @@ from edgevit.records.model import BlockDims
 from edgevit.records.model_folder import ModelFolder
 from edgevit.version import written_by
 
-Predict = Callable[[Tensor], Tensor]  # logits [B, outputs] of images [B, C, H, W]
+Predict = Callable[[Tensor], Tensor]  # outputs [B, ...] of images [B, C, H, W]
 
 
 @dataclass(frozen=True)
 class Form:
     """The form of a file."""
 
-    precision: str  # of images, logits and all other modules
+    precision: str  # of images, outputs and all other modules
     batch: Batch
     opset: int
     fp32_modules: tuple[str, ...] = ()  # of an fp16 file
@@ -97,8 +98,10 @@ def usage_metadata(source: Source) -> dict[str, str]:
     subject = source.subject
     split = {"seed": subject.seed, "validation_fraction": subject.validation_fraction, "group_by": subject.group_by}
     rule = {} if subject.rejection is None else {"rejection": json.dumps(asdict(subject.rejection))}
+    kind = {} if subject.output_kind == "logits" else {OUTPUT_KIND: subject.output_kind}
     return {
         **rule,
+        **kind,
         "class_names": json.dumps(subject.class_names),
         "class_columns": json.dumps(subject.class_columns),
         "preprocessing": json.dumps(subject.preprocessing),

@@ -77,8 +77,8 @@ class Exported:
         with torch.inference_mode():
             reference = self.source.predictor("cpu")(self.images)
         tolerance = self.tolerances.error(variant.precision)
-        predict = OnnxModel(path).predict
-        parity = check_parity(variant.precision, reference, predict, self.images, self.images_from, tolerance)
+        output, predict = self.source.subject.output, OnnxModel(path).predict
+        parity = check_parity(output, variant.precision, reference, predict, self.images, self.images_from, tolerance)
         return WrittenVariant(variant, path, nodes, parity)
 
     def keep(self, written: WrittenVariant) -> None:

@@ -303,6 +303,8 @@ def open_network(
     if Path(base).is_dir():
         model = load(base)
         spec = model.spec
+        if not spec.outputs:
+            return Headless(model, spec.timm_name, spec.timm_args, {**spec.preprocessing, **overrides})
         # It is its own base now.
         sha256 = tensors_sha256(model.state_dict())
         embed = model.geometry.embed
@@ -493,7 +495,8 @@ def describe(
         UnsupportedModelError: it cannot be factorised, or no family matches.
     """
     network = Network(module)
-    outputs = network.classifiers[0].out_features
+    heads = network.ends.classifiers
+    outputs = heads[0].out_features if heads else 0
     blocks = network.dims
     geometry, params = network.geometry, sum(p.numel() for p in network.parameters())
     state = tensors_sha256(network.state_dict())

@@ -13,7 +13,7 @@ from edgevit.network.anatomy import Block, BlockDims, Decoder
 from edgevit.network.cost import Geometry
 from edgevit.network.families import Family, architecture, family_like, load_family, name_of
 from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, SoftGates
-from edgevit.network.output import Features, Logits, Output
+from edgevit.network.output import Features, Logits, Output, columns_of
 
 # Called for a block when it runs: [B, N], added to the logits of the tokens; None: equal weights.
 LogWeights = Callable[[int], Tensor | None]
@@ -80,17 +80,8 @@ class Network(nn.Module):
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """For each target class, its column in the logits.
-
-        Raises:
-            UnsupportedModelError: the output is not logits.
-        """
-        if not isinstance(self.output, Logits):
-            kind = type(self.output).__name__.lower()
-            raise UnsupportedModelError(
-                f"this needs logits of classes, and the output is {kind}; fit a classifier first"
-            )
-        return self.output.columns
+        """For each target class, its column in the logits (`columns_of`)."""
+        return columns_of(self.output)
 
     def with_columns(self, columns: Sequence[int]) -> Network:
         """The same module, of whose logits those of these columns count."""

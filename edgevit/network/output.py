@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgevit.errors import UnsupportedModelError
+from edgevit.records.model import OutputKind
+
 
 class Output(Protocol):
     """One kind of output. The curvature of a divergence D at an output z is the Hessian H of D(z, z') at z' = z."""
+
+    @property
+    def kind(self) -> OutputKind:
+        """Its name in files."""
+
+    @property
+    def noun(self) -> str:
+        """What its values are called, and the tensor of an exported file."""
 
     def of(self, outputs: Tensor) -> Tensor:
         """The part [B, ...] of a network's outputs [B, ...] that counts."""
@@ -29,6 +40,9 @@ class Output(Protocol):
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """How good the outputs of a batch are: [B], from 0 to 1."""
 
+    def answers(self, outputs: Tensor) -> Tensor:
+        """The targets with which the outputs [B, ...] themselves have score 1: the score of others is agreement."""
+
 
 @dataclass(frozen=True)
 class Logits:
@@ -36,6 +50,9 @@ class Logits:
 
     Targets are positions among the target classes: [B].
     """
+
+    kind: ClassVar[OutputKind] = "logits"
+    noun: ClassVar[str] = "logits"
 
     columns: tuple[int, ...]  # for each target class, its column in the logits
 
@@ -57,7 +74,10 @@ class Logits:
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """1 where the most probable target class is the right one."""
-        return (self.of(outputs).argmax(1) == targets).float()
+        return (self.answers(outputs) == targets).float()
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        return self.of(outputs).argmax(1)
 
 
 def curvature_sample(logits: Tensor, signs: Tensor) -> Tensor:
@@ -81,6 +101,9 @@ class Features:
     Targets are the features of a reference.
     """
 
+    kind: ClassVar[OutputKind] = "features"
+    noun: ClassVar[str] = "features"
+
     scale: Tensor | None = None  # [d], the standard deviation of each channel; None: ones
 
     def of(self, outputs: Tensor) -> Tensor:
@@ -100,7 +123,10 @@ class Features:
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean cosine to the features of the reference, 0 where it is negative."""
         cosines = F.cosine_similarity(self.of(outputs), self.of(targets), dim=-1)
-        return cosines.reshape(len(cosines), -1).mean(1).clamp_min(0)
+        return cosines.reshape(len(cosines), -1).mean(1).clamp(0, 1)
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        return outputs
 
 
 @dataclass(frozen=True)
@@ -109,6 +135,8 @@ class Map:
 
     Targets are maps [B, H, W] of classes or of foreground, or [B, C, H, W] of values.
     """
+
+    noun: ClassVar[str] = "pixels"
 
     kind: Literal["foreground", "classes", "values"]
 
@@ -144,9 +172,34 @@ class Map:
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The intersection over union of the foreground, the share of right pixels, or 1 - mean absolute error."""
         if self.kind == "classes":
-            return (outputs.argmax(1) == targets).float().flatten(1).mean(1)
+            return (self.answers(outputs) == targets).float().flatten(1).mean(1)
         if self.kind == "values":
             return (1 - (outputs - targets).abs().flatten(1).mean(1)).clamp_min(0)
-        chosen, target = (outputs[:, 0] > 0).flatten(1), (targets > 0).flatten(1)
+        chosen, target = self.answers(outputs).flatten(1), (targets > 0).flatten(1)
         overlap, union = (chosen & target).sum(1), (chosen | target).sum(1)
         return torch.where(union == 0, 1.0, overlap / union.clamp_min(1))  # right to find none where there is none
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        if self.kind == "values":
+            return outputs
+        return outputs.argmax(1) if self.kind == "classes" else outputs[:, 0] > 0
+
+
+def output_of(kind: OutputKind, columns: Sequence[int]) -> Output:
+    """The output of this kind; `columns` of the target classes are for logits."""
+    if kind == "logits":
+        return Logits(tuple(columns))
+    return Features() if kind == "features" else Map(kind)
+
+
+def columns_of(output: Output) -> tuple[int, ...]:
+    """For each target class, its column in the logits.
+
+    Raises:
+        UnsupportedModelError: the output is not logits.
+    """
+    if not isinstance(output, Logits):
+        raise UnsupportedModelError(
+            f"this needs logits of classes, and the output is {output.kind}; fit a classifier first"
+        )
+    return output.columns

@@ -76,34 +76,34 @@ class Range:
 
 @dataclass(frozen=True)
 class Parity:
-    """Logits of a file compared with those of torch in fp32."""
+    """Outputs of a file compared with those of torch in fp32."""
 
-    error: float  # |difference| / |torch|, L2 over all logits
+    error: float  # |difference| / |torch|, L2 over all outputs
     tolerance: float
-    largest_difference: float  # of one logit
-    logits_scale: float  # root mean square of torch's logits
+    largest_difference: float  # of one value
+    logits_scale: float  # root mean square of torch's outputs
     images: int
     source: str  # "random", or the data of the images
 
 
 @dataclass(frozen=True)
 class FileAccuracy:
-    """Accuracy of a file on images of the target classes."""
+    """How well a file agrees with torch, and, if it gives logits, its accuracy on images of the target classes."""
 
-    top1: float
-    agreement: float  # share of images with the top-1 class of torch
+    top1: float | None
+    agreement: float  # mean score with the answers of torch as targets; of logits: share of images with its class
     agreement_least: float  # smallest accepted
     per_class: dict[ClassName, float | None]
 
 
 @dataclass(frozen=True)
 class AccuracyCheck:
-    """Accuracy of torch and of each file on the same images: top-1 among the target classes."""
+    """Agreement of each file with torch on the same images, and the accuracy of both, if they give logits."""
 
     data: str
     part: str
     images: int
-    torch: float
+    torch: float | None  # top-1 among the target classes; None: the outputs are not logits
     files: dict[str, FileAccuracy]  # by precision
     part_images: int | None = None  # number of images of the part
 

@@ -24,6 +24,7 @@ READER = Reader(CheckpointError, HINT)
 Score = Literal["logsumexp"]
 SCORE: Score = "logsumexp"
 Head = Literal["subset", "full"]
+OutputKind = Literal["logits", "features", "foreground", "classes", "values"]  # the last three: of maps
 Size = Annotated[int, Field(gt=0, lt=2**31)]
 Dimension = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(gt=0, lt=2**63)]
@@ -97,7 +98,7 @@ class BaseFacts:
     blocks: Annotated[tuple[BlockDims, ...], Field(min_length=1)]
     macs: Count
     params: Count
-    outputs: Size  # classes of its classifier
+    outputs: Dimension  # classes of its classifier; 0: it has none
     embed: Size | None = None  # width of its embedding; None: equal to that of the model
 
 
@@ -151,9 +152,13 @@ class ModelSpec:
 
     @property
     def outputs(self) -> int:
-        """Number of rows of its classifier."""
+        """Number of rows of its classifier; 0: it has none."""
         outputs: int = self.timm_args["num_classes"]
         return outputs
+
+    @property
+    def output_kind(self) -> OutputKind:
+        return "logits" if self.outputs else "features"
 
     @property
     def class_columns(self) -> list[int]:
@@ -193,7 +198,7 @@ class ModelSpec:
     def fault(self) -> str | None:
         """Describe a contradiction, as the end of a sentence that starts with the file's name; None: there is none."""
         outputs, names = self.timm_args.get("num_classes"), self.class_names
-        if type(outputs) is not int or not 0 < outputs < 2**31:
+        if type(outputs) is not int or not (0 < outputs < 2**31 or outputs == self.base.outputs == 0):
             return f"has {outputs!r} as timm_args.num_classes, expected a number of classes"
         if self.timm_args.get("depth", len(self.blocks)) != len(self.blocks):
             return f"has {self.timm_args['depth']!r} as timm_args.depth and {len(self.blocks)} blocks"

@@ -492,6 +492,7 @@ def _accuracy(model: GatheredModel, digest: str | None) -> dict[str, object]:
     if (
         export is not None
         and (check := export.accuracy) is not None
+        and check.torch is not None
         and _same_images(check.part, check.images, accuracy)
     ):
         for label, file_check in check.files.items():

@@ -287,6 +287,10 @@ def _engines(model: GatheredModel) -> list[list[str]]:
     return rows
 
 
+def _share(share: float | None, images: int) -> str:
+    return "-" if share is None else share_text(share, images)
+
+
 def _exported(model: GatheredModel) -> list[list[str]]:
     if (export := model.export) is None:
         return []
@@ -298,7 +302,7 @@ def _exported(model: GatheredModel) -> list[list[str]]:
         errors = ["-", "-"] if parity is None else [f"{parity.error:.2g}", f"{parity.tolerance:.2g}"]
         judged = ["-", "-"]
         if judged_file is not None and export.accuracy is not None:
-            judged = [share_text(judged_file.top1, export.accuracy.images), f"{judged_file.agreement:.2%}"]
+            judged = [_share(judged_file.top1, export.accuracy.images), f"{judged_file.agreement:.2%}"]
         rows.append([name, f"{file.bytes / 1e6:.3g} MB", *errors, *judged])
     return rows
 

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgevit.data.accuracy import Accuracy, count_answers, count_correct, from_counts, is_right
 from edgevit.data.decoded import SHARE, Decoded, available_bytes
 from edgevit.data.task import Split
+from edgevit.network.accuracy import Accuracy, count_answers, count_correct, from_counts
 from edgevit.network.network import Network
+from edgevit.network.output import Logits
 from edgevit.progress import Progress, Silent
 from edgevit.train.compute import Compute, open_compute
 from edgevit.train.memory import memory_bytes
@@ -175,13 +176,13 @@ def accuracy_of(
     compute = passes.compute
     counts = torch.zeros(3, len(names), dtype=torch.int64, device=compute.device)
     answers = torch.zeros(len(names), len(names), dtype=torch.int64, device=compute.device)
-    index = torch.as_tensor(network.columns, device=compute.device)
+    output = Logits(network.columns)
     which = [torch.zeros(0, dtype=torch.bool, device=compute.device)]
 
     def add(logits: Tensor, labels: Tensor) -> None:
-        counts.add_(count_correct(logits.float(), labels, index))
-        answers.add_(count_answers(logits.float(), labels, index))
-        which.append(is_right(logits.float(), labels, index))
+        counts.add_(count_correct(output, logits.float(), labels))
+        answers.add_(count_answers(output, logits.float(), labels))
+        which.append(output.score(logits.float(), labels).bool())
 
     passes.run(network, images, add, stage=stage, mixed=True)
     right = torch.zeros(len(images), dtype=torch.int64, device=compute.device)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,16 +14,20 @@ from edgevit.data.task import open_task
 from edgevit.errors import ExportError, OptionError
 from edgevit.exporting.gates import Tolerances, check_accuracy, check_graph, check_parity
 from edgevit.exporting.images import Judging
+from edgevit.network.output import Features, Logits, Map, Output
 from edgevit.progress import Silent
 
 PREPROCESSING = {"input_size": (3, 8, 8), "interpolation": "bilinear", "mean": (0.5,) * 3, "std": (0.5,) * 3,
                  "crop_pct": 1.0, "crop_mode": "center"}  # fmt: skip
 
 
+LOGITS = Logits((3, 5, 8))
+
+
 @pytest.fixture(scope="module")
 def judging() -> Judging:
     task = open_task("digits", ["3", "5", "8"], preprocessing=PREPROCESSING, base_outputs=10)
-    return Judging(task.test, ("3", "5", "8"), (3, 5, 8), "digits", "test", task)
+    return Judging(task.test, ("3", "5", "8"), LOGITS, "digits", "test", task)
 
 
 def linear(images: torch.Tensor) -> torch.Tensor:
@@ -73,12 +78,50 @@ def test_a_file_that_agrees_on_just_the_share_that_is_required_passes(judging: J
     assert (checked.images, checked.files["fp16"].agreement) == (50, 0.9)
 
 
+def dense(images: torch.Tensor) -> torch.Tensor:
+    """A map of three values at each pixel."""
+    weight = torch.randn(3, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+    return torch.nn.functional.conv2d(images, weight, padding=1)
+
+
+@pytest.mark.parametrize(
+    ("output", "model"),
+    [(Features(), linear), (Map("classes"), dense), (Map("foreground"), lambda images: dense(images)[:, :1]),
+     (Map("values"), lambda images: dense(images).sigmoid())],
+    ids=["features", "classes", "foreground", "values"],
+)  # fmt: skip
+def test_outputs_without_classes_are_judged_by_how_far_they_agree(
+    judging: Judging, output: Output, model: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    options = {"batch_size": 16, "workers": 0, "progress": Silent()}
+    unclassed = replace(judging, output=output)
+    noise = torch.Generator().manual_seed(0)
+
+    def nearly(images: torch.Tensor) -> torch.Tensor:
+        outputs = model(images)
+        return outputs + 5e-3 * outputs.std() * torch.randn(outputs.shape, generator=noise)
+
+    checked = check_accuracy(model, {"fp32": model, "fp16": nearly}, unclassed, Tolerances(), **options)
+    assert checked.torch is None and checked.images == len(judging.split)
+    assert checked.files["fp32"].agreement == pytest.approx(1) and checked.files["fp32"].top1 is None
+    assert 0.99 < checked.files["fp16"].agreement < 1 and checked.files["fp16"].per_class == {}
+    with pytest.raises(
+        ExportError, match=r"fp16 agrees with the model to [\d.]+% on \d+ images, 99\.0% is required; allow"
+    ):
+        check_accuracy(model, {"fp16": lambda images: -model(images)}, unclassed, Tolerances(), **options)
+    images = next(iter(judging.split.batches(4)))[0]
+    parity = check_parity(output, "fp16", model(images), nearly, images, "digits", 0.02)
+    assert 0.001 < parity.error < 0.006 and parity.images == 4
+    with pytest.raises(ExportError, match=f"{output.noun} in fp16 are off by 2 of the model's own, at most 0.02"):
+        check_parity(output, "fp16", model(images), lambda images: -model(images), images, "digits", 0.02)
+
+
 def test_logits_that_are_no_numbers_fail() -> None:
     reference = torch.ones(2, 4)
     with pytest.raises(ExportError, match="1 of 8 logits in fp16 are NaN or infinite"):
         broken = reference.clone()
         broken[0, 0] = torch.inf
-        check_parity("fp16", reference, lambda images: broken, torch.zeros(2, 1), "random", 0.1)
+        check_parity(LOGITS, "fp16", reference, lambda images: broken, torch.zeros(2, 1), "random", 0.1)
 
 
 def test_logits_of_one_image_that_are_no_numbers_fail_whatever_their_top_1(judging: Judging) -> None:
@@ -98,7 +141,7 @@ def test_logits_of_one_image_that_are_no_numbers_fail_whatever_their_top_1(judgi
 def test_a_tolerance_that_is_no_number_never_switches_a_gate_off() -> None:
     reference = torch.ones(2, 4)
     with pytest.raises(ExportError, match="logits in fp16 are off by"):
-        check_parity("fp16", reference, lambda images: 2 * reference, torch.zeros(2, 1), "random", math.nan)
+        check_parity(LOGITS, "fp16", reference, lambda images: 2 * reference, torch.zeros(2, 1), "random", math.nan)
     for bad, name in (
         ({"fp16_error": math.nan}, "--fp16-tolerance nan is not a finite number of at least 0"),
         ({"fp16_error": math.inf}, "--fp16-tolerance inf"),

@@ -11,6 +11,7 @@ from small_models import ARGS, random_base
 from edgevit.errors import DataError, OptionError, UnknownNameError
 from edgevit.exporting.images import Subject, open_judging, subject_of
 from edgevit.network.checkpoint import describe
+from edgevit.network.output import Logits
 from edgevit.progress import Silent
 
 
@@ -21,7 +22,7 @@ def base() -> Subject:
 
 def test_the_columns_are_those_of_the_classes_asked_for(base: Subject) -> None:
     judging = open_judging(base, "digits", classes="8,3", part="validation", progress=Silent())
-    assert (judging.class_names, judging.columns, judging.data) == (("8", "3"), (8, 3), "digits")
+    assert (judging.class_names, judging.output, judging.data) == (("8", "3"), Logits((8, 3)), "digits")
     few = judging.limited(10)
     assert Counter(few.split.labels) == {0: 5, 1: 5}, "spread evenly over the classes"
     assert judging.limited(None) is judging

@@ -13,7 +13,7 @@ from model_folders import rewrite_spec
 from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 from seals import reseal
-from small_models import write_fewer_tokens, write_halves, write_narrower
+from small_models import write_fewer_tokens, write_halves, write_headless, write_narrower
 
 from edgevit.derivation.session.base import base
 from edgevit.engines.run import export
@@ -305,3 +305,20 @@ def test_a_model_whose_tokens_leave_as_one_is_exported_in_fp16_without_a_cast(tm
     report = export(write_fewer_tokens(tmp_path / "m", 9, 0, merged=True), accuracy=False)
     assert "Cast" not in (report.files["model.fp16.onnx"].nodes or {}), "torch's own fp16 of it has four"
     assert report.fusion is None or report.fusion.fused == report.fusion.blocks == 2
+
+
+def test_a_network_without_a_classifier_is_exported_and_judged_by_its_features(tmp_path: Path) -> None:
+    folder = write_headless(tmp_path / "headless")
+    report = export(folder, data="digits", max_images=40)
+    (output,) = report.outputs
+    assert (output.name, output.shape, report.classes) == ("features", ("batch", 64), ())
+    assert report.parity["fp32"].error < 1e-5 < report.parity["fp16"].error < 1e-2
+    checked = report.accuracy
+    assert checked is not None and checked.torch is None and checked.images == 40
+    assert checked.files["fp32"].agreement == pytest.approx(1) and 0.999 < checked.files["fp16"].agreement <= 1
+    assert checked.files["fp16"].top1 is None and checked.files["fp16"].per_class == {}
+    file = OnnxModel(report.folder / "model.fp32.onnx")
+    assert file.metadata["output"] == "features" and json.loads(file.metadata["class_names"]) == []
+    images = torch.randn(3, 3, 32, 32)
+    check_logits(folder, images, "fp32", 1e-4)
+    assert load(folder)(images).shape == (3, 64)

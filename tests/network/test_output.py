@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.functional import hessian
 
 from edgevit.errors import UnsupportedModelError
-from edgevit.network.output import Features, Logits, Map, Output, curvature_sample
+from edgevit.network.output import Features, Logits, Map, Output, curvature_sample, output_of
 
 DRAWS = 20_000
 SCALE = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
@@ -51,6 +51,22 @@ def test_a_divergence_is_zero_where_nothing_differs_and_of_each_image_alone(
     torch.testing.assert_close(output.divergence(pair[0], pair[0]), torch.zeros(2, dtype=torch.float64))
     mixed = torch.stack([pair[1][0], pair[0][1]])
     torch.testing.assert_close(output.divergence(pair[0], mixed), apart * torch.tensor([1, 0]))
+
+
+@each_kind
+def test_outputs_score_fully_with_their_own_answers_and_less_with_those_of_others(
+    output: Output, shape: tuple[int, ...]
+) -> None:
+    own, other = (torch.cat([_outputs(shape, seed + i) for i in range(20)]) for seed in (0, 50))
+    torch.testing.assert_close(
+        output.score(own, output.answers(own)), torch.ones(20, dtype=torch.float64), check_dtype=False
+    )
+    agreement = output.score(other, output.answers(own))
+    assert agreement.shape == (20,) and 0 < agreement.mean() < 0.9
+    assert (
+        type(output_of(output.kind, (4, 0, 2))) is type(output)
+        and output_of(output.kind, (4, 0, 2)).kind == output.kind
+    )
 
 
 @each_kind

@@ -29,7 +29,8 @@ def random_base(**args: Any) -> Network:
         for name, parameter in network.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 0.1)  # timm starts them at zero, where mistakes do not show
-        network.classifiers[0].weight *= 50  # far enough apart that rounding does not change the top-1
+        for head in network.ends.classifiers:
+            head.weight *= 50  # far enough apart that rounding does not change the top-1
     return network
 
 
@@ -84,6 +85,12 @@ def write_fewer_tokens(folder: Path, *counts: int, merged: bool = False, **args:
     slim = with_fewer_tokens(network, *counts, merged=merged)
     labels = tuple(TargetClass(str(i), i) for i in range(10))
     save(Model(slim, derived_spec(base.spec, slim, "full", labels)), folder)
+    return folder
+
+
+def write_headless(folder: Path) -> Path:
+    """Write a model folder without a classifier, whose outputs are features."""
+    save(describe(random_base(num_classes=0), "vit_tiny_patch16_224", {**ARGS, "num_classes": 0}), folder)
     return folder
 
 

@@ -181,7 +181,7 @@ def _answers(base: Network, split: Split, passes: Passes) -> Tensor:
                 "the base's answers to validation images are no finite numbers; check its weights, --mean and --std"
             )
         logits = logits.float()
-        batches.append(torch.stack([logits.argmax(1), base.output.of(logits).argmax(1)]).cpu())
+        batches.append(torch.stack([logits.argmax(1), base.output.answers(logits)]).cpu())
 
     passes.run(base, split, add_batch, quick=True)
     return torch.cat(batches, 1)

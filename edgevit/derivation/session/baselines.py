@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from edgevit.data.accuracy import Accuracy, from_counts
 from edgevit.data.assumptions import Sureness
 from edgevit.data.task import Split
 from edgevit.derivation.estimate import estimate
@@ -15,6 +14,7 @@ from edgevit.derivation.problem import Problem, accuracy_on_validation, finetune
 from edgevit.derivation.session.base_check import ask, judge_base
 from edgevit.derivation.session.rejection import calibrate_rejection
 from edgevit.derivation.session.resolved import ResolvedDerivation
+from edgevit.network.accuracy import Accuracy, from_counts
 from edgevit.network.network import Network
 from edgevit.records.answers import PartAnswers
 from edgevit.records.derivation import Accuracies, AccuracyRecord, BaseCheckRecord, JudgedPart, ValidationRecord

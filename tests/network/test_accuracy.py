@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgevit.data.accuracy import Accuracy, count_answers, count_correct, from_counts, measure_accuracy
+from edgevit.network.accuracy import Accuracy, count_answers, count_correct, from_counts, measure_accuracy
+from edgevit.network.output import Logits
 
 
 @settings(max_examples=80)
@@ -25,16 +26,16 @@ def test_counts_equal_a_plain_loop(data: st.DataObject) -> None:
         expected[0][label] += 1
         expected[1][label] += among.index(max(among)) == label
         expected[2][label] += row.index(max(row)) == columns[label]
-    counts = count_correct(logits, torch.tensor(labels, dtype=torch.int64), torch.tensor(columns))
+    counts = count_correct(Logits(tuple(columns)), logits, torch.tensor(labels, dtype=torch.int64))
     assert counts.tolist() == expected
 
 
 def test_batches_add_up_and_every_image_is_counted_once() -> None:
     logits = torch.eye(4)[[0, 1, 2, 3, 0]]
     labels = torch.tensor([0, 1, 1, 0, 0])  # positions in columns
-    columns, names = [0, 2], ["zero", "two"]
+    output, names = Logits((0, 2)), ["zero", "two"]
     batches = [(logits[:2], labels[:2]), (logits[2:], labels[2:])]
-    seen = measure_accuracy(lambda images: images, batches, columns, names)
+    seen = measure_accuracy(lambda images: images, batches, output, names)
     # rows 1 and 3 are zero in both columns: the first wins
     assert seen == Accuracy(("zero", "two"), total=(3, 2), restricted=(3, 1), full=(2, 1))
     assert (seen.images, seen.top1, seen.top1_full) == (5, 0.8, 0.6)
@@ -49,7 +50,7 @@ def test_a_class_without_images_has_no_accuracy() -> None:
 
 def test_what_is_taken_for_what_is_counted_among_the_targets() -> None:
     logits = torch.tensor([[9.0, 1.0, 5.0], [9.0, 5.0, 1.0], [9.0, 1.0, 5.0], [9.0, 2.0, 3.0]])  # column 0: no target
-    answers = count_answers(logits, torch.tensor([0, 0, 1, 0]), torch.tensor([1, 2]))
+    answers = count_answers(Logits((1, 2)), logits, torch.tensor([0, 0, 1, 0]))
     assert answers.tolist() == [[1, 2], [0, 1]]
     seen = from_counts(["a", "b"], torch.tensor([[3, 1], [1, 1], [0, 0]]), answers)
     record = seen.record()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from edgevit.network.output import Logits
 from edgevit.records.answers import RightImages
 from edgevit.records.derivation import AccuracyRecord
 
@@ -66,38 +67,33 @@ class Accuracy:
         )
 
 
-def is_right(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
-    """Tell whether each image is classified correctly among the targets: bool [B]. Shapes: as for `count_correct`."""
-    return logits[:, columns].argmax(1) == labels
-
-
-def count_correct(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
+def count_correct(output: Logits, logits: Tensor, labels: Tensor) -> Tensor:
     """Count per class the images, those right among the targets, and those right among all outputs: [3, C].
 
-    Shapes: logits [B, outputs]; labels [B] in 0..C-1; columns [C], the column of each target class.
+    Shapes: logits [B, outputs]; labels [B] in 0..C-1.
     """
+    columns, among_all = torch.as_tensor(output.columns, device=labels.device), Logits(tuple(range(logits.shape[1])))
     counts = torch.zeros(3, len(columns), dtype=torch.int64, device=labels.device)
-    right = is_right(logits, labels, columns)
-    right_full = logits.argmax(1) == columns[labels]
+    right, right_full = output.score(logits, labels), among_all.score(logits, columns[labels])
     for row, chosen in zip(counts, (torch.ones_like(right), right, right_full), strict=True):
         row.index_add_(0, labels, chosen.to(torch.int64))
     return counts
 
 
-def count_answers(logits: Tensor, labels: Tensor, columns: Tensor) -> Tensor:
+def count_answers(output: Logits, logits: Tensor, labels: Tensor) -> Tensor:
     """Count the confusion matrix among the targets: [C, C], a row for each true class.
 
     Shapes: as for `count_correct`.
     """
-    classes = len(columns)
-    pairs = labels * classes + logits[:, columns].argmax(1)
+    classes = len(output.columns)
+    pairs = labels * classes + output.answers(logits)
     return torch.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
 
 def from_counts(
     class_names: Sequence[str], counts: Tensor, answers: Tensor | None = None, which: Tensor | None = None
 ) -> Accuracy:
-    """Make an Accuracy of the results of `count_correct` and, if they are recorded, `count_answers` and `is_right`."""
+    """Make an Accuracy of the results of `count_correct` and, if they are recorded, `count_answers` and `which`."""
     total, restricted, full = (tuple(int(n) for n in row) for row in counts.tolist())
     rows = None if answers is None else tuple(map(tuple, answers.tolist()))
     packed = None if which is None else RightImages.of(map(bool, which.tolist()))
@@ -107,13 +103,12 @@ def from_counts(
 def measure_accuracy(
     predict: Callable[[Tensor], Tensor],
     batches: Iterable[tuple[Tensor, Tensor]],
-    columns: Sequence[int],
+    output: Logits,
     class_names: Sequence[str],
 ) -> Accuracy:
     """Classify every image once. `predict` turns images [B, C, H, W] into logits [B, outputs], on any device."""
     counts = torch.zeros(3, len(class_names), dtype=torch.int64)
-    index = torch.as_tensor(columns)
     with torch.inference_mode():
         for images, labels in batches:
-            counts += count_correct(predict(images).cpu().float(), labels.cpu(), index)
+            counts += count_correct(output, predict(images).cpu().float(), labels.cpu())
     return from_counts(class_names, counts)
