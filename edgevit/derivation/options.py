@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
+from operator import index
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,7 +51,9 @@ class MethodOption:
                 raise OptionError(f"{name}={value} is neither true nor false")
             return lowered in _TRUE
         try:
-            number = self.kind(value)
+            number = (
+                index(value) if self.kind is int and not isinstance(value, str) else self.kind(value)
+            )  # not 5 of 5.5
         except (TypeError, ValueError, OverflowError):
             raise OptionError(f"{name}={value} is not of type {self.kind.__name__}") from None
         if self.kind is not str:

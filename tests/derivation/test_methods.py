@@ -149,6 +149,8 @@ def test_options_are_read_by_type_and_wrong_ones_refused():
         make_config("vulcan", vulcan.Config, {"factorisation": "token"})
     with pytest.raises(OptionError, match=r"vulcan\.rho=much is not of type float"):
         make_config("vulcan", vulcan.Config, {"rho": "much"})
+    with pytest.raises(OptionError, match=r"vulcan\.calibration_images=64\.5 is not of type int"):
+        make_config("vulcan", vulcan.Config, {"calibration_images": 64.5})
 
 
 def test_assignments_name_the_method_they_are_for():
