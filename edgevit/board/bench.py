@@ -26,7 +26,7 @@ from edgevit.board.layers import LayerProfile, profile_of
 from edgevit.board.models import Measurable, Work, check_sendable, find_engine_file, find_file, of_this_board
 from edgevit.board.profiles import Profile, load_profile, match
 from edgevit.board.request import BenchRequest, Conditions
-from edgevit.board.roofline import Ceiling, board_ceiling, least_bytes, roofline
+from edgevit.board.roofline import Ceiling, board_ceiling
 from edgevit.errors import AgentError, UnfitBoardError
 from edgevit.progress import Progress, Silent
 from edgevit.records.precisions import FP16, PRECISIONS
@@ -68,8 +68,7 @@ class Bench:
         if work is None or self.ceiling is None:
             return None
         precision = run.precision if run.precision in PRECISIONS else FP16.name  # most of a mixed engine is in FP16
-        moved = least_bytes(work.params, work.values, batch=run.batch, precision=precision)
-        return roofline(self.ceiling, run.batch * work.macs, moved, precision).least_s
+        return work.least_s(self.ceiling, run.batch, precision)
 
     def remarks(self) -> list[str]:
         """Remarks on the state of the board that concern the figures."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgevit.board.facts import BoardFacts
+from edgevit.board.roofline import Ceiling, least_bytes, roofline
 from edgevit.board.store import find_engine, recorded_engine
 from edgevit.errors import CheckpointError
 from edgevit.records.belonging import file_fault
@@ -26,6 +27,11 @@ class Work:
     macs: int
     params: int
     values: int  # pixels in and logits out
+
+    def least_s(self, limits: Ceiling, batch: int, precision: str) -> float:
+        """The lower bound on the time of one inference."""
+        moved = least_bytes(self.params, self.values, batch=batch, precision=precision)
+        return roofline(limits, batch * self.macs, moved, precision).least_s
 
 
 @dataclass(frozen=True)

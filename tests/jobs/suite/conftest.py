@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgevit.jobs.suite import run, suite
+from edgevit.jobs.suite import figures, run, suite, time_limit
 from edgevit.jobs.suite.suite import SuiteNetwork
 
 
@@ -10,7 +10,9 @@ from edgevit.jobs.suite.suite import SuiteNetwork
 def short(monkeypatch):
     """Three inferences for each run."""
     for name, value in {"SAMPLES": 3, "WARMUP": 0, "WARMUP_S": 0.0, "WINDOW_S": 0.0, "ENERGY_WINDOW_S": 0.05}.items():
-        monkeypatch.setattr(run, name, value)
+        for module in (run, figures, time_limit):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import timm
-import torch
 from places import STANDINS
 from some_runs import DENSE
 
@@ -15,13 +13,15 @@ from edgevit.board.bench import Setting
 from edgevit.board.facts import BoardFacts, PowerMode
 from edgevit.board.profiles import load_profile
 from edgevit.board.request import Conditions
-from edgevit.errors import AgentError, CheckpointError, Interrupted, OptionError, RunsError, UnfitBoardError
-from edgevit.jobs.suite import request
+from edgevit.errors import AgentError, Interrupted, OptionError, RunsError, UnfitBoardError
+from edgevit.jobs.suite import files, request
 from edgevit.jobs.suite import run as module
-from edgevit.jobs.suite.record import read_suite_record, write_suite_record
+from edgevit.jobs.suite.opening import open_record
+from edgevit.jobs.suite.record import read_suite_record
 from edgevit.jobs.suite.request import CharacterizeRequest
 from edgevit.jobs.suite.run import run
-from edgevit.jobs.suite.suite import suite
+from edgevit.jobs.suite.suite import largest_of, suite
+from edgevit.jobs.suite.time_limit import TimeLimit
 from edgevit.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("short", "two", "examined_once")
@@ -36,7 +36,7 @@ def test_networks_are_measured_in_turns_here_and_runs_are_in_the_file_before_the
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(Interrupted):
-        patched.setattr(module._Work, "_measured", stopped)
+        patched.setattr(module, "measured_network", stopped)
         run(asked)
     part = read_suite_record(asked.output)
     assert not part.measured and [run.label for run in part.measurements()] == ["tiny", "tiny 192 tokens"]
@@ -63,7 +63,7 @@ def test_engines_are_built_and_measured_on_a_board_and_removed_when_interrupted(
     tree = board_tree("orin-nx-16gb-jetpack6.2")
     server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
     monkeypatch.setattr(request, "BATCHES", (1,))
-    build, built = module.build_unjudged, []
+    build, built = files.build_unjudged, []
 
     def noted(*positional, name, **options):
         built.append(name)
@@ -75,7 +75,7 @@ def test_engines_are_built_and_measured_on_a_board_and_removed_when_interrupted(
     def models():
         return [file.name for file in server.cache.glob("files/*") if file.suffix in (".engine", ".onnx")]
 
-    monkeypatch.setattr(module, "build_unjudged", noted)
+    monkeypatch.setattr(files, "build_unjudged", noted)
     options = CharacterizeRequest(
         board=server.host, ssh_config=Path(server.config), sizes=("tiny",), rounds=1, output=tmp_path / "p.json"
     )
@@ -154,10 +154,10 @@ def work_on(board, asked, scratch, progress=None, mode=None):
         runner="tensorrt", batches=asked.batches, idle_s=0.0, duration_s=module.WINDOW_S, samples=module.SAMPLES,
         warmup=module.WARMUP, warmup_seconds=module.WARMUP_S,
     )  # fmt: skip
-    start = module._opened(asked, setting)
-    return module._Work(
-        asked, how, board, setting, scratch, progress or Silent(), start, began=0.0, clock=lambda: board.now_s
-    )
+    start, progress = open_record(asked, setting), progress or Silent()
+    limit = TimeLimit(asked.most_minutes, start.seconds, began=board.now_s, clock=lambda: board.now_s)
+    on_board = files.NetworkFiles(board, facts.tensorrt, scratch, progress, largest_of(asked.sizes))
+    return module._Work(asked, how, board, setting, progress, start, limit, on_board)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_the_suite_ends_in_time_and_on_a_slower_board_what_there_is_no_time_for_
 ):
     monkeypatch.undo()  # windows and networks are as they are for everybody
     board = SlowBoard(run_s, build_s)
-    monkeypatch.setattr(module, "build_unjudged", board.build)
+    monkeypatch.setattr(files, "build_unjudged", board.build)
     monkeypatch.setattr(module, "answers", lambda *_: ())
     asked = CharacterizeRequest(board="nano", quick=quick, output=tmp_path / "p.json")
     record = work_on(board, asked, tmp_path).finished()
@@ -195,7 +195,7 @@ def test_a_time_in_which_nothing_can_be_measured_is_refused_with_one_in_which_so
 ):
     monkeypatch.undo()
     board = SlowBoard(4.2, 40.0)
-    monkeypatch.setattr(module, "build_unjudged", board.build)
+    monkeypatch.setattr(files, "build_unjudged", board.build)
     monkeypatch.setattr(module, "answers", lambda *_: ())
     asked = CharacterizeRequest(board="nano", quick=True, minutes=minutes, output=tmp_path / "p.json")
     told = rf"^--minutes {minutes:g} is too short: two networks take .* on nano, and nothing was measured; try"
@@ -203,7 +203,7 @@ def test_a_time_in_which_nothing_can_be_measured_is_refused_with_one_in_which_so
         work_on(board, asked, tmp_path).finished()
     assert not asked.output.exists(), "nothing is written"
     board = SlowBoard(4.2, 40.0)
-    monkeypatch.setattr(module, "build_unjudged", board.build)
+    monkeypatch.setattr(files, "build_unjudged", board.build)
     longer = replace(asked, minutes=float(str(refusal.value).split()[-1]))
     assert work_on(board, longer, tmp_path).finished().measured
 
@@ -211,7 +211,7 @@ def test_a_time_in_which_nothing_can_be_measured_is_refused_with_one_in_which_so
 def test_the_time_limit_for_continuing_is_longer_than_what_the_suite_took(tmp_path, monkeypatch):
     monkeypatch.undo()
     board, warned, progress = SlowBoard(20.0, 1.0), [], Silent()  # far slower than is reckoned before a run was seen
-    monkeypatch.setattr(module, "build_unjudged", board.build)
+    monkeypatch.setattr(files, "build_unjudged", board.build)
     monkeypatch.setattr(module, "answers", lambda *_: ())
     progress.warn = warned.append
     asked = CharacterizeRequest(board="nano", quick=True, minutes=1.0, output=tmp_path / "p.json")
@@ -253,7 +253,7 @@ def test_a_network_whose_process_fails_is_recorded_and_the_others_go_on(tmp_path
     first, *others = [one.name for one in short_suite]
     asked = CharacterizeRequest(board="nano", sizes=("tiny",), rounds=3, output=tmp_path / "p.json")
     board, warned = SmallBoard((first, 8), ("tiny", 8, 2)), []
-    monkeypatch.setattr(module, "build_unjudged", board.build)
+    monkeypatch.setattr(files, "build_unjudged", board.build)
     progress = Silent()
     progress.warn = warned.append
     record = work_on(board, asked, tmp_path, progress).finished()
@@ -279,7 +279,7 @@ def test_a_network_whose_process_fails_is_recorded_and_the_others_go_on(tmp_path
 def test_a_board_that_cannot_run_the_dense_network_ends_a_suite_and_keeps_its_runs(tmp_path, monkeypatch, short_suite):
     asked = CharacterizeRequest(board="nano", sizes=("tiny",), rounds=3, output=tmp_path / "p.json")
     board = SmallBoard(("tiny", 1, 2))
-    monkeypatch.setattr(module, "build_unjudged", board.build)
+    monkeypatch.setattr(files, "build_unjudged", board.build)
     with pytest.raises(AgentError, match="cannot measure tiny at batch 1 on nano: the measurement died"):
         work_on(board, asked, tmp_path).finished()
     kept = read_suite_record(asked.output)
@@ -292,7 +292,7 @@ def test_a_board_that_cannot_run_the_dense_network_ends_a_suite_and_keeps_its_ru
 def test_runs_in_another_power_mode_than_the_file_states_are_not_kept(tmp_path, monkeypatch, short_suite):
     asked = CharacterizeRequest(board="nano", sizes=("tiny",), rounds=3, output=tmp_path / "p.json")
     board = SmallBoard()
-    monkeypatch.setattr(module, "build_unjudged", board.build)
+    monkeypatch.setattr(files, "build_unjudged", board.build)
     monkeypatch.setitem(RUN.environment, "power_mode", "MAXN")
     other = "nano ran with power mode MAXN, and had power mode 15W when it was looked at"
     with pytest.raises(UnfitBoardError, match=other):
@@ -302,28 +302,3 @@ def test_runs_in_another_power_mode_than_the_file_states_are_not_kept(tmp_path, 
     assert record.runs and record.environment["power_mode"]["name"] == "MAXN"
     with pytest.raises(RunsError, match="is of another environment: power_mode was"):
         work_on(board, asked, tmp_path, mode="15W")
-
-
-def test_with_a_checkpoint_what_can_have_its_weights_has_them(tmp_path, two):
-    file = tmp_path / "w.pth"
-    asked = CharacterizeRequest(sizes=("tiny",), output=tmp_path / "p.json", checkpoint=file)
-    weights = timm.create_model("deit_tiny_patch16_224").state_dict()
-    weights["blocks.0.mlp.fc2.weight"].fill_(0.125)
-    torch.save(weights, file)
-    board = SlowBoard(1.0, 1.0)
-    work = work_on(board, asked, tmp_path)
-    work.weights = module._weights(asked)
-    tokens, paper = (one for subjects in module.suite(("tiny",)).values() for one in subjects)
-    for subject, has_them in ((work.dense, True), (tokens, False), (paper, True)):
-        values = work.network(subject).module.blocks[0].mlp.fc2.weight.flatten()[:2].tolist()
-        assert (values == [0.125, 0.125]) == has_them, subject.name
-    assert len(work.record.request["weights_sha256"]) == 64
-    write_suite_record(work.record, asked.output)
-    with pytest.raises(RunsError, match="is of another request: weights_sha256 was"):
-        work_on(board, replace(asked, checkpoint=None), tmp_path)
-    few = timm.create_model("deit_tiny_patch16_224", num_classes=7).state_dict()
-    torch.save(few, file)
-    with pytest.raises(CheckpointError, match=r"w\.pth has 7 outputs, and the networks of the suite have 1000; give"):
-        module._weights(asked)
-    with pytest.raises(CheckpointError, match="does not exist, or is no file"):
-        run(replace(asked, checkpoint=tmp_path / "none.pth"))
