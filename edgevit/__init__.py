@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when
     from edgevit.engines.request import ExportRequest as ExportRequest
     from edgevit.engines.run import evaluate as evaluate
     from edgevit.engines.run import export as export
+    from edgevit.jobs.budgets.run import meet as meet
     from edgevit.jobs.jobs_file import DeriveManyRequest as DeriveManyRequest
     from edgevit.jobs.many import derive_many as derive_many
     from edgevit.jobs.suite.request import CharacterizeRequest as CharacterizeRequest
@@ -64,7 +65,6 @@ if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when
     from edgevit.jobs.sweep.run import sweep as sweep
     from edgevit.latency.cost import cost as cost
     from edgevit.latency.cost_request import CostRequest as CostRequest
-    from edgevit.latency.meet import meet as meet
     from edgevit.latency.request import MeetRequest as MeetRequest
     from edgevit.latency.target import MeasurementTarget as MeasurementTarget
     from edgevit.network.checkpoint import load as load
@@ -103,7 +103,7 @@ _MODULES = {  # of what the package gives at its top
     "evaluate": "edgevit.engines.run",
     "export": "edgevit.engines.run",
     "load": "edgevit.network.checkpoint",
-    "meet": "edgevit.latency.meet",
+    "meet": "edgevit.jobs.budgets.run",
     "report": "edgevit.reporting.run",
     "supernet": "edgevit.derivation.session.supernet",
     "sweep": "edgevit.jobs.sweep.run",

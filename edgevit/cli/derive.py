@@ -32,10 +32,12 @@ def main(
 
     Budgets in --ms, --mj and --fps are met by measuring, here or on --board. Exit code 3: the model exceeds its budget.
     """
+    from edgevit.jobs.budgets.request import check_budgets, continued
+
     console = Console(json=json, quiet=quiet, verbose=verbose)
     stated = request.names_a_folder_alone
-    request = request.begun() if stated else request.continued()
-    request.check()  # before torch is imported
+    request = request.begun() if stated else continued(request)
+    check_budgets(request)  # before torch is imported
 
     from edgevit.cli.tables import met_table
 
@@ -52,7 +54,7 @@ def _carried_out(request: MeetRequest, console: Console) -> list[Derivation]:
     """Derive, and measure if the budget needs it. Only the main process returns derivations."""
     if request.is_measured:
         with importing():
-            from edgevit.latency.meet import run
+            from edgevit.jobs.budgets.run import run
 
         return list(run(request, console.progress))
     with importing():

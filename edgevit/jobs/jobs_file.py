@@ -129,7 +129,7 @@ class DeriveManyRequest:
 
 
 @dataclass(frozen=True)
-class Job:
+class DeriveJob:
     """One derivation: `arguments` are those of `edgevit.derive`, as plain values."""
 
     name: str
@@ -160,7 +160,7 @@ class Job:
         return replace(request_of(DeriveRequest, options, f"job {self.name!r}"), job=self.sha256())
 
 
-def read_jobs(file: str | Path) -> tuple[list[Job], Layout]:
+def read_jobs(file: str | Path) -> tuple[list[DeriveJob], Layout]:
     """Read a jobs file and lay out its jobs in the order of `tasks_side_by_side`.
 
     Raises:
@@ -178,7 +178,7 @@ def read_jobs(file: str | Path) -> tuple[list[Job], Layout]:
         raise JobsError(f"{file}: {error}") from error
 
 
-def _jobs(layout: Layout, file: Path) -> list[Job]:
+def _jobs(layout: Layout, file: Path) -> list[DeriveJob]:
     tasks, budgets = _by_name("tasks", layout.tasks, file), _by_name("budgets", layout.budgets, file)
     methods = _by_name("methods", layout.methods, file)
     for method in layout.methods:
@@ -191,7 +191,7 @@ def _jobs(layout: Layout, file: Path) -> list[Job]:
         planned = [
             PlannedJob(name=f"{t}-{b}-{m}", task=t, budget=b, method=m) for t in tasks for b in budgets for m in methods
         ]
-    jobs: list[Job] = []
+    jobs: list[DeriveJob] = []
     for entry in _by_name("jobs", planned, file).values():
         for kind, name, entries in (("task", entry.task, tasks), ("budget", entry.budget, budgets)):
             if name not in entries:
@@ -207,7 +207,7 @@ def _jobs(layout: Layout, file: Path) -> list[Job]:
     return tasks_side_by_side(jobs, layout.workers)
 
 
-def tasks_side_by_side(jobs: Sequence[Job], workers: int) -> list[Job]:
+def tasks_side_by_side(jobs: Sequence[DeriveJob], workers: int) -> list[DeriveJob]:
     """Order jobs for as many tasks at a time as there are workers: the first job of each task, then the others.
 
     The first job of a task measures what the others share, and they use it before the cache has to drop it.
@@ -277,7 +277,7 @@ def _check_budget(budget: _Named, file: Path) -> None:
         check_number(f"budget {budget.name!r}: rate", limits["rate"], "(0, 1)", "0.6 leaves 40 % of the MACs")
 
 
-def _job(layout: Layout, entry: PlannedJob, task: _Named, budget: _Named, method: MethodEntry, file: Path) -> Job:
+def _job(layout: Layout, entry: PlannedJob, task: _Named, budget: _Named, method: MethodEntry, file: Path) -> DeriveJob:
     arguments = {
         "base": layout.base if method.supernet is None else None,
         **{name: getattr(layout, name) for name in COMMON_KEYS},
@@ -299,12 +299,12 @@ def _job(layout: Layout, entry: PlannedJob, task: _Named, budget: _Named, method
     except OptionError as error:
         raise JobsError(f"{error}; {file} names it") from error
     out = entry.out or str(Path(layout.out) / entry.name)
-    return Job(entry.name, entry.task, entry.budget, entry.method, out, arguments, files)
+    return DeriveJob(entry.name, entry.task, entry.budget, entry.method, out, arguments, files)
 
 
-def _refuse_shared_folders(jobs: Sequence[Job], file: Path) -> None:
+def _refuse_shared_folders(jobs: Sequence[DeriveJob], file: Path) -> None:
     """Refuse two jobs if one writes into the other's folder, or into its folder of unfinished work."""
-    owner: dict[Path, Job] = {}
+    owner: dict[Path, DeriveJob] = {}
     for job in jobs:
         for folder in (_real(job.out), _real(f"{Path(job.out)}.partial")):
             _refuse_shared(owner.setdefault(folder, job), job, file)
@@ -313,7 +313,7 @@ def _refuse_shared_folders(jobs: Sequence[Job], file: Path) -> None:
             _refuse_shared(owner.get(folder, job), job, file)
 
 
-def _refuse_shared(job: Job, second: Job, file: Path) -> None:
+def _refuse_shared(job: DeriveJob, second: DeriveJob, file: Path) -> None:
     if job is not second:
         raise JobsError(f"{file}: jobs {job.name!r} and {second.name!r} both write {job.out}; give each its own folder")
 

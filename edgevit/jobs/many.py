@@ -1,6 +1,6 @@
 """Many derivations from one jobs file: `edgevit derive-many JOBS`. example_jobs.yaml has every key.
 
-A job is a pure function of its arguments: `run_job` can run in any process, on any machine that has the data. Jobs
+`run_job` can run a job in any process, on any machine that has the data. Jobs
 share statistics and data through the cache; as many tasks are in progress at a time as there are workers
 (`jobs_file.tasks_side_by_side`).
 
@@ -24,9 +24,9 @@ from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.session.derive import run
 from edgevit.errors import CheckpointError, EdgeVitError, JobsError, OptionError, OutputError
 from edgevit.jobs.folder import working_in
-from edgevit.jobs.jobs_file import RESULTS, DeriveManyRequest, Job, read_jobs, tasks_side_by_side
+from edgevit.jobs.jobs_file import RESULTS, DeriveJob, DeriveManyRequest, read_jobs, tasks_side_by_side
 from edgevit.jobs.jobs_table import READER, TABLE_KIND, JobRow, JobsTable
-from edgevit.jobs.workers import Died, work_off
+from edgevit.jobs.runners import Job, run_in_processes
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.derivation import DerivationRecord
 from edgevit.records.model import ModelSpec
@@ -40,7 +40,7 @@ from edgevit.version import written_by
 # -- one job -----------------------------------------------------------------------------------------------------------
 
 
-def run_job(job: Job) -> JobRow:
+def run_job(job: DeriveJob, *_: object) -> JobRow:
     """Run one job. An error of edgevit is its result; any other exception is a bug."""
     row, began, heard = _started(job), time.monotonic(), _Warnings()
     try:
@@ -67,11 +67,11 @@ class _Warnings(Silent):
         self.texts.append(text)
 
 
-def _request(job: Job) -> DeriveRequest:
+def _request(job: DeriveJob) -> DeriveRequest:
     return job.request(resume=has_state(partial_folder(Path(job.out))))
 
 
-def _started(job: Job) -> JobRow:
+def _started(job: DeriveJob) -> JobRow:
     return JobRow(job.name, job.task, job.budget, job.method, job.out, job.sha256(), "started")
 
 
@@ -90,7 +90,7 @@ def _done(row: JobRow, spec: ModelSpec, record: DerivationRecord) -> JobRow:
     )
 
 
-def _finished_row(job: Job, rows: Sequence[JobRow], progress: Progress) -> JobRow | None:
+def _finished_row(job: DeriveJob, rows: Sequence[JobRow], progress: Progress) -> JobRow | None:
     """The row of a job that is finished; None if it must be run.
 
     Args:
@@ -217,7 +217,7 @@ def run_many(request: DeriveManyRequest, progress: Progress | None = None) -> li
         return _work_off(jobs, results, workers, progress)
 
 
-def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Progress) -> list[JobRow]:
+def _work_off(jobs: Sequence[DeriveJob], results: _Results, workers: int, progress: Progress) -> list[JobRow]:
     before = results.read(progress)
     earlier = {job.name: [row for row in before.rows if row.job == job.name] for job in jobs}
     finished = {job.name: row for job in jobs if (row := _finished_row(job, earlier[job.name], progress)) is not None}
@@ -227,12 +227,13 @@ def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Pr
     if finished:
         progress.note(f"{len(finished)} of {len(jobs)} jobs are done already")
     workers = min(workers, max(len(due), 1))
-    events = work_off(run_job, due, workers, threads=max(torch.get_num_threads() // workers, 1))
+    threads = max(torch.get_num_threads() // workers, 1)
+    events = run_in_processes([Job(job.name, job, run_job) for job in jobs], finished, workers=workers, threads=threads)
     with progress.stage("derive-many", len(due), "job") as stage, closing(events):
         done, warned = 0, set[str]()
         try:
             for job, result in events:
-                row = _row(job, result)
+                row = _row(job.record, result)
                 results.add(row)
                 if row.state != "started":
                     done += 1
@@ -248,7 +249,7 @@ def _work_off(jobs: Sequence[Job], results: _Results, workers: int, progress: Pr
     return results.ordered()
 
 
-def _refuse_shared_error(due: Sequence[Job]) -> None:
+def _refuse_shared_error(due: Sequence[DeriveJob]) -> None:
     """Raise an error that every job would fail with, such as missing weights.
 
     Raises:
@@ -259,7 +260,7 @@ def _refuse_shared_error(due: Sequence[Job]) -> None:
         raise first
 
 
-def _refusal(job: Job) -> EdgeVitError | None:
+def _refusal(job: DeriveJob) -> EdgeVitError | None:
     try:
         _request(job).check()
     except EdgeVitError as error:
@@ -267,14 +268,8 @@ def _refusal(job: Job) -> EdgeVitError | None:
     return None
 
 
-def _row(job: Job, result: JobRow | Died | None) -> JobRow:
+def _row(job: DeriveJob, result: JobRow | EdgeVitError | None) -> JobRow:
     """The row of a job that began (None) or ended."""
     if isinstance(result, JobRow):
         return result
-    if result is None:
-        return _started(job)
-    if result.code < 0:
-        reason = f"was ended from outside (signal {-result.code}), perhaps for lack of memory; try fewer workers"
-    else:
-        reason = f"ended with exit code {result.code}; what is printed above is a fault of edgevit: please report it"
-    return replace(_started(job), state="failed", error=f"its process {reason}")
+    return _started(job) if result is None else replace(_started(job), state="failed", error=str(result))

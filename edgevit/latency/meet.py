@@ -1,4 +1,4 @@
-"""`edgevit.meet`: derive a model that keeps a budget when it is measured on its target."""
+"""Meet one budget: derive a model that keeps it when it is measured on its target."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgevit.derivation.allocate.budget import Budget, make_budget
 from edgevit.derivation.allocate.cost_table import Origin
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.allocate.prices import UNITS
 from edgevit.derivation.allocate.prices import Measured as Quantity
-from edgevit.derivation.cache import shared_cache
 from edgevit.derivation.compatibility import refuse_base
-from edgevit.derivation.method import find_method, refuse_training
+from edgevit.derivation.method import find_method
 from edgevit.derivation.problem import Stopwatch
 from edgevit.derivation.session.base_check import check_opened
 from edgevit.derivation.session.derive import Derivation
 from edgevit.derivation.session.derive import run as derive
-from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.opening import open_for
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import (
@@ -44,18 +42,14 @@ from edgevit.latency.search import OUT_OF_REACH, SearchOutcome, search_plans
 from edgevit.latency.target import probe
 from edgevit.network.checkpoint import load, network_without_weights, open_network
 from edgevit.network.network import Network
-from edgevit.progress import OnlyOnce, Progress, Silent, rounded_duration
+from edgevit.progress import Progress, rounded_duration
 from edgevit.records.derivation import FigureRecord, MetRecord, RoundRecord
 from edgevit.records.kinds import RecordKind
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import STATE, open_partial, partial_folder
 from edgevit.records.writing import new_folder, write_whole, writing
-from edgevit.request import as_request, takes_options
 from edgevit.train.compute import close_compute
 from edgevit.version import written_by
-
-if TYPE_CHECKING:
-    pass
 
 ROUNDS = "rounds.json"
 BASE = "base"
@@ -76,64 +70,20 @@ class SearchState:
 SEARCH_KIND = RecordKind("rounds", SearchState, STATE)
 
 
-@takes_options(MeetRequest)
-def meet(
-    base: str | Path | MeetRequest | None = None, *, progress: Progress | None = None, **options: Any
-) -> tuple[Derivation, ...]:
-    """Derive a small model that takes at most `ms` milliseconds, or `mj` millijoules, on its target.
-
-        meet("deit_base_patch16_224", checkpoint="base.safetensors", data="photos", ms=5, out="runs/t1",
-             board="jetson@orin-nx")
-
-    The costs of all sizes are measured on the target once (`edgevit.cost`). Each round allocates a plan by that table,
-    realises it in closed form, exports and builds the model, measures it in turns with the base, and corrects the table
-    by the measurement; there are at most five rounds. The best shape is then derived as requested, with training, and
-    measured again: `record.met` has the result, and its `outcome` says whether the budget is kept.
-
-    Args:
-        base: a timm name, a model folder, or a whole request.
-        options: the fields of `MeetRequest`; with several budgets, `out` gets a folder for each.
+def open_costs(request: MeetRequest, progress: Progress) -> GrowingTable:
+    """Check method and base, and take or measure the costs that all budgets of this base share.
 
     Raises:
-        OptionError: an option is unknown or invalid.
-        BudgetError: no plan is as small; the message has the minimum.
-        EdgeVitError: any other error, in one line.
-        Interrupted: Ctrl-C; the same call continues.
+        OptionError: the method cannot cut this base.
+        DataError: as the first derivation would be refused.
+        CostTableError, BoardError: no table can be taken, or measured.
     """
-    base, options = as_files(base, options, "edgevit.meet")
-    return run(as_request(MeetRequest, "base", base, options), progress)
-
-
-def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivation, ...]:
-    """Carry out a request; without a measured budget, derive. Raises as `meet` does."""
-    request = request.continued()
-    request.check()
-    progress = progress or Silent()
-    if not request.is_measured:
-        return (derive(request.derivation(), progress),)
-    refuse_training(request)
-    _refuse_elsewhere(request, progress)
-    once, derivations = OnlyOnce(progress), []
-    earlier: tuple[Round, ...] = ()  # of the budgets before
-    with shared_cache(request.cache) as cache:
-        shared = replace(request, cache=cache)
-        base = shared.on_its_base().base
-        assert base is not None
-        network = network_without_weights(base, shared.model_args, checkpoint=shared.checkpoint)
-        _refuse_method(shared.on_its_base(), network)
-        _check_base(shared.on_its_base(), once)
-        costs = GrowingTable(network, shared, shared.run_target, once)
-        tasks = [_Task(of_budget, costs, once, _base_folder(request, of_budget)) for of_budget in shared.per_budget()]
-        if len(tasks) > 1:
-            _refuse_any([task for task in tasks if not task.request.is_finished])
-        for task in tasks:
-            if task.request.is_finished:
-                derivations.append(_read(task.request.out))
-                continue
-            derivation, search = task.carried_out(earlier)
-            derivations.append(derivation)
-            earlier = (*earlier, *search.rounds)
-    return tuple(derivations)
+    on_its_base = request.on_its_base()
+    assert on_its_base.base is not None
+    network = network_without_weights(on_its_base.base, request.model_args, checkpoint=request.checkpoint)
+    _refuse_method(on_its_base, network)
+    _check_base(on_its_base, progress)
+    return GrowingTable(network, request, request.run_target, progress)
 
 
 def _refuse_method(request: MeetRequest, network: Network) -> None:
@@ -160,16 +110,11 @@ def _check_base(request: MeetRequest, progress: Progress) -> None:
     close_compute()
 
 
-def _base_folder(request: MeetRequest, of_budget: MeetRequest) -> Path:
-    """Return the folder of the base: with several budgets it lies beside their models, and stays."""
-    return (request.out if len(request.budgets) > 1 else partial_folder(of_budget.out)) / BASE
-
-
-def _refuse_elsewhere(request: MeetRequest, progress: Progress) -> None:
+def refuse_elsewhere(requests: Sequence[MeetRequest], progress: Progress) -> None:
     """Raise OptionError if the rounds to be continued were measured on another board, or in another power mode."""
-    files = [partial_folder(of_budget.out) / ROUNDS for of_budget in request.per_budget() if request.resume]
+    files = [partial_folder(request.out) / ROUNDS for request in requests]
     origins = {file: origin for file in files if file.is_file() and (origin := SEARCH_KIND.read(file).origin)}
-    now = probe(request.run_target, progress) if origins else None
+    now = probe(requests[0].run_target, progress) if origins else None
     for file, origin in origins.items():
         if now is not None and (differing := Origin.model_validate(origin).differing(now)):
             raise OptionError(
@@ -178,33 +123,16 @@ def _refuse_elsewhere(request: MeetRequest, progress: Progress) -> None:
             )
 
 
-def _refuse_any(tasks: Sequence[_Task]) -> None:
-    """Refuse the smallest of several budgets before the first search, if it is out of reach.
-
-    Raises:
-        OptionError, BudgetError: it is, or one of them is not below the cost of the base.
-    """
-    if tasks:
-        min(tasks, key=lambda task: task.budget().limit).refuse_unreachable()
-
-
-def _read(folder: Path) -> Derivation:
-    record = ModelFolder(folder).derivation()
-    assert record is not None
-    return Derivation(folder, load(folder), record)
-
-
 @dataclass(frozen=True)
-class _Task:
-    """One budget to be met."""
+class BudgetSearch:
+    """The search for a model that keeps one budget."""
 
     request: MeetRequest
     costs: GrowingTable
     progress: Progress
-    base: Path
 
-    def carried_out(self, earlier: tuple[Round, ...]) -> tuple[Derivation, Search]:
-        """Search, derive, verify, and write the folder; `earlier` has the rounds of other budgets."""
+    def carried_out(self, earlier: tuple[Round, ...]) -> tuple[Derivation, tuple[Round, ...]]:
+        """Search, derive, verify, and write the folder; return the rounds, too. `earlier` are other budgets'."""
         request, work = self.request, partial_folder(self.request.out)
         budget = self.budget()
         quantity = _quantity(budget)
@@ -225,11 +153,13 @@ class _Task:
                 folder.rmdir()
                 derivation.folder.rename(folder)
             shutil.rmtree(work, ignore_errors=True)
-        return replace(derivation, folder=request.out), outcome.search
+        return replace(derivation, folder=request.out), outcome.search.rounds
 
     def _builder(self, folder: Path, quantity: Quantity, base_cost: float) -> CandidateBuilder:
+        out = self.request.out
+        base = (out.parent if self.request.among_others else partial_folder(out)) / BASE
         paired = PairedBench(self.costs.target, quantity, base_cost, self.progress)
-        return CandidateBuilder(self.request, folder, self.base, quantity, self.costs, paired, self.progress)
+        return CandidateBuilder(self.request, folder, base, quantity, self.costs, paired, self.progress)
 
     def refuse_unreachable(self) -> None:
         """Raise BudgetError if the cheapest plan costs far more than the budget by the table."""

@@ -14,8 +14,7 @@ from edgevit.errors import OptionError
 from edgevit.latency.target import MeasurementTarget
 from edgevit.numbers import check_number
 from edgevit.records.contents import contents
-from edgevit.records.model_folder import ModelFolder
-from edgevit.records.unfinished import REQUEST, REQUEST_KIND, STATE, differences, first_few, partial_folder
+from edgevit.records.unfinished import REQUEST, REQUEST_KIND, STATE, partial_folder
 from edgevit.request import BUDGET, RUNNER, Nested, Option
 
 NONE_MEASURED: dict[str, None] = dict.fromkeys(MEASURED_BUDGETS)
@@ -56,7 +55,7 @@ class MeetRequest(Deriving):
     # Its precision is `run_precision`, as training has one of that name.
     target: Annotated[MeasurementTarget, Nested(without=("precision",))] = field(default_factory=MeasurementTarget)
 
-    among_others: bool = False  # of several budgets, this is one
+    among_others: bool = False  # one of several budgets, whose base lies beside its model
 
     @property
     def quantity(self) -> MeasuredBudget | None:
@@ -80,11 +79,18 @@ class MeetRequest(Deriving):
         return self.quantity is not None and (self.cost_table is None or bool(self._target_options()))
 
     def check(self) -> None:
-        """Refuse an invalid request; raises as `edgevit.meet` does."""
-        if not self.is_measured:
+        """Refuse an invalid request of one budget; raises as `edgevit.meet` does."""
+        if self.is_measured:
+            self.check_measuring()
+            # Without a table, the limit itself is checked after the table is measured.
+            instead: dict[str, Any] = {} if self.cost_table is not None else {"rate": 0.5, **NONE_MEASURED}
+            self.derivation(**instead).check()
+        else:
             self._refuse_target()
             self.derivation().check()
-            return
+
+    def check_measuring(self) -> None:
+        """Refuse numbers, or a target, that cannot be measured; for several budgets at once."""
         assert self.quantity is not None
         from edgevit.derivation.compatibility import refuse_linear
 
@@ -94,8 +100,6 @@ class MeetRequest(Deriving):
             raise OptionError(f"--{others[0]} and --{self.quantity} exclude each other; give one of them")
         for number in self.budgets:
             check_number(f"--{self.quantity}", number, "(0, inf)", EXAMPLES[self.quantity])
-        if len(set(self.budgets)) < len(self.budgets):
-            raise OptionError(f"--{self.quantity} has a number twice; give each once")
         refuse_linear(self.method, self.quantity)
         if self.run_precision is not None and self.target.precision not in (None, self.run_precision):
             raise OptionError(
@@ -103,13 +107,6 @@ class MeetRequest(Deriving):
                 "one of them"
             )
         self.run_target.check()
-        # Without a table, the limit itself is checked after the table is measured.
-        instead: dict[str, Any] = {} if self.cost_table is not None else {"rate": 0.5, **NONE_MEASURED}
-        for request in self.per_budget():
-            if request.is_finished:
-                request._refuse_other_options()
-            else:
-                request.derivation(**instead).check()
 
     def _refuse_target(self) -> None:
         """Raise OptionError for options of a target, and for several budgets, if nothing is measured."""
@@ -133,21 +130,6 @@ class MeetRequest(Deriving):
     def _limits(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("rate", "macs", "params", *MEASURED_BUDGETS)}
 
-    def per_budget(self) -> list[MeetRequest]:
-        """Return one request for each budget; several have their folders in `out`."""
-        if len(self.budgets) == 1 or self.quantity is None:
-            return [self]
-        name = self.quantity
-        requests = [
-            replace(self, **{name: number}, out=self.out / f"{name}{number:.12g}", among_others=True)  # type: ignore[arg-type]
-            for number in self.budgets
-        ]
-        if not self.overwrite:
-            return requests
-        # Folders after the unfinished one belong to an earlier command and are overwritten.
-        unfinished = next((i for i, request in enumerate(requests) if partial_folder(request.out).is_dir()), -1)
-        return [replace(request, resume=self.resume and i <= unfinished) for i, request in enumerate(requests)]
-
     @property
     def names_a_folder_alone(self) -> bool:
         """Whether the request states only the folder of an unfinished derivation to continue."""
@@ -170,40 +152,6 @@ class MeetRequest(Deriving):
         names = {field.name for field in fields(MeetRequest)}
         stated = {name: value for name, value in record.request.items() if name in names}
         return replace(STATE.checked(stated, MeetRequest, f"{file}, asked,"), out=self.out, resume=True)
-
-    def continued(self) -> MeetRequest:
-        """Return the request with `resume` if there is an unfinished search of the same request.
-
-        Raises:
-            UnfinishedError: its files are damaged.
-        """
-        for request in self.per_budget() if self.is_measured else ():
-            file = partial_folder(request.out) / REQUEST
-            if file.is_file() and REQUEST_KIND.read(file).more == identity(request):
-                return replace(self, resume=True)
-        return self
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether this is one of several budgets that are continued, and its model is finished."""
-        is_replaced = self.overwrite and partial_folder(self.out).is_dir()
-        may_exist = self.resume and self.among_others and not is_replaced
-        return may_exist and ModelFolder(self.out).derivation_file.is_file()
-
-    def _refuse_other_options(self) -> None:
-        """Raise OptionError if the finished model was derived by other options."""
-        record = ModelFolder(self.out).derivation()
-        options = None if record is None or record.met is None else record.met.request
-        if options is None:
-            raise OptionError(
-                f"{self.out} does not say by which options it was made, so it is not gone on with; choose another "
-                "--out, or remove it"
-            )
-        if changed := differences(options, identity(self)):
-            raise OptionError(
-                f"{self.out} was made by other options: {first_few(changed)}; give the same ones, choose another "
-                "--out, or remove it"
-            )
 
     def derivation(self, **changed: Any) -> DeriveRequest:
         """Return the derivation by a table or a counted budget, with some options changed."""

@@ -20,7 +20,7 @@ from edgevit.jobs.jobs_file import (
     OWN_KEYS,
     PLACE_KEYS,
     TASK_KEYS,
-    Job,
+    DeriveJob,
     JobsFile,
     read_jobs,
     tasks_side_by_side,
@@ -48,7 +48,7 @@ def test_jobs_say_what_is_asked_for(plan: Any) -> None:
 
 
 def test_a_job_that_was_done_without_options_that_only_let_it_go_on_is_done(plan: Any) -> None:
-    def job(**given: Any) -> Job:
+    def job(**given: Any) -> DeriveJob:
         return read_jobs(plan(accept_weak_base=None, **given))[0][0]
 
     strict, lenient = job(), job(skip_bad_images=True, accept_preprocessing=True)

@@ -19,7 +19,7 @@ from small_base import PLAN, write_checkpoint
 
 from edgevit.errors import OutputError
 from edgevit.jobs import many
-from edgevit.jobs.jobs_file import Job, read_jobs
+from edgevit.jobs.jobs_file import DeriveJob, read_jobs
 from edgevit.jobs.many import derive_many
 from edgevit.progress import Silent
 from edgevit.records.kinds import seal
@@ -86,7 +86,7 @@ def _models_outlive_what_is_told_of_them(plan_file: Path, file: Path, rows: dict
         assert json.loads(file.read_text())["rows"] == [json.loads(json.dumps(asdict(row))) for row in again]
 
 
-def _a_model_of_an_older_edgevit_is_known_by_its_row(job: Job) -> None:
+def _a_model_of_an_older_edgevit_is_known_by_its_row(job: DeriveJob) -> None:
     file = Path(job.out, "derivation.json")
     assert json.loads(file.read_text())["job"] == job.sha256()
     reseal(file, lambda content: content.pop("job"))

@@ -40,12 +40,6 @@ def test_a_text_that_is_no_number_is_refused() -> None:
         read_budgets("mj")("four", {})
 
 
-def test_several_budgets_have_a_folder_each(tmp_path: Path) -> None:
-    each = asked(tmp_path, fps=(30, 60.5)).per_budget()
-    assert [(one.budgets, one.out.name) for one in each] == [((30,), "fps30"), ((60.5,), "fps60.5")]
-    assert asked(tmp_path, ms=5).per_budget() == [asked(tmp_path, ms=5)]
-
-
 def test_a_folder_alone_is_gone_on_with_by_the_request_that_it_states(tmp_path: Path) -> None:
     begun = asked(
         tmp_path, rate=0.6, model_args={"img_size": 32}, options={"calibration_images": 64}, classes=["a", "b"],
@@ -80,7 +74,6 @@ def test_what_a_table_or_a_rate_answers_is_derived(tmp_path: Path) -> None:
         ({"ms": 5, "rate": 0.5}, "--rate and --ms exclude each other"),
         ({"ms": 5, "mj": 40}, "--mj and --ms exclude each other"),
         ({"ms": -1}, "--ms -1"),
-        ({"ms": (5, 5)}, "--ms has a number twice"),
         ({"ms": 5, "method": "skd"}, "--method skd slices a super-network"),
         ({"ms": 5, "target": MeasurementTarget(threads=0)}, "--threads 0 is not in"),
         (

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgevit.jobs.jobs_file import Job
+    from edgevit.jobs.jobs_file import DeriveJob
     from edgevit.jobs.jobs_table import JobRow
 
 
-def die(job: Job) -> JobRow:
+def die(job: DeriveJob, *_: object) -> JobRow:
     """End as by the system's hand, where the task is "odd"."""
     if job.task == "odd":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -22,7 +22,7 @@ def die(job: Job) -> JobRow:
     return JobRow(job.name, job.task, job.budget, job.method, job.out, job.sha256(), "done", top1=1.0)
 
 
-def fail(job: Job) -> JobRow:
+def fail(job: DeriveJob, *_: object) -> JobRow:
     raise ZeroDivisionError("a fault of edgevit")
 
 

@@ -12,15 +12,16 @@ from edgevit.board.bench import bench_in_turns
 from edgevit.board.comparison import compare_within, decisive
 from edgevit.board.request import Conditions
 from edgevit.derivation.cache import shared_cache
-from edgevit.derivation.request import BaseRequest
+from edgevit.derivation.request import BaseRequest, DeriveRequest
 from edgevit.derivation.session.base import run as write_base
 from edgevit.derivation.session.derive import run as derive
 from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.resolved import versions
-from edgevit.errors import BudgetError, DataError, SweepError
+from edgevit.errors import BudgetError, DataError, EdgeVitError, SweepError
 from edgevit.exporting.current import current_export
 from edgevit.exporting.session import find_runtime
 from edgevit.jobs.folder import working_in
+from edgevit.jobs.runners import Job, Results, run_here
 from edgevit.jobs.sweep.record import (
     BASE,
     RECORD,
@@ -59,23 +60,6 @@ class _Work:
     def out(self) -> Path:
         return self.request.out
 
-    def model(self, rate: float) -> str | None:
-        """Derive at this rate unless the model exists; return why there is none."""
-        request = self.request.at(rate)
-        if request.out.is_dir():
-            return None
-        find_runtime()  # before a derivation of hours: it measures the model
-        rates = self.request.rates
-        self.progress.note(
-            f"rate {rate:g}, {rates.index(rate) + 1} of {len(rates)}{FIRST_RATE if rate == rates[0] else ''}"
-        )
-        try:
-            derive(request, self.progress)
-        except BudgetError as error:
-            self.progress.warn(f"rate {rate:g} left out: {error}")
-            return f"rate {rate:g}: {error}"
-        return None
-
     def write_base(self, classes: Sequence[str]) -> None:
         """Write the base, restricted to the classes of the models."""
         if not (self.out / BASE).is_dir():
@@ -83,20 +67,6 @@ class _Work:
             shared = ("data", "training", "validation_fraction", "group_by", "skip_bad_images", "cache")
             options = {**request.opening(), **{name: getattr(request, name) for name in shared}, "checked": True}
             write_base(BaseRequest(name=request.base, out=self.out / BASE, classes=classes, **options), self.progress)
-
-    def derivation_of(self, rate: float) -> DerivationRecord:
-        """The record of the derivation at this rate.
-
-        Raises:
-            SweepError: an older edgevit derived the model without validation images.
-        """
-        folder = self.out / f"r{rate:.12g}"
-        record = ModelFolder(folder).derivation()
-        if record is None or record.data is None or record.validation is None:
-            raise SweepError(
-                f"{folder} does not say how many validation images are right; remove it to derive it again"
-            )
-        return record
 
     def point(self, folder: str, rate: float | None, derivation: DerivationRecord, part: JudgedPart) -> SweepPoint:
         """Export a model for the measurement, and give its point; the base's accuracy is in `derivation`."""
@@ -108,6 +78,22 @@ class _Work:
             folder, rate, *_counts(derivation, who, part), spec.macs, spec.params, judged=_judged(derivation, who),
             weights_sha256=spec.weights_sha256,
         )  # fmt: skip
+
+
+def _model(request: DeriveRequest, _: Results, progress: Progress) -> DerivationRecord:
+    """Derive at one rate, unless the model exists.
+
+    Raises:
+        BudgetError: no shape allows a model as small.
+        SweepError: an older edgevit derived the model without validation images.
+    """
+    folder = request.out
+    if not folder.is_dir():
+        derive(request, progress)
+    record = ModelFolder(folder).derivation()
+    if record is None or record.data is None or record.validation is None:
+        raise SweepError(f"{folder} does not say how many validation images are right; remove it to derive it again")
+    return record
 
 
 def _counts(derivation: DerivationRecord, who: str, part: JudgedPart) -> tuple[int, int]:
@@ -198,19 +184,26 @@ def _derived(record: Sweep, work: _Work) -> Sweep:
         for point in record.points
         if (work.out / point.folder).is_dir() and point.is_of(ModelFolder(work.out / point.folder))
     }
-    whys = []
-    for rate in work.request.rates:
-        if rate in done:
+    whys, rates = [], work.request.rates
+    jobs = [Job(f"r{rate:.12g}", work.request.at(rate), _model) for rate in rates if rate not in done]
+    for job, derivation in run_here(jobs, {}, work.progress, refusals=(BudgetError,)):
+        rate = job.record.rate
+        assert rate is not None
+        if derivation is None:
+            if not job.record.out.is_dir():
+                find_runtime()  # before a derivation of hours: it measures the model
+                number = f"rate {rate:g}, {rates.index(rate) + 1} of {len(rates)}"
+                work.progress.note(f"{number}{FIRST_RATE if rate == rates[0] else ''}")
             continue
-        if (reason := work.model(rate)) is not None:
-            whys.append(reason)
+        if isinstance(derivation, EdgeVitError):
+            work.progress.warn(f"rate {rate:g} left out: {derivation}")
+            whys.append(f"rate {rate:g}: {derivation}")
             continue
-        derivation = work.derivation_of(rate)
         assert derivation.data is not None
         if None not in done:
             work.write_base([c.name for c in derivation.data.classes])
             done[None] = work.point(BASE, None, derivation, record.part)
-        done[rate] = work.point(f"r{rate:.12g}", rate, derivation, record.part)
+        done[rate] = work.point(job.name, rate, derivation, record.part)
         fingerprint = record.fingerprint or derivation.data.fingerprint
         earlier = next((ModelFolder(work.out / point.folder).derivation() for point in record.derived), None)
         contents = earlier and earlier.data and earlier.data.contents
