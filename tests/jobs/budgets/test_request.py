@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgevit.errors import OptionError
-from edgevit.jobs.budgets.request import check_budgets, per_budget
-from edgevit.latency.request import MeetRequest
+from edgevit.jobs.budgets.request import check_budgets, continued, per_budget
+from edgevit.latency.request import MeetRequest, identity
+from edgevit.records.unfinished import REQUEST_KIND, RequestRecord, partial_folder
+from edgevit.train.settings import Training
 
 
 def asked(tmp_path: Path, **more: Any) -> MeetRequest:
@@ -35,3 +38,16 @@ def test_several_budgets_have_a_folder_each(tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(given: dict[str, Any], told: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=told):
         check_budgets(asked(tmp_path, **given))
+
+
+def test_one_of_several_budgets_that_an_older_edgevit_began_is_continued(tmp_path: Path) -> None:
+    """before.json is the identity of the second of two budgets, as edgevit wrote it when `latency` met them all."""
+    before = json.loads(Path(__file__).with_name("before.json").read_text())
+    both = asked(tmp_path, ms=(6, 4), training=Training(steps=0, device="cpu"))
+    now = identity(per_budget(both)[1])
+    before = {**now, **before, "training": {**now["training"], **before["training"]}}  # with options added since
+    file = partial_folder(tmp_path / "t" / "ms4") / "request.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(REQUEST_KIND.text(RequestRecord("0.1.0", {}, before)))
+    assert continued(both).resume and not continued(asked(tmp_path, ms=(6, 5), training=both.training)).resume
+    assert not continued(asked(tmp_path, ms=4, training=both.training)).resume, "one alone has another folder"
