@@ -65,6 +65,7 @@ class SearchState:
     origin: dict[str, Any]  # of the table; empty: the table has none
     rounds: tuple[Round, ...] = ()
     edgevit: str | None = None
+    earlier: tuple[Round, ...] = ()  # of the budgets before
 
 
 SEARCH_KIND = RecordKind("rounds", SearchState, STATE)
@@ -132,7 +133,7 @@ class BudgetSearch:
     progress: Progress
 
     def carried_out(self, earlier: tuple[Round, ...]) -> tuple[Derivation, tuple[Round, ...]]:
-        """Search, derive, verify, and write the folder; return the rounds, too. `earlier` are other budgets'."""
+        """Search, derive, verify, and write the folder; return all rounds, too. `earlier` are other budgets'."""
         request, work = self.request, partial_folder(self.request.out)
         budget = self.budget()
         quantity = _quantity(budget)
@@ -143,17 +144,18 @@ class BudgetSearch:
             ),
             remove_without_models(work),
         ):
-            state = self._state(work, quantity)
+            state = self._state(work, quantity, earlier)
             watch = Stopwatch()
             builder = self._builder(work, quantity, state.base_cost)
+            search = Search(budget.limit, state.rounds, state.earlier)
             with watch.stage("rounds"):
-                outcome = self._searched(Search(budget.limit, state.rounds, earlier), builder, work, state, budget)
+                outcome = self._searched(search, builder, work, state, budget)
             derivation = self._finished(outcome, builder, budget, watch)
             with new_folder(request.out, overwrite=request.overwrite) as folder:
                 folder.rmdir()
                 derivation.folder.rename(folder)
             shutil.rmtree(work, ignore_errors=True)
-        return replace(derivation, folder=request.out), outcome.search.rounds
+        return replace(derivation, folder=request.out), (*state.earlier, *outcome.search.rounds)
 
     def _builder(self, folder: Path, quantity: Quantity, base_cost: float) -> CandidateBuilder:
         out = self.request.out
@@ -183,11 +185,16 @@ class BudgetSearch:
         assert name is not None
         return make_budget(1, 1, **{name: self.request.budgets[0]}, table=self.costs.table)
 
-    def _state(self, work: Path, quantity: Quantity) -> SearchState:
+    def _state(self, work: Path, quantity: Quantity, earlier: tuple[Round, ...]) -> SearchState:
+        """Read the state of an unfinished search, or begin one: what it begins with is what it is continued with."""
         file = work / ROUNDS
         if file.is_file():
             return SEARCH_KIND.read(file)
-        return SearchState(self.costs.table.in_quantity(quantity).base, self.costs.origin)
+        base_cost = self.costs.table.in_quantity(quantity).base
+        state = SearchState(base_cost, self.costs.origin, edgevit=written_by(), earlier=earlier)
+        if earlier:
+            _write_state(work, state)
+        return state
 
     def _searched(
         self, search: Search, builder: CandidateBuilder, work: Path, state: SearchState, budget: Budget
@@ -196,9 +203,7 @@ class BudgetSearch:
 
         def tell(now: Search) -> None:
             nonlocal began
-            with writing(work / ROUNDS):
-                content = replace(state, rounds=now.rounds, edgevit=written_by())
-                write_whole(work / ROUNDS, SEARCH_KIND.text(content))
+            _write_state(work, replace(state, rounds=now.rounds, edgevit=written_by()))
             took = rounded_duration(time.monotonic() - began)
             more = "" if now.is_done else f"; it took {took}, at most {MOST - len(now.rounds)} more follow"
             self.progress.note(f"{format_round(now, UNITS[builder.quantity])}{more}")
@@ -294,6 +299,11 @@ class BudgetSearch:
                 least = f"{error.least:.4g} {UNITS[builder.quantity]}{error.breakdown and f' ({error.breakdown})'}"
                 return f"by the corrected table no plan in shape {self.request.shape!r} takes less than {least}"
         return None
+
+
+def _write_state(work: Path, state: SearchState) -> None:
+    with writing(work / ROUNDS):
+        write_whole(work / ROUNDS, SEARCH_KIND.text(state))
 
 
 def _reason(outcome: SearchOutcome, verified: MeasuredFigure) -> str | None:

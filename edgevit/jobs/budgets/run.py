@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def run(request: MeetRequest, progress: Progress | None = None) -> tuple[Derivat
         if several:
             _refuse_smallest([BudgetSearch(one, costs, once) for one in requests if not is_finished(one)])
         results: dict[str, Any] = {COSTS: costs}
-        jobs = [Job(names[i], one, _met, (COSTS, *names[:i])) for i, one in enumerate(requests)]
+        jobs = [Job(names[i], one, _met, (COSTS, *names[i - 1 : i])) for i, one in enumerate(requests)]
         with working_in(request.out, "the budgets that are not done") if several else nullcontext():
             for _ in run_here(jobs, results, once):
                 pass
@@ -91,10 +90,10 @@ def _refuse_smallest(due: Sequence[BudgetSearch]) -> None:
 
 
 def _met(request: MeetRequest, results: Results, progress: Progress) -> tuple[Derivation, tuple[Round, ...]]:
-    """Meet one budget; return its model, and its rounds, by which the next budget corrects the table too."""
+    """Meet one budget; return its model, and all rounds so far, by which the next budget corrects the table too."""
     if is_finished(request):
         record = ModelFolder(request.out).derivation()
         assert record is not None
         return Derivation(request.out, load(request.out), record), ()
-    earlier = chain.from_iterable(results[name][1] for name in results if name != COSTS)
-    return BudgetSearch(request, results[COSTS], progress).carried_out(tuple(earlier))
+    earlier = next((results[name][1] for name in results if name != COSTS), ())
+    return BudgetSearch(request, results[COSTS], progress).carried_out(earlier)

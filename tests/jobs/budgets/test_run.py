@@ -290,6 +290,29 @@ def test_several_budgets_share_the_base_and_what_was_learnt_and_end_in_one_table
     assert found[0].record == ModelFolder(tmp_path / "t" / "ms6").derivation()
 
 
+def test_several_budgets_that_were_stopped_end_as_if_they_had_not_been(
+    asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = edgevit.meet(NAME, ms=(6, 4, 3), out=tmp_path / "whole", **asked)
+    measure, first = computed.measure, computed.measured.index("ms6") + 1
+    computed.measured.clear()
+
+    def stopped(base: Path, model: Path) -> MeasuredFigure:
+        if len(computed.measured) == first:  # in the second budget's first round
+            raise KeyboardInterrupt
+        return measure(base, model)
+
+    monkeypatch.setattr(computed, "measure", stopped)
+    with pytest.raises(Interrupted):
+        edgevit.meet(NAME, ms=(6, 4, 3), out=tmp_path / "t", **asked)
+    assert (tmp_path / "t" / "ms6").is_dir() and (tmp_path / "t" / "ms4.partial" / "rounds.json").is_file()
+    monkeypatch.setattr(computed, "measure", measure)
+    made = edgevit.meet(NAME, ms=(6, 4, 3), out=tmp_path / "t", **asked)
+    for one, other in zip(made, whole, strict=True):
+        assert one.record.met is not None and other.record.met is not None
+        assert one.record.met.rounds == other.record.met.rounds and one.record.met.factors == other.record.met.factors
+
+
 def test_what_several_budgets_are_to_overwrite_is_neither_taken_for_done_nor_for_the_base(
     asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
