@@ -22,6 +22,7 @@ from edgevit.derivation.methods import method_names
 from edgevit.derivation.options import describe, read_options
 from edgevit.derivation.request import DeriveRequest
 from edgevit.errors import JobsError, OptionError, UnknownNameError
+from edgevit.latency.request import MeetRequest
 from edgevit.numbers import check_number
 from edgevit.records.contents import contents
 from edgevit.records.documents import Reader
@@ -32,11 +33,8 @@ from edgevit.train.settings import Training
 EXAMPLE = Path(__file__).with_name("example_jobs.yaml")
 RESULTS = ("results.json", "results.md")  # beside the jobs' folders
 READER = Reader(JobsError, hint="`edgevit derive-many --example` prints one that is good")
-# Options of `edgevit derive` for measuring models.
-PLACE_KEYS = (
-    "batch", "board", "lock_clocks", "power_mode", "profile", "provider", "run_precision", "runner",
-    "ssh_config", "threads",
-)  # fmt: skip
+# Options of `edgevit derive` that say where models are measured.
+PLACE_KEYS = {option.field for option in options_of(MeetRequest)} - {o.field for o in options_of(DeriveRequest)}
 TABLE = (
     "derive-many measures nothing: measure a table with `edgevit cost BASE --board HOST --output FILE` and name it as "
     "the budget's cost_table, or use `edgevit derive`"

@@ -100,13 +100,12 @@ def _finished_row(job: DeriveJob, rows: Sequence[JobRow], progress: Progress) ->
     if not folder.path.is_dir():
         return None
     hashes = job.hashes()
-    states = {row.state: row for row in rows if row.sha256 in hashes}
-    if "done" in states:
-        return states["done"]
+    done = [row for row in rows if row.sha256 in hashes and row.state == "done"]
+    if done:
+        return done[-1]
     try:
         record = folder.derivation()
-        # An older edgevit's record does not say which job it was: then results.json must say that this job was started.
-        if record and (record.job in hashes or (record.job is None and "started" in states)):
+        if record and record.job in hashes:
             return _done(_started(job), folder.spec(), record)
     except CheckpointError as error:
         progress.warn(f"the model of job {job.name} cannot be read: {error}")

@@ -225,4 +225,4 @@ def test_other_weights_in_the_folder_of_the_base_make_another_job(plan: Any, tmp
 def test_what_a_plan_lacks_of_the_options_of_derive_is_what_says_where_models_are_measured() -> None:
     known = {*JobsFile.model_fields, *TASK_KEYS, *BUDGET_KEYS, *METHOD_KEYS, *OWN_KEYS}
     lacking = {asked.field for asked in options_of(MeetRequest) if asked.path[0] not in known}
-    assert lacking | {"board"} == set(PLACE_KEYS)
+    assert lacking | {"board"} == PLACE_KEYS

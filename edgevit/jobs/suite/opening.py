@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -15,6 +14,7 @@ from edgevit.jobs.suite.suite import largest_of, shape_of
 from edgevit.network.checkpoint import Headless, Model, open_network
 from edgevit.network.network import Network
 from edgevit.records.kinds import plain
+from edgevit.records.unfinished import differences, first_few
 from edgevit.records.writing import file_sha256
 from edgevit.version import written_by
 
@@ -72,17 +72,10 @@ def open_record(request: CharacterizeRequest, setting: Setting) -> SuiteRecord:
     record = read_suite_record(request.output)
     for name, before, now in (
         ("request", record.request, options),
-        ("board", record.host, setting.host),
+        ("board", {"host": record.host}, {"host": setting.host}),
         ("environment", record.environment, environment),
     ):
-        if before != now:
-            raise RunsError(f"{request.output} is of another {name}: {_change(before, now)}; choose another --output")
+        if changed := differences(before, now):
+            raise RunsError(f"{request.output} is of another {name}: {first_few(changed)}; choose another --output")
     record.measurements()
     return record
-
-
-def _change(before: Any, now: Any) -> str:
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        name = next(name for name in sorted({*before, *now}) if before.get(name) != now.get(name))
-        return f"{name} was {before.get(name)} and is {now.get(name)}"
-    return f"{before}, and now {now}"

@@ -31,7 +31,7 @@ def test_a_record_is_of_one_checkpoint_whose_outputs_are_those_of_imagenet(tmp_p
     assert open_record(asked, SETTING) == record
     with pytest.raises(RunsError, match="is of another request: weights_sha256 was"):
         open_record(replace(asked, checkpoint=None), SETTING)
-    with pytest.raises(RunsError, match="is of another board: nano, and now orin; choose another --output"):
+    with pytest.raises(RunsError, match="is of another board: host was nano and is orin; choose another --output"):
         open_record(asked, replace(SETTING, host="orin"))
     few = timm.create_model("deit_tiny_patch16_224", num_classes=7).state_dict()
     torch.save(few, file)

@@ -300,5 +300,5 @@ def test_runs_in_another_power_mode_than_the_file_states_are_not_kept(tmp_path, 
     assert not asked.output.exists()
     record = work_on(board, asked, tmp_path, mode="MAXN").finished()
     assert record.runs and record.environment["power_mode"]["name"] == "MAXN"
-    with pytest.raises(RunsError, match="is of another environment: power_mode was"):
+    with pytest.raises(RunsError, match=r"is of another environment: power_mode\.name was MAXN and is 15W"):
         work_on(board, asked, tmp_path, mode="15W")
