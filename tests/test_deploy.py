@@ -324,6 +324,20 @@ def run_classify(*arguments: object, **environment: str) -> subprocess.Completed
     return subprocess.run(command, env={**os.environ, **environment}, text=True, capture_output=True, timeout=120)
 
 
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What the example says on stderr as it stops, in this process."""
+
+    def told(*arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["classify.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            classify.main()
+        assert stop.value.code not in (None, 0)
+        return str(stop.value.code if isinstance(stop.value.code, str) else capsys.readouterr().err)
+
+    return told
+
+
 def predictions(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     assert done.returncode == 0, done.stderr
     return {name: best.rpartition(" ")[0] for name, best in (line.split("\t") for line in done.stdout.splitlines())}
@@ -412,6 +426,8 @@ def test_an_engine_gives_the_classes_of_the_onnx_file(
         small = run_classify(exported / "export", *by_onnx, **environment, STANDIN_TENSORRT_FAULT="no-context")
         assert small.returncode == 1 and "OutOfMemory" in small.stderr
         assert "cannot prepare to run the engine" in small.stderr and "Traceback" not in small.stderr
+        if release != "10.3.0":
+            return  # what is chosen is chosen alike
         shutil.copy(engine, engine.with_name("1.engine"))
         several = run_classify(exported / "export", *by_onnx, **environment)
         assert several.returncode == 1 and several.stderr.count("--engine ") == 2
@@ -509,28 +525,34 @@ def torch_images(file: str, settings: dict[str, Any]) -> Any:
     ("package", "mend"),
     [("tensorrt", "or --onnx"), ("onnxruntime", "pip install onnxruntime"), ("cv2", "apt install python3-opencv")],
 )
-def test_the_example_says_which_package_it_needs(exported: Path, tmp_path: Path, package: str, mend: str) -> None:
+def test_the_example_says_which_package_it_needs(
+    exported: Path,
+    tmp_path: Path,
+    package: str,
+    mend: str,
+    refusal: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (tmp_path / f"{package}.py").write_text(f"raise ImportError('no {package} here')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, package, raising=False)
     choice = {"tensorrt": ["--engine", tmp_path / "0.engine"], "cv2": ["--camera", "0"]}.get(package, [])
-    refused = run_classify(exported / "export", *choice, "x.png", PYTHONPATH=str(tmp_path))
-    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
-    assert f"(no {package} here)" in refused.stderr and mend in refused.stderr
+    said = refusal(exported / "export", *choice, "x.png")
+    assert "\n" not in said and f"(no {package} here)" in said and mend in said
 
 
-def test_the_example_says_what_it_lacks(exported: Path, tmp_path: Path) -> None:
-    assert "no export.json in" in run_classify(tmp_path, "x.png").stderr
-    assert "give images, or --camera" in run_classify(exported / "export").stderr
+def test_the_example_says_what_it_lacks(exported: Path, tmp_path: Path, refusal: Callable[..., str]) -> None:
+    assert "no export.json in" in refusal(tmp_path, "x.png")
+    assert "give images, or --camera" in refusal(exported / "export")
     (tmp_path / "no.png").write_text("no picture")
     for name in ("gone.png", "no.png", "."):
-        refused = run_classify(exported / "export", tmp_path / name)
-        assert refused.returncode == 1 and refused.stderr.startswith(f"cannot read {tmp_path / name}: ")
-        assert refused.stderr.count("\n") == 1
+        said = refusal(exported / "export", tmp_path / name)
+        assert said.startswith(f"cannot read {tmp_path / name}: ") and "\n" not in said
     shutil.copytree(exported / "export", tmp_path / "export")
     record = json.loads((exported / "export" / "export.json").read_text())
     (tmp_path / "export" / "export.json").write_text(json.dumps({**record, "classes": []}))
     for arguments in (["x.png"], ["--plain"]):
-        nameless = run_classify(tmp_path / "export", *arguments)
-        assert nameless.returncode == 1 and "does not say which output is which class" in nameless.stderr
+        assert "does not say which output is which class" in refusal(tmp_path / "export", *arguments)
 
 
 @pytest.mark.skipif(PYTHON_38 is None, reason="no Python 3.8 here, which is JetPack 5's")

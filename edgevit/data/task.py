@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from PIL.Image import Image
@@ -275,8 +276,16 @@ def _bytes(line: str) -> bytes:
     return line.encode("utf-8", "surrogateescape")  # the name of a file may be no UTF-8
 
 
+_hashes: WeakKeyDictionary[ImageSource, dict[Reference, bytes]] = WeakKeyDictionary()  # a derivation asks often
+
+
 def _image_sha256(source: ImageSource, reference: Reference) -> bytes:
-    return image_sha256(str(reference)) if source.files else hashlib.sha256(source.read(reference).tobytes()).digest()
+    if source.files:
+        return image_sha256(str(reference))
+    known = _hashes.setdefault(source, {})
+    if reference not in known:
+        known[reference] = hashlib.sha256(source.read(reference).tobytes()).digest()
+    return known[reference]
 
 
 def _resolved(data: str | Path) -> str:

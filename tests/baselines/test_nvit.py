@@ -45,7 +45,7 @@ def test_a_head_that_nothing_reads_goes_and_rounds_change_what_stays(
 @pytest.fixture
 def after(small_vit: Callable[..., Any], tmp_path: Path) -> Callable[..., Derived]:
     """What is left by so many rounds, of which each takes a share of the base's MACs."""
-    args = {"depth": 3, "num_heads": 4}
+    args = {"depth": 2, "num_heads": 4}
     base = describe(small_vit(**args), "vit_tiny_patch16_224", args)
     task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
 
@@ -78,7 +78,7 @@ def test_what_has_gone_does_not_come_back(after: Callable[..., Derived], groupin
         encode = torch.eye(64) if made.plan.encode is None else made.plan.encode
         return [*heads, *neurons, set(encode.nonzero()[:, 1].tolist())]
 
-    rounds = [units(after(count, 0.15, grouping)) for count in (1, 2, 3, 4)]
+    rounds = [units(after(count, 0.15, grouping)) for count in (1, 2, 3)]
     for earlier, later in pairwise(rounds):
         assert all(new <= old for old, new in zip(earlier, later, strict=True))
 
@@ -86,7 +86,7 @@ def test_what_has_gone_does_not_come_back(after: Callable[..., Derived], groupin
 def test_rounds_narrow_the_embedding_no_further_than_one_may(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     base = describe(small_vit(depth=1, num_heads=4), "vit_tiny_patch16_224", {"depth": 1, "num_heads": 4})
     task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
-    for rounds in (1, 8):
+    for rounds in (1, 4):
         with pytest.raises(BudgetError):  # 8 channels of 64 are too many for that
             derive(untrained(base, task, 0.98, tmp_path, shape="free"), Config(rounds=rounds, calibration_images=16))
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import timm
+from forks import Program
 from safetensors.torch import save_file
 from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
 
@@ -130,10 +129,7 @@ def test_a_script_makes_its_first_row_of_a_base_that_is_given_by_its_name(
     file, (count, quick) = tmp_path / "rows.json", TRIALS[script]
     options = ["--data", str(images), "--base", "test_vit", "--checkpoint", str(tmp_path / "base.safetensors")]
     options += ["--classes", "ant,bee", "--accept-weak-base", "--accept-preprocessing", *quick]
-    result = subprocess.run(
-        [sys.executable, "-c", STARTED, str(tmp_path), f"benchmarks.{script}", *options, "--rows", str(count),
-         "--results", str(file)],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
-    assert result.returncode == 0 and "could not be done" not in result.stderr, result.stderr
+    more = ["--rows", count, "--results", file]
+    program = Program("-c", STARTED, tmp_path, f"benchmarks.{script}", *options, *more, cwd=ROOT)
+    assert program.wait() == 0 and "could not be done" not in program.stderr, program.stderr
     assert len(json.loads(file.read_text())["rows"] if count else ()) == count

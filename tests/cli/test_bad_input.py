@@ -95,7 +95,7 @@ def test_a_bad_image_is_named_and_can_be_left_out(
     assert f"cannot read d{os.sep}5{os.sep}3.png: " in error and "--skip-bad-images" in error
     done = edgevit_main("derive", NAME, *ARGS, "--checkpoint", digits_checkpoint, "--data", "d", "--classes", "3,5",
                         "--rate", "0.5", "--steps", "0", "--device", "cpu", "--out", "out", "--skip-bad-images",
-                        "--accept-weak-base", "--json")  # fmt: skip
+                        "--method", "magnitude", "--accept-weak-base", "--json")  # fmt: skip
     assert done.code == 0, done.err
     assert json.loads(done.out)["data"]["skipped_images"] == 1
     bad = (tmp_path / "d" / "5" / "3.png").resolve()  # in full, so that it is told once however the folder is given
@@ -289,7 +289,8 @@ def test_a_full_disk_is_one_line_and_no_model_folder(
 ) -> None:
     """A file that may not grow further stands for a disk that has no room."""
     command = ["derive", NAME, *ARGS, "--checkpoint", digits_checkpoint, "--data", "digits", "--classes", "3,5",
-               "--rate", "0.2", *SHORT, "--evaluations", "2", "--out", tmp_path / "out"]  # fmt: skip
+               "--rate", "0.2", "--method", "magnitude", *SHORT, "--evaluations", "2",
+               "--out", tmp_path / "out"]  # fmt: skip
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:

@@ -160,7 +160,7 @@ def test_a_model_with_a_narrower_embedding_is_set_beside_its_base(edgevit_main, 
     runs = []
     for label, width in (("whole", 64), ("narrower", 32)):
         folder = write_narrower(tmp_path / label, width)
-        edgevit.export(folder, accuracy=False)
+        edgevit.export(folder, accuracy=False, fp16=False)
         file = find_file(folder, None, "cpu")
         request = MeasurementRequest(
             model=str(file.path), model_sha256=file.sha256, label=label, precision="fp32", runner="onnxruntime",

@@ -154,7 +154,7 @@ def test_a_closed_form_is_trained_for_as_many_epochs_as_asked(
 def test_a_derived_model_with_a_full_head_can_be_a_base(
     edgevit_main: Any, tmp_path: Path, digits_checkpoint: Path
 ) -> None:
-    common = ["--steps", "0", "--device", "cpu", "--data", "digits", "--json", "-q"]
+    common = ["--steps", "0", "--device", "cpu", "--data", "digits", "--json", "-q", "--method", "magnitude"]
     first = edgevit_main("derive", *TYPED, "--checkpoint", digits_checkpoint, *common, "--classes", "8,5,3",
                          "--rate", "0.3", "--head", "full", "--out", tmp_path / "a")  # fmt: skip
     assert first.code == 0, first.err

@@ -44,7 +44,7 @@ def test_a_derived_model_is_beside_its_base_where_that_is_exported(
     for folder in folders:
         edgevit.base(NAME, checkpoint=weights, model_args=SMALL, out=folder)
     ModelFolder(folders[1]).derivation_file.write_text(DERIVATION_KIND.text(derivation_of(None)))
-    edgevit.export(folders[1])
+    edgevit.export(folders[1], accuracy=False, fp16=False)
     request = BenchRequest(models=(folders[1],), conditions=Conditions(layers=True, threads=1))
     assert profiles_of_base(Console(), request, keep=lambda profile: None) == ()
     assert "its base is not beside it" in capsys.readouterr().err
@@ -52,7 +52,7 @@ def test_a_derived_model_is_beside_its_base_where_that_is_exported(
     assert profiles_of_base(Console(), request, keep=lambda profile: None) == ()
     assert "there is no model folder of it" in words(capsys.readouterr().err)
     (tmp_path / "elsewhere").rename(folders[0])
-    edgevit.export(folders[0])
+    edgevit.export(folders[0], accuracy=False, fp16=False)
     done = edgevit_main("bench", folders[1], "--layers", "--output", output, "--gate", "p50>1us", *FAST)
     assert done.code == 0 and "t1 over base" in words(done.out) and done.out.count(" pass ") == 1, done.err
     for text in ("where the time goes, profiled, batch 1", "block by block, ms", "between layers:"):

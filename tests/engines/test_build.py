@@ -149,12 +149,12 @@ def test_nothing_is_built_twice_until_something_changes(stored: EngineRecord) ->
 def test_of_all_that_was_tried_the_board_keeps_only_the_engine_that_is_taken(
     folder: Path, sshd: Callable[..., Server]
 ) -> None:
-    server = sshd(PYTHONPATH=STANDINS, STANDIN_TENSORRT="8.6.1", STANDIN_TENSORRT_FAULT="fp16-block:2")
+    server = sshd(PYTHONPATH=STANDINS, STANDIN_TENSORRT="8.6.1", STANDIN_TENSORRT_FAULT="fp16-layernorm")
     request = request_of(ExportRequest, {**QUICK, **ONE, "model": folder, "trt": True}, "build")
     notes = Notes()
     with open_board(server.host, ssh_config=server.config) as board:
         record = build_engine(request, board, notes)
-    assert len(notes.builds) > 3 and any(name.startswith("send images") for name in notes.stages)
+    assert len(notes.builds) == 2 and any(name.startswith("send images") for name in notes.stages)
     left = {path.name for path in (server.cache / "files").iterdir() if path.suffix != ".onnx"}
     assert left == {f"{record.sha256}.engine"}
 
@@ -227,7 +227,7 @@ def test_an_engine_that_is_always_wrong_is_refused_and_nothing_is_kept(
 ) -> None:
     play(release, "always")
     with pytest.raises(EngineError, match=r"no engine is right: fp32 loses \d+% on '[358]' \(of \d+ images"):
-        build(folder)
+        build(folder, **ONE)
     assert ModelFolder(folder).export.engines() == [] and hidden(folder) == []
     assert sorted(path.name for path in (folder / "export").iterdir()) == [
         "export.json",

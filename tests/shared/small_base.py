@@ -54,26 +54,37 @@ def assert_same_weights(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Non
 
 
 references = Digits.references
-read_image, make_transform = task._Images.__getitem__, task.evaluation_transform
-transforms: dict[str, Any] = {}
-digits: dict[tuple[Any, int], Tensor] = {}
+read_image = task._Images.__getitem__
+digits: dict[tuple[Any, ...], Tensor] = {}
+SMALL = 3 * 32 * 32
 
 
-def one_transform(preprocessing: Any) -> Any:
-    how = repr(sorted(preprocessing.items()))
-    return transforms.get(how) or transforms.setdefault(how, make_transform(preprocessing))
+def made_once(make: Any) -> Any:
+    made: dict[str, Any] = {}
+
+    def one_transform(preprocessing: Any, *augment: Any) -> Any:
+        how = repr((sorted(preprocessing.items()), augment))
+        return made.get(how) or made.setdefault(how, make(preprocessing, *augment))
+
+    return one_transform
 
 
 def read_once(self: Any, key: Any) -> tuple[Tensor, int]:
-    """Hundreds of derivations read the same digits, each for a sixth of its time."""
-    if not isinstance(key, int) or not isinstance(self.source, Digits):
+    """Hundreds of derivations read the same digits, each for a sixth of its time, and augment them by equal seeds."""
+    if not isinstance(self.source, Digits):
         return read_image(self, key)
-    if (known := (self.references[key], id(self.transform))) not in digits:
-        digits[known] = read_image(self, key)[0]
-    return digits[known].clone(), self.labels[key]
+    position, *seed = [key] if isinstance(key, int) else key
+    known = (self.references[position], id(self.transform), *seed)
+    if known not in digits:
+        image = read_image(self, key)[0]
+        if seed and (image.numel() > SMALL or len(digits) > 20_000):  # up to 250 MB
+            return image, self.labels[position]
+        digits[known] = image
+    return digits[known].clone(), self.labels[position]
 
 
-task.evaluation_transform = one_transform
+task.evaluation_transform = made_once(task.evaluation_transform)
+task.training_transform = made_once(task.training_transform)
 task._Images.__getitem__ = read_once  # type: ignore[method-assign]
 
 

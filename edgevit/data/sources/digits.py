@@ -44,5 +44,6 @@ def class_names(data: str) -> tuple[str, ...]:
     return Digits.class_names
 
 
+@lru_cache
 def open_source(data: str) -> Digits:
     return Digits()

@@ -31,6 +31,12 @@ from edgevit.network.network import Network
 pytestmark = pytest.mark.usefixtures("examined_once")
 
 
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT-RTX takes a second for each file, and its count is in no table."""
+    monkeypatch.setattr(onnx_export, "compiler_installed", lambda: False)
+
+
 def test_every_row_of_the_papers_is_wanted_and_has_its_published_figure() -> None:
     rows = list(model_rows("methods", RATES, list(METHODS)))
     assert len(rows) == len(METHODS) * len(RATES)
@@ -88,7 +94,7 @@ def test_depth_is_cut_by_what_accuracy_misses_least(tmp_path: Path, monkeypatch:
     quick = edgevit.Conditions(samples=5, duration_s=0, warmup=1, warmup_seconds=0, threads=1)
     monkeypatch.setattr(edgevit, "Conditions", lambda **_: quick)
     out = tmp_path / "efficiency.json"
-    monkeypatch.setattr(sys, "argv", ["efficiency.py", "depth", "--model", "demo", "--rounds", "2", "--out", str(out)])
+    monkeypatch.setattr(sys, "argv", ["efficiency.py", "depth", "--model", "demo", "--rounds", "1", "--out", str(out)])
     efficiency.main()
     told: dict[str, Any] = json.loads(out.read_text())
     base, whole, cut = told["rows"]
@@ -167,7 +173,6 @@ def test_engines_of_a_board_are_measured_beside_int8_on_its_processor(
 def test_heads_of_unequal_widths_are_measured_beside_equal_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx_export, "compiler_installed", lambda: False)  # TensorRT-RTX takes seconds
     told = run_part("heads", tmp_path, monkeypatch, "--seed", "3")
     base, separate, uneven = told["rows"]
     assert [row["method"] for row in told["rows"]] == ["base", "separate", "uneven"]

@@ -23,8 +23,8 @@ def test_every_variant_is_asked_for_with_options_that_there_are() -> None:
 
 def test_a_head_is_fitted_to_digits_and_the_trained_base_is_cut(tmp_path: Path) -> None:
     place = transfer.open_headless(tmp_path)
-    (case,) = (c for c in transfer.cases((42,), (0.9,)) if c.variant == "forge, better base")
-    few = {"calibration_images": 48, "sensitivity_images": 16}
+    (case,) = (c for c in transfer.cases((42,), (0.9,)) if c.variant == "vulcan, better base")
+    few = {"calibration_images": 48}
     with fewer_digits():
         found = run(replace(case, steps=8, options={**case.options, **few}), place, 1)
     assert isinstance(found, dict), found

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from forks import in_two_processes
 from safetensors.torch import load_file
 from small_base import ARGS, DEVICE, assert_same_weights, derive, press_ctrl_c_in_step, write_checkpoint
 
@@ -27,6 +26,11 @@ def checkpoint(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("base"))
 
 
+@pytest.fixture(scope="module")
+def derived(checkpoint, tmp_path_factory):
+    return derive(checkpoint, tmp_path_factory.mktemp("derived") / "whole").folder
+
+
 def weights(folder):
     return load_file(Path(folder) / "model.safetensors")
 
@@ -39,14 +43,16 @@ def assert_close(a, b):
 
 
 @pytest.mark.parametrize("options", [{}, {"as_published": True}])
-def test_an_interrupted_derivation_resumed_ends_in_the_same_weights(checkpoint, tmp_path, options, monkeypatch):
-    whole = derive(checkpoint, tmp_path / "whole", options=options)
+def test_an_interrupted_derivation_resumed_ends_in_the_same_weights(
+    checkpoint, derived, tmp_path, options, monkeypatch
+):
+    whole = derive(checkpoint, tmp_path / "whole", options=options).folder if options else derived
     press_ctrl_c_in_step(3, monkeypatch)
     with pytest.raises(Interrupted, match=r"stopped at step 4 of 6 .* --resume goes on from .*resumed\.partial"):
         derive(checkpoint, tmp_path / "resumed", options=options)
     assert not (tmp_path / "resumed").exists()
     resumed = derive(checkpoint, tmp_path / "resumed", options=options, resume=True)
-    assert_same_weights(weights(whole.folder), weights(resumed.folder))
+    assert_same_weights(weights(whole), weights(resumed.folder))
     assert not (tmp_path / "resumed.partial").exists()
 
     def steps(folder):
@@ -56,7 +62,7 @@ def test_an_interrupted_derivation_resumed_ends_in_the_same_weights(checkpoint, 
     lines = steps(resumed.folder)
     if DEVICE != "cpu":  # which adds up in no fixed order
         lines = [pytest.approx(line, rel=1e-3) for line in lines]
-    assert steps(whole.folder) == lines
+    assert steps(whole) == lines
 
 
 def test_where_blocks_are_dropped_at_random_a_resumed_training_drops_the_same(checkpoint, tmp_path, monkeypatch):
@@ -82,52 +88,42 @@ def test_micro_batches_match_one_batch(checkpoint, tmp_path):
     assert_close(one.folder, three.folder)
 
 
-@pytest.mark.parametrize("taught", [False, True])
-def test_two_processes_match_one(checkpoint, tmp_path, image_folder, taught):
-    teacher = {"teacher": "restricted", "token_weight": 0.1} if taught else {}
-    more = image_folder(tmp_path / "more", {"any": 40}) if taught else None
-    start = {} if taught else {"derive_from": "finetuned", "base_steps": 3}
+def test_two_processes_match_one(checkpoint, tmp_path, image_folder):
+    teacher, start = {"teacher": "restricted", "token_weight": 0.1}, {"derive_from": "finetuned", "base_steps": 3}
+    more = image_folder(tmp_path / "more", {"any": 40})
     on_cpu = {"lr": 1e-4, "device": "cpu", **teacher}
     one = derive(checkpoint, tmp_path / "one", training=on_cpu, unlabelled=more, **start)
     arguments = [f"--model-arg={name}={value}" for name, value in ARGS.items()]
-    launch = [
+    command = [
         # --multi_gpu means several processes here; with --device cpu they talk through gloo
         sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
         "--num_machines", "1", "--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no",
-    ]  # fmt: skip
-    command = [
         "-m", "edgevit.cli", "derive", "vit_tiny_patch16_224", "--checkpoint", str(checkpoint), *arguments,
         "--mean=0.5", "--std=0.5", "--crop-pct=1.0", "--interpolation=bicubic", "--data=digits", "--classes=3,7,9",
         "--rate=0.5", "--method=vulcan", "--steps=6", "--batch-size=24", "--device=cpu", "--evaluations=2", "--lr=1e-4",
         "--no-early-stop", "--accept-weak-base", "--quiet", "--json", "--out", str(tmp_path / "two"),
-        *([f"--unlabelled={more}"] if more else []),
+        f"--unlabelled={more}",
         *(f"--{name.replace('_', '-')}={value}" for name, value in {**teacher, **start}.items()),
     ]  # fmt: skip
-    if taught:
-        done = subprocess.run([*launch, *command], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        said = done.stdout
-    else:
-        said = "".join(in_two_processes(*command))
-    told = json.loads(said)  # exactly one process speaks
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)  # exactly one process speaks
     assert (told["folder"], told["processes"]) == (str(tmp_path / "two"), 2)
     assert told["answers"]["test"]["base_restricted"] == asdict(one.record.answers["test"].base_restricted)
-    if not taught:
-        assert told["start"]["loss_validation_finetuned"] == pytest.approx(
-            one.record.start.loss_validation_finetuned, rel=1e-3
-        )
+    assert told["start"]["loss_validation_finetuned"] == pytest.approx(
+        one.record.start.loss_validation_finetuned, rel=1e-3
+    )
     assert_close(one.folder, tmp_path / "two")
     lines = [json.loads(line) for line in (tmp_path / "two" / "history.jsonl").read_text().splitlines()]
     ours = [json.loads(line) for line in (one.folder / "history.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [line["step"] for line in ours]
-    for name in ("loss_task", "loss_teacher", "loss_tokens") if taught else ("loss_task",):
+    for name in ("loss_task", "loss_teacher", "loss_tokens"):
         assert lines[-1][name] == pytest.approx(ours[-1][name], rel=1e-3)
 
 
-def test_workers_change_nothing(checkpoint, tmp_path):
-    one = derive(checkpoint, tmp_path / "one")
+def test_workers_change_nothing(checkpoint, derived, tmp_path):
     two = derive(checkpoint, tmp_path / "two", training={"workers": 1})
-    assert_same_weights(weights(one.folder), weights(two.folder))
+    assert_same_weights(weights(derived), weights(two.folder))
 
 
 def test_bf16_trains_and_the_model_folder_is_fp32(checkpoint, tmp_path):

@@ -110,7 +110,9 @@ def test_the_command_line_tells_of_it(model: Path, edgevit_main: Any) -> None:
 
 @pytest.mark.parametrize("method", [*own_method_names(), "taylor"])
 def test_a_method_takes_it(method: str, tmp_path: Path, digits_checkpoint: Path) -> None:
+    few = {"nuwa": {"purification": "none"}, "forge": {"calibration_images": 64, "sensitivity_images": 16}}
     how = {"reject": 0.05, "rate": 0.3, "training": {"steps": 2, "evaluations": 1}}  # heart reaches 0.4
+    how["options"] = few.get(method, {})
     made = derive(digits_checkpoint, tmp_path / "m", method=method, **how)
     rule = load(tmp_path / "m").spec.rejection
     assert rule == made.model.spec.rejection and rule is not None and rule.share == 0.05
@@ -133,7 +135,7 @@ def test_a_rule_of_a_later_version_is_not_ignored(model: Path, tmp_path: Path) -
 
 
 def test_without_it_nothing_is_called_other(tmp_path: Path, digits_checkpoint: Path) -> None:
-    made = derived(digits_checkpoint, tmp_path / "m", reject=None, training={"steps": 0})
+    made = derived(digits_checkpoint, tmp_path / "m", reject=None, method="magnitude", training={"steps": 0})
     images = torch.zeros(2, 3, 32, 32)
     assert set(made.model.names(made.model(images))) < set(CLASSES)
     assert made.model.spec.rejection is None and made.record.accuracy.derived.rejection is None

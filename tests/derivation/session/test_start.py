@@ -26,11 +26,13 @@ from edgevit.records.derivation import StartRecord
 from edgevit.records.model_folder import ModelFolder
 
 CLOSED = {"steps": 0, "lr": 3e-3}
+PLAIN = {"purification": "none"}  # or nuwa trains
+FEW = {"calibration_images": 64, "sensitivity_images": 16, "sequential": False}  # of forge
 
 
 def start(checkpoint: Path, out: Path, derive_from: str, *, training: dict[str, Any] | None = None, **more: Any) -> Any:
     """Nothing trains but the base."""
-    given: dict[str, Any] = {"method": "forge", "rate": 0.3, "base_steps": 30, **more}
+    given: dict[str, Any] = {"method": "nuwa", "options": PLAIN, "rate": 0.3, "base_steps": 10, **more}
     return derive_small(checkpoint, out, derive_from=derive_from, training=training or CLOSED, **given)
 
 
@@ -54,7 +56,8 @@ def found(made: Derivation) -> StartRecord:
 def test_the_base_is_cut_after_training_and_its_losses_are_those_of_the_labels(
     digits_checkpoint: Path, tmp_path: Path
 ) -> None:
-    made = start(digits_checkpoint, tmp_path / "m", "finetuned", cache=tmp_path / "cache")
+    cache, forge = tmp_path / "cache", {"method": "forge", "options": {}, "base_steps": 30}
+    made = start(digits_checkpoint, tmp_path / "m", "finetuned", cache=cache, **forge)
     record, begun = made.record, found(made)
     assert (begun.network, begun.steps, record.facts.steps) == ("finetuned", 30, 0)
     trained = record.base_training
@@ -66,7 +69,7 @@ def test_the_base_is_cut_after_training_and_its_losses_are_those_of_the_labels(
     task = open_task("digits", ["3", "7", "9"], preprocessing=model.preprocessing, base_outputs=10)
     network = with_classes(model, task.base_columns).eval()
     images, labels = next(task.validation.batches(len(task.validation)))
-    (kept,) = (tmp_path / "cache").glob("finetuned-*.safetensors")
+    (kept,) = cache.glob("finetuned-*.safetensors")
     losses, logits = [], torch.empty(0)
     for weights in (network.state_dict(), load_file(kept)):
         network.load_state_dict(weights)
@@ -128,14 +131,14 @@ def test_methods_share_one_trained_base(
 ) -> None:
     """However gently and long each trains what it cuts, if at all: it is one of the baselines."""
     monkeypatch.setattr("edgevit.train.settings.PASSES", 1)
-    nuwa = {"options": {"purification": "none", "finetune_epochs": 2}, "training": {**CLOSED, "steps": None}}
-    asked: dict[str, dict[str, Any]] = {"forge": {}, "random": {}, "corp": {}, "nuwa": nuwa}
+    nuwa = {"options": {**PLAIN, "finetune_epochs": 2}, "training": {**CLOSED, "steps": None}}
+    asked: dict[str, dict[str, Any]] = {"random": {"options": {}}, "corp": {"options": {}}, "nuwa": nuwa}
     given: dict[str, Any] = {"base_steps": None, "cache": tmp_path / "cache"}
     made = [
         start(digits_checkpoint, tmp_path / method, "finetuned", method=method, **given, **more)
         for method, more in asked.items()
     ]
-    assert ["finetune base" in stages(one.folder) for one in made] == [True, False, False, False]
+    assert ["finetune base" in stages(one.folder) for one in made] == [True, False, False]
     assert all(found(one) == found(made[0]) for one in made)
     assert all(one.record.accuracy.base_finetuned == made[0].record.accuracy.base_finetuned for one in made)
     record = made[-1].record
@@ -146,7 +149,8 @@ def test_methods_share_one_trained_base(
 @pytest.mark.parametrize("teacher", ["restricted", "finetuned"])
 def test_its_answers_are_the_restricted_teachers_too(digits_checkpoint: Path, tmp_path: Path, teacher: str) -> None:
     training = {"steps": 2, "lr": 1e-9, "teacher": teacher}
-    made = start(digits_checkpoint, tmp_path / "m", "finetuned", training=training, rate=0.05)
+    few: dict[str, Any] = {"method": "forge", "options": FEW, "rate": 0.05}
+    made = start(digits_checkpoint, tmp_path / "m", "finetuned", training=training, **few)
     lines = [json.loads(line) for line in (made.folder / "history.jsonl").read_text().splitlines()]
     taught = [line["loss_teacher"] for line in lines if line["stage"] == "distil" and "loss_teacher" in line]
     assert taught and max(taught) < 0.02
@@ -159,7 +163,7 @@ def test_a_teacher_is_trained_where_anything_learns_from_it(digits_checkpoint: P
     )  # fmt: skip
     assert not [stage for stage in stages(closed.folder) if "finetune" in stage]
     trained = start(
-        digits_checkpoint, tmp_path / "trained", "base", method="vulcan", rate=0.1, base_steps=5,
+        digits_checkpoint, tmp_path / "trained", "base", method="vulcan", options={}, rate=0.1, base_steps=5,
         cache=False, training={"steps": 2, "lr": 3e-3, "teacher": "finetuned"},
     )  # fmt: skip
     assert "finetune base" in stages(trained.folder)
@@ -173,7 +177,7 @@ def test_going_on_with_another_start_is_refused(
     from edgevit.errors import Interrupted
 
     press_ctrl_c_in_step(3, monkeypatch)
-    with pytest.raises(Interrupted, match="stopped at step 4 of 30 of finetune base"):
+    with pytest.raises(Interrupted, match="stopped at step 4 of 10 of finetune base"):
         start(digits_checkpoint, tmp_path / "m", "finetuned", cache=False)
     for other in ({"derive_from": "better"}, {"derive_from": "finetuned", "base_steps": 20}):
         with pytest.raises(OptionError, match=r"cannot resume .* with other options: (derive_from was|base_steps was)"):
@@ -207,7 +211,13 @@ def test_a_base_that_training_makes_better_is_named_where_it_is_only_a_baseline(
     args = [part for name, value in ARGS.items() for part in ("--model-arg", f"{name}={value}")]
     base = [NAME, "--checkpoint", digits_checkpoint, *args, "--mean", "0.5", "--std", "0.5", "--crop-pct", "1"]
     asked = ["--data", "digits", "--classes", "3,7,9", "--rate", "0.3", "--steps", "0", "--lr", "3e-3"]
-    asked.append("--accept-preprocessing")  # few images, on which another crop happens to do better
+    asked += [
+        "--method",
+        "nuwa",
+        "--set",
+        "nuwa.purification=none",
+        "--accept-preprocessing",
+    ]  # few images, on which another crop happens to do better
     judged = edgevit_main("derive", *base, *asked, "--finetune-base", "--base-steps", "30", "--out", tmp_path / "m")
     assert judged.code == 0, judged.err
     assert "--derive-from better would cut it after them" in " ".join(judged.err.split())

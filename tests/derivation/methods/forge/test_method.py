@@ -29,6 +29,8 @@ from edgevit.records.model_folder import ModelFolder
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
+pytestmark = pytest.mark.usefixtures("few_digits")
+
 UNTRAINED = {"steps": 0}
 PASSES = open_passes(Training(device="cpu"))
 FEW = {"calibration_images": 128, "sensitivity_images": 64}

@@ -20,6 +20,8 @@ from edgevit.network.checkpoint import describe
 from edgevit.progress import Silent
 from edgevit.records.model_folder import ModelFolder
 
+pytestmark = pytest.mark.usefixtures("few_digits")
+
 FEW = {"calibration_images": 8, "probes": 1}
 FORGE = {"calibration_images": 32, "sensitivity_images": 16}
 
