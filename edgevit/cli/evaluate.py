@@ -20,7 +20,8 @@ def main(
 ) -> None:
     """Measure the accuracy of a base, a model folder, an ONNX file or an engine on images of its classes.
 
-    An engine runs on the board that it was built for, or on this machine.
+    An engine runs on the board that it was built for, or on this machine. Where outputs are features, those of an ONNX
+    file or an engine are compared with those of its model folder.
     """
     from dataclasses import asdict
 
@@ -31,10 +32,19 @@ def main(
         from edgevit.engines.run import run_evaluate
 
     result = run_evaluate(request, console.progress)
-    console.show(classes_table(result))
+    console.show(classes_table(result) if result.agreement is None else agreement_line(result))
     if result.rejected is not None:
         console.show(rejected_line(result.rejected))
     console.result(asdict(result))
+
+
+def _title(result: Evaluation) -> str:
+    return f"{result.model} ({result.form}) on {result.images} {result.part} images of {result.data}"
+
+
+def agreement_line(result: Evaluation) -> str:
+    """How far outputs without classes agree with the model folder in torch."""
+    return f"{_title(result)}: agrees to {result.agreement:.2%} with its model folder in torch"
 
 
 def classes_table(result: Evaluation) -> Table:
@@ -45,9 +55,8 @@ def classes_table(result: Evaluation) -> Table:
     rows = {f"choosing among the {len(result.per_class)}": result.top1}
     if result.outputs > len(result.per_class):
         rows[f"choosing among all {result.outputs}"] = result.top1_full
-    overall = (share_text(share, result.images) for share in rows.values())
-    title = f"{result.model} ({result.form}) on {result.images} {result.part} images of {result.data}"
-    table = Table(title=title, title_justify="left", show_footer=True)
+    overall = (share_text(share, result.images) for share in rows.values() if share is not None)
+    table = Table(title=_title(result), title_justify="left", show_footer=True)
     table.add_column("class", footer="\n".join(rows))
     table.add_column("images", justify="right", footer="\n".join([str(result.images)] * len(rows)))
     table.add_column("top-1 (95 % interval)", justify="right", footer="\n".join(overall))

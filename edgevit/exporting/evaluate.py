@@ -1,4 +1,7 @@
-"""Accuracy of a base, a model folder or an ONNX file on images of its classes."""
+"""Accuracy of a base, a model folder or an ONNX file on images of its classes.
+
+Outputs without classes are compared with those of the model folder in torch, on images of any classes.
+"""
 
 from __future__ import annotations
 
@@ -18,39 +21,35 @@ from edgevit.errors import CheckpointError, ModelError, OptionError
 from edgevit.exporting.images import Judging, Subject, data_record, open_judging, subject_of
 from edgevit.exporting.imported import open_imported
 from edgevit.exporting.request import ONNX, JudgeRequest, Part
-from edgevit.exporting.session import OnnxModel
+from edgevit.exporting.session import OUTPUT_KIND, OnnxModel
 from edgevit.network.accuracy import measure_accuracy
-from edgevit.network.checkpoint import open_base
+from edgevit.network.checkpoint import load, open_base
 from edgevit.network.device import find_device
-from edgevit.network.output import Logits, columns_of
+from edgevit.network.output import Logits
 from edgevit.progress import Progress, Silent
 from edgevit.records.class_names import ClassName
 from edgevit.records.derivation import Fraction, RejectedRecord, Seed
-from edgevit.records.model import Index, Preprocessing, Rejection
+from edgevit.records.model import Index, OutputKind, Preprocessing, Rejection
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import suffix_of
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Top-1 accuracy on one part of the data."""
+    """Top-1 accuracy on one part of the data, or agreement with the model folder in torch."""
 
     model: str
     form: str  # "torch", "onnx" or "engine"
     data: str
     part: Part
     images: int
-    top1: float  # among the target classes
-    top1_full: float  # among all outputs of the classifier
-    outputs: int
+    top1: float | None  # among the target classes; None: the outputs are not logits
+    top1_full: float | None  # among all outputs of the classifier
+    outputs: int  # of the classifier; 0: there is none
     per_class: dict[str, float | None]  # top-1 among the target classes; None: no images
     images_per_class: dict[str, int]
     rejected: RejectedRecord | None = None  # images classified as `other`; None: the model has no such rule
-
-    @property
-    def worst(self) -> tuple[str, float]:
-        """The class with the lowest accuracy, and its accuracy."""
-        return min(((n, a) for n, a in self.per_class.items() if a is not None), key=lambda pair: pair[1])
+    agreement: float | None = None  # mean score with the answers of the model folder as targets; None: of logits
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,9 @@ class ModelUnderTest:
     """A model to be evaluated: a base, a model folder, an ONNX file or an engine."""
 
     form: str  # as in Evaluation
-    predict: Callable[[Tensor], Tensor]  # logits [B, outputs] of images [B, C, H, W], on any device
+    predict: Callable[[Tensor], Tensor]  # outputs [B, ...] of images [B, C, H, W], on any device
     subject: Subject
+    folder: ModelFolder | None = None  # that a file or engine was made of
 
 
 def open_onnx(path: Path, device: str) -> ModelUnderTest:
@@ -79,22 +79,24 @@ def open_onnx(path: Path, device: str) -> ModelUnderTest:
     """
     model = OnnxModel(path, device=device)
     images, split = model.described("preprocessing", Preprocessing), model.described("split", _Split)
+    kind = model.described(OUTPUT_KIND, OutputKind) if OUTPUT_KIND in model.metadata else "logits"
     subject = Subject(
         origin=str(path),
         class_names=model.described("class_names", tuple[ClassName, ...]),
         class_columns=model.described("class_columns", tuple[Index, ...]),
-        outputs=model.output.shape[1],
+        outputs=model.output.shape[1] if kind == "logits" else 0,
         preprocessing=images.plain(),
         rejection=model.described("rejection", Rejection) if "rejection" in model.metadata else None,
         seed=split.seed,
         validation_fraction=split.validation_fraction,
         group_by=split.group_by,
+        output_kind=kind,
     )
     names, columns = subject.class_names, subject.class_columns
-    fits = max(columns, default=0) < subject.outputs and list(images.input_size) == list(model.input.shape[1:])
+    fits = max(columns, default=-1) < subject.outputs and list(images.input_size) == list(model.input.shape[1:])
     if not fits or not len(names) == len(columns) == len(set(names)) == len(set(columns)):
         raise CheckpointError(f"{path} has metadata that contradicts its input or output; export the model again")
-    return ModelUnderTest("onnx", model.predict, subject)
+    return ModelUnderTest("onnx", model.predict, subject, ModelFolder(path.absolute().parent.parent))
 
 
 def _open_torch(model: str | Path, device: str, progress: Progress, **options: Any) -> ModelUnderTest:
@@ -126,7 +128,7 @@ def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -
         skip_bad_images=request.skip_bad_images,
         progress=progress,
     ).limited(request.max_images)
-    if not subject.class_names:
+    if not subject.class_names and subject.output_kind == "logits":
         assumed = assumptions(
             request.model,
             judging.task,
@@ -173,10 +175,52 @@ def run(request: JudgeRequest, progress: Progress | None = None) -> Evaluation:
     return evaluate_opened(candidate, request, progress)
 
 
+def _finite(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest, images: Tensor) -> Tensor:
+    """The outputs of some images.
+
+    Raises:
+        ModelError: one is not finite.
+    """
+    outputs = candidate.predict(images)
+    if not bool(torch.isfinite(outputs).all()):
+        noun, part = judging.output.noun, request.part
+        raise ModelError(f"{request.model}: its {noun} of {part} images are not finite; derive or export it again")
+    return outputs
+
+
+def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest, progress: Progress) -> Evaluation:
+    """Compare outputs without classes with those of the model folder in torch.
+
+    Raises:
+        CheckpointError: the file is in no model folder.
+    """
+    if candidate.folder is None or not candidate.folder.is_model:
+        raise CheckpointError(
+            f"{request.model} gives {judging.output.noun}, to be compared with those of its model folder, and is in "
+            "none; leave it in MODEL/export"
+        )
+    device, output = find_device(request.device), judging.output
+    network, done, agreement = load(candidate.folder.path).to(device), 0, 0.0
+    workers = workers_for(request.workers, device.type, request.batch_size)
+    with progress.stage("evaluate", len(judging.split), "image") as stage, torch.inference_mode():
+        for images, _ in judging.split.batches(request.batch_size, workers):
+            answers = output.answers(network(images.to(device)).float().cpu())
+            outputs = _finite(candidate, judging, request, images).float().cpu()
+            agreement += float(output.score(outputs, answers).sum())
+            done += len(images)
+            stage.update(done)
+    return Evaluation(
+        str(request.model), candidate.form, judging.data, judging.part, done, None, None, 0, {}, {},
+        agreement=agreement / done,
+    )  # fmt: skip
+
+
 def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress) -> Evaluation:
     """Evaluate an opened model; raises as `edgevit.evaluate` does."""
-    model, part = request.model, request.part
+    model = request.model
     judging = _open_judging(candidate.subject, request, progress)
+    if not isinstance(judging.output, Logits):
+        return _compared(candidate, judging, request, progress)
     foreign = _foreign_images(candidate.subject, judging, request.max_images, progress)
     workers = workers_for(request.workers, find_device(request.device).type, request.batch_size)
     target_logits: list[Tensor] = []  # by batch, if the model classifies images as `other`
@@ -185,9 +229,7 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
 
         def predict(images: Tensor) -> Tensor:
             nonlocal done
-            logits = candidate.predict(images)
-            if not bool(torch.isfinite(logits).all()):
-                raise ModelError(f"{model}: its logits of {part} images are not finite; derive or export it again")
+            logits = _finite(candidate, judging, request, images)
             done += len(images)
             stage.update(done)
             if foreign is not None:
@@ -195,7 +237,7 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
             return logits
 
         batches = judging.split.batches(request.batch_size, workers)
-        accuracy = measure_accuracy(predict, batches, Logits(columns_of(judging.output)), judging.class_names)
+        accuracy = measure_accuracy(predict, batches, judging.output, judging.class_names)
         if foreign is not None and len(foreign):
             with torch.inference_mode():
                 for images, _ in foreign.batches(request.batch_size, workers):

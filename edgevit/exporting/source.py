@@ -98,7 +98,7 @@ def usage_metadata(source: Source) -> dict[str, str]:
     subject = source.subject
     split = {"seed": subject.seed, "validation_fraction": subject.validation_fraction, "group_by": subject.group_by}
     rule = {} if subject.rejection is None else {"rejection": json.dumps(asdict(subject.rejection))}
-    kind = {} if subject.output_kind == "logits" else {OUTPUT_KIND: subject.output_kind}
+    kind = {} if subject.output_kind == "logits" else {OUTPUT_KIND: json.dumps(subject.output_kind)}
     return {
         **rule,
         **kind,

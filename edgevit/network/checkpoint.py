@@ -238,6 +238,11 @@ class Headless:
     preprocessing: Mapping[str, Any]
     release: ReleaseFacts = field(default_factory=ReleaseFacts)
 
+    def described(self) -> Model:
+        """The base as a model."""
+        model = describe(self.network, self.timm_name, self.timm_args, self.preprocessing)
+        return Model(model, model.spec, replace(self.release, labels=()))  # labels of no classifier
+
     def with_head(self, weight: Tensor, bias: Tensor) -> Model:
         """Add a classifier to the base, in place. Shapes: weight [classes, d]; bias [classes].
 
@@ -248,8 +253,7 @@ class Headless:
             for head in self.network.classifiers:
                 head.weight.copy_(weight)
                 head.bias.copy_(bias)
-        model = describe(self.network, self.timm_name, self.timm_args, self.preprocessing)
-        return Model(model, model.spec, replace(self.release, labels=()))  # labels of no classifier
+        return self.described()
 
 
 def open_base(

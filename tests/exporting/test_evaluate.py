@@ -1,21 +1,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from foreign_names import hugging_face
 from PIL import Image
 from safetensors.torch import save_file
-from small_models import ARGS
+from small_models import ARGS, write_headless
 
 import edgevit
+from edgevit.cli.evaluate import agreement_line
 from edgevit.data.task import open_task
 from edgevit.engines.run import evaluate
-from edgevit.errors import CheckpointError, DataError, ModelError, OptionError, UnknownNameError
+from edgevit.errors import CheckpointError, DataError, ModelError, OptionError, UnknownNameError, UnsupportedModelError
 from edgevit.network.checkpoint import load
 from edgevit.progress import Silent
 from edgevit.records.export import ExportRecord
@@ -188,3 +191,24 @@ def test_weights_and_logits_that_are_no_numbers_are_refused(digits_checkpoint: P
     save_file(state, tmp_path / "broken.safetensors")
     with pytest.raises(ModelError, match="vit_tiny_patch16_224: its logits of test images are not finite"):
         evaluate("vit_tiny_patch16_224", "digits", **given)
+
+
+def test_features_of_a_file_are_compared_with_those_of_its_model_folder(tmp_path: Path) -> None:
+    folder = write_headless(tmp_path / "headless")
+    edgevit.export(folder, accuracy=False)
+    file = folder / "export" / "model.fp16.onnx"
+    result = evaluate(file, "digits", max_images=20)
+    assert (result.form, result.images, result.part, result.top1, result.top1_full) == ("onnx", 20, "test", None, None)
+    assert result.agreement is not None and 0.9999 < result.agreement <= 1 and result.per_class == {}
+    assert agreement_line(result) == (
+        f"{file} (onnx) on 20 test images of digits: agrees to 100.00% with its model folder in torch"
+    )
+    other = tmp_path / "other"
+    torch.manual_seed(1)
+    edgevit.base(timm.create_model("vit_tiny_patch16_224", **{**ARGS, "num_classes": 0}), out=other)
+    (other / "export").mkdir()
+    assert 0.1 < evaluate(Path(shutil.copy(file, other / "export")), "digits", max_images=20).agreement < 0.9
+    with pytest.raises(CheckpointError, match="gives features, to be compared with those of its model folder"):
+        evaluate(Path(shutil.copy(file, tmp_path)), "digits")
+    with pytest.raises(UnsupportedModelError, match="has no classifier"):
+        evaluate(folder, "digits")

@@ -318,7 +318,7 @@ def test_a_network_without_a_classifier_is_exported_and_judged_by_its_features(t
     assert checked.files["fp32"].agreement == pytest.approx(1) and 0.999 < checked.files["fp16"].agreement <= 1
     assert checked.files["fp16"].top1 is None and checked.files["fp16"].per_class == {}
     file = OnnxModel(report.folder / "model.fp32.onnx")
-    assert file.metadata["output"] == "features" and json.loads(file.metadata["class_names"]) == []
+    assert file.described("output", str) == "features" and json.loads(file.metadata["class_names"]) == []
     images = torch.randn(3, 3, 32, 32)
     check_logits(folder, images, "fp32", 1e-4)
     assert load(folder)(images).shape == (3, 64)

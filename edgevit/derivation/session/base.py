@@ -44,7 +44,7 @@ def base(name: str | Path | BaseRequest | None = None, *, progress: Progress | N
     The names of outputs are those of `base_classes`, of a model folder that is given for `name`, or, where `data` has
     a class for every output, of the data; with `classes`, also ImageNet's. On images of `data` it is seen that the base
     knows its classes and is right on no more of them with other preprocessing, as `edgevit.derive` does; to a base
-    without a classifier a linear head is fitted.
+    without a classifier a linear head is fitted. Without `data` such a base is written as it is.
 
     Args:
         name: a timm name, a model folder, or a whole request.
@@ -65,7 +65,10 @@ def run(request: BaseRequest, progress: Progress | None = None) -> Model:
     opened = open_network(request.name, **request.opening(), progress=progress)
     head: FittedHead | None = None
     hint: str | None = None
-    if isinstance(opened, Headless):
+    if isinstance(opened, Headless) and request.data is request.classes is request.base_classes is None:
+        progress.note(f"{opened.timm_name} has no classifier: its outputs are features; to fit one give --data")
+        model = opened.described()
+    elif isinstance(opened, Headless):
         model, head, hint = _with_head(opened, request, progress)
     else:
         model = _with_names(opened, request, progress)

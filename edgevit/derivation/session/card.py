@@ -172,16 +172,17 @@ In this folder, each of these prints the class of `photo.jpg`, 8 bits deep, and 
 {_classify(spec, loader)}"""
 
 
-_NAMELESS = """Written with `--base-classes FILE` or `--data`, this folder would know the names of its classes, too.
-
-```python
+_OUTPUTS = """```python
 import edgevit
 from PIL import Image
 
 model = edgevit.load(".")
-logits = model(model.transform(Image.open("photo.jpg").convert("RGB"))[None])
+{name} = model(model.transform(Image.open("photo.jpg").convert("RGB"))[None])
 ```
 """
+_NAMELESS = f"""Written with `--base-classes FILE` or `--data`, this folder would know the names of its classes, too.
+
+{_OUTPUTS.format(name="logits")}"""
 
 
 def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None = None, hint: str | None = None) -> str:
@@ -194,17 +195,21 @@ def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None =
     outputs = len(spec.classes) if spec.head == "subset" else spec.base.outputs
     count = "all" if outputs == spec.base.outputs else f"{outputs} of its"
     names = f": {_classes(spec)}" if spec.classes else ", whose names are not known"
+    kept = f"with {count} {spec.base.outputs} outputs{names}" if outputs else "without a classifier"
+    use, code = "Classify an image", _classify(spec, loader) if spec.classes else _NAMELESS
+    if not outputs:
+        use, code = "Compute the features of an image", _OUTPUTS.format(name="features")
     fitted = "" if head is None else f"\nIt had no classifier, and has {head}.\n"
     return f"""# {name}
 
-{spec.timm_name} with {count} {spec.base.outputs} outputs{names}. Nothing else was removed:
+{spec.timm_name} {kept}. Nothing else was removed:
 {format_count(spec.macs)} multiply-accumulates, {format_count(spec.params)} parameters.
 {fitted}
 {_input(spec)}{_doubt(hint)}
 
-## Classify an image
+## {use}
 
-{_classify(spec, loader) if spec.classes else _NAMELESS}"""
+{code}"""
 
 
 def _classes(spec: ModelSpec) -> str:

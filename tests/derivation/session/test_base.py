@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import timm
 import torch
 from small_base import ARGS, PREPROCESSING, write_checkpoint
 
@@ -84,3 +85,18 @@ def test_a_list_of_another_length_and_a_folder_in_the_way_are_refused(opened, tm
     (tmp_path / "m").mkdir()
     with pytest.raises(OutputError):
         edgevit.base("vit_tiny_patch16_224", out=tmp_path / "m", **opened)
+
+
+def test_a_base_without_a_classifier_is_written_as_it_is_where_there_are_no_images(tmp_path):
+    said, backbone = Noting(), timm.create_model("vit_tiny_patch16_224", **{**ARGS, "num_classes": 0})
+    model = edgevit.base(backbone, out=tmp_path / "m", progress=said)
+    assert said.notes[-1] == "vit_tiny_patch16_224 has no classifier: its outputs are features; to fit one give --data"
+    images, again = torch.randn(2, 3, 32, 32), edgevit.load(tmp_path / "m")
+    assert again.spec.outputs == 0 and again.classes == [] and again(images).shape == (2, again.geometry.embed)
+    torch.testing.assert_close(again(images), model(images))
+    card = (tmp_path / "m" / "README.md").read_text()
+    assert "vit_tiny_patch16_224 without a classifier." in card and "features = model(" in card
+    with pytest.raises(DataError, match="give --data, images of the classes that a head is to be fitted to"):
+        edgevit.base(backbone, classes=NAMES, out=tmp_path / "n")
+    fitted = edgevit.base(tmp_path / "m", data="digits", classes="3,5", accept_weak_base=True, out=tmp_path / "fitted")
+    assert fitted.classes == ["3", "5"] and again.spec.outputs == 0
