@@ -1,4 +1,4 @@
-"""Classify preprocessed images with an engine, so that its accuracy can be judged: the engine itself, on this board.
+"""Run an engine on preprocessed images, so that its outputs can be judged: the engine itself, on this board.
 
 Images arrive as they go in, after resizing and normalising; only their type may have to change. Standard library
 only, so values go through `struct` and not through numpy.
@@ -11,7 +11,7 @@ import os
 import struct
 import time
 from contextlib import closing
-from typing import Any, BinaryIO, Callable, Sequence
+from typing import Any, BinaryIO, Callable, Optional, Sequence
 
 from .cuda import Cuda, open_cuda
 from .execution import Engine, Execution, Tensor, import_tensorrt, make_log, open_engine
@@ -33,51 +33,46 @@ def classify(
     shape: Sequence[int],
     dtype: str,
     batch: int,
-    columns: Sequence[int],
-    logits: bool = False,
+    columns: Optional[Sequence[int]] = None,
 ) -> dict[str, Any]:
-    """Return for each image the position in `columns` of the largest logit there, and how many logits are no numbers.
+    """Return the values in these columns of the outputs, a row for each image, and how many outputs are no numbers.
 
-    With `logits`, also return these, a row for each image. `images` is a file of `count` images of `shape`, row by row,
-    in this machine's byte order.
+    `columns` None: all. `images` is a file of `count` images of `shape`, row by row, in this machine's byte order.
 
     Raises: RunnerError.
     """
     _check_file(images, count, shape, dtype)
     trt = import_tensorrt()
-    predicted: list[int] = []
-    all_logits: list[tuple[float, ...]] = []
+    outputs: list[Sequence[float]] = []
     nonfinite = 0
     began = reported = time.monotonic()
     with open(images, "rb") as file, open_cuda() as cuda, open_engine(trt, make_log(trt), engine) as opened:
         output = _check_engine(opened, shape, columns)
         with closing(Execution(opened, cuda, batch)) as execution:
-            classifier = _Classifier(execution, cuda, batch, FORMATS[dtype], output)
-            while len(predicted) < count:
-                rows = classifier.run(file, min(batch, count - len(predicted)))
+            runner = _Runner(execution, cuda, batch, FORMATS[dtype], output)
+            while len(outputs) < count:
+                rows = runner.run(file, min(batch, count - len(outputs)))
                 nonfinite += sum(not math.isfinite(value) for row in rows for value in row)
-                predicted += [_largest(row, columns) for row in rows]
-                all_logits += rows if logits else ()
+                outputs += rows if columns is None else [[row[column] for column in columns] for row in rows]
                 if time.monotonic() - reported >= TICK_S:
                     reported = time.monotonic()
-                    send({"progress": {"stage": "classify", "done": len(predicted) / count}})
-    answer = {"predicted": predicted, "nonfinite": nonfinite, "seconds": time.monotonic() - began}
-    return {**answer, "logits": all_logits} if logits else answer
+                    send({"progress": {"stage": "classify", "done": len(outputs) / count}})
+    return {"rows": outputs, "nonfinite": nonfinite, "seconds": time.monotonic() - began}
 
 
-class _Classifier:
+class _Runner:
     """An execution with memory for one batch on the host's side, too."""
 
-    def __init__(self, execution: Execution, cuda: Cuda, batch: int, form: str, logits: Tensor) -> None:
+    def __init__(self, execution: Execution, cuda: Cuda, batch: int, form: str, output: Tensor) -> None:
         engine = execution.engine
-        self._execution, self._cuda, self._form, self._logits = execution, cuda, form, logits
+        self._execution, self._cuda, self._form, self._output = execution, cuda, form, output
         self._images = engine.inputs[0]
         self._host_in = cuda.host(self._images.bytes_at(batch))
-        self._host_out = cuda.host(logits.bytes_at(batch))
+        self._host_out = cuda.host(output.bytes_at(batch))
         self._done = cuda.event()
 
     def run(self, file: BinaryIO, count: int) -> list[tuple[float, ...]]:
-        """Read the next images and return a row of logits for each.
+        """Read the next images and return a row of outputs for each.
 
         Fewer than a batch are filled up with what was there: the engine is to be seen at that batch, and no other.
         """
@@ -85,11 +80,11 @@ class _Classifier:
         self._host_in[: self._images.bytes_at(count)] = self._read(file, count)
         cuda.copy_in(execution.addresses[self._images.name], self._host_in, stream)
         execution.enqueue()
-        cuda.copy_out(self._host_out, execution.addresses[self._logits.name], stream)
+        cuda.copy_out(self._host_out, execution.addresses[self._output.name], stream)
         cuda.record(self._done, stream)
         cuda.wait(self._done)
-        width = self._logits.shape[1]
-        flat = struct.unpack_from(f"{count * width}{self._logits.format}", self._host_out)
+        width = math.prod(self._output.shape[1:])
+        flat = struct.unpack_from(f"{count * width}{self._output.format}", self._host_out)
         return [flat[i * width : (i + 1) * width] for i in range(count)]
 
     def _read(self, file: BinaryIO, count: int) -> bytes:
@@ -103,12 +98,6 @@ class _Classifier:
             raise RunnerError(
                 "an image has values beyond float16, which this engine takes; is it normalised as in training?"
             ) from None
-
-
-def _largest(row: Sequence[float], columns: Sequence[int]) -> int:
-    """Return the position of the largest; NaN, which compares with nothing, is the least."""
-    values = [row[column] for column in columns]
-    return max(range(len(values)), key=lambda i: -math.inf if math.isnan(values[i]) else values[i])
 
 
 def _check_file(images: str, count: int, shape: Sequence[int], dtype: str) -> None:
@@ -125,20 +114,20 @@ def _check_file(images: str, count: int, shape: Sequence[int], dtype: str) -> No
         )
 
 
-def _check_engine(engine: Engine, shape: Sequence[int], columns: Sequence[int]) -> Tensor:
-    """Return the engine's logits."""
-    if len(engine.inputs) != 1 or len(engine.outputs) != 1 or len(engine.outputs[0].shape) != 2:
+def _check_engine(engine: Engine, shape: Sequence[int], columns: Optional[Sequence[int]]) -> Tensor:
+    """Return the engine's output."""
+    if len(engine.inputs) != 1 or len(engine.outputs) != 1 or len(engine.outputs[0].shape) < 2:
         tensors = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in (*engine.inputs, *engine.outputs))
-        raise RunnerError(f"no classifier of one input and one row of logits for each image: it has {tensors}")
-    images, logits = engine.inputs[0], engine.outputs[0]
+        raise RunnerError(f"no network of one input and one row of outputs for each image: it has {tensors}")
+    images, output = engine.inputs[0], engine.outputs[0]
     floating = {form: name for name, form in FORMATS.items()}
-    for tensor in (images, logits):
+    for tensor in (images, output):
         if tensor.format not in floating:
             raise RunnerError(
                 f"{tensor.name!r} is {tensor.dtype}, and not one of {', '.join(FORMATS)}; export it again"
             )
     if images.shape[1:] != tuple(shape):
         raise RunnerError(f"images of {list(shape)} were sent, and the engine takes {list(images.shape[1:])}")
-    if not columns or not all(0 <= column < logits.shape[1] for column in columns):
-        raise RunnerError(f"columns {list(columns)} were asked for, and the engine has {logits.shape[1]} logits")
-    return logits
+    if columns is not None and not (columns and all(0 <= column < output.shape[1] for column in columns)):
+        raise RunnerError(f"columns {list(columns)} were asked for, and the engine has {output.shape[1]} outputs")
+    return output

@@ -139,7 +139,6 @@ class Built:
 
 @dataclass(frozen=True)
 class Classified:
-    predicted: tuple[int, ...]
     nonfinite: int
 
 
@@ -156,7 +155,7 @@ class Trtexec:
     gpu_ms: Times
 
 
-UNREAD = ("logits",)  # of millions of figures, NaN among them: who asked for them checks them
+UNREAD = ("rows",)  # of millions of figures, NaN among them: who asked for them checks them
 
 ANSWERS: dict[str, Any] = {
     **dict.fromkeys(MODULES, dict[str, Any]),  # of these nothing is read, or it is a record that is read elsewhere

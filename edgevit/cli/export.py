@@ -105,19 +105,21 @@ def engine_table(engine: EngineRecord) -> Table:
     accuracy = engine.accuracy
     table = Table(title=str(engine.path), title_justify="left", caption_justify="left")
     table.caption = f"on {engine.fingerprint}, for batches {engine.batches[0]} to {engine.batches[2]}" + (
-        f"; top-1 on {accuracy.images} {accuracy.part} images" if accuracy else ""
+        f"; {'agreement' if accuracy.host is None else 'top-1'} on {accuracy.images} {accuracy.part} images"
+        if accuracy
+        else ""
     )
     table.add_column("computes in")
     for heading in ("top-1 here", "on the board", "agree", "worst class", "fused", "MB", "build s"):
         table.add_column(heading, justify="right")
     worst = ""
-    if accuracy:
+    if accuracy and accuracy.worst_class is not None:
         shares = accuracy.per_class[accuracy.worst_class]
         worst = f"{accuracy.worst_class} {shares.board - shares.host:+.1%}"
     table.add_row(
         engine.precision_level,
-        f"{accuracy.host:.2%}" if accuracy else "",
-        f"{accuracy.board:.2%}" if accuracy else "",
+        f"{accuracy.host:.2%}" if accuracy and accuracy.host is not None else "",
+        f"{accuracy.board:.2%}" if accuracy and accuracy.board is not None else "",
         f"{accuracy.agreement:.2%}" if accuracy else "",
         worst,
         "" if engine.fused is None else f"{engine.fused} of {engine.blocks}",

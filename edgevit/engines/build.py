@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import tempfile
 from dataclasses import asdict, replace
@@ -12,7 +13,8 @@ from edgevit.board.facts import BoardFacts, examine
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.profiles import load_profile
 from edgevit.engines.builder import EngineBuilder, batches_of, mode_name, tidied
-from edgevit.engines.gate import Sample, images_file, take_sample, unlabelled_sample
+from edgevit.engines.gate import LEAST_IMAGES, Sample, images_file, take_sample, unlabelled_sample
+from edgevit.engines.options import MOST_OUTPUTS
 from edgevit.engines.precision_levels import first_level, search_precision
 from edgevit.engines.request import ExportRequest
 from edgevit.errors import EngineError, UnfitBoardError
@@ -22,6 +24,7 @@ from edgevit.exporting.importing import imported
 from edgevit.exporting.onnx import judging_images, note_class_order, open_model_source
 from edgevit.exporting.source import Source
 from edgevit.exporting.variants import Exported
+from edgevit.network.output import Logits
 from edgevit.progress import Progress, Silent
 from edgevit.records.engine import ENGINE_KIND, EngineRecord, key_of, store_engine, stored_engine
 from edgevit.records.export import ExportRecord
@@ -88,12 +91,19 @@ def _open_judging(source: Source, request: ExportRequest, progress: Progress, wa
     return judging and judging.limited(request.engine_images)
 
 
+def _few_enough(judging: Judging | None, report: ExportRecord) -> Judging | None:
+    """Fewer images, if the outputs of all would be too many to be sent; of logits only the target classes are."""
+    if judging is None or isinstance(judging.output, Logits):
+        return judging
+    return judging.limited(max(MOST_OUTPUTS // math.prod(map(int, report.outputs[0].shape[1:])), LEAST_IMAGES))
+
+
 def _take_sample(exported: Exported, judging: Judging | None, path: Path, workers: int, progress: Progress) -> Sample:
     if judging is not None:
         fp32 = exported.report.folder / onnx_name(FP32.name)
         return take_sample(judging, fp32, path, progress, workers=workers)
     subject = exported.source.subject
-    return unlabelled_sample(exported.images, subject.class_columns or range(subject.outputs), path)
+    return unlabelled_sample(exported.images, subject.output, path)
 
 
 def build_engine(request: ExportRequest, board: Board, progress: Progress | None = None) -> EngineRecord:
@@ -124,7 +134,7 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
         return _reused(stored, facts, progress)
     warnings: list[str] = []
     source = open_model_source(folder)
-    judging = _open_judging(source, request, progress, warnings)
+    judging = _few_enough(_open_judging(source, request, progress, warnings), report)
     exported = Exported(report, source, judging, request.tolerances)
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
         sample = _take_sample(exported, judging, images_file(Path(scratch), key), request.workers or 0, progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from edgevit.board.answers import wrong_answer
 from edgevit.board.connection import Board
 from edgevit.board.facts import BoardFacts
 from edgevit.board.fingerprint import fingerprint
@@ -120,8 +125,23 @@ def classification(board: Board, engine: str, sample: Sample, progress: Progress
         "count": sample.count,
         "shape": list(sample.shape),
         "dtype": "float16",
-        "columns": list(sample.columns),
+        "columns": sample.columns and list(sample.columns),
     }
+
+
+def outputs_of(answer: Mapping[str, Any], shape: Sequence[int], host: str) -> Tensor:
+    """The outputs [images, ...] in the answer of a classification, of this shape.
+
+    Raises:
+        AgentError: it has others.
+    """
+    try:
+        outputs = torch.tensor(answer["rows"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise wrong_answer(host, "classify", f"it has no rows of outputs ({type(error).__name__})") from error
+    if list(outputs.shape) != [shape[0], math.prod(shape[1:])] or not outputs.is_floating_point():
+        raise wrong_answer(host, "classify", f"outputs of shape {list(outputs.shape)}, expected {list(shape)}")
+    return outputs.reshape(*shape)
 
 
 @dataclass(frozen=True)
@@ -168,7 +188,7 @@ class EngineBuilder:
         if built["refused"]:
             return Attempt(onnx, written, modules, built, EngineVerdict({}, built["refused"]))
         self.leftovers.add(built["engine"])
-        verdict = self._judge(level, built["engine"])
+        verdict = self._judge(level, built)
         if verdict.failure is not None:
             _discard(self.board, [built["engine"]])
         return Attempt(onnx, written, modules, built, verdict)
@@ -207,15 +227,21 @@ class EngineBuilder:
         built: dict[str, Any] = self.board.run_job("build", args, name=str(level), progress=self.progress)
         return built
 
-    def _judge(self, level: PrecisionLevel, engine: str) -> EngineVerdict:
+    def _judge(self, level: PrecisionLevel, built: Mapping[str, Any]) -> EngineVerdict:
         """Check an engine at the batch of its kernels and at the largest: it may be wrong at one of them only."""
         sample = self.sample
-        args = classification(self.board, engine, sample, self.progress)
+        args = classification(self.board, built["engine"], sample, self.progress)
+        sent = built["outputs"][0]["shape"][1:] if sample.columns is None else [len(sample.columns)]
+
+        def read(answer: Mapping[str, Any]) -> EngineVerdict:
+            outputs = outputs_of(answer, (sample.count, *sent), self.board.host)
+            return judge(sample, outputs, answer["nonfinite"], self.options.tolerances)
+
         self.leftovers.add(args["images"])
         for batch in dict.fromkeys(self.batches[1:]):
             name = f"{level}, batch {batch}"
-            answer = self.board.run_job("classify", {**args, "batch": batch}, name=name, progress=self.progress)
-            verdict = judge(sample, answer["predicted"], answer["nonfinite"], self.options.tolerances)
+            job = {**args, "batch": batch}
+            verdict: EngineVerdict = self.board.run_job("classify", job, name=name, progress=self.progress, read=read)
             if verdict.failure is not None:
                 return replace(verdict, failure=f"{verdict.failure}, at batch {batch}")
         return verdict

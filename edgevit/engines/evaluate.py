@@ -9,17 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from edgevit.board.answers import wrong_answer
 from edgevit.board.connection import Board
 from edgevit.board.facts import examine
 from edgevit.board.store import recorded_engine
 from edgevit.engines.build import check_board
-from edgevit.engines.builder import classification, tidied
+from edgevit.engines.builder import classification, outputs_of, tidied
 from edgevit.engines.gate import images_file, unlabelled_sample
-from edgevit.engines.options import MIB
+from edgevit.engines.options import MIB, MOST_OUTPUTS
 from edgevit.exporting.evaluate import Evaluation, ModelUnderTest, evaluate_opened
 from edgevit.exporting.images import Subject
 from edgevit.exporting.onnx import folder_subject
@@ -28,13 +26,14 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.engine import EngineRecord
 from edgevit.records.model_folder import model_of
 
-# Limits of one job on the board: images are files there, and logits are returned as text.
-MOST_BYTES, MOST_IMAGES, MOST_LOGITS = 128 * MIB, 1000, 2_000_000
+# Limits of one job on the board, where images are files, beside MOST_OUTPUTS.
+MOST_BYTES, MOST_IMAGES = 128 * MIB, 1000
 
 
-def _images_per_job(subject: Subject) -> int:
+def _images_per_job(subject: Subject, record: EngineRecord) -> int:
     image_bytes: int = 2 * math.prod(subject.preprocessing["input_size"])
-    return max(1, min(MOST_BYTES // image_bytes, MOST_IMAGES, MOST_LOGITS // subject.outputs))
+    outputs = math.prod(record.outputs[0].shape[1:])
+    return max(1, min(MOST_BYTES // image_bytes, MOST_IMAGES, MOST_OUTPUTS // outputs))
 
 
 def _per_inference(record: EngineRecord, requested: int, progress: Progress) -> int:
@@ -54,29 +53,18 @@ def _predictor(
     engine = board.put(record.path, record.sha256, progress)
 
     def predict(images: Tensor) -> Tensor:
-        """Logits [B, outputs] of images [B, C, H, W], from images rounded to float16, as in the gate."""
-        sample = unlabelled_sample(images, range(subject.outputs), images_file(scratch, record.key))
-        args = {**classification(board, engine, sample, progress), "batch": batch, "logits": True}
+        """Outputs [B, ...] of images [B, C, H, W], from images rounded to float16, as in the gate."""
+        sample = unlabelled_sample(images, subject.output, images_file(scratch, record.key))
+        args = {**classification(board, engine, sample, progress), "batch": batch}
 
         def read(answer: dict[str, Any]) -> Tensor:
-            return _logits_of(answer, (len(images), subject.outputs), board.host)
+            return outputs_of(answer, (len(images), *record.outputs[0].shape[1:]), board.host)
 
         with tidied(board, [args["images"]]):  # each job has other images
-            logits: Tensor = board.run_job("classify", args, name=record.path.name, progress=progress, read=read)
-        return logits
+            outputs: Tensor = board.run_job("classify", args, name=record.path.name, progress=progress, read=read)
+        return outputs
 
     return predict
-
-
-def _logits_of(answer: dict[str, Any], shape: tuple[int, int], host: str) -> Tensor:
-    """Raises: AgentError."""
-    try:
-        logits = torch.tensor(answer["logits"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise wrong_answer(host, "classify", f"it has no rows of logits ({type(error).__name__})") from error
-    if tuple(logits.shape) != shape or not logits.is_floating_point():
-        raise wrong_answer(host, "classify", f"logits of shape {list(logits.shape)}, expected {list(shape)}")
-    return logits
 
 
 def evaluate_engine(request: JudgeRequest, board: Board, progress: Progress | None = None) -> Evaluation:
@@ -100,5 +88,5 @@ def evaluate_engine(request: JudgeRequest, board: Board, progress: Progress | No
     batch = _per_inference(record, request.batch_size, progress)
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
         predict = _predictor(board, record, subject, batch, Path(scratch), progress)
-        jobs = replace(request, batch_size=_images_per_job(subject))
-        return evaluate_opened(ModelUnderTest("engine", predict, subject), jobs, progress)
+        jobs = replace(request, batch_size=_images_per_job(subject, record))
+        return evaluate_opened(ModelUnderTest("engine", predict, subject, folder), jobs, progress)

@@ -1,28 +1,29 @@
-"""The gate of an engine: compare its classes on the board with those of ONNX Runtime in fp32 on the host, by image.
+"""The gate of an engine: compare its outputs on the board with those of ONNX Runtime in fp32 on the host, by image.
 
-Both get the same values, rounded to float16 once. Tolerances are counted in images, so that the size of the sample
-matters by itself. Rounding changes the class of the odd image near a decision boundary, which is no fault of an engine:
-two images may always differ, per class and overall, and beyond that a share. An engine that guesses between two classes
-is still rejected: it classifies at most 2 of 20 images wrong in 2 of 10 000 cases, and with more classes or images more
-rarely. Below 20 images only one may differ; below 10 images the gate does not decide.
+Both get the same values, rounded to float16 once. Outputs without classes must agree on average. For classes,
+tolerances are counted in images, so that the size of the sample matters by itself. Rounding changes the class of the
+odd image near a decision boundary, which is no fault of an engine: two images may always differ, per class and overall,
+and beyond that a share. An engine that guesses between two classes is still rejected: it classifies at most 2 of 20
+images wrong in 2 of 10 000 cases, and with more classes or images more rarely. Below 20 images only one may differ;
+below 10 images the gate does not decide.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import torch
 from torch import Tensor
 
 from edgevit.engines.options import GateTolerances
-from edgevit.errors import EngineError
 from edgevit.exporting.images import Judging
 from edgevit.exporting.session import OnnxModel
-from edgevit.network.output import columns_of
+from edgevit.network.output import Logits, Output
 from edgevit.progress import Progress
 from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
 from edgevit.records.writing import file_sha256, writing
@@ -41,16 +42,17 @@ class Sample:
     sha256: str
     count: int
     shape: tuple[int, ...]
-    columns: tuple[int, ...]  # of the target classes, in the logits
+    columns: tuple[int, ...] | None  # of the outputs that the board sends; None: all
+    output: Output  # what it sends
     class_names: tuple[str, ...]
-    labels: tuple[int, ...]  # index of the class; empty: unlabelled images
-    expected: tuple[int, ...]  # class predicted in fp32 on the host
+    labels: tuple[int, ...]  # index of the class; empty: nothing to judge by
+    expected: Tensor  # the answers in fp32 on the host
     data: str
     part: str
 
     @property
     def judges(self) -> bool:
-        """Whether there are enough labelled images to decide."""
+        """Whether there are enough images to decide."""
         return len(self.labels) >= LEAST_IMAGES
 
 
@@ -72,29 +74,25 @@ class ClassResult:
 class EngineVerdict:
     """The result of an engine on the sample."""
 
-    per_class: dict[str, ClassResult]  # without classes that have no images; empty: too few images to decide
+    per_class: dict[str, ClassResult]  # without classes that have no images; empty: of outputs without classes
     failure: str | None  # to follow the name of the engine in a message; None: it passes
-
-    @property
-    def images(self) -> int:
-        return sum(c.images for c in self.per_class.values())
+    agreement: float | None = None  # mean score with the answers of the host as targets; None: too few images to decide
 
     def record(self, sample: Sample) -> EngineAccuracy | None:
-        if not self.per_class:
+        if self.agreement is None:
             return None
-        host, board, agreeing = (
-            sum(getattr(c, field) for c in self.per_class.values()) / self.images
-            for field in ("host", "board", "agreeing")
-        )
+        counted = self.per_class.values()
         return EngineAccuracy(
             data=sample.data,
             part=sample.part,
-            images=self.images,
+            images=sample.count,
             images_sha256=sample.sha256,
-            host=host,
-            board=board,
-            agreement=agreeing,
-            worst_class=max(self.per_class.items(), key=lambda item: item[1].lost / item[1].images)[0],
+            host=sum(c.host for c in counted) / sample.count if counted else None,
+            board=sum(c.board for c in counted) / sample.count if counted else None,
+            agreement=self.agreement,
+            worst_class=max(
+                self.per_class, key=lambda name: self.per_class[name].lost / self.per_class[name].images, default=None
+            ),
             per_class={
                 name: EngineClassAccuracy(c.images, c.host / c.images, c.board / c.images)
                 for name, c in self.per_class.items()
@@ -134,21 +132,26 @@ def _failure(per_class: Mapping[str, ClassResult], tolerances: GateTolerances) -
     return None
 
 
-def judge(sample: Sample, predicted: Sequence[int], nonfinite: int, tolerances: GateTolerances) -> EngineVerdict:
-    """Compare the predictions of the engine with those in fp32 on the host."""
+def judge(sample: Sample, outputs: Tensor, nonfinite: int, tolerances: GateTolerances) -> EngineVerdict:
+    """Compare the outputs of the engine with those in fp32 on the host."""
     if nonfinite:
         return EngineVerdict({}, f"gives NaN or infinity ({nonfinite} values)")
     if not sample.judges:
         return EngineVerdict({}, None)
-    if len(predicted) != sample.count:
-        raise EngineError(f"the board classified {len(predicted)} of {sample.count} images; run the command again")
-    counts: dict[str, list[int]] = {}
-    for label, host, board in zip(sample.labels, sample.expected, predicted, strict=True):
-        row = counts.setdefault(sample.class_names[label], [0, 0, 0, 0])
-        for i, hit in enumerate((True, host == label, board == label, host == board)):
-            row[i] += hit
-    per_class = {name: ClassResult(*row) for name, row in counts.items()}
-    return EngineVerdict(per_class, _failure(per_class, tolerances))
+    agreeing = sample.output.score(outputs, sample.expected)
+    agreement = float(agreeing.sum()) / sample.count
+    if not isinstance(sample.output, Logits):
+        least = tolerances.agreement
+        text = f"agrees with fp32 to {agreement:.2%} on {sample.count} images, {least:.0%} is required"
+        return EngineVerdict({}, None if agreement >= least else text, agreement)
+    labels = torch.tensor(sample.labels)
+    hits = torch.stack([sample.expected == labels, sample.output.score(outputs, labels), agreeing], 1)
+    per_class = {}
+    for label in dict.fromkeys(sample.labels):
+        of_class = hits[labels == label]
+        host, board, both = (int(count) for count in of_class.sum(0))
+        per_class[sample.class_names[label]] = ClassResult(len(of_class), host, board, both)
+    return EngineVerdict(per_class, _failure(per_class, tolerances), agreement)
 
 
 def remarks(sample: Sample, tolerances: GateTolerances) -> list[str]:
@@ -157,6 +160,8 @@ def remarks(sample: Sample, tolerances: GateTolerances) -> list[str]:
     if not sample.judges:
         available = f"only {len(sample.labels)} images" if sample.labels else "no images"
         return [f"ACCURACY ON THE BOARD NOT CHECKED: {available} to judge by, {LEAST_IMAGES} are the least; {more}"]
+    if not isinstance(sample.output, Logits):
+        return []
     sizes = Counter(sample.class_names[label] for label in sample.labels)
     name, size = min(sizes.items(), key=lambda item: item[1])
     least = allowed(tolerances.class_drop, size) + 1
@@ -185,25 +190,27 @@ def images_file(folder: Path, key: str) -> Path:
 
 
 def take_sample(judging: Judging, reference: Path, path: Path, progress: Progress, *, workers: int = 0) -> Sample:
-    """Write the images for the board, and classify them with ONNX Runtime in fp32 on the CPU."""
-    model = OnnxModel(reference)
-    columns = columns_of(judging.output)
-    labels, expected = list[int](), list[int]()
+    """Write the images for the board, and run ONNX Runtime on them in fp32 on the CPU."""
+    model, output = OnnxModel(reference), judging.output
+    labels, expected = list[int](), list[Tensor]()
     with writing(path), path.open("wb") as file, progress.stage("classify here", len(judging.split), "image") as stage:
         for images, truth in _rounded(judging.split.batches(BATCH, workers), file):
-            expected += model.predict(images)[:, list(columns)].argmax(1).tolist()
+            expected.append(output.answers(model.predict(images)))
             labels += truth.tolist()
             stage.update(len(labels))
     shape = tuple(judging.split.preprocessing["input_size"])
+    columns = None
+    if isinstance(output, Logits):
+        columns, output = output.columns, Logits(tuple(range(len(output.columns))))
     return Sample(
-        path, file_sha256(path), len(labels), shape, columns, judging.class_names, tuple(labels),
-        tuple(expected), judging.data, judging.part,
+        path, file_sha256(path), len(labels), shape, columns, output, judging.class_names, tuple(labels),
+        torch.cat(expected), judging.data, judging.part,
     )  # fmt: skip
 
 
-def unlabelled_sample(images: Tensor, columns: Sequence[int], path: Path) -> Sample:
-    """Write images of unknown classes, such as random ones, to check that the outputs of an engine are finite."""
+def unlabelled_sample(images: Tensor, output: Output, path: Path) -> Sample:
+    """Write images of unknown classes, such as random ones, to see all outputs of an engine."""
     with writing(path):
         path.write_bytes(images.half().numpy().tobytes())
     shape = tuple(images.shape[1:])
-    return Sample(path, file_sha256(path), len(images), shape, tuple(columns), (), (), (), "random", "none")
+    return Sample(path, file_sha256(path), len(images), shape, None, output, (), (), torch.empty(0), "random", "none")

@@ -12,6 +12,7 @@ from edgevit.request import CHECKS, ENGINE, Nested, Option
 
 LEVELS = range(6)
 MIB = 1 << 20
+MOST_OUTPUTS = 2_000_000  # of one job on the board, which returns them as text
 
 
 @dataclass(frozen=True)

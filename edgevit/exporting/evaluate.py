@@ -79,7 +79,9 @@ def open_onnx(path: Path, device: str) -> ModelUnderTest:
     """
     model = OnnxModel(path, device=device)
     images, split = model.described("preprocessing", Preprocessing), model.described("split", _Split)
-    kind = model.described(OUTPUT_KIND, OutputKind) if OUTPUT_KIND in model.metadata else "logits"
+    kind: OutputKind = "logits"
+    if OUTPUT_KIND in model.metadata:
+        kind = model.described(OUTPUT_KIND, OutputKind)  # type: ignore[arg-type]
     subject = Subject(
         origin=str(path),
         class_names=model.described("class_names", tuple[ClassName, ...]),

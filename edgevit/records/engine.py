@@ -61,20 +61,20 @@ class EngineClassAccuracy:
 
 @dataclass(frozen=True)
 class EngineAccuracy:
-    """Accuracy of an engine on images of the target classes, compared with ONNX Runtime in fp32 on the host."""
+    """Agreement of an engine with ONNX Runtime in fp32 on the host, and, if it gives logits, the accuracy of both."""
 
     data: str
     part: str
     images: Index
     images_sha256: Sha256
-    host: Share
-    board: Share
-    agreement: Share  # of images with the same predicted class
-    worst_class: ClassName  # the class with the largest loss
+    host: Share | None  # of images classified correctly; None: the outputs are not logits
+    board: Share | None
+    agreement: Share  # mean score with the answers in fp32 as targets
+    worst_class: ClassName | None  # the class with the largest loss
     per_class: dict[ClassName, EngineClassAccuracy]
 
     def __post_init__(self) -> None:
-        if self.worst_class not in self.per_class:
+        if self.worst_class is not None and self.worst_class not in self.per_class:
             raise ValueError(f"worst_class is {self.worst_class!r}, which is not in per_class")
 
 

@@ -486,7 +486,9 @@ def _accuracy(model: GatheredModel, digest: str | None) -> dict[str, object]:
     whole = {} if accuracy is None else {"top1": accuracy.top1, "images": accuracy.images, "judged": "torch"}
     for engine in model.engines:
         judged = engine.accuracy
-        if engine.sha256 == digest and judged is not None and _same_images(judged.part, judged.images, accuracy):
+        if judged is None or judged.board is None or engine.sha256 != digest:
+            continue
+        if _same_images(judged.part, judged.images, accuracy):
             return {"top1": judged.board, "images": judged.images, "judged": engine.file}
     export = model.export
     if (

@@ -177,7 +177,8 @@ def _summary(model: GatheredModel) -> str:
             "and `edgevit derive --method skd --supernet` cuts a model out of it."
         )
     if derivation is None:
-        return f"{document.timm_name} with {document.outputs} outputs, nothing else removed: a base."
+        outputs = f"with {document.outputs} outputs" if document.outputs else "without a classifier"
+        return f"{document.timm_name} {outputs}, nothing else removed: a base."
     judged = derivation.accuracy.derived
     accuracy = (
         f" top-1 {share_text(judged.top1, judged.images)} in torch on {judged.images} test images." if judged else ""
@@ -269,7 +270,7 @@ def _engines(model: GatheredModel) -> list[list[str]]:
         shares = (
             ["-", "-"]
             if accuracy is None
-            else [share_text(share, accuracy.images) for share in (accuracy.host, accuracy.board)]
+            else [_share(share, accuracy.images) for share in (accuracy.host, accuracy.board)]
         )
         fused = "-" if engine.fused is None else f"{engine.fused} of {engine.blocks}"
         size = f"{engine.bytes / 1e6:.3g} MB"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import onnx
 import pytest
 from standin_board import CLASSES, RELEASES, STRONG, build, model_for, play, play_cudart
 
-from edgevit.agent.classify import _largest, classify
+from edgevit.agent.classify import classify
 from edgevit.agent.runners import RunnerError
 
 COUNT, SHAPE = 11, (4, 8, 8)
@@ -36,6 +35,10 @@ def expected(model: Path, values: np.ndarray, columns: list[int]) -> list[int]:
     return [int(row.argmax()) for row in logits[:COUNT, columns]]
 
 
+def largest(result: dict[str, Any]) -> list[int]:
+    return [int(np.argmax(row)) for row in result["rows"]]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_release_classifies_as_onnx_runtime_does(
@@ -49,7 +52,7 @@ def test_every_release_classifies_as_onnx_runtime_does(
     )
     columns = [4, 0, 3, 1]
     result = classify(print, "/", **asked, columns=columns)
-    assert result["predicted"] == expected(model, values, columns) and len(set(result["predicted"])) > 1
+    assert largest(result) == expected(model, values, columns) and len(set(largest(result))) > 1
     assert result["nonfinite"] == 0 and result["seconds"] > 0
 
 
@@ -63,7 +66,7 @@ def test_a_last_batch_that_is_not_full_is_filled_up_where_the_batch_is_fixed(
     values, path = images(tmp_path, "float16")
     given: dict[str, Any] = dict(images=path, count=COUNT, shape=SHAPE, dtype="float16", batch=4, columns=[0, 1, 2])
     result = classify(print, "/", engine=build(model, batches=None)["engine"], **given)
-    assert result["predicted"] == expected(model, values, [0, 1, 2])
+    assert largest(result) == expected(model, values, [0, 1, 2])
 
 
 def test_a_last_batch_below_the_least_of_the_profile_is_filled_up(
@@ -74,7 +77,7 @@ def test_a_last_batch_below_the_least_of_the_profile_is_filled_up(
     values, path = images(tmp_path, "float16")
     given: dict[str, Any] = dict(images=path, count=COUNT, shape=SHAPE, dtype="float16", batch=8, columns=[0, 1, 2])
     result = classify(print, "/", engine=build(model, batches=(4, 8, 8))["engine"], **given)  # 8 images, and 3
-    assert result["predicted"] == expected(model, values, [0, 1, 2])
+    assert largest(result) == expected(model, values, [0, 1, 2])
 
 
 def test_fewer_images_than_the_batch_show_an_engine_that_is_wrong_at_that_batch(
@@ -87,8 +90,8 @@ def test_fewer_images_than_the_batch_show_an_engine_that_is_wrong_at_that_batch(
     given: dict[str, Any] = dict(engine=build(model)["engine"], images=path, count=3, shape=SHAPE, dtype="float16")
     columns = list(range(CLASSES))
     right = expected(model, values, columns)[:3]
-    assert classify(print, "/", **given, columns=columns, batch=4)["predicted"] == right
-    wrong = classify(print, "/", **given, columns=columns, batch=8)["predicted"]
+    assert largest(classify(print, "/", **given, columns=columns, batch=4)) == right
+    wrong = largest(classify(print, "/", **given, columns=columns, batch=8))
     assert not any(a == b for a, b in zip(wrong, right, strict=True))
 
 
@@ -98,12 +101,12 @@ def test_a_miscompiled_engine_is_seen_in_its_predictions(monkeypatch: pytest.Mon
     values, path = images(tmp_path, "float16")
     columns = list(range(CLASSES))
     given: dict[str, Any] = dict(images=path, count=COUNT, shape=SHAPE, dtype="float16", batch=8, columns=columns)
-    predicted = classify(print, "/", engine=build(model)["engine"], **given)["predicted"]
+    predicted = largest(classify(print, "/", engine=build(model)["engine"], **given))
     assert not any(a == b for a, b in zip(predicted, expected(model, values, columns), strict=True))
 
 
 @pytest.mark.parametrize("release", STRONG)
-def test_logits_that_are_no_numbers_are_counted_and_never_win(
+def test_outputs_that_are_no_numbers_are_counted_in_all_columns(
     release: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     play(monkeypatch, tmp_path, release)
@@ -118,24 +121,17 @@ def test_logits_that_are_no_numbers_are_counted_and_never_win(
     given: dict[str, Any] = dict(images=sent, count=COUNT, shape=SHAPE, dtype="float16", batch=8, columns=[2, 0, 1])
     result = classify(print, "/", engine=build(path)["engine"], **given)
     assert result["nonfinite"] == 2 * COUNT
-    assert set(result["predicted"]) <= {1, 2}
+    assert np.isnan(np.array(result["rows"])).tolist() == [[True, False, False]] * COUNT
 
 
-def test_logits_are_given_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_all_outputs_are_given_where_no_columns_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     play(monkeypatch, tmp_path)
     _, sent = images(tmp_path, "float16")
     engine = build(model_for("10.3.0", tmp_path))["engine"]
-    given: dict[str, Any] = dict(engine=engine, images=sent, count=COUNT, shape=SHAPE, dtype="float16", columns=[2, 0])
-    result = classify(print, "/", **given, batch=4, logits=True)
-    logits = np.array(result["logits"])
+    given: dict[str, Any] = dict(engine=engine, images=sent, count=COUNT, shape=SHAPE, dtype="float16", batch=4)
+    logits = np.array(classify(print, "/", **given)["rows"])
     assert logits.shape == (COUNT, CLASSES) and np.ptp(logits, axis=0).min() > 0
-    assert logits[:, [2, 0]].argmax(1).tolist() == result["predicted"]
-    assert "logits" not in classify(print, "/", **given, batch=4)
-
-
-def test_the_largest_of_nothing_but_nan_is_the_first() -> None:
-    assert _largest([math.nan, math.nan], [0, 1]) == 0
-    assert _largest([math.nan, -math.inf, 1.0], [0, 2]) == 1
+    assert classify(print, "/", **given, columns=[2, 0])["rows"] == logits[:, [2, 0]].tolist()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +140,7 @@ def test_the_largest_of_nothing_but_nan_is_the_first() -> None:
         ({"count": 12}, r"has 5632 bytes, and 12 images of \[4, 8, 8\] in float16 have 6144; send it again"),
         ({"dtype": "float64"}, r"images of float64 cannot be read; known: float16, float32"),
         ({"shape": (8, 8, 4)}, r"images of \[8, 8, 4\] were sent, and the engine takes \[4, 8, 8\]"),
-        ({"columns": [0, 5]}, r"columns \[0, 5\] were asked for, and the engine has 5 logits"),
+        ({"columns": [0, 5]}, r"columns \[0, 5\] were asked for, and the engine has 5 outputs"),
         ({"columns": []}, r"columns \[\] were asked for"),
         ({"images": "/none.raw"}, r"cannot read /none\.raw \(No such file or directory\)"),
         ({"batch": 100}, r"batch 100 was asked for, and this engine takes batches from 1 to 8"),

@@ -20,14 +20,15 @@ import pytest
 from board_fixtures import Server, playing
 from places import STANDINS
 from seals import reseal
-from small_models import write_derived, write_halves
+from small_models import write_derived, write_halves, write_headless
 
 from edgevit.board.connection import open_board
 from edgevit.board.facts import BoardFacts, examine
 from edgevit.board.store import find_engine
+from edgevit.cli.export import engine_table
 from edgevit.engines.build import build_engine
 from edgevit.engines.request import ExportRequest
-from edgevit.engines.run import export
+from edgevit.engines.run import evaluate, export
 from edgevit.errors import AgentError, EngineError, ExportError, OptionError, ProfileError, UnfitBoardError
 from edgevit.progress import Silent
 from edgevit.records.engine import ENGINE_KIND, EngineRecord, OnnxSource, read_engine
@@ -408,3 +409,20 @@ def test_an_export_that_cannot_be_made_builds_nothing(folder: Path, play: Callab
 
     with pytest.raises(ExportError, match="logits in fp16 are off"):
         build(folder, fp16_error=1e-9)
+
+
+def test_an_engine_without_classes_is_judged_by_its_features_and_evaluated_by_them(
+    tmp_path: Path, play: Callable[..., None]
+) -> None:
+    folder = write_headless(tmp_path / "headless")
+    play(fault="fp16")  # its outputs are negated
+    notes = Notes()
+    record = build(folder, notes, data="digits", max_images=30)
+    assert record.precision == "fp32" and [tensor.name for tensor in record.outputs] == ["features"]
+    assert "agrees with fp32 to 0.00% on 30 images, 98% is required" in (record.attempts[0].failure or "")
+    seen = record.accuracy
+    assert seen is not None and (seen.host, seen.board, seen.worst_class, seen.per_class) == (None, None, None, {})
+    assert seen.agreement == pytest.approx(1) and seen.images == 30
+    result = evaluate(record.path, "digits", max_images=10)
+    assert result.agreement == pytest.approx(1) and (result.form, result.top1) == ("engine", None)
+    assert engine_table(record).row_count == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from some_engines import facts
 
-from edgevit.engines.builder import batches_of, board_in_short, mode_name, tidied
+from edgevit.engines.builder import batches_of, board_in_short, mode_name, outputs_of, tidied
 from edgevit.engines.options import EngineOptions
 from edgevit.errors import AgentError, BoardError, ConnectionLostError, EngineError, Interrupted
 
@@ -71,3 +71,13 @@ def test_a_board_that_is_lost_while_it_is_tidied_costs_no_result() -> None:
     with tidied(board, ["a"]):  # type: ignore[arg-type]
         pass
     assert board.calls and issubclass(ConnectionLostError, BoardError)
+
+
+def test_outputs_have_the_shape_of_the_engines_own_and_no_others_are_believed() -> None:
+    rows = [[float(i + j) for j in range(6)] for i in range(3)]
+    assert outputs_of({"rows": rows}, (3, 2, 1, 3), "orin").tolist()[1] == [[[1.0, 2.0, 3.0]], [[4.0, 5.0, 6.0]]]
+    with pytest.raises(AgentError, match=r"orin to 'classify' is wrong: outputs of shape \[3, 6\], expected \[50, 6\]"):
+        outputs_of({"rows": rows}, (50, 6), "orin")
+    for wrong in (None, [[1.0], [2.0, 3.0]], "text"):
+        with pytest.raises(AgentError, match="it has no rows of outputs"):
+            outputs_of({"rows": wrong}, (3, 6), "orin")

@@ -207,7 +207,7 @@ def test_features_of_a_file_are_compared_with_those_of_its_model_folder(tmp_path
     torch.manual_seed(1)
     edgevit.base(timm.create_model("vit_tiny_patch16_224", **{**ARGS, "num_classes": 0}), out=other)
     (other / "export").mkdir()
-    assert 0.1 < evaluate(Path(shutil.copy(file, other / "export")), "digits", max_images=20).agreement < 0.9
+    assert evaluate(Path(shutil.copy(file, other / "export")), "digits", max_images=20).agreement < 0.5
     with pytest.raises(CheckpointError, match="gives features, to be compared with those of its model folder"):
         evaluate(Path(shutil.copy(file, tmp_path)), "digits")
     with pytest.raises(UnsupportedModelError, match="has no classifier"):

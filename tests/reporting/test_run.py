@@ -8,16 +8,20 @@ import os
 import re
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from small_models import write_headless
 from some_report import write_everything
 from some_runs import DENSE
 
+from edgevit.engines.run import export
 from edgevit.errors import GateError, OptionError, OutputError, UnknownNameError
 from edgevit.records.kinds import seal
+from edgevit.records.writing import file_sha256
 from edgevit.reporting.run import FORMATS, MARKS, report
 
 
@@ -122,3 +126,15 @@ def test_whatever_a_record_says_there_is_a_page_of_the_rest(seed: int, tmp_path:
     data = re.findall(r'id="data">(.*?)</script>', (tmp_path / "out.html").read_text(), re.DOTALL)[0]
     for text in (data, (tmp_path / "out.json").read_text()):
         assert not re.search(r"[:\[ ,](NaN|-?Infinity)", re.sub(r'"(\\.|[^"\\])*"', '""', text))
+
+
+def test_a_network_without_a_classifier_is_shown_with_its_agreement_and_without_an_accuracy(tmp_path: Path) -> None:
+    folder = write_headless(tmp_path / "headless")
+    export(folder, data="digits", max_images=20)
+    digest = file_sha256(folder / "export" / "model.fp32.onnx")
+    (tmp_path / "runs.jsonl").write_text(replace(DENSE, model_sha256=digest).to_json() + "\n")
+    page = report([tmp_path], output=tmp_path / "report.html").text
+    assert "vit_tiny_patch16_224 without a classifier, nothing else removed: a base." in page and "100.00%" in page
+    (panel,) = json.loads(report([tmp_path], format="json").text)["panels"]
+    (model,) = panel["models"]
+    assert (model["title"], model["top1"]) == ("headless", None) and model["p50_ms"] is not None
