@@ -1,12 +1,12 @@
-"""Engines of networks with random weights, which are built only to measure their latency and are not checked."""
+"""Networks with random weights, which are measured and not checked: put on the machine that runs them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from edgevit.board.connection import Board
+from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.board.facts import TensorRT
 from edgevit.engines.builder import NATIVE_OPSET, OLDEST_OPSET
 from edgevit.progress import Progress
@@ -15,7 +15,18 @@ from edgevit.records.writing import file_sha256
 
 OPSET = 20  # default of an export
 
-Write = Callable[[str, int], Path]  # write the ONNX file of a precision and an opset
+Write = Callable[[Path, str, int], None]  # write an ONNX file in a precision and an opset
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The file or engine of a network on the machine that runs it, or why there is no engine."""
+
+    path: Path
+    sha256: str
+    fused: int | None = None  # blocks whose attention is one kernel; None: no engine, or unknown
+    build_s: float | None = None
+    refused: str | None = None
 
 
 def built_from(tensorrt: TensorRT, precision: str) -> tuple[str, int]:
@@ -25,27 +36,40 @@ def built_from(tensorrt: TensorRT, precision: str) -> tuple[str, int]:
     return FP32.name, NATIVE_OPSET if tensorrt.native_layer_norm else OLDEST_OPSET
 
 
-def build_unjudged(
+def place_unjudged(
     board: Board,
-    tensorrt: TensorRT,
+    file: Path,
     write: Write,
     *,
-    name: str,
     precision: str,
-    batches: Sequence[int],
     progress: Progress,
-) -> dict[str, Any]:
-    """Write a network, build its engine on the board, and remove the ONNX file on both sides.
+    tensorrt: TensorRT | None = None,
+    name: str = "",
+    batches: Sequence[int] = (),
+) -> Placed:
+    """Write the ONNX file of a network unless it exists, and put it on the machine that runs it, or an engine of it.
 
-    Returns the answer of the agent's `build`; `refused` is the reason why there is no engine, or None.
+    A file that was sent, or that an engine was built from, is removed.
+
+    Args:
+        tensorrt: the board's, which builds an engine called `name` for these batches; None: the file itself runs.
 
     Raises:
         BoardError: the board was lost, or the build failed there.
     """
-    path = write(*built_from(tensorrt, precision))
-    onnx = board.put(path, file_sha256(path), progress)
-    path.unlink()
-    args = {"onnx": onnx, "precision": precision, "batches": list(batches), "timing_cache": True}
-    built: dict[str, Any] = board.run_job("build", args, name=name, progress=progress)
-    board.call("discard", paths=[onnx])
-    return built
+    source, opset = (precision, OPSET) if tensorrt is None else built_from(tensorrt, precision)
+    if not file.is_file():
+        write(file, source, opset)
+    digest = file_sha256(file)
+    if tensorrt is None and board.host == THIS_MACHINE:
+        return Placed(file, digest)
+    remote = board.put(file, digest, progress)
+    file.unlink()
+    if tensorrt is None:
+        return Placed(Path(remote), digest)
+    args = {"onnx": remote, "precision": precision, "batches": list(batches), "timing_cache": True}
+    built = board.run_job("build", args, name=name, progress=progress)
+    board.call("discard", paths=[remote])
+    if built["refused"]:
+        return Placed(Path(), "", build_s=built["seconds"], refused=built["refused"])
+    return Placed(Path(built["engine"]), built["sha256"], built.get("fused"), built["seconds"])

@@ -17,7 +17,7 @@ from edgevit.board.bench import Setting, Turns, requests_of, take_turns
 from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.board.models import Measurable
 from edgevit.derivation.allocate.prices import Measured
-from edgevit.engines.unjudged import OPSET, build_unjudged
+from edgevit.engines.unjudged import place_unjudged
 from edgevit.errors import AgentError, EngineError, UnfitBoardError
 from edgevit.latency.fit import StackSample
 from edgevit.latency.stacks import Stack, write_stack
@@ -25,7 +25,6 @@ from edgevit.latency.store import Store
 from edgevit.latency.target import POWER_WINDOW_S, WARMUP_S, WINDOW_S, MeasurementTarget
 from edgevit.network.network import Network
 from edgevit.progress import Progress, rounded_duration
-from edgevit.records.writing import file_sha256
 
 TRIES = 3  # of void runs
 TOGETHER = 5  # stacks that alternate with the base in one process: all have a turn within 0.4 s
@@ -206,45 +205,32 @@ class StackBench:
     def _prepare(self, stack: Stack) -> None:
         """Make sure that the file or engine of a stack is on the machine that runs it."""
         if stack not in self._files:
-            path, sha256 = (
-                self._engine(stack) if self.target.builds else self._put(stack, self.target.computes_in, OPSET)
-            )
+            path, sha256 = self._kept_engine(stack) or self._placed(stack)
             self._files[stack] = Measurable(Path(path), sha256, self.target.computes_in, stack.label)
 
-    def _written(self, stack: Stack, precision: str, opset: int) -> Path:
-        path = self.scratch / f"{stack.label.replace(' ', '-')}.onnx"
-        if not path.is_file():
-            write_stack(self.network, stack, path, precision=precision, opset=opset)
-        return path
+    def _kept_engine(self, stack: Stack) -> tuple[str, str] | None:
+        """The engine of an earlier session, if it still exists on the target."""
+        kept = self.store.engines().get(stack.label) if self.target.builds else None
+        return kept if kept and self._exists(*kept) else None
 
-    def _put(self, stack: Stack, precision: str, opset: int) -> tuple[str, str]:
-        """Write the ONNX file, and send it; return path and hash on the target."""
-        path = self._written(stack, precision, opset)
-        digest = file_sha256(path)
-        if self.board.host == THIS_MACHINE:
-            return str(path), digest
-        remote = self.board.put(path, digest, self.progress)
-        path.unlink()
-        return remote, digest
-
-    def _engine(self, stack: Stack) -> tuple[str, str]:
-        """Build an engine like that of a model, unless one of an earlier session exists."""
-        built = self.store.engines()
-        if stack.label in built and self._exists(*built[stack.label]):
-            return built[stack.label]
-        engine = build_unjudged(
+    def _placed(self, stack: Stack) -> tuple[str, str]:
+        """Write a stack, and send it, or build an engine like that of a model; return path and hash on the target."""
+        placed = place_unjudged(
             self.board,
-            self.setting.facts.tensorrt,
-            lambda precision, opset: self._written(stack, precision, opset),
-            name=stack.text,
+            self.scratch / f"{stack.label.replace(' ', '-')}.onnx",
+            lambda file, precision, opset: write_stack(self.network, stack, file, precision=precision, opset=opset),
             precision=self.target.computes_in,
-            batches=(1, self.target.batch, max(self.target.batch, MOST_BATCH)),
             progress=self.progress,
+            tensorrt=self.setting.facts.tensorrt if self.target.builds else None,
+            name=stack.text,
+            batches=(1, self.target.batch, max(self.target.batch, MOST_BATCH)),
         )
-        if engine["refused"]:
-            raise EngineError(f"the stack of {stack.text} {engine['refused']}; try --precision fp32")
-        self.store.keep_engines({**built, stack.label: (engine["engine"], engine["sha256"])})
-        return engine["engine"], engine["sha256"]
+        if placed.refused:
+            raise EngineError(f"the stack of {stack.text} {placed.refused}; try --precision fp32")
+        engine = str(placed.path), placed.sha256
+        if self.target.builds:
+            self.store.keep_engines({**self.store.engines(), stack.label: engine})
+        return engine
 
     def _exists(self, path: str, sha256: str) -> bool:
         offered = self.board.call("offer", path=path, part=f"{path}.none", sha256=sha256)

@@ -36,9 +36,9 @@ def measured_network(
         params=work.params,
         blocks=dims,
         fusable=sum(block.fusable for block in dims) if PRECISIONS[prepared.precision].fuses else 0,
-        fused=prepared.fused,
-        build_s=prepared.build_s,
-        refused=prepared.refused,
+        fused=prepared.placed.fused,
+        build_s=prepared.placed.build_s,
+        refused=prepared.placed.refused,
         figures=tuple(_figures(prepared, work, runs, dense, setting)),
         failed=failed,
     )

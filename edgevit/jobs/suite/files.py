@@ -9,26 +9,28 @@ from pathlib import Path
 from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.board.facts import TensorRT
 from edgevit.board.models import Measurable
-from edgevit.engines.unjudged import OPSET, build_unjudged
+from edgevit.engines.unjudged import Placed, place_unjudged
 from edgevit.exporting.graph import write_onnx
 from edgevit.jobs.suite.request import BATCHES
 from edgevit.jobs.suite.suite import SuiteNetwork
 from edgevit.network.network import Network
 from edgevit.progress import Progress
 from edgevit.records.precisions import FP32
-from edgevit.records.writing import file_sha256
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A network on the machine that runs it, or why there is no engine of it."""
+    """A network on the machine that runs it, or without an engine there."""
 
     network: SuiteNetwork
     precision: str
-    measurable: Measurable | None
-    fused: int | None = None  # blocks whose attention is one kernel; None: unknown
-    build_s: float | None = None
-    refused: str | None = None
+    placed: Placed
+
+    @property
+    def measurable(self) -> Measurable | None:
+        if self.placed.refused:
+            return None
+        return Measurable(self.placed.path, self.placed.sha256, self.precision, self.network.name)
 
 
 @dataclass
@@ -45,23 +47,21 @@ class NetworkFiles:
 
     def prepare(self, network: SuiteNetwork) -> Prepared:
         """Write a network, and build its engine if it runs on a board."""
-        if self.board.host == THIS_MACHINE:
-            path = self._written(network, FP32.name, OPSET)
-            return Prepared(network, FP32.name, Measurable(path, file_sha256(path), FP32.name, network.name))
-        built = build_unjudged(
+        builds = self.board.host != THIS_MACHINE
+        precision = network.precision if builds else FP32.name
+        placed = place_unjudged(
             self.board,
-            self.tensorrt,
-            partial(self._written, network),
-            name=network.name,
-            precision=network.precision,
-            batches=(1, 1, max(BATCHES)),
+            self.scratch / f"{network.name.replace(' ', '-').replace(',', '')}.onnx",
+            partial(self._write, network),
+            precision=precision,
             progress=self.progress,
+            tensorrt=self.tensorrt if builds else None,
+            name=network.name,
+            batches=(1, 1, max(BATCHES)),
         )
-        measurable = None
-        if not built["refused"]:
-            self.engines[network.name] = built["engine"]
-            measurable = Measurable(Path(built["engine"]), built["sha256"], network.precision, network.name)
-        return Prepared(network, network.precision, measurable, built.get("fused"), built["seconds"], built["refused"])
+        if builds and not placed.refused:
+            self.engines[network.name] = str(placed.path)
+        return Prepared(network, precision, placed)
 
     def discard(self, but: str | None = None) -> None:
         """Remove the engines from the board, where there is little room, but for one network's."""
@@ -73,18 +73,10 @@ class NetworkFiles:
         """Make a network, with the weights of the checkpoint where it can have them."""
         return network.network(self.weights if network.is_cut_from(self.largest) else None)
 
-    def _written(self, network: SuiteNetwork, precision: str, opset: int) -> Path:
-        path = self.scratch / f"{network.name.replace(' ', '-').replace(',', '')}.onnx"
-        if not path.is_file():
-            with self.progress.stage(f"write {network.name}"):
-                module = self.network(network)
-                write_onnx(
-                    module,
-                    path,
-                    input_size=module.input_size,
-                    precision=precision,
-                    batch="dynamic",
-                    opset=opset,
-                    metadata={"network": network.name},
-                )
-        return path
+    def _write(self, network: SuiteNetwork, file: Path, precision: str, opset: int) -> None:
+        with self.progress.stage(f"write {network.name}"):
+            module = self.network(network)
+            size, metadata = module.input_size, {"network": network.name}
+            write_onnx(
+                module, file, input_size=size, precision=precision, batch="dynamic", opset=opset, metadata=metadata
+            )

@@ -191,7 +191,7 @@ class _Work:
         """The dense network, which takes turns with every other."""
         dense = self._prepared(self.dense)
         if dense.measurable is None:
-            raise AgentError(f"there is no engine of the dense network on {self.board.host}: {dense.refused}")
+            raise AgentError(f"there is no engine of the dense network on {self.board.host}: {dense.placed.refused}")
         return dense
 
     def _prepared(self, network: SuiteNetwork) -> Prepared:

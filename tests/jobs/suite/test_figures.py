@@ -8,8 +8,8 @@ from some_runs import DENSE
 
 from edgevit.board.bench import Setting
 from edgevit.board.facts import BoardFacts
-from edgevit.board.models import Measurable
 from edgevit.board.profiles import load_profile
+from edgevit.engines.unjudged import Placed
 from edgevit.jobs.suite.figures import measured_network
 from edgevit.jobs.suite.files import Prepared
 from edgevit.jobs.suite.suite import SuiteNetwork
@@ -28,8 +28,7 @@ def runs_of(label, ms, batch=1):
 
 
 def test_figures_are_medians_by_batch_size_and_a_share_of_the_roofline():
-    file = Measurable(Path("a.onnx"), "0" * 64, "fp32", NETWORK.name)
-    prepared = Prepared(NETWORK, "fp32", file, fused=0, build_s=3.0)
+    prepared = Prepared(NETWORK, "fp32", Placed(Path("a.engine"), "0" * 64, fused=0, build_s=3.0))
     runs = [*runs_of("tiny", 8.0), *runs_of(NETWORK.name, 4.0), *runs_of(NETWORK.name, 20.0, batch=8)]
     measured = measured_network("sizes and precisions", prepared, runs, "tiny", SETTING, "at batch 8: it died")
     assert (measured.question, measured.build_s, measured.failed) == (
@@ -47,6 +46,7 @@ def test_figures_are_medians_by_batch_size_and_a_share_of_the_roofline():
 
 
 def test_a_network_without_an_engine_has_no_figures():
-    refused = Prepared(NETWORK, "fp32", None, refused="out of memory")
+    refused = Prepared(NETWORK, "fp32", Placed(Path(), "", refused="out of memory"))
+    assert refused.measurable is None
     measured = measured_network("q", refused, runs_of("tiny", 8.0), "tiny", SETTING, None)
     assert (measured.figures, measured.refused) == ((), "out of memory") and measured.params > 5e6

@@ -25,6 +25,6 @@ def test_what_can_have_the_weights_of_a_checkpoint_has_them_in_its_file(tmp_path
             values = files.network(network).module.blocks[0].mlp.fc2.weight.flatten()[:2].tolist()
             assert (values == [0.125, 0.125]) == has_them, network.name
         prepared = files.prepare(paper)
-    assert prepared.precision == "fp32" and prepared.refused is None and prepared.measurable is not None
+    assert prepared.precision == "fp32" and prepared.placed.refused is None and prepared.measurable is not None
     assert prepared.measurable.path.name == "tiny-0.8-paper.onnx"
     assert onnx.load(prepared.measurable.path).metadata_props[0].value == "tiny 0.8 paper"

@@ -13,6 +13,7 @@ from edgevit.board.bench import Setting
 from edgevit.board.facts import BoardFacts, PowerMode
 from edgevit.board.profiles import load_profile
 from edgevit.board.request import Conditions
+from edgevit.engines.unjudged import Placed
 from edgevit.errors import AgentError, Interrupted, OptionError, RunsError, UnfitBoardError
 from edgevit.jobs.suite import files, request
 from edgevit.jobs.suite import run as module
@@ -63,7 +64,7 @@ def test_engines_are_built_and_measured_on_a_board_and_removed_when_interrupted(
     tree = board_tree("orin-nx-16gb-jetpack6.2")
     server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
     monkeypatch.setattr(request, "BATCHES", (1,))
-    build, built = files.build_unjudged, []
+    build, built = files.place_unjudged, []
 
     def noted(*positional, name, **options):
         built.append(name)
@@ -75,7 +76,7 @@ def test_engines_are_built_and_measured_on_a_board_and_removed_when_interrupted(
     def models():
         return [file.name for file in server.cache.glob("files/*") if file.suffix in (".engine", ".onnx")]
 
-    monkeypatch.setattr(files, "build_unjudged", noted)
+    monkeypatch.setattr(files, "place_unjudged", noted)
     options = CharacterizeRequest(
         board=server.host, ssh_config=Path(server.config), sizes=("tiny",), rounds=1, output=tmp_path / "p.json"
     )
@@ -143,7 +144,7 @@ class SlowBoard:
 
     def build(self, *_, name, **__):
         self.now_s += self.build_s * (0.5 if " 0.8 " in name else 1)
-        return {"refused": None, "engine": f"/{name}.engine", "sha256": "0" * 64, "fused": 0, "seconds": self.build_s}
+        return Placed(Path(f"/{name}.engine"), "0" * 64, 0, self.build_s)
 
 
 def work_on(board, asked, scratch, progress=None, mode=None):
@@ -174,7 +175,7 @@ def test_the_suite_ends_in_time_and_on_a_slower_board_what_there_is_no_time_for_
 ):
     monkeypatch.undo()  # windows and networks are as they are for everybody
     board = SlowBoard(run_s, build_s)
-    monkeypatch.setattr(files, "build_unjudged", board.build)
+    monkeypatch.setattr(files, "place_unjudged", board.build)
     monkeypatch.setattr(module, "answers", lambda *_: ())
     asked = CharacterizeRequest(board="nano", quick=quick, output=tmp_path / "p.json")
     record = work_on(board, asked, tmp_path).finished()
@@ -195,7 +196,7 @@ def test_a_time_in_which_nothing_can_be_measured_is_refused_with_one_in_which_so
 ):
     monkeypatch.undo()
     board = SlowBoard(4.2, 40.0)
-    monkeypatch.setattr(files, "build_unjudged", board.build)
+    monkeypatch.setattr(files, "place_unjudged", board.build)
     monkeypatch.setattr(module, "answers", lambda *_: ())
     asked = CharacterizeRequest(board="nano", quick=True, minutes=minutes, output=tmp_path / "p.json")
     told = rf"^--minutes {minutes:g} is too short: two networks take .* on nano, and nothing was measured; try"
@@ -203,7 +204,7 @@ def test_a_time_in_which_nothing_can_be_measured_is_refused_with_one_in_which_so
         work_on(board, asked, tmp_path).finished()
     assert not asked.output.exists(), "nothing is written"
     board = SlowBoard(4.2, 40.0)
-    monkeypatch.setattr(files, "build_unjudged", board.build)
+    monkeypatch.setattr(files, "place_unjudged", board.build)
     longer = replace(asked, minutes=float(str(refusal.value).split()[-1]))
     assert work_on(board, longer, tmp_path).finished().measured
 
@@ -211,7 +212,7 @@ def test_a_time_in_which_nothing_can_be_measured_is_refused_with_one_in_which_so
 def test_the_time_limit_for_continuing_is_longer_than_what_the_suite_took(tmp_path, monkeypatch):
     monkeypatch.undo()
     board, warned, progress = SlowBoard(20.0, 1.0), [], Silent()  # far slower than is reckoned before a run was seen
-    monkeypatch.setattr(files, "build_unjudged", board.build)
+    monkeypatch.setattr(files, "place_unjudged", board.build)
     monkeypatch.setattr(module, "answers", lambda *_: ())
     progress.warn = warned.append
     asked = CharacterizeRequest(board="nano", quick=True, minutes=1.0, output=tmp_path / "p.json")
@@ -253,7 +254,7 @@ def test_a_network_whose_process_fails_is_recorded_and_the_others_go_on(tmp_path
     first, *others = [one.name for one in short_suite]
     asked = CharacterizeRequest(board="nano", sizes=("tiny",), rounds=3, output=tmp_path / "p.json")
     board, warned = SmallBoard((first, 8), ("tiny", 8, 2)), []
-    monkeypatch.setattr(files, "build_unjudged", board.build)
+    monkeypatch.setattr(files, "place_unjudged", board.build)
     progress = Silent()
     progress.warn = warned.append
     record = work_on(board, asked, tmp_path, progress).finished()
@@ -279,7 +280,7 @@ def test_a_network_whose_process_fails_is_recorded_and_the_others_go_on(tmp_path
 def test_a_board_that_cannot_run_the_dense_network_ends_a_suite_and_keeps_its_runs(tmp_path, monkeypatch, short_suite):
     asked = CharacterizeRequest(board="nano", sizes=("tiny",), rounds=3, output=tmp_path / "p.json")
     board = SmallBoard(("tiny", 1, 2))
-    monkeypatch.setattr(files, "build_unjudged", board.build)
+    monkeypatch.setattr(files, "place_unjudged", board.build)
     with pytest.raises(AgentError, match="cannot measure tiny at batch 1 on nano: the measurement died"):
         work_on(board, asked, tmp_path).finished()
     kept = read_suite_record(asked.output)
@@ -289,10 +290,18 @@ def test_a_board_that_cannot_run_the_dense_network_ends_a_suite_and_keeps_its_ru
     assert len(record.measured) == 4 and record.runs[: len(kept.runs)] == kept.runs
 
 
+def test_a_board_that_builds_no_engine_of_the_dense_network_ends_a_suite(tmp_path, monkeypatch, short_suite):
+    asked = CharacterizeRequest(board="nano", sizes=("tiny",), rounds=3, output=tmp_path / "p.json")
+    monkeypatch.setattr(files, "place_unjudged", lambda *_, **__: Placed(Path(), "", refused="out of memory"))
+    with pytest.raises(AgentError, match="there is no engine of the dense network on nano: out of memory"):
+        work_on(SmallBoard(), asked, tmp_path).finished()
+    assert not asked.output.exists()
+
+
 def test_runs_in_another_power_mode_than_the_file_states_are_not_kept(tmp_path, monkeypatch, short_suite):
     asked = CharacterizeRequest(board="nano", sizes=("tiny",), rounds=3, output=tmp_path / "p.json")
     board = SmallBoard()
-    monkeypatch.setattr(files, "build_unjudged", board.build)
+    monkeypatch.setattr(files, "place_unjudged", board.build)
     monkeypatch.setitem(RUN.environment, "power_mode", "MAXN")
     other = "nano ran with power mode MAXN, and had power mode 15W when it was looked at"
     with pytest.raises(UnfitBoardError, match=other):
