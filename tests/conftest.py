@@ -32,7 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # these models are too small for 
 # How long an example takes says how busy the machine is, and nothing of the code. The same examples each time, so that
 # a red run says something of a change; `pytest --hypothesis-profile=explore` draws others.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("edgevit", settings.get_profile("explore"), derandomize=True, database=None)
+settings.register_profile("edgevit", settings.get_profile("explore"), derandomize=True, database=None, max_examples=50)
 settings.load_profile("edgevit")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs; tests press Ctrl-C

@@ -39,7 +39,7 @@ NOISE = st.text(st.characters(codec="utf-8"), max_size=40) | st.text(string.digi
 TEXT = st.lists(st.sampled_from(WORDS) | NOISE, max_size=30).map(" ".join) | st.lists(st.sampled_from(WORDS)).map(
     "".join
 )
-FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @FUZZ

@@ -264,7 +264,7 @@ def test_a_missing_or_truncated_checkpoint_says_so(small_vit: Any, tmp_path: Pat
         assert str(file) in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=60), suffix=st.sampled_from([".pth", ".safetensors"]))
 def test_any_bytes_are_refused_in_one_line(tmp_path: Path, data: bytes, suffix: str) -> None:
     file = tmp_path / f"noise{suffix}"
@@ -274,7 +274,7 @@ def test_any_bytes_are_refused_in_one_line(tmp_path: Path, data: bytes, suffix: 
     assert "\n" not in str(refusal.value)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 10**6), byte=st.integers(0, 255), old=st.booleans())
 def test_a_spoilt_byte_is_never_a_traceback(tmp_path: Path, at: int, byte: int, old: bool) -> None:
     file = tmp_path / "spoilt.pth"

@@ -6,7 +6,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgevit.derivation.allocate.knapsack import BlockMenu, Choice, allocate
@@ -84,7 +84,6 @@ def spent_in_any_case(menus):
 
 @pytest.mark.parametrize("costs", ["MACs", "milliseconds"])
 @given(data=st.data())
-@settings(max_examples=150)
 def test_with_a_common_divisor_the_loss_is_the_least_there_is(costs, data):
     menus = data.draw(menus_of(MODULE_COSTS[costs]))
     limit = data.draw(MODULE_COSTS[costs].map(lambda c: 3 * c if costs == "MACs" else round(3 * c, 3)))
@@ -101,7 +100,6 @@ def test_with_a_common_divisor_the_loss_is_the_least_there_is(costs, data):
 
 @pytest.mark.parametrize("costs", ["odd counts", "any number"])
 @given(data=st.data(), bins=st.integers(1, 300), share=st.floats(0, 1))
-@settings(max_examples=150)
 def test_rounded_to_bins_it_is_no_worse_than_for_a_limit_lower_by_a_bin_per_module(costs, data, bins, share):
     menus = data.draw(menus_of(MODULE_COSTS[costs]))
     low = least_cost(menus)
