@@ -64,7 +64,13 @@ from benchmarks.sources import (
     source_from,
     store_rows,
 )
-from edgevit.baselines.common.importance import group_sums, squared_changes, valued, weights_times_gradients
+from edgevit.baselines.common.importance import (
+    dimensions,
+    group_sums,
+    squared_changes,
+    valued,
+    weights_times_gradients,
+)
 from edgevit.data.task import Split, Task
 from edgevit.derivation.measure.statistics import calibrate
 from edgevit.derivation.solve.attention import attention_spectra, narrow
@@ -351,7 +357,7 @@ class Cuts:
             "S2ViTE": group_sums(valued(products, lambda _, product: product.abs())),
             "NViT": squared_changes(looked_at, images, passes),
         }
-        self.scores = {name: [(b.qk, b.vo) for b in of.blocks] for name, of in by_weights.items()}
+        self.scores = {name: [dimensions(scores) for scores in of.blocks] for name, of in by_weights.items()}
         self.scores["NISP"] = propagated(network)
         for name in self.gates[0].scores():
             self.scores[name] = [of.scores()[name] for of in self.gates]

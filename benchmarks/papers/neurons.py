@@ -81,7 +81,7 @@ def highest(network: Network, images: Split, passes: Passes) -> list[Highest | N
     geometry = network.geometry
     prefix = geometry.tokens - geometry.patches
     blocks = list(network.dims)
-    by_block = [Highest.of(dims.ffn) if dims.has_ffn else None for dims in blocks]
+    by_block = [Highest.of(dims.ffn) if dims.has("ffn") else None for dims in blocks]
     position = 0
 
     def see(i: int, inputs: Any, _: Tensor) -> None:

@@ -74,7 +74,7 @@ def plan(random: Random, base: Sequence[BlockDims]) -> tuple[list[BlockDims], li
 
 def passing(random: Random, blocks: Sequence[BlockDims], counts: Sequence[int]) -> list[BlockDims]:
     """Drop tokens after two blocks that have an attention."""
-    able = [i for i, dims in enumerate(blocks[:-1]) if dims.has_attention]
+    able = [i for i, dims in enumerate(blocks[:-1]) if dims.has("attention")]
     positions = sorted(random.sample(able, min(2, len(able), len(counts))))
     passed = dict(zip(positions, sorted(random.sample(counts, len(positions)), reverse=True), strict=True))
     return [replace(dims, tokens=passed.get(i, 0)) for i, dims in enumerate(blocks)]

@@ -124,7 +124,7 @@ def drawings(models: Sequence[Drawn]) -> Iterator[tuple[str, str]]:
             yield name, line_plot([Panel("step", lines)], name.replace("_", " "))
     for kind in SIZES:
         yield kind, line_plot([Panel("block", sizes(models, kind))], kind)
-    if all(any(block.has_attention for block in m.blocks) for m in models):
+    if all(any(block.has("attention") for block in m.blocks) for m in models):
         titles = ("block: QK", "block: VO")
         yield "ranks", line_plot([Panel(t, lines) for t, lines in zip(titles, ranks(models), strict=True)], "rank")
 

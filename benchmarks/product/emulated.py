@@ -85,8 +85,8 @@ class EmulatedBoard:
         """Time a model."""
         weights = 2 * self.embed * sum(2 * b.heads * (b.qk + b.vo) + 2 * b.ffn for b in blocks)
         cached = min(self.cache_bytes / weights, 1.0)
-        attention = sum(self.attention_ms(b, cached) for b in blocks if b.has_attention)
-        return self.fixed_ms + attention + sum(self.ffn_ms(b, cached) for b in blocks if b.has_ffn)
+        attention = sum(self.attention_ms(b, cached) for b in blocks if b.has("attention"))
+        return self.fixed_ms + attention + sum(self.ffn_ms(b, cached) for b in blocks if b.has("ffn"))
 
     def measure(self, blocks: Sequence[BlockDims], random: Random, most: int = ROUNDS) -> MeasuredFigure:
         """Measure in turns: the median of several rounds, with an interval from their spread.

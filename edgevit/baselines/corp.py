@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from edgevit.baselines.common import ranked
-from edgevit.baselines.common.importance import Scores, UnitScores
+from edgevit.baselines.common.importance import Scores, UnitScores, unit_scores
 from edgevit.baselines.common.ranking import Grouping, Units, rank, top
 from edgevit.derivation.feasibility import Target
 from edgevit.derivation.measure.statistics import BlockStatistics, calibrate, check_enough
@@ -41,6 +41,7 @@ from edgevit.errors import OptionError
 from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn
 from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
+from edgevit.records.model import HEAD_WIDTHS
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 _TINY = torch.finfo(torch.float64).tiny
@@ -79,7 +80,7 @@ def energies(block: Block, moments: BlockStatistics) -> UnitScores:
     if block.ffn is not None:
         assert moments.hidden is not None
         neurons = moments.hidden.diagonal().cpu() * block.ffn.w2.detach().double().square().sum(0).cpu()
-    return UnitScores(qk, vo, vo.sum(1), neurons)
+    return unit_scores(qk, vo, neurons)
 
 
 @torch.no_grad()
@@ -93,7 +94,7 @@ def _plan(problem: Problem, config: Config, network: Network, statistics: list[B
     rows = zip(blocks, statistics, scores.blocks, chosen.heads, chosen.dims, strict=True)
     for i, (block, moments, of, heads, new) in enumerate(rows):
         attention = None if block.attention is None else _attention(config, block.attention, moments, of, heads, new)
-        ffn = None if block.ffn is None else _ffn(config, block.ffn, moments, top(of.ffn, new.ffn))
+        ffn = None if block.ffn is None else _ffn(config, block.ffn, moments, top(of["ffn"], new.ffn))
         plans.append(BlockPlan(i, attention, ffn, block.tokens, block.merged))
     return Plan(tuple(plans))
 
@@ -101,10 +102,12 @@ def _plan(problem: Problem, config: Config, network: Network, statistics: list[B
 def _attention(
     config: Config, part: Attention, moments: BlockStatistics, of: UnitScores, heads: tuple[int, ...], new: BlockDims
 ) -> AttentionPlan:
-    qk, vo = top(of.qk, new.qk), top(of.vo, new.vo)
+    of_queries, of_values = (top(of[axis], new[axis]) for axis in HEAD_WIDTHS)
     assert moments.moment is not None
-    slim = compensated(part, qk, vo, moments.moment, config.ridge) if config.compensate else part.keep(heads, qk, vo)
-    return AttentionPlan(heads, new.qk, new.vo, weights=slim)
+    slim = part.keep(heads, of_queries, of_values)
+    if config.compensate:
+        slim = compensated(part, of_queries, of_values, moments.moment, config.ridge)
+    return AttentionPlan.of(new, heads, weights=slim)
 
 
 def _ffn(config: Config, part: Ffn, moments: BlockStatistics, neurons: Tensor) -> FfnPlan:

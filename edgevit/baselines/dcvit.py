@@ -79,17 +79,19 @@ def choose_blocks(
     removable = [
         i
         for i in order
-        if "site" not in geometry.frozen(i) and dims[i].has_ffn and not (i in minimum and minimum[i].has_attention)
+        if "site" not in geometry.frozen(i)
+        and dims[i].has("ffn")
+        and not (i in minimum and minimum[i].has("attention"))
     ]
     ends = {i: limits(dims[i], policy, geometry.frozen(i), minimum.get(i))["ffn"] for i in removable}
-    widths = range(0, max((high for _, high in ends.values()), default=0) + 1, policy.ffn_step)
+    widths = range(0, max((high for _, high in ends.values()), default=0) + 1, policy.step("ffn"))
 
     def cut(count: int, width: int) -> list[BlockDims]:
         """Remove the attention of the first `count` blocks, and give their FFNs this width where they allow it."""
         chosen = list(dims)
         for i in removable[:count]:
             low, high = ends[i]
-            chosen[i] = replace(dims[i], heads=0, qk=0, vo=0, ffn=min(max(width, low), high))
+            chosen[i] = replace(dims[i].without("attention"), ffn=min(max(width, low), high))
         return chosen
 
     def fits(count: int, width: int) -> bool:
@@ -112,10 +114,9 @@ def plan_of(blocks: Sequence[Block], chosen: Sequence[BlockDims], seed: int) -> 
     """Plan these sizes, with neurons drawn at random; a remaining attention keeps its weights."""
     generator, plans = torch.Generator().manual_seed(seed), []
     for i, (block, new) in enumerate(zip(blocks, chosen, strict=True)):
-        heads = tuple(range(new.heads))
-        attention = AttentionPlan(heads, new.qk, new.vo, weights=block.attention) if new.has_attention else None
+        attention = AttentionPlan.of(new, weights=block.attention) if new.has("attention") else None
         neurons: Tensor = torch.randperm(block.dims.ffn, generator=generator)[: new.ffn].sort().values
-        plans.append(BlockPlan(i, attention, FfnPlan(neurons) if new.has_ffn else None))
+        plans.append(BlockPlan(i, attention, FfnPlan(neurons) if new.has("ffn") else None))
     return Plan(tuple(plans))
 
 

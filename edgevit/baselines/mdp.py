@@ -25,19 +25,19 @@ import torch
 from torch import Tensor
 
 from edgevit.baselines.common import ranked
-from edgevit.baselines.common.importance import Scores, UnitScores, squared_changes
+from edgevit.baselines.common.importance import Scores, UnitScores, dimensions, squared_changes
 from edgevit.baselines.common.ranking import Ranked
 from edgevit.derivation.allocate import embedding
 from edgevit.derivation.allocate.knapsack import BlockMenu, Choice, allocate
-from edgevit.derivation.allocate.menus import Heads, attention_menu, ffn_menu
+from edgevit.derivation.allocate.menus import attention_menu, ffn_menu, site_costs, with_single_site
 from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.feasibility import SearchSpace
 from edgevit.derivation.measure.sensitivity import Sensitivity
 from edgevit.derivation.method import Method
-from edgevit.derivation.methods.forge.menus import block_costs, with_single_site
+from edgevit.derivation.plan import AttentionPlan
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.network.anatomy import BlockDims, check_all_pass
-from edgevit.network.cost import Geometry
+from edgevit.network.cost import Geometry, PlacedBlock
 from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 
@@ -65,20 +65,21 @@ def _descending(scores: Tensor) -> Tensor:
 
 
 def _menu(
-    problem: Problem, config: Config, of: UnitScores, dims: BlockDims, geometry: Geometry, block: int
+    problem: Problem, config: Config, of: UnitScores, placed: PlacedBlock, geometry: Geometry, block: int
 ) -> BlockMenu:
     """List every size of a block, with the importance that it loses."""
     none = torch.empty(0)
-    lost = Sensitivity(_descending(of.qk), _descending(of.vo), of.heads, none, none, none)
-    costs, frozen, policy = block_costs(problem.budget, geometry, block), geometry.frozen(block), problem.policy
+    lost = Sensitivity(*map(_descending, dimensions(of)), of["heads"], none, none, none)
+    costs, frozen, policy = site_costs(problem.budget, geometry, placed), geometry.frozen(block), problem.policy
+    dims = placed.dims
     minimum = (problem.budget.at_least or {}).get(block)
     attention, neurons = list[Choice](), list[Choice]()
-    if dims.has_attention:
+    if dims.has("attention"):
         attention = attention_menu(
             dims, lost, policy, costs.attention, drop_heads=config.drop_heads, frozen=frozen, at_least=minimum
         )
-    if dims.has_ffn:
-        neurons = ffn_menu(of.ffn.sort().values, policy, costs.ffn, frozen, 0 if minimum is None else minimum.ffn)
+    if dims.has("ffn"):
+        neurons = ffn_menu(of["ffn"].sort().values, policy, costs.ffn, frozen, 0 if minimum is None else minimum.ffn)
     return with_single_site(BlockMenu(attention, neurons, None), costs)
 
 
@@ -95,13 +96,12 @@ def choose_sizes(problem: Problem, config: Config, scores: Scores) -> tuple[Rank
 
     def solve(width: int) -> tuple[Sequence[tuple[Choice | None, Choice | None]], float]:
         geometry = embedding.geometry_at(network, width)
-        tokens = geometry.reaching(dims)
         menus = [
-            _menu(problem, config, of, d, geometry.at(n), i)
-            for i, (of, d, n) in enumerate(zip(scores.blocks, dims, tokens, strict=True))
+            _menu(problem, config, of, placed, geometry, i)
+            for i, (of, placed) in enumerate(zip(scores.blocks, geometry.placed(dims), strict=True))
         ]
         prices = budget.prices_at(geometry)
-        choices = allocate(menus, budget.limit - (geometry.fixed(0, budget.linear) if prices is None else prices.fixed))
+        choices = allocate(menus, budget.limit - (geometry.outside(budget.linear) if prices is None else prices.fixed))
         pairs = [pair for pair in choices if pair is not None]
         return pairs, sum(sum(choice.loss for choice in pair if choice is not None) for pair in pairs)
 
@@ -113,10 +113,12 @@ def choose_sizes(problem: Problem, config: Config, scores: Scores) -> tuple[Rank
         return float(least_first[: whole.embed - width].sum())
 
     rung = embedding.climb(widths, solve, embedding_loss)[0]
-    attentions: list[Heads] = [Heads((), 0, 0) if attention is None else attention.value for attention, _ in rung.shape]
-    neurons = [0 if ffn is None else ffn.value for _, ffn in rung.shape]
-    sizes = [BlockDims(len(heads.heads), heads.qk, heads.vo, n) for heads, n in zip(attentions, neurons, strict=True)]
-    return Ranked([heads.heads for heads in attentions], sizes, rung.width), rung.nats
+    sizes, heads = [], list[tuple[int, ...]]()
+    for attention, ffn in rung.shape:
+        attended: AttentionPlan = AttentionPlan((), 0, 0) if attention is None else attention.value
+        sizes.append(BlockDims(0, 0, 0, 0 if ffn is None else ffn.value).with_sizes(attended.sizes))
+        heads.append(attended.heads)
+    return Ranked(heads, sizes, rung.width), rung.nats
 
 
 def derive(problem: Problem, config: Config) -> Derived:

@@ -25,7 +25,9 @@ from edgevit.derivation.allocate.budget import MEASURED
 from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 from edgevit.derivation.realise import realise
+from edgevit.network.anatomy import SizeAxis
 from edgevit.numbers import COUNT, check_number
+from edgevit.records.model import HEAD_WIDTHS
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
@@ -57,18 +59,18 @@ def _in_the_base(scores: Scores, chosen: Ranked, later_scores: Scores, later_cho
     def placed(old: Tensor, indices: Tensor, new: Tensor) -> Tensor:
         return torch.full_like(old, -1).scatter(-1, indices, new)  # a square is at least 0
 
-    blocks, heads = [], []
+    blocks, heads = list[UnitScores](), []
     pairs = zip(scores.blocks, later_scores.blocks, strict=True)
     for (old, new), base_heads, dims, later_heads in zip(
         pairs, chosen.heads, chosen.dims, later_chosen.heads, strict=True
     ):
         rows = torch.tensor(base_heads, dtype=torch.int64)
-        qk, vo = torch.full_like(old.qk, -1), torch.full_like(old.vo, -1)
-        qk[rows] = placed(old.qk[rows], top(old.qk[rows], dims.qk), new.qk)
-        vo[rows] = placed(old.vo[rows], top(old.vo[rows], dims.vo), new.vo)
-        blocks.append(
-            UnitScores(qk, vo, placed(old.heads, rows, new.heads), placed(old.ffn, top(old.ffn, dims.ffn), new.ffn))
-        )
+        now: dict[SizeAxis, Tensor] = {"heads": placed(old["heads"], rows, new["heads"])}
+        now["ffn"] = placed(old["ffn"], top(old["ffn"], dims.ffn), new["ffn"])
+        for axis in HEAD_WIDTHS:
+            now[axis] = torch.full_like(old[axis], -1)
+            now[axis][rows] = placed(old[axis][rows], top(old[axis][rows], dims[axis]), new[axis])
+        blocks.append(now)
         heads.append(tuple(base_heads[i] for i in later_heads))
     channels = placed(scores.embed, top(scores.embed, chosen.embed), later_scores.embed)
     return Scores(blocks, channels), replace(later_chosen, heads=heads)

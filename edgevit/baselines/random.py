@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from edgevit.baselines.common import ranked
-from edgevit.baselines.common.importance import Scores, UnitScores
+from edgevit.baselines.common.importance import Scores, unit_shapes
 from edgevit.baselines.common.ranked import RankOptions
 from edgevit.baselines.common.ranking import Grouping
 from edgevit.derivation.method import Method
@@ -34,8 +34,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     def drawn(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float64)
 
-    dims = list(problem.network.dims)
-    blocks = [UnitScores(drawn(d.heads, d.qk), drawn(d.heads, d.vo), drawn(d.heads), drawn(d.ffn)) for d in dims]
+    blocks = [{axis: drawn(*shape) for axis, shape in unit_shapes(dims).items()} for dims in problem.network.dims]
     scores = Scores(blocks, drawn(problem.network.geometry.embed))
     return ranked.derive_by_rank(problem, config, scores)
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.baselines.common import ranked
-from edgevit.baselines.common.importance import Scores, UnitScores, valued, weights_times_gradients
+from edgevit.baselines.common.importance import Scores, unit_scores, valued, weights_times_gradients
 from edgevit.baselines.common.ranked import RankOptions
 from edgevit.baselines.common.ranking import AttentionUnits
 from edgevit.derivation.method import Method
@@ -108,7 +108,7 @@ def scores_of(network: Network, measure: Any) -> Scores:
             last = layers[f.w2.data_ptr()]
             neurons = worth(last, library.prune_linear_in_channels, f.neurons)
         dims = by_head.mean(0).expand(len(by_head), -1)
-        of_blocks.append(UnitScores(dims, dims, by_head.mean(1), neurons))
+        of_blocks.append(unit_scores(dims, dims, neurons, by_head.mean(1)))
     return Scores(of_blocks, worth(last, library.prune_linear_out_channels, blocks[-1].embed))
 
 

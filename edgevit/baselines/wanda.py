@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from edgevit.baselines.common import ranked
-from edgevit.baselines.common.importance import Scores, UnitScores
+from edgevit.baselines.common.importance import Scores, UnitScores, unit_scores
 from edgevit.baselines.common.ranked import RankOptions
 from edgevit.baselines.common.ranking import Grouping
 from edgevit.derivation.method import Method, no_steps
@@ -40,16 +40,18 @@ class Config(RankOptions):
         check_number("wanda.calibration_images", self.calibration_images, COUNT)
 
 
-def unit_scores(block: Block, inputs: Tensor, attended: Tensor, hidden: Tensor) -> UnitScores:
+def weighed(block: Block, inputs: Tensor, attended: Tensor, hidden: Tensor) -> UnitScores:
     """Score the units of a block by norms of the attention's input [d], of attended values [H v] and of neurons [e]."""
-    qk = vo = torch.empty(0, 0, dtype=torch.float64)
+    of_queries = of_values = torch.empty(0, 0, dtype=torch.float64)
     ffn = torch.empty(0, dtype=torch.float64)
     if (a := block.attention) is not None:
-        qk = sum((w.detach().double().abs() @ inputs for w in (a.wq, a.wk)), torch.zeros((), dtype=torch.float64))
-        vo = a.wo.detach().double().abs().sum(1) * attended.reshape(a.heads, a.vo)
+        of_queries = sum(
+            (w.detach().double().abs() @ inputs for w in (a.wq, a.wk)), torch.zeros((), dtype=torch.float64)
+        )
+        of_values = a.wo.detach().double().abs().sum(1) * attended.reshape(a.heads, a.vo)
     if (f := block.ffn) is not None:
         ffn = f.w2.detach().double().abs().sum(0) * hidden
-    return UnitScores(qk, vo, vo.sum(1), ffn).map(Tensor.cpu)
+    return unit_scores(of_queries, of_values, ffn)
 
 
 def _norms(problem: Problem, config: Config) -> list[list[Tensor]]:
@@ -79,7 +81,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     blocks = network.read()
     with problem.stopwatch.stage("statistics"):
         inputs, attended, hidden = _norms(problem, config)
-        scores = [unit_scores(*row) for row in zip(blocks, inputs, attended, hidden, strict=True)]
+        scores = [weighed(*row) for row in zip(blocks, inputs, attended, hidden, strict=True)]
         channels = torch.zeros(blocks[0].embed, dtype=torch.float64, device=problem.compute.device)
         for x, a in zip(inputs, (block.attention for block in blocks), strict=True):
             if a is not None:

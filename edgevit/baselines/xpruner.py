@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.baselines.common import ranked
-from edgevit.baselines.common.importance import Scores, UnitScores
+from edgevit.baselines.common.importance import Scores, unit_shapes
 from edgevit.baselines.common.ranked import RankOptions
 from edgevit.baselines.common.ranking import Grouping
 from edgevit.data.task import Split
@@ -142,7 +142,7 @@ def learn_masks(network: Network, images: Split, passes: Passes, config: Config,
         raise DataError("a mask is not finite; check the base's weights, --mean and --std, or lower xpruner.mask_lr")
     dims = list(network.dims)
     blocks = [
-        UnitScores(scores.new_ones(d.heads, d.qk), scores.new_ones(d.heads, d.vo), scores, neurons)
+        {**{axis: scores.new_ones(shape) for axis, shape in unit_shapes(d).items()}, "heads": scores, "ffn": neurons}
         for d, scores, neurons in zip(dims, worth[: len(dims)], worth[len(dims) :], strict=True)
     ]
     return Scores(blocks, torch.ones(network.geometry.embed, dtype=torch.float64))

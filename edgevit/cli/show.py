@@ -105,7 +105,7 @@ def show_model(console: Console, folder: Path) -> None:
     console.show(f"{spec.timm_name}, {classes if spec.classes else outputs}")
     if spec.embedding_text is not None:
         console.show(spec.embedding_text)
-    fusable, attentions = (sum(getattr(b, name) for b in spec.blocks) for name in ("fusable", "has_attention"))
+    fusable, attentions = sum(b.fusable for b in spec.blocks), sum(b.has("attention") for b in spec.blocks)
     console.show(
         f"TensorRT can fuse the attention of {fusable} of {attentions} blocks; the base's weights have sha256 "
         f"{spec.base.weights_sha256[:12]}..."

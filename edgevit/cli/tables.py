@@ -30,15 +30,16 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
     """Dimensions and MACs of each block, next to those of the same block in the base."""
     from rich.table import Table
 
+    from edgevit.records.model import axis_name
     from edgevit.text import format_count
 
     spec = model.spec
     geometry = model.geometry
     of_base = geometry.with_embed(spec.base.embed or geometry.embed)
     title = "heads, their widths for queries and keys (QK) and for values (VO), and FFN neurons: now/in the base"
-    tokens, base_tokens = geometry.reaching(spec.blocks), geometry.reaching(spec.base.blocks)
-    leave = ["tokens"] if min(tokens) < geometry.tokens else []  # that reach the block
-    columns = ("block", *leave, "heads", "QK", "VO", "FFN", "MACs", "of the base's")
+    blocks, base_blocks = geometry.placed(spec.blocks), of_base.placed(spec.base.blocks)
+    leave = ["tokens"] if min(block.tokens for block in blocks) < geometry.tokens else []  # that reach the block
+    columns = ("block", *leave, *map(axis_name, spec.blocks[0].sizes), "MACs", "of the base's")
     table = Table(*columns, title=("tokens that reach a block, " if leave else "") + title, title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -47,14 +48,14 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
         return f"{now}/{before}"
 
     kept_blocks = record.facts.kept_blocks if record else None  # methods that drop none do not say
-    for n, i, now in zip(tokens, kept_blocks or range(len(spec.blocks)), spec.blocks, strict=True):
-        before, n_before = spec.base.blocks[i], base_tokens[i]
-        macs, macs_before = geometry.at(n).block_cost(now, "macs"), of_base.at(n_before).block_cost(before, "macs")
-        widths = [pair(n, n_before)] if leave else []
-        widths += [pair(getattr(now, n), getattr(before, n)) for n in ("heads", "qk", "vo", "ffn")]
-        table.add_row(str(i), *widths, format_count(macs), f"{100 * macs / macs_before:.1f} %")
+    for i, now in zip(kept_blocks or range(len(blocks)), blocks, strict=True):
+        before = base_blocks[i]
+        macs, macs_before = now.cost("macs"), before.cost("macs")
+        sizes = [pair(now.tokens, before.tokens)] if leave else []
+        sizes += [pair(size, before.dims[axis]) for axis, size in now.dims.sizes.items()]
+        table.add_row(str(i), *sizes, format_count(macs), f"{100 * macs / macs_before:.1f} %")
     table.add_section()
-    empty = [""] * (len(leave) + 3)
+    empty = [""] * (len(leave) + len(blocks[0].dims.sizes) - 1)
     total = (
         f"{format_count(spec.params)} parameters",
         *empty,

@@ -20,6 +20,7 @@ from edgevit.errors import BudgetError, OptionError
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
 from edgevit.network.network import Network
+from edgevit.records.model import HEAD_WIDTHS, SITE_AXES
 
 
 @dataclass(frozen=True)
@@ -87,24 +88,18 @@ class Minimum:
         """
         if budget.prices is not None:
             return budget.breakdown(self.blocks, self.geometry)
-        geometry, costs = self.geometry, {"": float(self.geometry.fixed(0, budget.linear))}
-        for d, n in zip(self.blocks, geometry.reaching(self.blocks), strict=True):
-            at = geometry.at(n)
-            unit = at.unit_costs(d.heads, budget.linear)
-            attention = at.site_fixed("attention", budget.linear) + unit.qk * d.qk + unit.vo * d.vo
-            ffn = at.site_fixed("ffn", budget.linear) + unit.ffn * d.ffn
-            for kind, cost in (("attention", attention * d.has_attention), ("ffn", ffn * d.has_ffn)):
-                costs[kind] = costs.get(kind, 0.0) + cost
-        most = max(costs, key=lambda kind: costs[kind])
-        share = f"{costs[most] / sum(costs.values()):.0%} of it"
+        geometry, quantity = self.geometry, budget.linear
+        placed = geometry.placed(self.blocks)
+        costs = {kind: sum(block.site_cost(kind, quantity) for block in placed) for kind in SITE_AXES}
+        outside = geometry.outside(quantity)
+        total, most = outside + sum(costs.values()), max(costs, key=lambda kind: costs[kind])
+        if outside >= costs[most]:
+            share = f"{outside / total:.0%} of it"
+            return f"{share} lies outside the blocks, and the embedding ends at {geometry.embed} channels"
         count = f"{len(self.blocks)} block{'s' * (len(self.blocks) > 1)}"
-        if most == "attention":
-            d = next(b for b in self.blocks if b.has_attention)
-            return f"{share} is attention, which ends at {d.heads} heads of {d.qk} and {d.vo} in {count}"
-        if most == "ffn":
-            d = next(b for b in self.blocks if b.has_ffn)
-            return f"{share} is the FFN, which ends at {d.ffn} neurons in {count}"
-        return f"{share} lies outside the blocks, and the embedding ends at {geometry.embed} channels"
+        smallest = next(dims for dims in self.blocks if dims.has(most))
+        site = "attention" if most == "attention" else "the FFN"
+        return f"{costs[most] / total:.0%} of it is {site}, which ends at {smallest.size_text(most)} in {count}"
 
 
 def check_reachable(target: Target, owner: str, space_of: Callable[[Any], SearchSpace], config: Any) -> None:
@@ -204,10 +199,8 @@ def _with_schedule(target: Target, space: SearchSpace, geometry: Geometry, dims:
     for i in (i for i, d in enumerate(dims) if needed(i, d)):
         may_drop = space.heads and "heads" not in geometry.frozen(i)
         block = replace(narrow[i], heads=least_heads(dims[i], policy, drop_heads=may_drop))
-        if not space.head_widths:
-            block = replace(block, qk=dims[i].qk, vo=dims[i].vo)
-        if not space.neurons:
-            block = replace(block, ffn=dims[i].ffn)
+        fixed = [*(() if space.head_widths else HEAD_WIDTHS), *(() if space.neurons else SITE_AXES["ffn"])]
+        block = block.with_sizes({axis: dims[i][axis] for axis in fixed})
         if (floor := floors.get(i)) is not None:
             block = _with_sites(replace(block, heads=max(block.heads, floor.heads)), floor)
         elif space.sites and not block.tokens:
@@ -218,14 +211,13 @@ def _with_schedule(target: Target, space: SearchSpace, geometry: Geometry, dims:
 
 def _with_sites(dims: BlockDims, floor: BlockDims) -> BlockDims:
     """These sizes without the sites that `floor` lacks."""
-    if not floor.has_ffn:
-        return replace(dims, ffn=0)
-    return dims if floor.has_attention else replace(dims, heads=0, qk=0, vo=0)
+    for kind in SITE_AXES:
+        dims = dims if floor.has(kind) else dims.without(kind)
+    return dims
 
 
 def _cheaper_site(budget: Budget, geometry: Geometry, block: int, dims: BlockDims) -> BlockDims:
     """The cheaper of a block's two sites alone, where it has both and either may be removed."""
-    if "site" in geometry.frozen(block) or not (dims.has_attention and dims.has_ffn):
+    if "site" in geometry.frozen(block) or len(dims.sites) < 2:
         return dims
-    alone = [replace(dims, ffn=0), replace(dims, heads=0, qk=0, vo=0)]
-    return min(alone, key=lambda d: budget.cost([d], geometry))
+    return min((dims.without(kind) for kind in ("ffn", "attention")), key=lambda d: budget.cost([d], geometry))

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from edgevit.errors import PlanError
-from edgevit.network.anatomy import Attention, Block, BlockDims, Decoder, Ffn
+from edgevit.network.anatomy import Attention, Block, BlockDims, Decoder, Ffn, SizeAxis
 from edgevit.records.names import PLAN
 from edgevit.records.plan import (
     AttentionRecord,
@@ -45,6 +45,25 @@ class AttentionPlan:
     moment: Tensor | None = None  # [d + 1, d + 1] of its inputs, to factorise for; None: factorise its weights
     weights: Attention | None = None  # the result, where the method computed it
 
+    @classmethod
+    def of(
+        cls,
+        dims: BlockDims,
+        heads: Sequence[int] | None = None,
+        moment: Tensor | None = None,
+        weights: Attention | None = None,
+    ) -> AttentionPlan:
+        """The plan of an attention of these sizes; heads None: the first ones."""
+        return cls(tuple(range(dims.heads) if heads is None else heads), dims.qk, dims.vo, moment, weights)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.qk, self.vo
+
+    @property
+    def sizes(self) -> dict[SizeAxis, int]:
+        return {"heads": len(self.heads), "qk": self.qk, "vo": self.vo}
+
 
 @dataclass(frozen=True)
 class FfnPlan:
@@ -71,13 +90,8 @@ class BlockPlan:
 
     @property
     def dims(self) -> BlockDims:
-        a, f = self.attention, self.ffn
-        return BlockDims(
-            *((0, 0, 0) if a is None else (len(a.heads), a.qk, a.vo)),
-            0 if f is None else f.width,
-            self.tokens,
-            self.merged,
-        )
+        sizes = BlockDims(0, 0, 0, 0 if self.ffn is None else self.ffn.width, self.tokens, self.merged)
+        return sizes if self.attention is None else sizes.with_sizes(self.attention.sizes)
 
 
 @dataclass(frozen=True)
@@ -117,8 +131,7 @@ class Plan:
     def narrowed(cls, dims: Sequence[BlockDims], neurons: Sequence[Tensor]) -> Plan:
         """Keep every block with all of its heads, at these dimensions and with these neurons, int64 [ffn] each."""
         pairs = enumerate(zip(dims, neurons, strict=True))
-        heads = [tuple(range(d.heads)) for d in dims]
-        return cls(tuple(BlockPlan(i, AttentionPlan(heads[i], d.qk, d.vo), FfnPlan(n)) for i, (d, n) in pairs))
+        return cls(tuple(BlockPlan(i, AttentionPlan.of(d), FfnPlan(n)) for i, (d, n) in pairs))
 
     @property
     def encode(self) -> Tensor | None:

@@ -124,7 +124,7 @@ def _attentions(parts: Sequence[Attention | None], plans: Sequence[AttentionPlan
         # The mean output of dropped heads can be compensated only where the inputs' mean is known.
         reduced = part.keep(plan.heads) if plan.moment is None else keep_heads(part, plan.heads, plan.moment)
         fewer.append(part if len(plan.heads) == part.heads else reduced)
-    widths = [(plan.qk, plan.vo) for *_, plan in open_]
+    widths = [plan.widths for *_, plan in open_]
     for (i, *_), slim in zip(open_, narrow(fewer, widths, moments or None), strict=True):
         attentions[i] = slim
     return attentions

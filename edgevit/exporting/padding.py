@@ -12,7 +12,7 @@ MULTIPLE, LEAST = 8, 16  # other fusable widths cost an extra copy: docs/decisio
 
 def padded_width(dims: BlockDims) -> int:
     """The common width of QK and VO with which a block fuses; a fusable block keeps its width."""
-    widest = max(dims.qk, dims.vo)
+    widest = dims.head_width
     return widest if dims.fusable else max(LEAST, -(-widest // MULTIPLE) * MULTIPLE)
 
 

@@ -141,7 +141,7 @@ class ModelSource:
 
     @property
     def has_attention(self) -> tuple[bool, ...]:
-        return tuple(dims.has_attention for dims in self.dims)
+        return tuple(dims.has("attention") for dims in self.dims)
 
     @property
     def fusable(self) -> tuple[bool, ...]:
@@ -167,7 +167,7 @@ class ModelSource:
             blocks=sum(old != new for old, new in zip(before, after, strict=True)),
             macs_before=self.model.spec.macs,
             macs=network.geometry.macs(after),
-            widths=tuple(block.qk for block in after),
+            widths=tuple(block.head_width for block in after),
         )
 
     def write(self, path: Path, form: Form, metadata: Mapping[str, str]) -> None:

@@ -167,13 +167,8 @@ def _last_size(value: ir.Value | None, axis: int) -> int:
 
 def _is_fusable(softmax: ir.Node, products: tuple[ir.Node, ir.Node]) -> bool:
     before, after = products
-    dims = BlockDims(
-        heads=_last_size(softmax.inputs[0], -3),
-        qk=_last_size(before.inputs[0], -1),
-        vo=_last_size(after.outputs[0], -1),
-        ffn=0,
-    )
-    return dims.fusable
+    sizes = _last_size(softmax.inputs[0], -3), _last_size(before.inputs[0], -1), _last_size(after.outputs[0], -1)
+    return BlockDims(*sizes, ffn=0).fusable
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class CandidateBuilder:
 
     def refine(self, shape: Shape) -> None:
         """Measure some of these blocks for the table, evenly over their sizes, and the embedding's width."""
-        blocks = sorted(set(shape.blocks), key=lambda d: (d.ffn, d.heads * d.qk))
+        blocks = sorted(set(shape.blocks), key=lambda d: (d.ffn, d.features("attention")))
         count = min(REFINED, len(blocks))
         some = tuple(blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count))
         self.costs.extend(some, shape.embed)

@@ -11,6 +11,7 @@ from edgevit.derivation.allocate.menus import least_heads
 from edgevit.derivation.allocate.policy import Policy, limits
 from edgevit.latency.stacks import Cut, Stack
 from edgevit.network.anatomy import Axis, BlockDims
+from edgevit.records.model import HEAD_WIDTHS
 
 DEPTH = 6  # blocks of a stack: enough to show their cost, few enough to export and build quickly
 SHARES = (0.125, 0.25, 0.5, 0.75)  # of the neurons, beside the fewest and all
@@ -50,13 +51,13 @@ class Grid:
             counts: numbers of tokens that blocks may get.
             frozen: axes along which no block can be cut.
         """
-        most = BlockDims(*(max(getattr(b, name) for b in blocks) for name in ("heads", "qk", "vo", "ffn")))
+        most = blocks[0].with_sizes({axis: max(b[axis] for b in blocks) for axis in blocks[0].sizes})
         least = [limits(b, policy, frozen) for b in blocks]
         return cls(
             len(blocks),
             most,
             min(least_heads(b, policy, drop_heads=True) for b in blocks),
-            min((low["qk"][0] + low["vo"][0]) // 2 for low in least),
+            min(sum(low[axis][0] for axis in HEAD_WIDTHS) // 2 for low in least),
             min(low["ffn"][0] for low in least),
             frozenset(b.heads for b in blocks),
             policy,
@@ -71,7 +72,7 @@ class Grid:
 
     @property
     def width(self) -> int:
-        return max(self.most.qk, self.most.vo)
+        return self.most.head_width
 
     @property
     def anchor(self) -> Stack:
@@ -89,8 +90,8 @@ class Grid:
         heads = sorted({self.fewest_heads, (self.fewest_heads + self.most.heads) // 2, *self.heads})
         middle = _multiple((self.least_width + self.width) // 2, self.policy.head_step)
         widths = sorted({self.least_width, min(max(middle, self.least_width), self.width), self.width})
-        step = TILE if self.most.ffn >= 8 * TILE else self.policy.ffn_step
-        amid = TILE // 2 if self.policy.ffn_step < step else 0
+        step = TILE if self.most.ffn >= 8 * TILE else self.policy.step("ffn")
+        amid = TILE // 2 if self.policy.step("ffn") < step else 0
         inner = (_multiple(round(share * self.most.ffn), step) + amid for share in SHARES)
         neurons = sorted({self.least_neurons, self.most.ffn, *(n for n in inner if n > self.least_neurons)})
         return heads, widths, neurons
@@ -141,8 +142,8 @@ class Grid:
 
     def at(self, sizes: Sequence[BlockDims]) -> list[Stack]:
         """List the stacks that measure blocks of these sizes: one for each attention, and one for each FFN."""
-        attentions = [self.attention(d.heads, round((d.qk + d.vo) / 2)) for d in sizes if d.has_attention]
-        return list(dict.fromkeys([*attentions, *(self.ffn(d.ffn) for d in sizes if d.has_ffn)]))
+        attentions = [self.attention(d.heads, round(sum(d.head_widths) / 2)) for d in sizes if d.has("attention")]
+        return list(dict.fromkeys([*attentions, *(self.ffn(d.ffn) for d in sizes if d.has("ffn"))]))
 
     def within(self, stacks: Iterable[Stack]) -> list[Stack]:
         """List the stacks at the base's own embedding that are no larger than it: a store may hold larger ones."""
@@ -167,7 +168,7 @@ class Grid:
                       lambda width: self.attention(full_heads, width)),
             *_halfway({h: attention[h, full_width] for h in heads}, 1, noise,
                       lambda count: self.attention(count, full_width)),
-            *_halfway(ffn, self.policy.ffn_step, noise, self.ffn),
+            *_halfway(ffn, self.policy.step("ffn"), noise, self.ffn),
         ]  # fmt: skip
         return sorted(doubts, key=lambda doubt: -doubt[0])
 

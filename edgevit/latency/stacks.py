@@ -96,7 +96,7 @@ def whole_blocks(network: Network) -> list[int]:
         UnsupportedModelError: there are fewer than two.
     """
     check_all_pass(network.read(), "a cost table")
-    whole = [i for i, b in enumerate(network.read()) if b.dims.has_attention and b.dims.has_ffn]
+    whole = [i for i, b in enumerate(network.read()) if b.dims.has("attention") and b.dims.has("ffn")]
     if len(whole) < 2:
         raise UnsupportedModelError(
             f"this model has {len(whole)} blocks with both attention and FFN, and it takes two to tell what one costs; "
@@ -111,12 +111,12 @@ def _attention(like: Attention, dims: BlockDims) -> Attention:
     If queries and keys cannot be narrowed, values are narrower instead: the cost depends on the mean of both widths.
     """
     heads, embed = dims.heads, like.embed
-    of_queries = dims.qk if like.rotary is None else like.qk
-    of_values = dims.qk + dims.vo - of_queries
-    qk, vo = (heads, of_queries), (heads, of_values)
+    of_queries, _ = dims.head_widths if like.rotary is None else like.widths
+    of_values = sum(dims.head_widths) - of_queries
+    queries, values = (heads, of_queries), (heads, of_values)
     shapes: dict[str, tuple[int, ...]] = {
-        "wq": (*qk, embed), "bq": qk, "wk": (*qk, embed), "bk": qk, "wv": (*vo, embed), "bv": vo,
-        "wo": (heads, embed, of_values), "bo": (embed,),
+        "wq": (*queries, embed), "bq": queries, "wk": (*queries, embed), "bk": queries,
+        "wv": (*values, embed), "bv": values, "wo": (heads, embed, of_values), "bo": (embed,),
     }  # fmt: skip
     return _filled(like, shapes)
 
@@ -151,7 +151,11 @@ def network_of(network: Network, blocks: Sequence[BlockDims], embed: int | None 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the same file every time: a job that continues on a board is found by it
         stack = [
-            Block(_attention(attention, d) if d.has_attention else None, _ffn(ffn, d) if d.has_ffn else None, d.tokens)
+            Block(
+                _attention(attention, d) if d.has("attention") else None,
+                _ffn(ffn, d) if d.has("ffn") else None,
+                d.tokens,
+            )
             for d in blocks
         ]
     return stem.build(stack).eval().requires_grad_(False)

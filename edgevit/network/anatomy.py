@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.records.model import BlockDims as BlockDims
+from edgevit.records.model import SiteKind as SiteKind
+from edgevit.records.model import SizeAxis as SizeAxis
 
-Axis = Literal["heads", "qk", "vo", "neurons", "site", "block", "embed", "tokens"]
-SiteKind = Literal["attention", "ffn"]
+Axis = SizeAxis | Literal["site", "block", "embed", "tokens"]
 Part = TypeVar("Part")
 
 
@@ -118,6 +119,11 @@ class Attention:
     @property
     def vo(self) -> int:
         return self.wv.shape[1]
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """The QK and the VO width of each head."""
+        return self.qk, self.vo
 
     @property
     def embed(self) -> int:
@@ -268,6 +274,7 @@ class Block:
     ffn: Ffn | None
     tokens: int = 0  # 0: all; in `build`: as many as the block of the model
     merged: bool = False  # whether one of them is the mean of the dropped tokens
+    stage: int = 0  # of the network
 
     @property
     def embed(self) -> int:
@@ -281,7 +288,7 @@ class Block:
     def dims(self) -> BlockDims:
         a, f = self.attention, self.ffn
         heads, qk, vo = (0, 0, 0) if a is None else (a.heads, a.qk, a.vo)
-        return BlockDims(heads, qk, vo, 0 if f is None else f.neurons, self.tokens, self.merged)
+        return BlockDims(heads, qk, vo, 0 if f is None else f.neurons, self.tokens, self.merged, self.stage)
 
 
 def packed_widths(dims: BlockDims) -> list[int]:

@@ -1,131 +1,206 @@
-"""Multiply-accumulates and parameters as functions of the dimensions that pruning changes.
+"""Multiply-accumulates and parameters as functions of the sizes that pruning changes.
 
-The papers call these MACs "FLOPs". With d embedding width, N tokens, L blocks, H heads per block, q and v the QK and
-VO widths, e FFN width, C classes, p patch size:
+A cost is a sum of products of sizes (`Term`): a family says which, for each kind of site, and everything else follows.
+The papers call MACs "FLOPs". In a ViT with d embedding width, N tokens, L blocks, H heads per block, q and v the QK and
+VO widths, e FFN width, C classes, p patch size they are
 
     (3 (N-1) p^2 + 2 L N + C + 1) d + sum_l [ (2 N d + N^2)(q_l + v_l) H_l + 2 N d e_l ]
 
 which gives the published 17.57, 4.60 and 1.25 G for DeiT-Base, -Small and -Tiny. Where a model has more than a class
 token, N counts all tokens and N-1 is the number of patches; a second head counts its own C. If tokens are dropped, the
-N of a block is the number of its inputs; ranking them, 0.1 % of a block, is not counted.
+N of a block is the number of its inputs; ranking them, 0.1 % of a block, is not counted. In windows of w tokens N^2 is
+N w.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from functools import cached_property
+from math import prod
 from typing import Literal
 
-from edgevit.network.anatomy import Axis, BlockDims, Site
+from edgevit.network.anatomy import Axis, BlockDims, Site, SiteKind
+from edgevit.records.model import SITE_AXES
 
 Quantity = Literal["macs", "params"]
 
 
 @dataclass(frozen=True)
-class UnitCosts:
-    """Cost of one unit of each dimension of a block, over all its heads."""
+class Term:
+    """A whole number times the sizes of axes: of a site, and `embed`, `tokens` and `window` of its stage."""
 
-    qk: int
-    vo: int
-    ffn: int
+    factor: int
+    axes: tuple[str, ...]
+
+    def value(self, sizes: Mapping[str, int], without: str = "") -> int:
+        """The product, or its derivative by the axis `without`."""
+        return self.factor * prod(sizes[axis] for axis in self.axes if axis != without)
 
 
 @dataclass(frozen=True)
-class SiteCostTerms:
-    """Terms of the cost of one kind of site except its sizes; equal in all blocks of a model."""
+class SiteTerms:
+    """The cost of one kind of site, equal in all blocks of a stage."""
 
-    inputs: int  # matrices that read the tokens: 3 of an attention, 1 of an FFN, 2 of a gated FFN
-    input_biases: bool  # of these
-    vectors: int  # vectors of embedding width: norm, LayerScale, output bias
+    macs: tuple[Term, ...]
+    params: tuple[Term, ...]
+
+    def of(self, quantity: Quantity) -> tuple[Term, ...]:
+        return self.macs if quantity == "macs" else self.params
+
+
+def attention_terms(*, biases: bool, vectors: int, per_head: int = 0) -> SiteTerms:
+    """The terms of an attention.
+
+    Args:
+        biases: whether queries, keys and values have biases.
+        vectors: its vectors of embedding width: norm, LayerScale, output bias.
+        per_head: parameters of a head that do not depend on its widths, such as biases by relative position.
+    """
+    macs = [Term(1, ("tokens", "embed"))]  # of its norm
+    params = [Term(vectors, ("embed",)), Term(per_head, ("heads",))]
+    for width, matrices, bias in (("qk", 2, 2), ("vo", 2, 1)):
+        macs += [Term(2, ("tokens", "embed", "heads", width)), Term(1, ("tokens", "window", "heads", width))]
+        params += [Term(matrices, ("embed", "heads", width)), Term(bias * biases, ("heads", width))]
+    return SiteTerms(tuple(macs), tuple(params))
+
+
+def ffn_terms(inputs: int, *, biases: bool, vectors: int) -> SiteTerms:
+    """The terms of an FFN.
+
+    Args:
+        inputs: matrices that read the tokens: 1, or 2 if it is gated.
+        biases: whether these have biases.
+        vectors: its vectors of embedding width: norm, LayerScale, output bias.
+    """
+    return SiteTerms(
+        (Term(1, ("tokens", "embed")), Term(inputs + 1, ("tokens", "embed", "ffn"))),
+        (Term(vectors, ("embed",)), Term(inputs + 1, ("embed", "ffn")), Term(inputs * biases, ("ffn",))),
+    )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Blocks of one embedding width and one number of tokens."""
+
+    embed: int
+    tokens: int  # that its first block gets
+    attention: SiteTerms
+    ffn: SiteTerms
+    window: int | None = None  # tokens that attend to one another; None: all
+    merging: int = 0  # MACs of the layers that merge the tokens of the stage before
+
+    def terms(self, kind: SiteKind) -> SiteTerms:
+        return self.attention if kind == "attention" else self.ffn
+
+
+@dataclass(frozen=True)
+class PlacedBlock:
+    """The sizes of a block, and where it is: its stage, and the tokens that it gets."""
+
+    dims: BlockDims
+    stage: Stage
+    tokens: int
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """All sizes on which its cost depends."""
+        window = self.tokens if self.stage.window is None else self.stage.window
+        sizes: dict[str, int] = {axis: size for axis, size in self.dims.sizes.items()}
+        return sizes | {"embed": self.stage.embed, "tokens": self.tokens, "window": window}
+
+    def cost(self, quantity: Quantity) -> int:
+        """The cost of its sites."""
+        return sum(self.site_cost(kind, quantity) for kind in self.dims.sites)
+
+    def site_cost(self, kind: SiteKind, quantity: Quantity) -> int:
+        """The cost of one site; 0 if it has none of this kind."""
+        return sum(t.value(self.sizes) for t in self.stage.terms(kind).of(quantity)) if self.dims.has(kind) else 0
+
+    def fixed_cost(self, kind: SiteKind, quantity: Quantity) -> int:
+        """The part of a site's cost that does not depend on its own sizes."""
+        own = SITE_AXES[kind]
+        terms = self.stage.terms(kind).of(quantity)
+        return sum(t.value(self.sizes) for t in terms if not any(axis in own for axis in t.axes))
+
+    def unit_cost(self, axis: str, quantity: Quantity) -> int:
+        """The cost of one unit along an axis of a site, at the other sizes of the site."""
+        terms = (t for kind, own in SITE_AXES.items() if axis in own for t in self.stage.terms(kind).of(quantity))
+        return sum(t.value(self.sizes, axis) for t in terms if axis in t.axes)
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes that do not depend on the dimensions of blocks, from which their cost follows."""
+    """What the cost of a network depends on, beside the sizes of its blocks."""
 
-    embed: int
-    tokens: int  # patches and prefix tokens before the first block
+    stages: tuple[Stage, ...]
     patches: int
     patch_values: int  # input values per patch: channels * height * width
     outputs: int  # rows of the classifier, over all heads of a distilled model
     classifier_heads: int  # 2 for a model with a distillation token
     other_params: int  # outside blocks and classifier
-    attention: SiteCostTerms
-    ffn: SiteCostTerms
     sites: tuple[Site, ...] = ()  # of the model; empty: nothing is frozen
+
+    @property
+    def embed(self) -> int:
+        """The width of the embedding that the classifier reads."""
+        return self.stages[-1].embed
+
+    @property
+    def tokens(self) -> int:
+        """Patches and prefix tokens before the first block."""
+        return self.stages[0].tokens
 
     def with_classes(self, classes: int) -> Geometry:
         return replace(self, outputs=classes * self.classifier_heads)
 
     def with_embed(self, embed: int) -> Geometry:
-        """The same with another embedding width, without biases that a change of width may add."""
+        """The same with another embedding width, of one stage, without biases that a change of width may add."""
+        (stage,) = self.stages
         # All parameters outside blocks and classifier, of patches and positions, have the width of the embedding.
-        return replace(self, embed=embed, other_params=self.other_params // self.embed * embed)
+        other_params = self.other_params // stage.embed * embed
+        return replace(self, stages=(replace(stage, embed=embed),), other_params=other_params)
 
     @property
     def fixed_embed(self) -> str | None:
         """The reason why the embedding cannot be narrowed; None: it can."""
         return next((site.frozen["embed"] for site in self.sites if "embed" in site.frozen), None)
 
-    def at(self, tokens: int) -> Geometry:
-        """The same with another number of tokens."""
-        return replace(self, tokens=tokens)
-
     def reaching(self, blocks: Sequence[BlockDims]) -> list[int]:
         """The number of input tokens of each block."""
-        passed = accumulate(blocks, lambda n, block: block.tokens or n, initial=self.tokens)
-        return list(passed)[: len(blocks)]
+        return [placed.tokens for placed in self.placed(blocks)]
+
+    def place(self, dims: BlockDims, tokens: int) -> PlacedBlock:
+        """Place a block that gets so many tokens."""
+        return PlacedBlock(dims, self.stages[dims.stage], tokens)
+
+    def placed(self, blocks: Sequence[BlockDims]) -> list[PlacedBlock]:
+        """Place blocks, in order: each gets the tokens that the one before it in its stage passes on."""
+        passed, placed = [stage.tokens for stage in self.stages], []
+        for dims in blocks:
+            placed.append(self.place(dims, passed[dims.stage]))
+            passed[dims.stage] = dims.tokens or passed[dims.stage]
+        return placed
 
     def frozen(self, block: int) -> Mapping[Axis, str]:
         """The frozen axes of the sites of a block, with their reasons."""
         return {axis: reason for site in self.sites if site.block == block for axis, reason in site.frozen.items()}
 
-    def unit_costs(self, heads: int, quantity: Quantity) -> UnitCosts:
-        """Cost of one unit of QK width, VO width and FFN width in a block of `heads` heads."""
-        d, n, ffn = self.embed, self.tokens, self.ffn
-        if quantity == "macs":
-            attention = (2 * n * d + n * n) * heads
-            return UnitCosts(qk=attention, vo=attention, ffn=(ffn.inputs + 1) * n * d)
-        bias = int(self.attention.input_biases)
-        return UnitCosts(
-            qk=2 * heads * (d + bias),
-            vo=heads * (2 * d + bias),
-            ffn=(ffn.inputs + 1) * d + ffn.inputs * int(ffn.input_biases),
-        )
+    def outside(self, quantity: Quantity) -> int:
+        """Cost of everything outside the blocks."""
+        if quantity == "params":
+            return self.other_params + self.outputs * (self.embed + 1)
+        first, merging = self.stages[0].embed, sum(stage.merging for stage in self.stages)
+        return self.patches * self.patch_values * first + merging + (self.outputs + 1) * self.embed
 
-    def fixed(self, depth: int, quantity: Quantity) -> int:
-        """Cost that does not depend on the widths of this many complete blocks."""
-        if quantity == "macs":
-            outside = (self.patches * self.patch_values + self.outputs + 1) * self.embed
-        else:
-            outside = self.other_params + self.outputs * (self.embed + 1)
-        return outside + depth * sum(self.site_fixed(kind, quantity) for kind in ("attention", "ffn"))
-
-    def site_fixed(self, kind: Literal["attention", "ffn"], quantity: Quantity) -> int:
-        """Cost of a site that does not depend on its widths."""
-        if quantity == "macs":
-            return self.tokens * self.embed  # of its norm
-        return self.embed * (self.attention if kind == "attention" else self.ffn).vectors
-
-    def fixed_in(self, blocks: Sequence[BlockDims], quantity: Quantity) -> int:
-        """Cost that does not depend on the widths of these blocks."""
-        total = self.fixed(0, quantity)
-        for block, tokens in zip(blocks, self.reaching(blocks), strict=True):
-            at = self.at(tokens)
-            total += at.site_fixed("attention", quantity) if block.has_attention else 0
-            total += at.site_fixed("ffn", quantity) if block.has_ffn else 0
-        return total
-
-    def block_cost(self, block: BlockDims, quantity: Quantity) -> int:
-        """Cost that depends on the widths of one block, for `tokens` tokens."""
-        unit = self.unit_costs(block.heads, quantity)
-        return unit.qk * block.qk + unit.vo * block.vo + unit.ffn * block.ffn
+    def fixed(self, blocks: Sequence[BlockDims], quantity: Quantity) -> int:
+        """Cost that does not depend on the sizes of the sites of these blocks."""
+        of_sites = (p.fixed_cost(kind, quantity) for p in self.placed(blocks) for kind in p.dims.sites)
+        return self.outside(quantity) + sum(of_sites)
 
     def cost(self, blocks: Sequence[BlockDims], quantity: Quantity) -> int:
-        """Cost of a model: of all outside its blocks, and the sum over its sites."""
-        pairs = zip(blocks, self.reaching(blocks), strict=True)
-        return self.fixed_in(blocks, quantity) + sum(self.at(n).block_cost(block, quantity) for block, n in pairs)
+        """Cost of a model: of all outside its blocks, and the sum over its blocks."""
+        return self.outside(quantity) + sum(placed.cost(quantity) for placed in self.placed(blocks))
 
     def macs(self, blocks: Sequence[BlockDims]) -> int:
         """Multiply-accumulates of one image."""

@@ -67,11 +67,12 @@ class BlockLayers:
     ffn: FfnLayer | None
     tokens: int = 0  # as in `Block`
     merged: bool = False
+    stage: int = 0
 
     def read(self) -> Block:
         """Its weights, as views of the live parameters."""
         attention, ffn = self.attention and self.attention.read(), self.ffn and self.ffn.read()
-        return Block(attention, ffn, self.tokens, self.merged)
+        return Block(attention, ffn, self.tokens, self.merged, self.stage)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,9 +33,23 @@ Index = Annotated[int, Field(ge=0, lt=2**31)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
+SiteKind = Literal["attention", "ffn"]
+SizeAxis = Literal["heads", "qk", "vo", "ffn"]
+# The axes of each kind of site: what its size is made of. A block has one site of each kind, or lacks it.
+SITE_AXES: Mapping[SiteKind, tuple[SizeAxis, ...]] = {"attention": ("heads", "qk", "vo"), "ffn": ("ffn",)}
+
+HEAD_WIDTHS: tuple[SizeAxis, ...] = ("qk", "vo")
+WIDTHS: tuple[SizeAxis, ...] = (*HEAD_WIDTHS, "ffn")  # axes along which sizes change in steps
+
+
+def axis_name(axis: SizeAxis) -> str:
+    """The name of an axis, for people."""
+    return axis if axis == "heads" else axis.upper()
+
+
 @dataclass(frozen=True)
 class BlockDims:
-    """The sizes of one block that pruning changes; those of a removed attention or FFN are zero."""
+    """The sizes of one block that pruning changes, by axis; those of a removed attention or FFN are zero."""
 
     heads: Dimension
     qk: Dimension  # width of a query and of a key, per head
@@ -44,19 +58,59 @@ class BlockDims:
     # Tokens that it passes on, with class, distillation and register tokens; 0: all of its input.
     tokens: Dimension = 0
     merged: bool = False  # whether one of them is the mean of the dropped tokens
+    stage: Dimension = 0  # of the network; its blocks have one embedding width
+
+    def __getitem__(self, axis: SizeAxis) -> int:
+        size: int = getattr(self, axis)
+        return size
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[SizeAxis, int]:
         """The sizes that determine the shapes of its weights."""
-        return {"heads": self.heads, "qk": self.qk, "vo": self.vo, "ffn": self.ffn}
+        return {axis: self[axis] for axes in SITE_AXES.values() for axis in axes}
+
+    def of(self, kind: SiteKind) -> dict[SizeAxis, int]:
+        """The sizes of one site."""
+        return {axis: self[axis] for axis in SITE_AXES[kind]}
 
     @property
-    def has_attention(self) -> bool:
-        return self.heads > 0
+    def sites(self) -> list[SiteKind]:
+        """The kinds of its sites."""
+        return [kind for kind in SITE_AXES if self.has(kind)]
+
+    def has(self, kind: SiteKind) -> bool:
+        return self[SITE_AXES[kind][0]] > 0
+
+    def size_text(self, kind: SiteKind) -> str:
+        """The size of a site, for people: 3 heads of 64 and 32, or 128 neurons."""
+        return f"{self.heads} heads of {self.qk} and {self.vo}" if kind == "attention" else f"{self.ffn} neurons"
+
+    def features(self, kind: SiteKind) -> int:
+        """How many values a site computes of each token: queries and values, or neurons."""
+        return self.heads * (self.qk + self.vo) if kind == "attention" else self.ffn
+
+    def with_sizes(self, sizes: Mapping[SizeAxis, int]) -> BlockDims:
+        """The same with other sizes along some axes."""
+        changes: dict[str, Any] = {axis: size for axis, size in sizes.items()}
+        return replace(self, **changes)
+
+    def without(self, kind: SiteKind) -> BlockDims:
+        """The same without a site."""
+        return self.with_sizes(dict.fromkeys(SITE_AXES[kind], 0))
 
     @property
-    def has_ffn(self) -> bool:
-        return self.ffn > 0
+    def head_widths(self) -> tuple[int, int]:
+        """Its QK and VO widths."""
+        return self.qk, self.vo
+
+    def with_head_width(self, width: int) -> BlockDims:
+        """The same with QK and VO of this width."""
+        return self.with_sizes(dict.fromkeys(HEAD_WIDTHS, width))
+
+    @property
+    def head_width(self) -> int:
+        """The wider of its QK and VO widths."""
+        return max(self.qk, self.vo)
 
     @property
     def fusable(self) -> bool:
@@ -226,7 +280,7 @@ def _token_fault(blocks: Sequence[BlockDims]) -> str | None:
             return f"has merged tokens in block {i}, which drops none"
         if not block.tokens:
             continue
-        if not block.has_attention:
+        if not block.has("attention"):
             return f"drops tokens in block {i}, which has no attention to rank them"
         if least is not None and block.tokens >= least:
             return f"has {block.tokens} tokens after block {i}, and {least} after an earlier block: expected fewer"

@@ -11,6 +11,7 @@ from edgevit.data.neighbours import hint_in
 from edgevit.data.shares import share_text
 from edgevit.records.derivation import AccuracyRecord, MetRecord
 from edgevit.records.kinds import plain as as_plain
+from edgevit.records.model import SITE_AXES, axis_name
 from edgevit.reporting.axes import AccuracyTask, LatencyPlace
 from edgevit.reporting.choice import Panel, is_eligible
 from edgevit.reporting.details import classes, details
@@ -207,13 +208,14 @@ def _rejecting(accuracy: AccuracyRecord | None) -> str:
 def _block_table(drawn: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Sizes of every block and of the base's, with the tokens that each pruning block passes on."""
     leave = any(block["now"] and block["now"]["tokens"] for block in drawn)
+    axes = [axis for of_site in SITE_AXES.values() for axis in of_site]
     rows = []
     for block in drawn:
         now, base = block["now"], block["base"]
-        sizes = [f"{now[n] if now else 0} of {base[n]}" for n in ("heads", "qk", "vo", "ffn")]
+        sizes = [f"{now[axis] if now else 0} of {base[axis]}" for axis in axes]
         tokens = f"{now['tokens']}{', merged' * now['merged']}" if now and now["tokens"] else "-"
         rows.append([str(block["block"]), *sizes, *[tokens] * leave])
-    return {"head": ["block", "heads", "QK", "VO", "FFN", *["tokens"] * leave], "rows": rows}
+    return {"head": ["block", *map(axis_name, axes), *["tokens"] * leave], "rows": rows}
 
 
 def _class_rows(model: GatheredModel) -> list[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 
 import torch
@@ -31,21 +32,16 @@ def least_image_bytes(network: Network, *, halves: bool = False) -> int:
     """Count the bytes that a forward pass at least keeps of one image for gradients: the image and inputs of layers.
 
     Per token and block of width d these are input and output of the norm of each site (2 d each), queries, keys, values
-    and the output of attention (2 heads (qk + vo)), and input and output of the activation (2 ffn).
+    and the output of attention (in each head twice the QK and the VO width), and input and output of the activation.
 
     Args:
         halves: whether products have 16 bits.
     """
-    geometry, image = network.geometry, 1
-    tokens, values = geometry.tokens, 0
-    for block in network.read():
+    values = 0
+    for block in network.geometry.placed(network.dims):
         dims = block.dims
-        sites = dims.has_attention + dims.has_ffn
-        values += tokens * 2 * (sites * geometry.embed + dims.heads * (dims.qk + dims.vo) + dims.ffn)
-        tokens = dims.tokens or tokens
-    for size in network.input_size:
-        image *= size
-    return 4 * image + (2 if halves else 4) * values
+        values += 2 * block.tokens * (len(dims.sites) * block.stage.embed + sum(map(dims.features, dims.sites)))
+    return 4 * prod(network.input_size) + (2 if halves else 4) * values
 
 
 def refuse_large_batch(network: Network, training: Training, compute: Compute) -> None:

@@ -36,14 +36,14 @@ def test_no_fewer_blocks_and_no_wider_ffns_would_do(small_vit: Callable[..., Any
     geometry, order = small_vit(depth=6).geometry, [4, 1, 3, 0, 5, 2]
     budget, policy = make_budget(geometry.macs(DIMS), 1, rate=rate), make_policy(shape)
     chosen = choose_blocks(DIMS, order, geometry, budget, policy)
-    cut = {i for i, d in enumerate(chosen) if not d.has_attention}
+    cut = {i for i, d in enumerate(chosen) if not d.has("attention")}
     assert cut == set(order[: len(cut)]) and budget.allows(budget.cost(chosen, geometry))
     (width,) = {chosen[i].ffn for i in cut}
     whole = [d for i, d in enumerate(chosen) if i not in cut]
     assert whole == [DIMS[0]] * (6 - len(cut))
     wider = [BlockDims(0, 0, 0, width + policy.ffn_step) if i in cut else d for i, d in enumerate(chosen)]
     assert width + policy.ffn_step > 256 or not budget.allows(budget.cost(wider, geometry))
-    fewer = [BlockDims(0, 0, 0, policy.ffn_minimum) if i in order[: len(cut) - 1] else d for i, d in enumerate(DIMS)]
+    fewer = [BlockDims(0, 0, 0, policy.minimum("ffn")) if i in order[: len(cut) - 1] else d for i, d in enumerate(DIMS)]
     assert not budget.allows(budget.cost(fewer, geometry))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from problems import untrained
 
-from edgevit.baselines.common.importance import Scores, UnitScores
+from edgevit.baselines.common.importance import Scores, unit_shapes
 from edgevit.baselines.mdp import Config, choose_sizes, derive
 from edgevit.data.task import open_task
 from edgevit.derivation.allocate.embedding import geometry_at
@@ -33,9 +33,10 @@ def told(problem: Problem, *, embed: float = 1.0, ffn: float = 1.0) -> Scores:
     def drawn(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1
 
-    dims = list(problem.network.dims)
+    factors = {"heads": 16, "ffn": ffn}
     blocks = [
-        UnitScores(drawn(d.heads, d.qk), drawn(d.heads, d.vo), 16 * drawn(d.heads), ffn * drawn(d.ffn)) for d in dims
+        {axis: factors.get(axis, 1) * drawn(*shape) for axis, shape in unit_shapes(d).items()}
+        for d in problem.network.dims
     ]
     return Scores(blocks, embed * drawn(problem.network.geometry.embed))
 

@@ -83,7 +83,7 @@ def test_its_taylor_importance_is_of_absolute_products_without_biases(small_vit:
     mlp = network.module.blocks[0].mlp
     into, out = ((layer.weight * layer.weight.grad).abs() for layer in (mlp.fc1, mlp.fc2))
     expected = ((into.sum(1) + out.sum(0)) / 2).detach().double()
-    found = scores_of(network, torch_pruning.importance.GroupTaylorImportance()).blocks[0].ffn
+    found = scores_of(network, torch_pruning.importance.GroupTaylorImportance()).blocks[0]["ffn"]
     torch.testing.assert_close(found, expected / expected.mean(), rtol=1e-5, atol=0)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from problems import untrained
 
-from edgevit.baselines.wanda import Config, derive, unit_scores
+from edgevit.baselines.wanda import Config, derive, weighed
 from edgevit.data.task import open_task
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Attention, Block, Ffn
@@ -22,9 +22,9 @@ def test_a_unit_is_worth_its_weights_times_the_norm_of_what_they_are_given() -> 
     attention = Attention(2 * one(1, 2, 3), None, one(1, 2, 3), None, one(1, 2, 3), None, -4 * one(1, 3, 2), None)
     ffn = Ffn(one(2, 3), None, torch.tensor([[1.0, -2.0], [0.0, 5.0], [0.0, 1.0]]), None)
     given, attended = torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([1.0, 10.0]).double()
-    found = unit_scores(Block(attention, ffn), given, attended, torch.tensor([7.0, 0.5]).double())
-    assert found.qk.tolist() == [[18.0, 18.0]] and found.vo.tolist() == [[12.0, 120.0]]
-    assert found.heads.tolist() == [132.0] and found.ffn.tolist() == [7.0, 4.0]
+    found = weighed(Block(attention, ffn), given, attended, torch.tensor([7.0, 0.5]).double())
+    assert found["qk"].tolist() == [[18.0, 18.0]] and found["vo"].tolist() == [[12.0, 120.0]]
+    assert found["heads"].tolist() == [132.0] and found["ffn"].tolist() == [7.0, 4.0]
 
 
 def test_silent_neurons_go_though_their_weights_are_large(small_vit: Callable[..., Any], tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape
     rate, (derivation, folder) = RATES.get(name, 0.45), derived(name, shape)
     spec = derivation.model.spec
     assert rate <= spec.rate < rate + ROOM.get(name, 0.02)
-    assert all(b.fusable for b in spec.blocks if b.has_attention) or not derivation.record.shape.more["equal"]
+    assert all(b.fusable for b in spec.blocks if b.has("attention")) or not derivation.record.shape.more["equal"]
     assert spec.classes[1].name == "7" and derivation.record.method == name
     told = ModelFolder(folder).derivation()
     assert told is not None and told.facts.steps == derivation.record.facts.steps

@@ -16,7 +16,7 @@ from edgevit.network.cost import Geometry
 pytestmark = pytest.mark.usefixtures("few_digits")
 
 FEW = {"calibration_images": 16, "sensitivity_images": 8, "probes": 1, "mask_passes": 1, "purification": "none"}
-OF_ATTENTION, OF_FFN = ("heads", "qk", "vo", "site", "block"), ("neurons", "site", "block")
+OF_ATTENTION, OF_FFN = ("heads", "qk", "vo", "site", "block"), ("ffn", "site", "block")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_frozen_axes_stay_as_they_are(
     try:
         made = derive(checkpoint, tmp_path / "m", method=name, rate=0.15, options=options, training={"steps": 0})
     except (BudgetError, OptionError):
-        assert name == "dcvit" or (name, axes[0]) == ("xpruner", "neurons"), "it has another axis to cut"
+        assert name == "dcvit" or (name, axes[0]) == ("xpruner", "ffn"), "it has another axis to cut"
         return
     whole = made.model.spec.base.blocks
     assert len(made.model.spec.blocks) == len(whole) and made.model.spec.rate >= 0.15

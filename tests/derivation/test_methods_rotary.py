@@ -68,6 +68,6 @@ def test_queries_and_keys_stay(
     else:
         made = edgevit.derive(NAME, **asked, **opened)
     dims = list(made.model.dims)
-    assert made.model.spec.rate >= rate and all(d.qk == 32 and not d.tokens for d in dims if d.has_attention)
+    assert made.model.spec.rate >= rate and all(d.qk == 32 and not d.tokens for d in dims if d.has("attention"))
     assert shape != "fused" or all(d.qk == d.vo for d in dims)
     torch.testing.assert_close(edgevit.load(tmp_path / "m")(images()), made.model(images()))

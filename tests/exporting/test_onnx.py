@@ -257,7 +257,7 @@ def test_a_model_of_half_blocks_is_exported_and_its_attentions_are_counted(tmp_p
     folder = write_halves(tmp_path / "m")
     report = export(folder, accuracy=False)
     check_logits(folder, torch.randn(2, 3, 32, 32), "fp32", 1e-5)
-    there = sum(dims.has_attention for dims in load(folder).spec.blocks)
+    there = sum(dims.has("attention") for dims in load(folder).spec.blocks)
     assert there == 1 and (report.fusion is None or report.fusion.blocks == there)
 
 

@@ -46,13 +46,13 @@ class EmulatedBench:
 
     def block(self, dims, embed, tokens):
         attention = ffn = 0.0
-        if dims.has_attention:
+        if dims.has("attention"):
             width = dims.heads * dims.qk
             rows = tokens * tiled(tokens, self.tile)
             mixing = 2 * dims.heads * rows * tiled(dims.qk, self.width_tile) / self.macs_per_ms
             attention = 2 * self.kernel_ms + mixing
             attention += self.matmul(embed, 3 * width, tokens) + self.matmul(width, embed, tokens)
-        if dims.has_ffn:
+        if dims.has("ffn"):
             ffn = self.matmul(embed, dims.ffn, tokens) + self.matmul(dims.ffn, embed, tokens) + self.kernel_ms
         ranking = 4 * self.kernel_ms if dims.tokens else 0
         return attention + ffn + ranking + (self.together if attention and ffn else 0)
@@ -129,6 +129,6 @@ def test_plans_on_emulated_boards_are_predicted_within_3_percent_from_some_tens_
 
 def cut(random, plan):
     """The plan with tokens leaving twice, behind blocks that have their attention."""
-    able = [i for i, dims in enumerate(plan[:-1]) if dims.has_attention]
+    able = [i for i, dims in enumerate(plan[:-1]) if dims.has("attention")]
     positions = dict(zip(sorted(random.sample(able, 2)), sorted(random.sample(COUNTS, 2))[::-1], strict=True))
     return (replace(dims, tokens=positions.get(i, 0)) for i, dims in enumerate(plan))

@@ -98,7 +98,7 @@ def test_merging_equal_neurons_changes_no_output(ffn):
 
 def test_a_site_that_is_gone_has_no_sizes_and_is_named_where_one_is_needed(attention, ffn):
     dims = Block(None, ffn).dims
-    assert (dims.heads, dims.qk, dims.vo, dims.ffn) == (0, 0, 0, 12) and not dims.has_attention
+    assert (dims.heads, dims.qk, dims.vo, dims.ffn) == (0, 0, 0, 12) and not dims.has("attention")
     blocks = [Block(attention, ffn), Block(None, ffn)]
     assert len(ffns(blocks)) == 2
     with pytest.raises(UnsupportedModelError, match="block 1 of this model has no attention"):

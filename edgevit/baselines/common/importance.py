@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.errors import DataError
-from edgevit.network.anatomy import Block
+from edgevit.network.anatomy import Block, BlockDims, SizeAxis
 from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network
 from edgevit.train.passes import IMAGES, Passes
@@ -27,20 +27,25 @@ from edgevit.train.passes import IMAGES, Passes
 GROUP = 8  # images whose gradients are summed before they are squared
 
 
-@dataclass(frozen=True)
-class UnitScores:
-    """Scores of the units of one block, in fp64 on the CPU; units of low score are removed first.
+# The scores of the units of one block by axis, in fp64 on the CPU; units of low score are removed first. Shapes: qk
+# [H, q] and vo [H, v] of the dimensions of each head, heads [H], ffn [e] of neurons; 0 of each if it lacks the site.
+UnitScores = Mapping[SizeAxis, Tensor]
 
-    Shapes: H heads, q and v widths, e neurons; 0 of each if the block lacks the site.
-    """
 
-    qk: Tensor  # [H, q]
-    vo: Tensor  # [H, v]
-    heads: Tensor  # [H]
-    ffn: Tensor  # [e]
+def unit_scores(qk: Tensor, vo: Tensor, ffn: Tensor, heads: Tensor | None = None) -> UnitScores:
+    """Make the scores of one block; heads None: each has the sum over its VO dimensions."""
+    scores: dict[SizeAxis, Tensor] = {"qk": qk, "vo": vo, "ffn": ffn, "heads": vo.sum(1) if heads is None else heads}
+    return {axis: tensor.cpu() for axis, tensor in scores.items()}
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> UnitScores:
-        return UnitScores(*(change(t) for t in (self.qk, self.vo, self.heads, self.ffn)))
+
+def dimensions(scores: UnitScores) -> tuple[Tensor, Tensor]:
+    """The scores of the QK and of the VO dimensions."""
+    return scores["qk"], scores["vo"]
+
+
+def unit_shapes(dims: BlockDims) -> dict[SizeAxis, tuple[int, ...]]:
+    """The shapes of the scores of a block's units."""
+    return {"qk": (dims.heads, dims.qk), "vo": (dims.heads, dims.vo), "heads": (dims.heads,), "ffn": (dims.ffn,)}
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,8 @@ class Scores:
     embed: Tensor  # [d] of the embedding's channels
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Scores:
-        return Scores([block.map(change) for block in self.blocks], change(self.embed))
+        blocks = [{axis: change(scores) for axis, scores in block.items()} for block in self.blocks]
+        return Scores(blocks, change(self.embed))
 
 
 @torch.no_grad()
@@ -78,7 +84,7 @@ def _of_block(block: Block) -> UnitScores:
         ffn = rows(f.w1, f.b1) + f.w2.double().sum(0)
         if f.wg is not None:
             ffn = ffn + rows(f.wg, f.bg)
-    return UnitScores(qk, vo, qk.sum(1) + vo.sum(1), ffn).map(Tensor.cpu)
+    return unit_scores(qk, vo, ffn, qk.sum(1) + vo.sum(1))
 
 
 def _channels(block: Block) -> Tensor:
@@ -152,7 +158,8 @@ def squared_changes(network: Network, images: Split, passes: Passes) -> Scores:
     assert total is not None
     mean = total.map(lambda squares: squares / len(images))
     for i, block in enumerate(mean.blocks):
-        block.map(lambda scores, i=i: _finite(f"block {i}", scores))  # type: ignore[misc]
+        for scores in block.values():
+            _finite(f"block {i}", scores)
     return mean
 
 
@@ -186,10 +193,8 @@ def _by_batch(
 def _added(total: Scores | None, scores: Scores) -> Scores:
     if total is None:
         return scores
-    blocks = [
-        UnitScores(*(a + b for a, b in zip(vars(mine).values(), vars(theirs).values(), strict=True)))
-        for mine, theirs in zip(total.blocks, scores.blocks, strict=True)
-    ]
+    pairs = zip(total.blocks, scores.blocks, strict=True)
+    blocks = [{axis: mine[axis] + theirs[axis] for axis in mine} for mine, theirs in pairs]
     return Scores(blocks, total.embed + scores.embed)
 
 

@@ -30,6 +30,7 @@ from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.embedding import channel_encoder
 from edgevit.network.cost import Geometry
 from edgevit.network.network import Network
+from edgevit.records.model import HEAD_WIDTHS
 from edgevit.train.settings import usual_steps
 
 
@@ -68,9 +69,9 @@ def plan_of(network: Network, scores: Scores, ranked: Ranked) -> Plan:
     for i, (block, of, heads, dims) in enumerate(zip(blocks, scores.blocks, ranked.heads, ranked.dims, strict=True)):
         attended, rows = None, list(heads)
         if block.attention is not None:
-            slim = block.attention.keep(rows, top(of.qk[rows], dims.qk), top(of.vo[rows], dims.vo))
-            attended = AttentionPlan(heads, dims.qk, dims.vo, weights=slim)
-        neurons = None if block.ffn is None else FfnPlan(top(of.ffn, dims.ffn))
+            slim = block.attention.keep(rows, *(top(of[axis][rows], dims[axis]) for axis in HEAD_WIDTHS))
+            attended = AttentionPlan.of(dims, heads, weights=slim)
+        neurons = None if block.ffn is None else FfnPlan(top(of["ffn"], dims.ffn))
         plans.append(BlockPlan(i, attended, neurons, block.tokens, block.merged))
     whole = len(scores.embed)
     if ranked.embed == whole:

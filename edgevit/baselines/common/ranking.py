@@ -27,13 +27,14 @@ from edgevit.derivation.allocate.widths import Curve, widths_by_error
 from edgevit.errors import BudgetError
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
+from edgevit.records.model import HEAD_WIDTHS, SITE_AXES, WIDTHS
 
 Grouping = Literal["uniform", "isomorphic", "global"]
 AttentionUnits = Literal["widths", "heads", "both"]
 _SHARES = 40  # steps of the search for the share of heads and channels to remove
 _UNUSED = 2  # penalty of leaving a share of the budget unused, relative to a mismatch of shares of that size
 _NARROWEST = 1 / 8  # of the embedding
-_KINDS = ("qk", "vo", "ffn", "heads", "embed")
+_KINDS = (*WIDTHS, "heads", "embed")
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,13 @@ class _Counts:
         self.dims, self.units, self.embed = dims, units, geometry.embed
         self.at = cache(self._at)
         self.curves: dict[tuple[str, int], Curve] = {}
-        for i, (block, d, n) in enumerate(zip(scores.blocks, dims, geometry.reaching(dims), strict=True)):
-            unit = geometry.at(n).unit_costs(d.heads, "macs")
-            heads = unit.qk * d.qk + unit.vo * d.vo
-            if d.has_ffn:
-                self._add("ffn", i, block.ffn, unit.ffn)
-            if not d.has_attention:
-                continue
-            if units.attention != "heads":
-                self._add("qk", i, _by_place(block.qk), unit.qk)
-                self._add("vo", i, _by_place(block.vo), unit.vo)
-            if units.attention != "widths":
-                self._add("heads", i, block.heads, heads // d.heads)
+        removable = [*SITE_AXES["ffn"]]
+        removable += HEAD_WIDTHS if units.attention != "heads" else ()
+        removable += ("heads",) if units.attention != "widths" else ()
+        for i, (of_block, placed) in enumerate(zip(scores.blocks, geometry.placed(dims), strict=True)):
+            for axis in (axis for axis in removable if placed.dims[axis]):
+                summed = _by_place(of_block[axis]) if axis in HEAD_WIDTHS else of_block[axis]
+                self._add(axis, i, summed, placed.unit_cost(axis, "macs"))
         if units.embed:  # a channel's cost has no products of tokens with tokens; it has its patch weights
             per_channel = geometry.macs(dims) - geometry.with_embed(geometry.embed - 1).macs(dims)
             self._add("embed", 0, scores.embed, per_channel)
@@ -96,10 +92,7 @@ class _Counts:
 
     def wishes(self, share: float) -> list[Widths]:
         remaining = self.at(share)
-        return [
-            Widths(remaining.get(("qk", i), d.qk), remaining.get(("vo", i), d.vo), remaining.get(("ffn", i), d.ffn))
-            for i, d in enumerate(self.dims)
-        ]
+        return [{axis: remaining.get((axis, i), d[axis]) for axis in WIDTHS} for i, d in enumerate(self.dims)]
 
 
 def _by_place(scores: Tensor) -> Tensor:
@@ -146,7 +139,7 @@ def rank(
         excess = _mean_share_cut(fewer, chosen, units) - _mean_share_cut(fewer, counts.wishes(share), units)
         gap = max(abs(excess), _UNUSED * (1 - budget.cost(chosen, geometry) / budget.limit))
         if best is None or gap < best_gap:
-            heads = [tuple(top(b.heads, d.heads).tolist()) for b, d in zip(scores.blocks, chosen, strict=True)]
+            heads = [tuple(top(b["heads"], d.heads).tolist()) for b, d in zip(scores.blocks, chosen, strict=True)]
             best, best_gap = Ranked(heads, chosen, geometry.embed), gap
         if excess <= 0:
             break
@@ -184,9 +177,7 @@ def _fewer_heads(
 
 def _mean_share_cut(before: Sequence[BlockDims], after: Sequence[BlockDims | Widths], units: Units) -> float:
     """Average the shares that the widths lost, over the widths that may be cut."""
-    names = ("ffn",) if units.attention == "heads" else ("qk", "vo", "ffn")
+    axes = SITE_AXES["ffn"] if units.attention == "heads" else WIDTHS
     pairs = zip(before, after, strict=True)
-    shares: list[float] = [
-        1 - getattr(new, name) / width for old, new in pairs for name in names if (width := getattr(old, name))
-    ]
+    shares: list[float] = [1 - new[axis] / width for old, new in pairs for axis in axes if (width := old[axis])]
     return sum(shares) / len(shares)

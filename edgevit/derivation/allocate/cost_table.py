@@ -31,14 +31,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from edgevit.derivation.allocate.policy import Policy, smallest
 from edgevit.derivation.allocate.prices import AXES, MOST_SAVED, UNITS, Measured, Part, Prices, SizeGrid, size_text
@@ -47,10 +47,11 @@ from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
 from edgevit.records.derivation import TableRecord
 from edgevit.records.documents import Reader
-from edgevit.records.model import Size
+from edgevit.records.model import SITE_AXES, Size, SizeAxis
 
 READER = Reader(CostTableError, hint="correct it, or measure again with `edgevit cost`")
 SCHEMA = 1
+Name = TypeVar("Name", bound=str)
 SHARED = ("embed", "tokens")  # axes along which all parts are listed for the same sizes
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -86,13 +87,10 @@ class Origin(BaseModel, extra="forbid", frozen=True):
             raise CostTableError(f"cost table: it was measured with {differing}; measure one here with `edgevit cost`")
 
 
-class BlockSizes(BaseModel, extra="forbid", frozen=True):
-    """The sizes of a block of the base."""
-
-    heads: Size
-    qk: Size
-    vo: Size
-    ffn: Size
+def _has_all_axes(sizes: dict[SizeAxis, int]) -> dict[SizeAxis, int]:
+    if missing := [axis for axes in SITE_AXES.values() for axis in axes if axis not in sizes]:
+        raise ValueError(f"{missing[0]} is missing")
+    return sizes
 
 
 class BaseSizes(BaseModel, extra="forbid", frozen=True):
@@ -103,13 +101,14 @@ class BaseSizes(BaseModel, extra="forbid", frozen=True):
     tokens: Size
     patch_values: Size  # input values per patch: channels * height * width
     depth: Size
-    blocks: tuple[BlockSizes, ...] = Field(min_length=1)
+    # The sizes of one block, if all are alike, or of every block.
+    blocks: tuple[Annotated[dict[SizeAxis, Size], AfterValidator(_has_all_axes)], ...] = Field(min_length=1)
 
     @property
     def dims(self) -> tuple[BlockDims, ...]:
         """The sizes of every block."""
         blocks = self.blocks if len(self.blocks) > 1 else self.blocks * self.depth
-        return tuple(BlockDims(**dict(sizes)) for sizes in blocks)
+        return tuple(BlockDims(0, 0, 0, 0).with_sizes(sizes) for sizes in blocks)
 
 
 class PartCost(BaseModel, extra="forbid", frozen=True):
@@ -307,7 +306,7 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
         return TableRecord(self.measured_on, hashlib.sha256(content.encode()).hexdigest())
 
 
-def _refuse_other(subject: str, listed: dict[str, Any], sizes: dict[str, Any]) -> None:
+def _refuse_other(subject: str, listed: Mapping[Name, Any], sizes: Mapping[Name, Any]) -> None:
     """Raise CostTableError if the table was measured on something else, and name what differs."""
     differing = [
         f"{name} {value!r} (the base has {sizes[name]})" for name, value in listed.items() if value != sizes[name]

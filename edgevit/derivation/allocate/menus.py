@@ -10,24 +10,55 @@ bias replaces that, as for VO.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from edgevit.derivation.allocate.knapsack import Choice
+from edgevit.derivation.allocate.budget import Budget
+from edgevit.derivation.allocate.knapsack import BlockMenu, Choice
 from edgevit.derivation.allocate.policy import Policy
+from edgevit.derivation.allocate.prices import DECIMALS
 from edgevit.derivation.measure.sensitivity import Sensitivity
-from edgevit.network.anatomy import Axis, BlockDims
+from edgevit.derivation.plan import AttentionPlan
+from edgevit.network.anatomy import Axis, BlockDims, SizeAxis
+from edgevit.network.cost import Geometry, PlacedBlock
+from edgevit.records.model import SITE_AXES
 
 
 @dataclass(frozen=True)
-class Heads:
-    """A candidate size of an attention: its heads, and their widths."""
+class SiteCosts:
+    """The costs of one block's sites in the budget's quantity; the block's fixed cost is part of `attention`."""
 
-    heads: tuple[int, ...]
-    qk: int
-    vo: int
+    attention: Callable[[int, Tensor, Tensor], Tensor]  # of a number of heads with each pair of widths qk and vo
+    ffn: Callable[[int], float]  # of a width
+    # The additional cost of a site without the other.
+    attention_alone: float
+    ffn_alone: float
+
+
+def site_costs(budget: Budget, geometry: Geometry, block: PlacedBlock) -> SiteCosts:
+    """Return the costs of a block's sites at other sizes; it passes on as many tokens as its own sizes say."""
+    prices = budget.prices_at(geometry, block.tokens)
+    if prices is not None:
+        cut = prices.cut(block.dims.tokens)  # the ranking of tokens, which needs the block's attention
+
+        def listed(heads: int, qk: Tensor, vo: Tensor) -> Tensor:
+            pairs = zip(qk.tolist(), vo.tolist(), strict=True)
+            costs = [prices.together + prices.attention(heads, *pair) + cut for pair in pairs]
+            return torch.tensor(costs, dtype=torch.float64)
+
+        return SiteCosts(listed, prices.ffn, -prices.together, 0.0)
+    quantity = budget.linear
+    of_attention, of_ffn = (block.fixed_cost(kind, quantity) for kind in SITE_AXES)
+
+    def attention(heads: int, qk: Tensor, vo: Tensor) -> Tensor:
+        sized = replace(block, dims=replace(block.dims, heads=heads))
+        units = (sized.unit_cost(axis, quantity) * width for axis, width in (("qk", qk), ("vo", vo)))
+        return sum(units, torch.tensor(of_attention + of_ffn))
+
+    unit = block.unit_cost("ffn", quantity)
+    return SiteCosts(attention, lambda width: unit * width, -of_ffn, of_ffn)
 
 
 def tails(losses: Tensor) -> Tensor:
@@ -83,20 +114,21 @@ def attention_menu(
     for at in _front(costs, losses).tolist():
         count, (q, v) = counts[at // len(pairs)], pairs[at % len(pairs)]
         heads = tuple(sorted(heads_first[:count, q, v].tolist()))
-        menu.append(Choice(costs[at].item(), losses[at].item(), Heads(heads, q, v)))
+        menu.append(Choice(costs[at].item(), losses[at].item(), AttentionPlan(heads, q, v)))
     return menu
 
 
 def _head_widths(dims: BlockDims, policy: Policy, frozen: Collection[Axis]) -> list[tuple[int, int]]:
     """List the pairs of QK and VO width that the policy allows."""
 
-    def allowed(width: int, is_frozen: bool) -> list[int]:
-        return [width] if is_frozen else widths(width, policy.head_minimum, policy.head_step)
+    def allowed(axis: SizeAxis, width: int) -> list[int]:
+        return [width] if axis in frozen else widths(width, policy.minimum(axis), policy.step(axis))
 
-    fixed = {"qk", "vo"} & set(frozen)
-    if policy.equal:
-        return [(dims.qk, dims.vo)] if fixed else [(w, w) for w in allowed(min(dims.qk, dims.vo), False)]
-    return [(q, v) for q in allowed(dims.qk, "qk" in fixed) for v in allowed(dims.vo, "vo" in fixed)]
+    if policy.tied:
+        if any(axis in frozen for axis in policy.tied):
+            return [(dims.qk, dims.vo)]
+        return [(w, w) for w in allowed("qk", min(dims.qk, dims.vo))]
+    return [(q, v) for q in allowed("qk", dims.qk) for v in allowed("vo", dims.vo)]
 
 
 def _front(costs: Tensor, losses: Tensor) -> Tensor:
@@ -115,5 +147,21 @@ def ffn_menu(
     """List all widths of one FFN. Shape: losses [e], the loss that each removal adds, in the order of removal."""
     at_width = tails(losses.flip(0).unsqueeze(0))[0]
     count = len(losses)
-    allowed = [count] if "neurons" in frozen else widths(count, policy.ffn_minimum, policy.ffn_step)
+    allowed = [count] if "ffn" in frozen else widths(count, policy.minimum("ffn"), policy.step("ffn"))
     return [Choice(cost(w), max(float(at_width[w]), 0.0), w) for w in allowed if w >= at_least]
+
+
+def with_single_site(menu: BlockMenu, costs: SiteCosts) -> BlockMenu:
+    """Let a block that has one site only, which loses nothing by the other, keep that site; return others unchanged."""
+    if menu.attention and menu.ffn:
+        return menu
+    return replace(
+        menu,
+        attention_alone=[moved(choice, costs.attention_alone, 0.0) for choice in menu.attention],
+        ffn_alone=[moved(choice, costs.ffn_alone, 0.0) for choice in menu.ffn],
+    )
+
+
+def moved(choice: Choice, cost: float, loss: float) -> Choice:
+    """Return a choice with an additional cost, added as decimal numbers, and an additional loss."""
+    return Choice(round(choice.cost + cost, DECIMALS), choice.loss + loss, choice.value)

@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
-from typing import Any
 
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.errors import BudgetError, OptionError, UnknownNameError
-from edgevit.network.anatomy import Axis, BlockDims
-from edgevit.network.cost import Geometry, UnitCosts
+from edgevit.network.anatomy import Axis, BlockDims, SizeAxis
+from edgevit.network.cost import Geometry
+from edgevit.records.model import HEAD_WIDTHS, WIDTHS
 
 _MULTIPLES = (1, 8, 16, 32, 64)  # of FFN widths and of the embedding
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Which dimensions a block may have."""
+    """Which sizes a block may have: along each axis but the heads, multiples of a step from a minimum."""
 
     name: str
     head_step: int
@@ -32,9 +32,16 @@ class Policy:
     equal: bool  # QK and VO share one width
     embed_step: int = 16  # of the embedding: the tile of tensor cores, for fp16 and int8
 
+    def step(self, axis: SizeAxis) -> int:
+        return self.ffn_step if axis == "ffn" else self.head_step
+
+    def minimum(self, axis: SizeAxis) -> int:
+        return self.ffn_step if axis == "ffn" else self.head_minimum
+
     @property
-    def ffn_minimum(self) -> int:
-        return self.ffn_step
+    def tied(self) -> tuple[SizeAxis, ...]:
+        """The axes that share one size."""
+        return HEAD_WIDTHS if self.equal else ()
 
     @property
     def least_heads(self) -> int:
@@ -66,21 +73,15 @@ def make_policy(name: str, ffn_multiple: int | None = None, embed_multiple: int 
     return replace(policy, ffn_step=ffn_multiple or policy.ffn_step, embed_step=embed_multiple or policy.embed_step)
 
 
-@dataclass(frozen=True)
-class Widths:
-    """Real-valued widths that a method requests for one block."""
-
-    qk: float
-    vo: float
-    ffn: float
+Widths = Mapping[SizeAxis, float]  # real-valued widths that a method requests for one block, by axis
 
 
 @dataclass(frozen=True)
 class _Knob:
-    """A width that changes in steps: the head width (QK, VO or both) or the FFN width of one block."""
+    """A width that changes in steps: along one axis of one block, or along those that are tied to one size."""
 
     block: int
-    fields: tuple[str, ...]
+    axes: tuple[SizeAxis, ...]
     minimum: int
     maximum: int
     step: int
@@ -101,42 +102,35 @@ def _limits(base: int, minimum: int, step: int) -> tuple[int, int]:
 
 def limits(
     dims: BlockDims, policy: Policy, frozen: Collection[Axis] = (), at_least: BlockDims | None = None
-) -> dict[str, tuple[int, int]]:
-    """Return the smallest and the largest QK, VO and FFN width of a block; frozen axes and tied ones are fixed.
+) -> dict[SizeAxis, tuple[int, int]]:
+    """Return the smallest and the largest width of a block along each axis; frozen axes and tied ones are fixed.
 
     Args:
         at_least: the minimum widths.
     """
-    qk, vo = (_limits(width, policy.head_minimum, policy.head_step) for width in (dims.qk, dims.vo))
-    if policy.equal:
-        qk = vo = _limits(min(dims.qk, dims.vo), policy.head_minimum, policy.head_step)
-    if "qk" in frozen or (policy.equal and "vo" in frozen):
-        qk = dims.qk, dims.qk
-    if "vo" in frozen or (policy.equal and "qk" in frozen):
-        vo = dims.vo, dims.vo
-    ffn = _limits(dims.ffn, policy.ffn_minimum, policy.ffn_step)
-    ranges = {"qk": qk, "vo": vo, "ffn": (dims.ffn, dims.ffn) if "neurons" in frozen else ffn}
+    ranges: dict[SizeAxis, tuple[int, int]] = {}
+    for axis in WIDTHS:
+        tied = policy.tied if axis in policy.tied else (axis,)
+        size = min(dims[other] for other in tied)
+        fixed = any(other in frozen for other in tied)
+        ranges[axis] = (dims[axis],) * 2 if fixed else _limits(size, policy.minimum(axis), policy.step(axis))
     if at_least is None:
         return ranges
-    return {name: (max(low, getattr(at_least, name)), high) for name, (low, high) in ranges.items()}
+    return {axis: (max(low, at_least[axis]), high) for axis, (low, high) in ranges.items()}
 
 
 def _knobs(
     base: Sequence[BlockDims], wishes: Sequence[Widths], geometry: Geometry, budget: Budget, policy: Policy
 ) -> list[_Knob]:
     knobs = []
-    reaching = geometry.reaching(base)
-    for i, (dims, wish) in enumerate(zip(base, wishes, strict=True)):
-        # With a table a unit has no cost, and `_fit_by_table` needs none.
-        unit = UnitCosts(0, 0, 0) if budget.prices else geometry.at(reaching[i]).unit_costs(dims.heads, budget.linear)
-        ends = limits(dims, policy, geometry.frozen(i), (budget.at_least or {}).get(i))
-        if policy.equal and ends["qk"] == ends["vo"]:
-            both = (wish.qk + wish.vo) / 2
-            knobs.append(_Knob(i, ("qk", "vo"), *ends["qk"], policy.head_step, unit.qk + unit.vo, both))
-        else:
-            for name, cost in (("qk", unit.qk), ("vo", unit.vo)):
-                knobs.append(_Knob(i, (name,), *ends[name], policy.head_step, cost, getattr(wish, name)))
-        knobs.append(_Knob(i, ("ffn",), *ends["ffn"], policy.ffn_step, unit.ffn, wish.ffn))
+    for i, (placed, wish) in enumerate(zip(geometry.placed(base), wishes, strict=True)):
+        ends = limits(placed.dims, policy, geometry.frozen(i), (budget.at_least or {}).get(i))
+        tied = policy.tied if len({ends[axis] for axis in policy.tied}) == 1 else ()
+        for axes in dict.fromkeys(tied if axis in tied else (axis,) for axis in WIDTHS):
+            # With a table a unit has no cost, and `_fit_by_table` needs none.
+            cost = 0 if budget.prices else sum(placed.unit_cost(axis, budget.linear) for axis in axes)
+            request = sum(wish[axis] for axis in axes) / len(axes)
+            knobs.append(_Knob(i, axes, *ends[axes[0]], policy.step(axes[0]), cost, request))
     return knobs
 
 
@@ -146,7 +140,8 @@ def smallest(
     """Return the smallest dimensions that a policy, a model's frozen axes and a budget's `at_least` allow."""
     ends = [limits(dims, policy, geometry.frozen(i), (at_least or {}).get(i)) for i, dims in enumerate(base)]
     return tuple(
-        replace(dims, qk=low["qk"][0], vo=low["vo"][0], ffn=low["ffn"][0]) for dims, low in zip(base, ends, strict=True)
+        dims.with_sizes({axis: least for axis, (least, _) in ranges.items()})
+        for dims, ranges in zip(base, ends, strict=True)
     )
 
 
@@ -212,7 +207,7 @@ def fit(
 
     if budget.prices is not None:
         return _fit_by_table(knobs_at, base, geometry, budget)
-    fixed = geometry.fixed_in(base, budget.linear)
+    fixed = geometry.fixed(base, budget.linear)
 
     def real_cost(knobs: Sequence[_Knob]) -> float:
         return fixed + sum(min(max(k.wish, k.minimum), k.maximum) * k.unit_cost for k in knobs)
@@ -232,7 +227,7 @@ def _turned(base: Sequence[BlockDims], knobs: Sequence[_Knob], widths: Sequence[
     """Set the knobs of the base to these widths."""
     dims = list(base)
     for knob, width in zip(knobs, widths, strict=True):
-        dims[knob.block] = replace(dims[knob.block], **dict[str, Any](dict.fromkeys(knob.fields, width)))
+        dims[knob.block] = dims[knob.block].with_sizes(dict.fromkeys(knob.axes, width))
     return tuple(dims)
 
 
@@ -274,4 +269,4 @@ def _fit_by_table(
 
 def uniform(base: Sequence[BlockDims]) -> Callable[[float], list[Widths]]:
     """Request the same share of every dimension of every block."""
-    return lambda rate: [Widths(d.qk * (1 - rate), d.vo * (1 - rate), d.ffn * (1 - rate)) for d in base]
+    return lambda rate: [{axis: d[axis] * (1 - rate) for axis in WIDTHS} for d in base]

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from edgevit.errors import CostTableError
 from edgevit.network.anatomy import BlockDims
+from edgevit.records.model import HEAD_WIDTHS, WIDTHS, axis_name
 
 Measured = Literal["ms", "mj"]  # of one inference; of one image
 UNITS: dict[Measured, str] = {"ms": "ms", "mj": "mJ"}
@@ -136,17 +137,17 @@ class Prices:
         grid = self.grids[part].at(axis, self.embed).at(axis, self.tokens)
         return grid if self.tokens == self.token_counts[-1] else replace(grid, costs=grid.costs.round(DECIMALS))
 
-    def attention(self, heads: int, qk: int, vo: int) -> float:
+    def attention(self, heads: int, of_queries: int, of_values: int) -> float:
         """Return the cost of an attention of these sizes.
 
         Raises:
             CostTableError: nothing as large is listed.
         """
         (counts, widths), costs = self.attentions.sizes, self.attentions.costs
-        if heads > counts[-1] or max(qk, vo) > widths[-1]:
-            raise _too_large(f"an attention of {heads} heads, QK {qk}, VO {vo}")
-        # Work grows with qk + vo. Below the smallest listed size, np.interp returns the cost of the smallest.
-        at_width = [np.interp((qk + vo) / 2, widths, row) for row in costs]
+        if heads > counts[-1] or max(of_queries, of_values) > widths[-1]:
+            raise _too_large(f"an attention of {heads} heads, QK {of_queries}, VO {of_values}")
+        # Work grows with the sum of both. Below the smallest listed size, np.interp returns the cost of the smallest.
+        at_width = [np.interp((of_queries + of_values) / 2, widths, row) for row in costs]
         return round(float(np.interp(heads, counts, at_width)), DECIMALS)
 
     def ffn(self, width: int) -> float:
@@ -168,9 +169,9 @@ class Prices:
     def block(self, dims: BlockDims) -> float:
         """Return the cost of a block; if it lost a site, the cost of the other."""
         costs = []
-        if dims.has_attention:
-            costs.append(self.attention(dims.heads, dims.qk, dims.vo))
-        if dims.has_ffn:
+        if dims.has("attention"):
+            costs.append(self.attention(dims.heads, *dims.head_widths))
+        if dims.has("ffn"):
             costs.append(self.ffn(dims.ffn))
         return fsum([*costs, self.together] if len(costs) == 2 else costs)
 
@@ -185,10 +186,10 @@ class Prices:
         placed = self._placed(blocks)
         return (
             self.fixed,
-            sum(at.attention(d.heads, d.qk, d.vo) for at, d in placed if d.has_attention)
+            sum(at.attention(d.heads, *d.head_widths) for at, d in placed if d.has("attention"))
             + sum(map(self.cut, _passed(blocks))),
-            sum(at.ffn(d.ffn) for at, d in placed if d.has_ffn),
-            sum(at.together for at, d in placed if d.has_attention and d.has_ffn),
+            sum(at.ffn(d.ffn) for at, d in placed if d.has("ffn")),
+            sum(at.together for at, d in placed if d.has("attention") and d.has("ffn")),
         )
 
     def breakdown(self, blocks: Sequence[BlockDims]) -> str:
@@ -232,14 +233,13 @@ class Prices:
         counts, widths = self.attentions.sizes
         if counts[-1] < most.heads:
             return f"lists attentions of up to {counts[-1]} heads, and the base has {most.heads}"
-        ranges = {
-            "QK": (widths, least.qk, most.qk),
-            "VO": (widths, least.vo, most.vo),
-            "FFN": (self.ffns.sizes[0], least.ffn, most.ffn),
-        }
-        for name, (listed, low, high) in ranges.items():
+        for axis in WIDTHS:
+            listed = widths if axis in HEAD_WIDTHS else self.ffns.sizes[0]
+            low, high = least[axis], most[axis]
             if listed[0] > low or listed[-1] < high:
-                return f"lists {name} widths {listed[0]} to {listed[-1]}, and {low} to {high} can be asked for"
+                return (
+                    f"lists {axis_name(axis)} widths {listed[0]} to {listed[-1]}, and {low} to {high} can be asked for"
+                )
         return None
 
 

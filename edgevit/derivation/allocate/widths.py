@@ -13,6 +13,7 @@ from edgevit.derivation.allocate.policy import Policy, Widths
 from edgevit.derivation.solve.attention import head_singular_values
 from edgevit.derivation.solve.factorise import effective_rank
 from edgevit.network.anatomy import Block
+from edgevit.records.model import HEAD_WIDTHS
 
 
 def z_scores(activation: Tensor) -> Tensor:
@@ -79,9 +80,9 @@ def head_rates(
     """
     ranks = [tuple(float(effective_rank(s).sum()) for s in pair) for pair in values]
     weights, sizes, caps = [], [], []
-    for (qk, vo), params, block_widths in zip(ranks, attention_params, widths, strict=True):
-        whole = max(qk + vo, 1e-12)
-        for opposite, width in zip((vo, qk), block_widths, strict=True):  # a high rank of the other: prune this more
+    for pair, params, block_widths in zip(ranks, attention_params, widths, strict=True):
+        whole = max(sum(pair), 1e-12)
+        for opposite, width in zip(pair[::-1], block_widths, strict=True):  # a high rank of the other: prune this more
             weights.append(max(2 * opposite / whole * float(params) / whole, 1e-12))
             sizes.append(float(params))
             caps.append(max(1 - minimum / width, 0.0))
@@ -104,17 +105,17 @@ def adaptive(blocks: Sequence[Block], activations: Sequence[Tensor], policy: Pol
     parts = {i: b.attention for i, b in enumerate(blocks) if b.attention is not None}
     values = head_singular_values(list(parts.values()))
     attention_params = [sum(w.numel() for w in (a.wq, a.wk, a.wv, a.wo)) for a in parts.values()]
-    head_widths = [(dims[i].qk, dims[i].vo) for i in parts]
-    neurons_at = adaptive_widths(scores, policy.ffn_minimum) if scores else lambda _: []
+    head_widths = [dims[i].head_widths for i in parts]
+    neurons_at = adaptive_widths(scores, policy.minimum("ffn")) if scores else lambda _: []
     rates_at = head_rates(values, attention_params, head_widths, policy.head_minimum)
 
     def wishes_at(rate: float) -> list[Widths]:
         rates = dict(zip(parts, rates_at(rate), strict=True))
         ffn = dict(zip(neurons, neurons_at(rate), strict=True))
-        widths = []
+        widths = list[Widths]()
         for i, d in enumerate(dims):
-            r_qk, r_vo = rates.get(i, (0.0, 0.0))
-            widths.append(Widths(d.qk * (1 - r_qk), d.vo * (1 - r_vo), float(ffn.get(i, 0))))
+            of_heads = zip(HEAD_WIDTHS, rates.get(i, (0.0, 0.0)), strict=True)
+            widths.append({**{axis: d[axis] * (1 - rate) for axis, rate in of_heads}, "ffn": float(ffn.get(i, 0))})
         return widths
 
     return wishes_at

@@ -11,7 +11,7 @@ Where the output bias makes up for the mean of what is left out, only what diffe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Protocol
 
@@ -47,6 +47,15 @@ class Sensitivity:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Sensitivity:
         return Sensitivity(**{f.name: change(getattr(self, f.name)) for f in fields(self)})
+
+    def scaled(self, factor: Tensor) -> Sensitivity:
+        """The same with the losses of the dimensions of heads multiplied."""
+        return replace(self, qk=factor * self.qk, vo=factor * self.vo)
+
+    def beyond(self, widths: tuple[int, int]) -> Tensor:
+        """The loss without all dimensions beyond these QK and VO widths."""
+        qk, vo = widths
+        return self.qk[:, qk:].sum() + self.vo[:, vo:].sum()
 
     @property
     def by_token(self) -> tuple[Tensor, Tensor]:

@@ -96,6 +96,24 @@ class Spectra:
     qk: tuple[Spectrum, ...]
     vo: tuple[Spectrum, ...]
 
+    def of(self, number: int) -> Spectra:
+        """Those of one attention."""
+        return Spectra((self.qk[number],), (self.vo[number],))
+
+    @property
+    def pair(self) -> tuple[Spectrum, Spectrum]:
+        """Those of the only attention."""
+        (qk,), (vo,) = self.qk, self.vo
+        return qk, vo
+
+    def keep(self, heads: Sequence[int]) -> Spectra:
+        """Those of these heads, of every attention."""
+
+        def kept(spectrum: Spectrum) -> Spectrum:
+            return Spectrum(*(tensor[list(heads)] for tensor in vars(spectrum).values()))
+
+        return Spectra(tuple(map(kept, self.qk)), tuple(map(kept, self.vo)))
+
 
 def _decompose(
     pairs: Sequence[Pair], metrics_a: Sequence[Tensor] | None, metrics_b: Sequence[Tensor] | None
@@ -196,3 +214,11 @@ def keep_heads(part: Attention, heads: Sequence[int], moment: Tensor) -> Attenti
     if before is not None and after is not None:
         lost = lost + before - after  # what the dropped value biases passed through
     return replace(fewer, bo=lost if part.bo is None else part.bo + lost)
+
+
+def reduced(
+    part: Attention, heads: Sequence[int], widths: tuple[int, int], moment: Tensor, spectra: Spectra
+) -> Attention:
+    """Keep these heads at these QK and VO widths, for the inputs of the moment; `spectra` are those of all heads."""
+    (slim,) = narrow([keep_heads(part, heads, moment)], [widths], [moment], spectra.keep(heads))
+    return slim

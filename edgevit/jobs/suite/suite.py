@@ -20,6 +20,7 @@ from edgevit.network.anatomy import Block, BlockDims
 from edgevit.network.copies import bare_copy, without_values
 from edgevit.network.cost import Geometry
 from edgevit.network.network import Network
+from edgevit.records.model import HEAD_WIDTHS, WIDTHS
 from edgevit.records.precisions import FP16, FP32
 
 UNEVENNESS = 0.4  # QK and VO widths of a block differ from their mean by up to this share, as effective ranks make them
@@ -95,10 +96,10 @@ def _network_of(entry: NetworkEntry, size: str) -> SuiteNetwork:
     if entry.rate is not None and entry.shape is not None:
         dims = shape_dims(entry.shape, dims, geometry, entry.rate)
     if entry.padded:
-        dims = tuple(BlockDims(d.heads, padded_width(d), padded_width(d), d.ffn) for d in dims)
+        dims = tuple(replace(d, tokens=0).with_head_width(padded_width(d)) for d in dims)
     if entry.head_width is not None:
-        dims = tuple(replace(d, qk=entry.head_width, vo=entry.head_width) for d in dims)
-    dims = tuple(d if i % entry.attention_every == 0 else replace(d, heads=0, qk=0, vo=0) for i, d in enumerate(dims))
+        dims = tuple(d.with_head_width(entry.head_width) for d in dims)
+    dims = tuple(d if i % entry.attention_every == 0 else d.without("attention") for i, d in enumerate(dims))
     dims = tuple(replace(d, tokens=dict(entry.tokens).get(i, d.tokens)) for i, d in enumerate(dims))
     if entry.macs is not None:
         dims = _fitted(dims, geometry, entry.macs * dense_geometry.macs(dense))
@@ -123,7 +124,8 @@ def wishes(base: Sequence[BlockDims], seed: int) -> Callable[[float], list[Width
     def at(rate: float) -> list[Widths]:
         keep = 1 - rate
         return [
-            Widths(d.qk * keep * (1 + t), d.vo * keep * (1 - t), d.ffn * keep) for d, t in zip(base, tilts, strict=True)
+            {axis: d[axis] * keep * tilt for axis, tilt in zip(WIDTHS, (1 + t, 1 - t, 1), strict=True)}
+            for d, t in zip(base, tilts, strict=True)
         ]
 
     return at
@@ -131,11 +133,13 @@ def wishes(base: Sequence[BlockDims], seed: int) -> Callable[[float], list[Width
 
 def _fitted(dims: Sequence[BlockDims], geometry: Geometry, macs: float) -> tuple[BlockDims, ...]:
     """Halve the heads' widths, in fused shapes, and give the FFNs as many neurons as the MACs allow."""
-    heads = [replace(d, qk=max(d.qk // 2, 16), vo=max(d.vo // 2, 16)) if d.has_attention else d for d in dims]
-    bare = geometry.macs([replace(d, ffn=8) for d in heads])
-    more = geometry.macs([replace(d, ffn=16) for d in heads]) - bare
+    narrow = [
+        d.with_sizes({axis: max(d[axis] // 2, 16) for axis in HEAD_WIDTHS}) if d.has("attention") else d for d in dims
+    ]
+    bare = geometry.macs([replace(d, ffn=8) for d in narrow])
+    more = geometry.macs([replace(d, ffn=16) for d in narrow]) - bare
     steps = max(int((macs - bare) // more), 0)
-    return tuple(replace(d, ffn=min(8 * (1 + steps), d.ffn)) for d in heads)
+    return tuple(replace(d, ffn=min(8 * (1 + steps), d.ffn)) for d in narrow)
 
 
 def random_network(
@@ -157,14 +161,12 @@ def first_of(dense: Network, dims: Sequence[BlockDims]) -> Network:
     """Cut a network to its first blocks with the first heads, the first dimensions of these, and the first neurons."""
     network = bare_copy(dense)
     network.keep_blocks(range(len(dims)))
-    cut = [
-        Block(
-            block.attention.keep(range(d.heads)).first(d.qk, d.vo) if block.attention and d.has_attention else None,
-            block.ffn.keep(slice(d.ffn)) if block.ffn and d.has_ffn else None,
-            d.tokens,
-        )
-        for block, d in zip(network.read(), dims, strict=True)
-    ]
+    cut = []
+    for block, d in zip(network.read(), dims, strict=True):
+        attention, ffn = block.attention, block.ffn
+        if attention is not None:
+            attention = attention.keep(range(d.heads)).first(*d.head_widths) if d.has("attention") else None
+        cut.append(Block(attention, ffn.keep(slice(d.ffn)) if ffn and d.has("ffn") else None, d.tokens))
     return network.build(cut).eval().requires_grad_(False)
 
 

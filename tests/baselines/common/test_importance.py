@@ -39,16 +39,16 @@ def test_a_unit_is_worth_the_values_of_its_own_weights_alone(network: Any) -> No
         zero.classifiers[0].weight[0, 5] = 11.0
     found = group_sums(zero)
     one, two = found.blocks
-    assert one.qk[1, 3] == 2 and one.qk.sum() == 2 and one.vo[0, 2] == 3 and one.vo.sum() == 3
-    assert one.heads.tolist() == [3, 2]
-    assert two.ffn[7] == 5 and two.ffn[9] == 7 and two.ffn.sum() == 12 and two.qk.sum() == 0
+    assert one["qk"][1, 3] == 2 and one["qk"].sum() == 2 and one["vo"][0, 2] == 3 and one["vo"].sum() == 3
+    assert one["heads"].tolist() == [3, 2]
+    assert two["ffn"][7] == 5 and two["ffn"][9] == 7 and two["ffn"].sum() == 12 and two["qk"].sum() == 0
     assert {i: float(v) for i, v in enumerate(found.embed) if v} == {5: 18.0, 6: 3.0, 8: 7.0}
 
 
 def test_biases_go_with_their_units(network: Any) -> None:
     ones = valued(network, lambda name, w: torch.ones_like(w) if name.endswith("bias") else torch.zeros_like(w))
     block = group_sums(ones).blocks[0]
-    assert (block.qk == 2).all() and (block.vo == 1).all() and (block.ffn == 1).all()
+    assert (block["qk"] == 2).all() and (block["vo"] == 1).all() and (block["ffn"] == 1).all()
 
 
 def test_the_sum_of_all_products_is_how_the_loss_grows_with_the_weights(network: Any, task: Task) -> None:
@@ -82,13 +82,13 @@ def test_a_change_is_squared_group_by_group_however_many_images_memory_holds(
         group = replace(images, references=images.references[part], labels=images.labels[part])
         sums = group_sums(weights_times_gradients(network.with_columns([3, 7]), group, passes))  # means over the group
         channels += sums.embed.square() * len(group) / len(images)
-        neurons += sums.blocks[1].ffn.square() * len(group) / len(images)
+        neurons += sums.blocks[1]["ffn"].square() * len(group) / len(images)
     tokens = at_once * network.geometry.tokens
     monkeypatch.setattr("edgevit.train.passes.TOKENS_WITH_GRADIENTS", tokens)
     assert passes.batch_size(network, gradients=True) == at_once
     found = squared_changes(network.with_columns([3, 7]), images, passes)
     torch.testing.assert_close(found.embed, channels, rtol=1e-4, atol=1e-12)
-    torch.testing.assert_close(found.blocks[1].ffn, neurons, rtol=1e-4, atol=1e-12)
+    torch.testing.assert_close(found.blocks[1]["ffn"], neurons, rtol=1e-4, atol=1e-12)
 
 
 def test_a_gradient_that_is_no_number_is_refused(network: Any, task: Task) -> None:

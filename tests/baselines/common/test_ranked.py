@@ -10,7 +10,7 @@ import pytest
 import torch
 from problems import untrained
 
-from edgevit.baselines.common.importance import Scores, UnitScores
+from edgevit.baselines.common.importance import Scores, unit_shapes
 from edgevit.baselines.common.ranked import RankOptions, choose_units, derive_by_rank, plan_of
 from edgevit.data.task import open_task
 from edgevit.derivation.problem import Problem
@@ -32,8 +32,7 @@ def rising(problem: Problem) -> Scores:
     def up(*shape: int) -> torch.Tensor:
         return (torch.arange(shape[-1], dtype=torch.float64) + 1).expand(shape).clone()
 
-    dims = list(problem.network.dims)
-    blocks = [UnitScores(up(d.heads, d.qk), up(d.heads, d.vo), up(d.heads), up(d.ffn)) for d in dims]
+    blocks = [{axis: up(*shape) for axis, shape in unit_shapes(d).items()} for d in problem.network.dims]
     return Scores(blocks, up(problem.network.geometry.embed))
 
 

@@ -7,20 +7,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgevit.baselines.common.importance import Scores, UnitScores
+from edgevit.baselines.common.importance import Scores, unit_shapes
 from edgevit.baselines.common.ranking import Units, _Counts, rank, top
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.errors import BudgetError
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.cost import Geometry, SiteCostTerms
+from edgevit.network.cost import Geometry, Stage, attention_terms, ffn_terms
 
 BASE = [BlockDims(4, 32, 32, 256)] * 3
-GEOMETRY = Geometry(64, 17, 16, 192, 10, 1, 1000, SiteCostTerms(3, True, 4), SiteCostTerms(1, True, 4))
+STAGE = Stage(64, 17, attention_terms(biases=True, vectors=4), ffn_terms(1, biases=True, vectors=4))
+GEOMETRY = Geometry((STAGE,), 16, 192, 10, 1, 1000)
 
 
 def geometry_at(width: int) -> Geometry:
-    return replace(GEOMETRY, embed=width)
+    return GEOMETRY.with_embed(width)
 
 
 def scores(favoured: int | None = None) -> Scores:
@@ -30,9 +31,9 @@ def scores(favoured: int | None = None) -> Scores:
     def drawn(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1
 
-    blocks = [UnitScores(drawn(4, 32), drawn(4, 32), drawn(4), drawn(256)) for _ in BASE]
+    blocks = [{axis: drawn(*shape) for axis, shape in unit_shapes(dims).items()} for dims in BASE]
     if favoured is not None:
-        blocks[favoured] = blocks[favoured].map(lambda t: 1000 * t)
+        blocks[favoured] = {axis: 1000 * t for axis, t in blocks[favoured].items()}
     return Scores(blocks, drawn(64))
 
 
@@ -78,7 +79,7 @@ def test_uniform_ignores_scores_isomorphic_follows_them_over_blocks() -> None:
 
 def test_isomorphic_takes_the_same_share_of_every_kind_where_global_takes_the_cheap_one() -> None:
     few = scores()
-    worthless_attention = Scores([replace(b, qk=b.qk / 1e6, vo=b.vo / 1e6) for b in few.blocks], few.embed)
+    worthless_attention = Scores([{**b, "qk": b["qk"] / 1e6, "vo": b["vo"] / 1e6} for b in few.blocks], few.embed)
     shares = []
     for grouping in ("isomorphic", "global"):
         units = Units(grouping, "widths", False)  # type: ignore[arg-type]
@@ -102,7 +103,7 @@ def test_a_unit_costs_the_macs_that_go_with_it() -> None:
 
 def test_kept_heads_are_those_of_the_highest_scores() -> None:
     told = scores()
-    blocks = [replace(b, heads=torch.tensor([0.0, 3.0, 1.0, 2.0], dtype=torch.float64)) for b in told.blocks]
+    blocks = [{**b, "heads": torch.tensor([0.0, 3.0, 1.0, 2.0], dtype=torch.float64)} for b in told.blocks]
     found = rank(Scores(blocks, told.embed), BASE, geometry_at, 64, budget(0.7), POLICIES["fused"], ALL)
     assert found.embed % 16 == 0
     for heads in found.heads:

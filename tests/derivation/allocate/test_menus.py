@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgevit.derivation.allocate.menus import Heads, attention_menu, ffn_menu, tails
+from edgevit.derivation.allocate.menus import attention_menu, ffn_menu, tails
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.measure.sensitivity import Sensitivity
+from edgevit.derivation.plan import AttentionPlan
 from edgevit.network.anatomy import BlockDims
 
 
@@ -29,7 +30,7 @@ def test_the_head_that_loses_least_goes_first_and_two_stay_where_attention_is_to
     dims = BlockDims(4, 32, 32, 64)
     menu = attention_menu(dims, felt, make_policy("fused"), lambda h, q, v: 1000 * h + q + v, drop_heads=True)
     assert {len(c.value.heads) for c in menu} == {2, 3, 4}
-    whole = next(c for c in menu if c.value == Heads((0, 1, 2, 3), 32, 32))
+    whole = next(c for c in menu if c.value == AttentionPlan((0, 1, 2, 3), 32, 32))
     assert whole.loss == 0
     (without_one,) = (c for c in menu if len(c.value.heads) == 3 and c.value.qk == 32)
     assert without_one.value.heads == (0, 2, 3) and without_one.loss == pytest.approx(1.0)
@@ -78,5 +79,5 @@ def test_what_is_frozen_is_in_a_menu_as_it_is() -> None:
     assert {c.value.vo for c in held} > {dims.vo}
     tied = attention_menu(dims, felt, make_policy("fused"), _sizes, drop_heads=False, frozen={"vo"})
     assert [(c.value.qk, c.value.vo) for c in tied] == [(dims.qk, dims.vo)]
-    (whole,) = ffn_menu(torch.arange(1.0, 65.0), make_policy("fused"), float, frozen={"neurons"})
+    (whole,) = ffn_menu(torch.arange(1.0, 65.0), make_policy("fused"), float, frozen={"ffn"})
     assert whole.value == 64 and whole.loss == 0

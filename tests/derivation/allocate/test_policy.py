@@ -11,7 +11,7 @@ from edgevit.baselines.common import ranking
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.cost_table import CostTable
 from edgevit.derivation.allocate.embedding import ladder
-from edgevit.derivation.allocate.policy import POLICIES, Widths, fit, make_policy, smallest, uniform
+from edgevit.derivation.allocate.policy import POLICIES, fit, make_policy, smallest, uniform
 from edgevit.derivation.allocate.widths import adaptive_widths
 from edgevit.errors import BudgetError, OptionError, UnknownNameError
 from edgevit.network.anatomy import BlockDims
@@ -42,11 +42,11 @@ def test_macs_are_at_or_within_half_a_percent_under_the_budget(geometries, name,
     scores = [torch.randn(base[0].ffn, generator=generator) * s for s in torch.rand(12, generator=generator)]
     tilt = torch.rand(12, 2, generator=generator) + 0.5
 
-    neurons_at = adaptive_widths(scores, POLICIES[policy].ffn_minimum)
+    neurons_at = adaptive_widths(scores, POLICIES[policy].minimum("ffn"))
 
     def wishes_at(r):
         return [
-            Widths(max(64 * (1 - r * a), 1), max(64 * (1 - r * b), 1), e)
+            {"qk": max(64 * (1 - r * a), 1), "vo": max(64 * (1 - r * b), 1), "ffn": e}
             for (a, b), e in zip(tilt.tolist(), neurons_at(r), strict=True)
         ]
 
@@ -137,7 +137,7 @@ def test_unknown_policies_and_multiples_are_refused():
 
 
 @pytest.mark.parametrize("shape", ["fused", "paper"])
-@pytest.mark.parametrize("axis", ["qk", "neurons"])
+@pytest.mark.parametrize("axis", ["qk", "ffn"])
 def test_an_axis_that_is_frozen_stays_and_what_is_tied_to_it_too(small_vit, shape, axis):
 
     network, policy = small_vit(), POLICIES[shape]

@@ -8,9 +8,10 @@ import pytest
 
 from edgevit.derivation.allocate.tokens import tile_counts
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.cost import Geometry, SiteCostTerms
+from edgevit.network.cost import Geometry, Stage, attention_terms, ffn_terms
 
-TINY = Geometry(192, 197, 196, 768, 10, 1, 0, SiteCostTerms(3, True, 0), SiteCostTerms(1, True, 0))
+STAGE = Stage(192, 197, attention_terms(biases=True, vectors=0), ffn_terms(1, biases=True, vectors=0))
+TINY = Geometry((STAGE,), 196, 768, 10, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -18,13 +19,14 @@ TINY = Geometry(192, 197, 196, 768, 10, 1, 0, SiteCostTerms(3, True, 0), SiteCos
     [(197, 196, [64, 128, 192]), (37, 36, [16, 32]), (17, 16, [8, 16]), (25, 16, [16, 24]), (128, 127, [64])],
 )
 def test_counts_fill_tiles_and_leave_a_patch(tokens: int, patches: int, counts: list[int]) -> None:
-    assert tile_counts(replace(TINY, tokens=tokens, patches=patches)) == counts
+    assert tile_counts(replace(TINY, stages=(replace(STAGE, tokens=tokens),), patches=patches)) == counts
 
 
 @pytest.mark.parametrize("tokens", [64, 128, 192])
 def test_in_macs_one_slope_for_each_site_is_exact(tokens: int) -> None:
     def macs(dims: BlockDims, tokens: int) -> int:
-        return TINY.at(tokens).block_cost(dims, "macs")
+        placed = TINY.place(dims, tokens)
+        return placed.cost("macs") - sum(placed.fixed_cost(kind, "macs") for kind in dims.sites)
 
     attentions = [BlockDims(h, w, w, 0) for h in (1, 2, 3) for w in (16, 40, 64)]
     for sites in (attentions, [BlockDims(0, 0, 0, n) for n in (8, 100, 768)]):

@@ -178,7 +178,7 @@ def half(checkpoint, tmp_path_factory):
     out = tmp_path_factory.mktemp("half") / "m"
     options = {"options": {"calibration_images": 8}, "training": {"steps": 0}, "cache": False}
     derivation = derive(checkpoint, out, method="dcvit", rate=0.3, **options)
-    assert sum(not dims.has_attention for dims in derivation.model.spec.blocks) == 1
+    assert sum(not dims.has("attention") for dims in derivation.model.spec.blocks) == 1
     return derivation
 
 

@@ -44,10 +44,10 @@ def test_mixes_leave_a_fifth_of_the_macs_along_other_axes(whole):
     blocks, *narrow, tokens = whole["mixes at 0.8"]
     for subject in (*narrow, tokens):
         assert 0.19 < macs(subject) / geometry.macs(dims) <= 0.2
-        assert all(block.fusable or not block.has_attention for block in subject.dims)
+        assert all(block.fusable or not block.has("attention") for block in subject.dims)
     assert 0.1 < macs(blocks) / geometry.macs(dims) < 0.3 and blocks.cost()[0] == dims[:2]
     assert [len(s.dims) for s in narrow] == [12, 8, 8, 8] and {s.cost()[1].embed for s in narrow} == {512}
-    assert [block.has_attention for block in narrow[2].dims] == [True, False] * 4
+    assert [block.has("attention") for block in narrow[2].dims] == [True, False] * 4
     assert narrow[3].cost()[1].reaching(narrow[3].dims) == [197] * 3 + [128] * 5
     assert geometry.reaching(tokens.dims) == [197, 64] + [20] * 10 and tokens.dims[5] == dims[5]
 

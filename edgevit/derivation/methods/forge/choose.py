@@ -26,21 +26,20 @@ from edgevit.derivation.allocate.embedding import (
     reason_against,
 )
 from edgevit.derivation.allocate.knapsack import Choice, allocate
-from edgevit.derivation.allocate.menus import Heads
+from edgevit.derivation.allocate.menus import site_costs
 from edgevit.derivation.measure.embedding import TokenStatistics
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.curves import BlockCurves, moment_of
-from edgevit.derivation.methods.forge.menus import Removable, block_costs, block_menu
+from edgevit.derivation.methods.forge.menus import Removable, block_menu
 from edgevit.derivation.methods.forge.schedules import Schedule, containing, with_schedule, worthwhile
 from edgevit.derivation.methods.forge.schedules import reason_against as no_tokens
 from edgevit.derivation.methods.forge.search import LEFT_OUT, MIXED, Sites, forced_to, mixed_prices, priced, search
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
 from edgevit.derivation.problem import Problem
 from edgevit.derivation.realise import realise
-from edgevit.derivation.solve.attention import Spectra, keep_heads, narrow
-from edgevit.derivation.solve.factorise import Spectrum
+from edgevit.derivation.solve.attention import reduced
 from edgevit.errors import BudgetError
-from edgevit.network.anatomy import Attention, Block
+from edgevit.network.anatomy import Block
 from edgevit.network.cost import Geometry
 
 LITTLE = 0.01  # nats: below this loss, aligning and refitting the head gained at most 0.0002 nats
@@ -56,8 +55,8 @@ Sliced = Callable[[int | None], tuple[EmbedPlan | None, float]]
 class ChosenShape:
     """The shape of each block of the base."""
 
-    # Per block its heads and its FFN width, None for a removed site; or None for a removed block.
-    blocks: Sequence[tuple[Heads | None, int | None] | None]
+    # Per block the sizes of its attention and its FFN width, None for a removed site; or None for a removed block.
+    blocks: Sequence[tuple[AttentionPlan | None, int | None] | None]
     predicted_nats: float
     tokens: Schedule | None = None  # None: no block removes tokens
 
@@ -81,17 +80,18 @@ def _allocated(
         dims = with_schedule(dims, schedule)
     minimum = budget.at_least or dict.fromkeys(range(len(dims)))
     menus = []
-    for i, (d, block, tokens) in enumerate(zip(dims, curves, geometry.reaching(dims), strict=True)):
+    for i, (placed, block) in enumerate(zip(geometry.placed(dims), curves, strict=True)):
+        d = placed.dims
         if i not in minimum:
             continue
         # A network needs a first block, and a block that removes tokens needs its attention.
         removable = Removable(
             config.drop_heads, config.drop_blocks and i > 0 and not d.tokens, config.drop_sites and not d.tokens
         )
-        costs = block_costs(budget, geometry.at(tokens), i, d.tokens)
+        costs = site_costs(budget, geometry, placed)
         menus.append(block_menu(d, block, policy, costs, removable, geometry.frozen(i), minimum[i]))
     prices = budget.prices_at(geometry)
-    fixed = geometry.fixed(0, budget.linear) if prices is None else prices.fixed
+    fixed = geometry.outside(budget.linear) if prices is None else prices.fixed
     allocated = dict(zip(minimum, allocate(menus, budget.limit - fixed), strict=True))
     choices = [allocated.get(i) for i in range(len(dims))]
     losses = [
@@ -396,28 +396,18 @@ def plan_of(
     for i, (block, block_curves, pair) in enumerate(zip(blocks, curves, shape.blocks, strict=True)):
         if pair is None:
             continue
-        heads, width = pair
-        planned, neurons = None, None
+        sizes, width = pair
+        attended, neurons = None, None
         if width is not None:
             assert block.ffn is not None and block_curves.removal is not None, "a menu has the block's sites only"
             remaining = block_curves.removal.remaining(width)
             weights = block.ffn.keep(remaining) if config.sequential else block_curves.refitted(block.ffn, width)
             neurons = FfnPlan(remaining, weights=weights)
-        if heads is not None:
-            assert block.attention is not None, "a menu has the block's sites only"
-            planned = _plan_attention(block.attention, block_curves, heads)
+        if sizes is not None:
+            assert block.attention is not None and block_curves.spectra is not None, "a menu has the block's sites only"
+            moment = moment_of(block_curves.statistics)
+            slim = reduced(block.attention, sizes.heads, sizes.widths, moment, block_curves.spectra)
+            attended = replace(sizes, weights=slim)
         passed = 0 if shape.tokens is None else shape.tokens[i]
-        plans.append(BlockPlan(i, planned, neurons, passed))
+        plans.append(BlockPlan(i, attended, neurons, passed))
     return Plan(tuple(plans), embed)
-
-
-def _plan_attention(attention: Attention, curves: BlockCurves, chosen: Heads) -> AttentionPlan:
-    heads, moment = list(chosen.heads), moment_of(curves.statistics)
-    assert curves.qk is not None and curves.vo is not None
-    spectra = Spectra(*((_of_heads(part, heads),) for part in (curves.qk, curves.vo)))
-    (slim,) = narrow([keep_heads(attention, heads, moment)], [(chosen.qk, chosen.vo)], [moment], spectra)
-    return AttentionPlan(chosen.heads, chosen.qk, chosen.vo, weights=slim)
-
-
-def _of_heads(spectrum: Spectrum, heads: Sequence[int]) -> Spectrum:
-    return Spectrum(*(tensor[list(heads)] for tensor in vars(spectrum).values()))

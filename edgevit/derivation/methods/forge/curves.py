@@ -16,6 +16,7 @@ from torch import Tensor
 
 from edgevit.derivation.measure.sensitivity import Sensitivity
 from edgevit.derivation.measure.statistics import BlockStatistics, from_triangle, triangle
+from edgevit.derivation.solve.attention import Spectra
 from edgevit.derivation.solve.factorise import Spectrum
 from edgevit.derivation.solve.least_squares import Removal, refit
 from edgevit.network.anatomy import Ffn
@@ -34,6 +35,10 @@ class BlockCurves:
     block_loss: Tensor  # [1] nats without the whole block
     site_losses: Tensor  # [2] nats without its attention and without its FFN; infinite if not measured
     ridge: Tensor  # [1] of the order of removal and of the refit, which draws to the columns of the base
+
+    @property
+    def spectra(self) -> Spectra | None:
+        return None if self.qk is None or self.vo is None else Spectra((self.qk,), (self.vo,))
 
     def refitted(self, ffn: Ffn, width: int) -> Ffn:
         """Return the FFN with `width` neurons and output weights refitted for the base's inputs."""

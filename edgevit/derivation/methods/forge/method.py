@@ -184,7 +184,10 @@ def _block_curves(problem: Problem, config: Config, statistics: Sequence[BlockSt
         problem.stopwatch.stage("closed_form"),
         problem.progress.stage("order of neurons", len(blocks), "block") as stage,
     ):
-        for i, (block, s, (qk, vo)) in enumerate(zip(blocks, statistics, spectra, strict=True)):
+        for i, (block, s, of_attention) in enumerate(zip(blocks, statistics, spectra, strict=True)):
+            pair: tuple[Spectrum | None, Spectrum | None] = (None, None)
+            if of_attention is not None:
+                pair = of_attention.pair
             weights = (
                 None if block.ffn is None else root(sensitivities[i].metric) @ block.ffn.w2.detach().double().cpu()
             )
@@ -192,7 +195,7 @@ def _block_curves(problem: Problem, config: Config, statistics: Sequence[BlockSt
                 removal, losses = _removal(block.ffn, weights, s, ridge)
                 of_block, of_sites = (torch.full((count,), inf, dtype=torch.float64) for count in (1, 2))
                 at = torch.tensor([ridge], dtype=torch.float64)
-                curves.append(BlockCurves(s, qk, vo, sensitivities[i], removal, losses, of_block, of_sites, at))
+                curves.append(BlockCurves(s, *pair, sensitivities[i], removal, losses, of_block, of_sites, at))
             stage.update(i + 1)
     return _scaled(problem, config, blocks, by_ridge)
 
@@ -214,20 +217,17 @@ def _removal(
     return removal, ordered.cost / 2
 
 
-_Pair = tuple[Spectrum, Spectrum] | tuple[None, None]  # QK and VO of a block; None without attention
-
-
-def _spectra(problem: Problem, blocks: Sequence[Block], statistics: Sequence[BlockStatistics]) -> list[_Pair]:
-    """Factorise attention for the task's tokens."""
+def _spectra(problem: Problem, blocks: Sequence[Block], statistics: Sequence[BlockStatistics]) -> list[Spectra | None]:
+    """Factorise the attention of each block for the task's tokens; None: it has none."""
     parts = {i: block.attention for i, block in enumerate(blocks) if block.attention is not None}
     if not parts:
-        return [(None, None)] * len(blocks)
+        return [None] * len(blocks)
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
         queries = [s.query for s in statistics if s.query is not None] or None
         moments = [moment_of(statistics[i]) for i in parts]
         spectra = attention_spectra(list(parts.values()), moments, query_moments=queries)
-    pairs = dict(zip(parts, zip(spectra.qk, spectra.vo, strict=True), strict=True))
-    return [pairs.get(i, (None, None)) for i in range(len(blocks))]
+    by_block = {block: spectra.of(number) for number, block in enumerate(parts)}
+    return [by_block.get(i) for i in range(len(blocks))]
 
 
 def _of_directions(
@@ -235,16 +235,15 @@ def _of_directions(
     config: Config,
     blocks: Sequence[Block],
     statistics: Sequence[BlockStatistics],
-    spectra: Sequence[_Pair],
+    spectra: Sequence[Spectra | None],
 ) -> list[Sensitivity]:
     """Measure the sensitivity to each direction of the spectra, in a network rotated into them."""
     turned, restored = [], list[Tensor | None]()
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
-        for block, s, (qk, vo) in zip(blocks, statistics, spectra, strict=True):
+        for block, s, of_attention in zip(blocks, statistics, spectra, strict=True):
             whole = None
-            if block.attention is not None and qk is not None and vo is not None:
-                a, moment = block.attention, moment_of(s)
-                (whole,) = narrow([a], [(a.qk, a.vo)], [moment], Spectra((qk,), (vo,)))
+            if block.attention is not None and of_attention is not None:
+                (whole,) = narrow([block.attention], [block.attention.widths], [moment_of(s)], of_attention)
             turned.append(Block(whole, block.ffn))
             restored.append(None if whole is None or whole.bo is None else mean_values(whole, moment_of(s)))
         rotated = problem.network.build(turned)
@@ -285,7 +284,7 @@ def _scaled(
         scaled.append(
             replace(
                 curves,
-                sensitivity=replace(sensitivity, qk=by * sensitivity.qk, vo=by * sensitivity.vo),
+                sensitivity=sensitivity.scaled(by),
                 ffn_losses=curves.ffn_losses * _scale(least.values[i], of_neurons),
                 block_loss=measured.without[i].reshape(1),
                 site_losses=measured.sites[i].clone(),
@@ -301,13 +300,13 @@ def _scale(measured: Tensor, predicted: Tensor) -> Tensor:
 
 def _narrow_attention(block: Block, curves: BlockCurves) -> tuple[Block, Tensor]:
     """Narrow the attention of a block as far as `ATTENTION_PROBE` says; return the predicted loss, too."""
-    part, qk, vo = block.attention, curves.qk, curves.vo
-    if part is None or qk is None or vo is None:
+    part, spectra = block.attention, curves.spectra
+    if part is None or spectra is None:
         return block, torch.zeros((), dtype=torch.float64)
-    of_qk = part.qk if part.rotary is not None else max(part.qk // ATTENTION_PROBE, 1)
-    of_vo = max(part.vo // ATTENTION_PROBE, 1)
-    (slim,) = narrow([part], [(of_qk, of_vo)], [moment_of(curves.statistics)], Spectra((qk,), (vo,)))
-    return Block(slim, block.ffn), curves.sensitivity.qk[:, of_qk:].sum() + curves.sensitivity.vo[:, of_vo:].sum()
+    of_queries, of_values = (max(width // ATTENTION_PROBE, 1) for width in part.widths)
+    widths = (of_queries if part.rotary is None else part.widths[0], of_values)
+    (slim,) = narrow([part], [widths], [moment_of(curves.statistics)], spectra)
+    return Block(slim, block.ffn), curves.sensitivity.beyond(widths)
 
 
 def _with_replacements(problem: Problem, config: Config, curves: Sequence[BlockCurves]) -> list[BlockCurves]:

@@ -98,7 +98,7 @@ class Candidates:
     def cost(self, choice: PruningLevels) -> float:
         """Return the cost of a model of this choice, in the budget's quantity."""
         prices, level = self.budget.prices, 0
-        total = float(self.geometry.fixed(0, self.budget.linear)) if prices is None else prices.fixed
+        total = float(self.geometry.outside(self.budget.linear)) if prices is None else prices.fixed
         for i, (next_level, removed) in enumerate(zip(choice.tokens, choice.heads, strict=True)):
             key = (i, level, removed)
             if key not in self._costs:
@@ -111,10 +111,10 @@ class Candidates:
 
     def _block_cost(self, i: int, level: int, removed: int) -> float:
         """Return the cost of a block that gets the tokens of this level and has this number of heads removed."""
-        block, at = replace(self.dims[i], heads=self.dims[i].heads - removed), self.geometry.at(self.lengths[level])
-        if (prices := self.budget.prices_at(at)) is not None:
+        block, tokens = replace(self.dims[i], heads=self.dims[i].heads - removed), self.lengths[level]
+        if (prices := self.budget.prices_at(self.geometry, tokens)) is not None:
             return prices.block(block)
-        return at.cost([block], self.budget.linear) - at.fixed(0, self.budget.linear)
+        return self.geometry.place(block, tokens).cost(self.budget.linear)
 
     def loss(self, choice: PruningLevels) -> float:
         """Return the predicted loss of a choice in nats."""

@@ -183,7 +183,7 @@ def _plan(network: Network, dims: Sequence[BlockDims], heads: Sequence[Sequence[
         a, f = block.attention, block.ffn
         attention = None
         if a is not None:
-            attention = AttentionPlan(tuple(stay), a.qk, a.vo, weights=a.keep(stay))
+            attention = AttentionPlan.of(block.dims, stay, weights=a.keep(stay))
         ffn = None if f is None else FfnPlan(torch.arange(f.neurons))
         plans.append(BlockPlan(i, attention, ffn, new.tokens, merge and new.tokens > 0))
     return Plan(tuple(plans))

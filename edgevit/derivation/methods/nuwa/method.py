@@ -50,6 +50,7 @@ from edgevit.network.copies import bare_copy
 from edgevit.network.cost import Geometry
 from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
+from edgevit.records.model import WIDTHS
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 
 QUANTITIES = ("macs", "params", "ms", "mj")
@@ -276,22 +277,23 @@ def _wishes(
             (energy_width(qk.values, ENERGY), energy_width(vo.values, ENERGY))
             for qk, vo in zip(spectra.qk, spectra.vo, strict=True)
         ]
-        return lambda rate: [Widths(*a, d.ffn * (1 - rate)) for a, d in zip(attention, dims, strict=True)]
+        pairs = list(zip(attention, dims, strict=True))
+        return lambda rate: [dict(zip(WIDTHS, (*a, d.ffn * (1 - rate)), strict=True)) for a, d in pairs]
     budget = problem.budget
     # A cost table has no cost of a single unit: MACs rank the units, and `fit` finds the rate by the table.
     quantity = budget.linear if budget.prices is None else "macs"
     curves = []
-    for n, d, qk, vo, removal in zip(geometry.reaching(dims), dims, spectra.qk, spectra.vo, removals, strict=True):
-        unit = geometry.at(n).unit_costs(d.heads, quantity)
-        curves.append(Curve(_share(qk.values.square().sum(0)).cpu(), unit.qk))
-        curves.append(Curve(_share(vo.values.square().sum(0)).cpu(), unit.vo))
-        curves.append(Curve(_share(removal.cost.flip(0)).cpu(), unit.ffn))
+    for block, qk, vo, removal in zip(geometry.placed(dims), spectra.qk, spectra.vo, removals, strict=True):
+        errors = (qk.values.square().sum(0), vo.values.square().sum(0), removal.cost.flip(0))
+        for axis, error in zip(WIDTHS, errors, strict=True):
+            curves.append(Curve(_share(error).cpu(), block.unit_cost(axis, quantity)))
 
     widths_at = widths_by_error(curves)
 
     def wishes_at(rate: float) -> list[Widths]:
         widths = [float(w) for w in widths_at(rate)]
-        return [Widths(*widths[i : i + 3]) for i in range(0, len(widths), 3)]
+        count = len(WIDTHS)
+        return [dict(zip(WIDTHS, widths[i : i + count], strict=True)) for i in range(0, len(widths), count)]
 
     return wishes_at
 
@@ -361,17 +363,15 @@ def _plan(
         wishes = _wishes(problem, config, dims, solution, geometry)
         budget = problem.budget if config.cut_ffn else _keeping_neurons(problem.budget, dims)
         chosen = fit(wishes, dims, geometry, budget, problem.policy)
-        narrowed = narrow(
-            start.attentions, [(new.qk, new.vo) for new in chosen], _moments(start, config), solution.spectra
-        )
+        widths = [new.head_widths for new in chosen]
+        narrowed = narrow(start.attentions, widths, _moments(start, config), solution.spectra)
         plans = []
         parts = zip(narrowed, start.ffns, chosen, solution.removals, start.statistics, strict=True)
         for i, (attention, ffn, new, removal, s) in enumerate(parts):
             assert s.hidden is not None
             neurons = removal.remaining(new.ffn)
             weights = refit(ffn, neurons, s.hidden, s.mean, "least_squares" if config.refit else "remove", config.ridge)
-            heads = tuple(range(new.heads))
-            planned = AttentionPlan(heads, new.qk, new.vo, weights=attention)
+            planned = AttentionPlan.of(new, weights=attention)
             plans.append(BlockPlan(i, planned, FfnPlan(neurons, weights=weights)))
         return Plan(tuple(plans), embed)
 
@@ -379,7 +379,7 @@ def _plan(
 def _keeping_neurons(budget: Budget, dims: Sequence[BlockDims]) -> Budget:
     """Return the budget with all neurons of every FFN as its minimum."""
     floors = budget.at_least or {}
-    whole = {i: replace(floors.get(i, BlockDims(d.heads, 1, 1, d.ffn)), ffn=d.ffn) for i, d in enumerate(dims)}
+    whole = {i: replace(floors.get(i, d.with_head_width(1)), ffn=d.ffn) for i, d in enumerate(dims)}
     return replace(budget, at_least=whole)
 
 

@@ -41,14 +41,9 @@ Dropout = Literal["piad", "channel", "weighted", "layer", "none"]
 RATES = {"channel": 0.5, "weighted": 0.2, "layer": 0.2}
 
 
-def _width(dims: BlockDims) -> int:
-    """Return the number of widths of an attention: of queries and keys, or of values if these are more."""
-    return max(dims.qk, dims.vo)
-
-
 def _per_output(dims: BlockDims, widths: Tensor) -> Tensor:
     """Expand the factors of the widths [..., w] to the projection's outputs [..., H * (2q + v)]; keys have factor 1."""
-    queries, values = (widths[..., None, :n].expand(*widths.shape[:-1], dims.heads, n) for n in (dims.qk, dims.vo))
+    queries, values = (widths[..., None, :n].expand(*widths.shape[:-1], dims.heads, n) for n in dims.head_widths)
     return pack(queries, torch.ones_like(queries), values)
 
 
@@ -78,9 +73,9 @@ class WeightedMasks:
             return tensor.abs().mean(1)
         dims = self.whole[block]
         queries, _, values = (t.abs().mean(1).sum(1) for t in unpack(tensor, dims))  # [B, N, H, w]
-        scores = tensor.new_zeros(len(tensor), _width(dims))
-        scores[:, : dims.qk] += queries
-        scores[:, : dims.vo] += values
+        scores = tensor.new_zeros(len(tensor), dims.head_width)
+        for activations in (queries, values):
+            scores[:, : activations.shape[-1]] += activations
         return scores
 
 
@@ -102,7 +97,7 @@ class Rival:
         """Draw what the next step drops (None: nothing), and return the share of the dimensions that stays."""
         if self.kind == "none":
             return None, 1.0
-        widths = [(_width(dims), dims.ffn) for dims in whole]
+        widths = [(dims.head_width, dims.ffn) for dims in whole]
         if self.kind == "layer":
             of_blocks = torch.rand(len(whole), generator=generator)
             draws = [(u.expand(w), u.expand(e)) for u, (w, e) in zip(of_blocks, widths, strict=True)]

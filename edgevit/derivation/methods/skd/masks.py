@@ -61,9 +61,9 @@ def make_masks(
 
     masks = []
     for before, after in zip(whole, dims, strict=True):
-        of_head = (ones(after.qk, before.qk), ones(before.qk, before.qk), ones(after.vo, before.vo))
-        heads = pack(*(part.repeat(before.heads, 1) for part in of_head))
-        masks.append((heads, ones(after.ffn, before.ffn)))
+        widths = zip(after.head_widths, before.head_widths, strict=True)
+        queries, values = (ones(width, of).repeat(before.heads, 1) for width, of in widths)
+        masks.append((pack(queries, torch.ones_like(queries), values), ones(after.ffn, before.ffn)))
     return Masks(masks, embed)
 
 

@@ -38,6 +38,7 @@ from edgevit.derivation.solve.factorise import one_thread
 from edgevit.network.anatomy import Block, BlockDims, attentions, ffns, unpack
 from edgevit.network.cost import Geometry
 from edgevit.network.network import Network
+from edgevit.records.model import HEAD_WIDTHS, SITE_AXES
 from edgevit.records.supernet import Module, ModuleKind, Unit
 from edgevit.train.passes import Passes, observed
 
@@ -46,9 +47,8 @@ from edgevit.train.passes import Passes, observed
 
 def narrowed(dims: BlockDims, kind: ModuleKind, width: int) -> BlockDims:
     """Return the block with one of its modules narrowed to at most this width."""
-    if kind == "ffn":
-        return replace(dims, ffn=min(dims.ffn, width))
-    return replace(dims, qk=min(dims.qk, width), vo=min(dims.vo, width))
+    axes = SITE_AXES["ffn"] if kind == "ffn" else HEAD_WIDTHS
+    return dims.with_sizes({axis: min(dims[axis], width) for axis in axes})
 
 
 def embed_without(embed: int, dropped: Sequence[Unit]) -> int:
@@ -80,14 +80,15 @@ def make_units(
         macs = geometry.with_embed(last).macs(dims) - geometry.with_embed(first).macs(dims)
         units.append(Unit(0, "embed", first, last, macs))
     for i, (block, least) in enumerate(zip(dims, smallest(dims, policy, geometry), strict=True)):
-        attention = _cuts(max(block.qk, block.vo), max(least.qk, least.vo), policy.head_step, attention_groups)
+        attention = _cuts(block.head_width, least.head_width, policy.head_step, attention_groups)
         kinds: tuple[tuple[ModuleKind, list[int]], ...] = (
             ("attention", attention),
             ("ffn", _cuts(block.ffn, least.ffn, policy.ffn_step, ffn_groups)),
         )
         for kind, cuts in kinds:
             for last, first in pairwise(cuts):
-                before, after = (geometry.block_cost(narrowed(block, kind, w), "macs") for w in (last, first))
+                whole, cut = (geometry.place(narrowed(block, kind, w), geometry.tokens) for w in (last, first))
+                before, after = whole.cost("macs"), cut.cost("macs")
                 if before > after:
                     units.append(Unit(i, kind, first, last, before - after))
     return units
@@ -108,8 +109,8 @@ def slice_plan(blocks: Sequence[Block], dims: Sequence[BlockDims], embed: int | 
     plans = []
     for i, (attention, ffn, d) in enumerate(zip(attentions(blocks), ffns(blocks), dims, strict=True)):
         assert d.heads == attention.heads
-        first = attention.first(d.qk, d.vo)
-        planned = AttentionPlan(tuple(range(d.heads)), d.qk, d.vo, weights=first)
+        first = attention.first(*d.head_widths)
+        planned = AttentionPlan.of(d, weights=first)
         ffn_plan = FfnPlan(torch.arange(d.ffn), weights=ffn.keep(slice(d.ffn)))
         plans.append(BlockPlan(i, planned, ffn_plan))
     whole = attentions(blocks)[0].embed
@@ -141,8 +142,8 @@ class Importance:
 def _by_width(scores: Tensor, dims: BlockDims) -> Tensor:
     """Sum scores [H * (2q + v)] of queries, keys and values to those of head widths [max(q, v)]: query plus value."""
     query, _, value = unpack(scores, dims)
-    total = scores.new_zeros(max(dims.qk, dims.vo))
-    total[: dims.qk] += query.sum(0)
+    total = scores.new_zeros(dims.head_width)
+    total[: query.shape[1]] += query.sum(0)
     total[: dims.vo] += value.sum(0)
     return total
 

@@ -8,7 +8,7 @@ its range, so cutting a slice costs no more than copying its weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from edgevit.errors import BudgetError
 from edgevit.network.cost import Quantity
 from edgevit.network.network import Network
 from edgevit.numbers import check_number, parse_count
-from edgevit.records.model import BlockDims, ModelSpec
+from edgevit.records.model import SITE_AXES, WIDTHS, BlockDims, ModelSpec
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.supernet import SlicePoint, SupernetRecord, Unit
 from edgevit.text import format_count
@@ -151,17 +151,15 @@ def cut_slice(network: Network, order: Sequence[Unit], budget: Budget, policy: P
         return realise(network, plan_of_slice(network, order, budget, policy))
 
 
-def _wishes(order: Sequence[Unit], dims: Sequence[BlockDims], share: float) -> list[Widths]:
+def _wishes(order: Sequence[Unit], dims: Sequence[BlockDims], share: float) -> Sequence[Widths]:
     """Return the widths after dropping a share of the order's MACs, the last unit in part."""
     due = share * sum(unit.macs for unit in order)
-    wishes = [Widths(float(d.qk), float(d.vo), float(d.ffn)) for d in dims]
+    wishes = [{axis: float(d[axis]) for axis in WIDTHS} for d in dims]
     for unit in order:
         part = min(due / unit.macs, 1.0)
         width, widths = unit.last - part * (unit.last - unit.first), wishes[unit.block]
-        if unit.kind == "ffn":
-            wishes[unit.block] = replace(widths, ffn=min(widths.ffn, width))
-        elif unit.kind == "attention":
-            wishes[unit.block] = replace(widths, qk=min(widths.qk, width), vo=min(widths.vo, width))
+        if unit.kind != "embed":
+            widths |= {axis: min(widths[axis], width) for axis in SITE_AXES[unit.kind] if axis in widths}
         due -= part * unit.macs
         if part < 1:
             break

@@ -47,6 +47,7 @@ from edgevit.errors import OptionError
 from edgevit.network.anatomy import Block, BlockDims, attentions, ffns
 from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
+from edgevit.records.model import HEAD_WIDTHS
 from edgevit.train.compute import Compute
 from edgevit.train.passes import observed
 
@@ -151,7 +152,7 @@ def _decide(problem: Problem, statistics: list[BlockStatistics]) -> Plan:
         for i, (part, new, s) in enumerate(zip(blocks, dims, statistics, strict=True)):
             labels = cluster_neurons(part, new.ffn, problem.training.seed)
             clusters = make_clusters(labels, s.activation)
-            attention = AttentionPlan(tuple(range(new.heads)), new.qk, new.vo, s.moment)
+            attention = AttentionPlan.of(new, moment=s.moment)
             plans.append(BlockPlan(i, attention, FfnPlan(clusters.anchors, clusters.labels)))
             stage.update(i + 1)
     return Plan(tuple(plans))
@@ -234,7 +235,7 @@ class Redundancy:
     def _tails(self, blocks: Sequence[Block], numbers: Sequence[int]) -> Tensor:
         parts, dims = attentions(blocks), [self.plan.dims[i] for i in numbers]
         matrices = [query_matrix(a) for a in parts] + [a.wv for a in parts]
-        sums = torch.stack(tail_sums(matrices, [d.qk for d in dims] + [d.vo for d in dims]))
+        sums = torch.stack(tail_sums(matrices, [d[axis] for axis in HEAD_WIDTHS for d in dims]))
         return sums if self.config.as_published else sums / sum(d.heads for d in self.plan.dims)
 
     def penalty(self) -> tuple[Tensor, dict[str, float]]:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import Axis, Block, BlockDims, Decoder, Site, decoder
 from edgevit.network.copies import bare_copy, without_values
-from edgevit.network.cost import Geometry, SiteCostTerms
+from edgevit.network.cost import Geometry, Stage, attention_terms, ffn_terms
 from edgevit.network.families import architecture
 from edgevit.network.families.vit import embedding, tokens
 from edgevit.network.families.vit import interchange as interchange
@@ -202,20 +202,20 @@ def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias
     """The block with linear layers of `dims` on the meta device, without a site of size 0."""
     attn, mlp = attn_of(block), mlp_of(block)
     with without_values():
-        if dims.has_attention:
+        if dims.has("attention"):
             block.attn = make_attention(dim, dims, qkv_bias=qkv_bias, proj_bias=proj_bias, like=attn)
             block.attn.attn_drop.p, block.attn.proj_drop.p = attn.attn_drop.p, attn.proj_drop.p
             block.attn.train(block.training)
-        if dims.has_ffn:
+        if dims.has("ffn"):
             for name, rows in input_layers(mlp).items():
                 setattr(mlp, name, nn.Linear(dim, rows * dims.ffn, bias=ffn_bias))
             mlp.fc2 = nn.Linear(dims.ffn, dim, bias=mlp.fc2.bias is not None)
-    if not ((dims.has_attention and dims.has_ffn) or isinstance(block, SingleSiteBlock)):
+    if not ((dims.has("attention") and dims.has("ffn")) or isinstance(block, SingleSiteBlock)):
         if isinstance(block, TokenBlock):
-            assert dims.has_attention, "it ranks the tokens"
+            assert dims.has("attention"), "it ranks the tokens"
             block.drop_ffn()
         else:
-            block = SingleSiteBlock(block, "attn" if dims.has_attention else "mlp")
+            block = SingleSiteBlock(block, "attn" if dims.has("attention") else "mlp")
     return block
 
 
@@ -330,26 +330,23 @@ def geometry(model: Any) -> Geometry:
     heads, patch, dim = ends(model).classifiers, model.patch_embed.proj, model.embed_dim
     with_attn = next((b for b in model.blocks if attn_of(b) is not None), None)
     with_mlp = next((b for b in model.blocks if mlp_of(b) is not None), None)
-    attention, ffn = SiteCostTerms(3, False, 0), SiteCostTerms(_ffn_inputs(model), False, 0)
+    attention, ffn = attention_terms(biases=False, vectors=0), ffn_terms(_ffn_inputs(model), biases=False, vectors=0)
     if with_attn is not None:
         attn = with_attn.attn
         biases, out = attn.qkv.bias is not None, attn.proj.bias is not None or attn.qkv.bias is not None
-        attention = SiteCostTerms(3, biases, _vectors(with_attn, ("norm1", "ls1"), dim) + int(out))
+        attention = attention_terms(biases=biases, vectors=_vectors(with_attn, ("norm1", "ls1"), dim) + int(out))
     if with_mlp is not None:
         part = read_ffn(with_mlp.mlp)
         vectors = _vectors(with_mlp, ("norm2", "ls2"), dim) + int(part.b2 is not None)
-        ffn = SiteCostTerms(ffn.inputs, part.b1 is not None, vectors)
+        ffn = ffn_terms(_ffn_inputs(model), biases=part.b1 is not None, vectors=vectors)
     outside = [p for name, p in model.named_parameters() if not name.startswith("blocks.")]
     return Geometry(
-        embed=dim,
-        tokens=model.patch_embed.num_patches + model.num_prefix_tokens,
+        stages=(Stage(dim, model.patch_embed.num_patches + model.num_prefix_tokens, attention, ffn),),
         patches=model.patch_embed.num_patches,
         patch_values=patch.in_channels * patch.kernel_size[0] * patch.kernel_size[1],
         outputs=sum(head.out_features for head in heads),
         classifier_heads=len(heads) or 1,
         other_params=sum(p.numel() for p in outside) - sum(p.numel() for head in heads for p in head.parameters()),
-        attention=attention,
-        ffn=ffn,
         sites=tuple(layer.site for b in blocks(model) for layer in (b.attention, b.ffn) if layer is not None),
     )
 

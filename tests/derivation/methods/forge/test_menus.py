@@ -10,9 +10,10 @@ from some_tables import rows, table
 
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.cost_table import CostTable
+from edgevit.derivation.allocate.menus import SiteCosts, site_costs
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.methods.forge.curves import BlockCurves
-from edgevit.derivation.methods.forge.menus import Removable, block_costs, block_menu
+from edgevit.derivation.methods.forge.menus import Removable, block_menu
 from edgevit.network.anatomy import BlockDims
 
 DIMS = BlockDims(2, 32, 32, 256)
@@ -22,6 +23,10 @@ def _table() -> CostTable:
     attention = {(h, w): 0.02 * h * w / 16 for h in (1, 2) for w in (16, 24, 32)}
     ffn = {w: w / 256 for w in range(8, 257, 8)}
     return CostTable.model_validate(table(rows(0.1, attention, ffn, block=-0.01)))
+
+
+def _costs(budget: Any, geometry: Any) -> SiteCosts:
+    return site_costs(budget, geometry, geometry.placed([DIMS])[0])
 
 
 def _known() -> Any:
@@ -44,13 +49,18 @@ def test_every_way_costs_what_its_model_does(quantity: str, small_vit: Any) -> N
     macs, params = geometry.macs(base), geometry.params(base)
     budget = make_budget(macs, params, **asked[quantity])
     menu = block_menu(
-        DIMS, _known(), make_policy("fused"), block_costs(budget, geometry, 1), Removable(True, True, True), set()
+        DIMS,
+        _known(),
+        make_policy("fused"),
+        _costs(budget, geometry),
+        Removable(True, True, True),
+        set(),
     )
     with_first = budget.cost([DIMS], geometry)
 
     def made(attention: Any, ffn: Any) -> BlockDims:
-        heads = (0, 0, 0) if attention is None else (len(attention.value.heads), attention.value.qk, attention.value.vo)
-        return BlockDims(*heads, 0 if ffn is None else ffn.value)
+        alone = BlockDims(0, 0, 0, 0 if ffn is None else ffn.value)
+        return alone if attention is None else alone.with_sizes(attention.value.sizes)
 
     pairs = [(menu.attention[0], menu.ffn[3]), (menu.attention[-1], menu.ffn[-1])]
     for attention, ffn in [*pairs, (menu.attention_alone[1], None), (None, menu.ffn_alone[2])]:
@@ -65,7 +75,7 @@ def test_every_way_costs_what_its_model_does(quantity: str, small_vit: Any) -> N
 def test_what_is_frozen_or_not_asked_for_stays(small_vit: Any) -> None:
     geometry = small_vit().geometry
     budget = make_budget(geometry.macs([DIMS] * 2), 1, rate=0.5)
-    costs, known, policy = block_costs(budget, geometry, 1), _known(), make_policy("paper")
+    costs, known, policy = _costs(budget, geometry), _known(), make_policy("paper")
     for goes, frozen in ((Removable(True, False, False), set()), (Removable(True, True, True), {"site", "block"})):
         menu = block_menu(DIMS, known, policy, costs, goes, frozen)
         assert menu.dropped is None and not menu.attention_alone and not menu.ffn_alone
@@ -74,7 +84,7 @@ def test_what_is_frozen_or_not_asked_for_stays(small_vit: Any) -> None:
 def test_a_block_that_is_to_contain_another_has_its_sites_and_no_size_below(small_vit: Any) -> None:
     geometry = small_vit().geometry
     budget = make_budget(1, 1, ms=1.0, table=_table())
-    costs, known = block_costs(budget, geometry, 1), _known()
+    costs, known = _costs(budget, geometry), _known()
 
     def menu(at_least: BlockDims | None) -> Any:
         return block_menu(DIMS, known, make_policy("fused"), costs, Removable(True, True, True), set(), at_least)

@@ -116,7 +116,7 @@ def test_sites_go_alone_where_nothing_else_may(checkpoint: Path, tmp_path: Path)
                training=UNTRAINED)  # fmt: skip
     made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.85, options=options, training=UNTRAINED)
     blocks = made.model.spec.blocks
-    assert len(blocks) == 2 and any(not b.has_attention or not b.has_ffn for b in blocks)
+    assert len(blocks) == 2 and any(not b.has("attention") or not b.has("ffn") for b in blocks)
     assert made.model.spec.macs <= 0.15 * made.model.spec.base.macs < refused.value.least
     loaded, images = edgevit.load(tmp_path / "m"), torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(loaded(images), made.model(images))
@@ -210,7 +210,7 @@ def test_each_step_can_be_taken_away(
     made = derive(checkpoint, tmp_path / "m", method="forge", rate=0.45, options={**FEW, **options}, training=UNTRAINED)
     assert 0.45 <= made.model.spec.rate < 0.48
     if "drop_sites" in options:
-        assert all(b.has_attention and b.has_ffn for b in made.model.spec.blocks)
+        assert all(b.has("attention") and b.has("ffn") for b in made.model.spec.blocks)
     tried = {name for name in made.record.facts.more["tried"] if not name.startswith("embed ")}
     assert tried == {"refit_head", "cut_tokens"} - options.keys()
     if "drop_heads" in options:

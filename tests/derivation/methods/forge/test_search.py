@@ -145,7 +145,7 @@ def test_where_many_sites_go_it_is_tried_and_kept_if_it_is_nearer_to_the_base(
         options={"search_sites": searched, "calibration_images": 48},
     )  # fmt: skip
     facts = made.record.facts.more
-    left = sum(block.has_attention + block.has_ffn for block in made.model.spec.blocks)
+    left = sum(block.has("attention") + block.has("ffn") for block in made.model.spec.blocks)
     assert 0 < left < 4 and made.record.budget.reached <= 0.55
     assert ("plans_solved" in facts) == searched
     for step in facts["tried"].values():

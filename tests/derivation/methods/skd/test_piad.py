@@ -31,6 +31,7 @@ from edgevit.derivation.solve.embedding import encoder
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import describe
 from edgevit.network.network import Network
+from edgevit.records.model import WIDTHS
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -103,8 +104,8 @@ def test_deit_base_has_eight_groups_per_attention_and_32_per_ffn_as_far_as_fused
     attention, ffn = ([u for u in units if u.kind == kind] for kind in ("attention", "ffn"))
     assert [(u.first, u.last) for u in attention] == [(w - 8, w) for w in range(64, 16, -8)]
     assert [(u.first, u.last) for u in ffn] == [(max(w - 96, 8), w) for w in range(3072, 0, -96)] and len(ffn) == 32
-    unit = geometry.unit_costs(12, "macs")
-    assert attention[0].macs == 8 * (unit.qk + unit.vo) and ffn[0].macs == 96 * unit.ffn
+    of_query, of_value, of_neuron = (geometry.placed(dims)[0].unit_cost(axis, "macs") for axis in WIDTHS)
+    assert attention[0].macs == 8 * (of_query + of_value) and ffn[0].macs == 96 * of_neuron
 
 
 @pytest.mark.parametrize(("name", "multiple"), [("fused", None), ("fused", 64), ("paper", None), ("free", None)])

@@ -114,7 +114,7 @@ def test_macs_are_those_of_the_tokens_that_reach_each_site(small_vit: Callable[.
     geometry: Geometry = network.geometry
     whole = list(network.dims)
     left = [replace(dims, tokens=n) for dims, n in zip(whole, (10, 4, 0), strict=True)]
-    alone = [geometry.at(n).macs([dims]) - geometry.at(n).macs([]) for n, dims in zip((17, 10, 4), whole, strict=True)]
+    alone = [geometry.place(dims, n).cost("macs") for n, dims in zip((17, 10, 4), whole, strict=True)]
     assert geometry.macs(left) == geometry.macs([]) + sum(alone) < geometry.macs(whole)
     n, d, q, e = 10, 64, 32, 256
     assert alone[1] == (2 * n * d + n * n) * (q + q) * 2 + 2 * n * d * e + 2 * n * d  # Eq. 24, and both norms
