@@ -69,7 +69,8 @@ def _menu(
 ) -> BlockMenu:
     """List every size of a block, with the importance that it loses."""
     none = torch.empty(0)
-    lost = Sensitivity(*map(_descending, dimensions(of)), of["heads"], none, none, none)
+    of_queries, of_values = map(_descending, dimensions(of))
+    lost = Sensitivity(of_queries, of_values, of["heads"], none, none, none)
     costs, frozen, policy = site_costs(problem.budget, geometry, placed), geometry.frozen(block), problem.policy
     dims = placed.dims
     minimum = (problem.budget.at_least or {}).get(block)
