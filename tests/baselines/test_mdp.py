@@ -63,7 +63,7 @@ def test_no_single_exchange_keeps_more(small_vit: Callable[..., Any], tmp_path: 
 
     def kept(widths: tuple[int, ...]) -> float:
         pairs = zip(scores.blocks, widths, strict=True)
-        return sum(float(block.ffn.sort(descending=True).values[:width].sum()) for block, width in pairs)
+        return sum(float(block["ffn"].sort(descending=True).values[:width].sum()) for block, width in pairs)
 
     chosen = kept(tuple(d.ffn for d in found.dims))
     for one in range(8, 257, 8):

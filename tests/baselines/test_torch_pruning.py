@@ -67,11 +67,11 @@ def test_units_go_in_the_order_of_the_librarys_own_pruner(measure: str, small_vi
         seen.add(name)
         block = scores.blocks[int(name.split(".")[1])]
         if name.endswith("proj"):  # the same dimensions of every head
-            width = block.qk.shape[1]
-            every = [head * width + i for head in range(4) for i in gone(block.qk[0], len(indices) // 4)]
+            width = block["qk"].shape[1]
+            every = [head * width + i for head in range(4) for i in gone(block["qk"][0], len(indices) // 4)]
             assert sorted(indices) == every
         elif name.endswith("fc1"):
-            assert sorted(indices) == gone(block.ffn, len(indices))
+            assert sorted(indices) == gone(block["ffn"], len(indices))
         else:
             assert sorted(indices) == gone(scores.embed, len(indices))
     assert {"blocks.0.attn.proj", "blocks.1.attn.proj", "blocks.0.mlp.fc1", "blocks.1.mlp.fc1"} < seen

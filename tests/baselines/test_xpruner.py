@@ -37,9 +37,9 @@ def test_masks_of_units_that_say_nothing_fall_furthest(small_vit: Callable[..., 
     before = [p.detach().clone() for p in problem.network.parameters()]
     scores = learn_masks(problem.network, problem.task.train.subset(48), problem.passes, FEW, seed=42)
     for block in scores.blocks:
-        assert block.heads.argmin() == 1
-        assert block.ffn[::2].mean() < block.ffn[1::2].mean()
-        assert (block.ffn[::2] < 2).all(), "each of two masks was 1"
+        assert block["heads"].argmin() == 1
+        assert block["ffn"][::2].mean() < block["ffn"][1::2].mean()
+        assert (block["ffn"][::2] < 2).all(), "each of two masks was 1"
     assert all(torch.equal(a, b) for a, b in zip(before, problem.network.parameters(), strict=True))
     assert all(p.grad is None for p in problem.network.parameters())
 
@@ -56,7 +56,7 @@ def test_the_same_masks_are_learned_twice(small_vit: Callable[..., Any], tmp_pat
     problem = opened(small_vit(depth=2, num_heads=4), tmp_path)
     images = problem.task.train.subset(24)
     one, two = (learn_masks(problem.network, images, problem.passes, FEW, seed=42) for _ in range(2))
-    assert all(torch.equal(a.ffn, b.ffn) for a, b in zip(one.blocks, two.blocks, strict=True))
+    assert all(torch.equal(a["ffn"], b["ffn"]) for a, b in zip(one.blocks, two.blocks, strict=True))
 
 
 def test_each_pass_shows_every_image_once_in_an_order_that_the_seed_draws(

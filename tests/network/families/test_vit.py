@@ -167,7 +167,6 @@ def _refused() -> list[Any]:
         ("vit_tiny_patch16_224", {**small, "global_pool": "map", "class_token": False}, "attention pooling"),
         ("vit_tiny_patch16_224", {**small, "block_fn": ParallelScalingBlock}, "ParallelSc"),
         ("vit_tiny_patch16_224", {**small, "in_chans": 1}, "1 channel"),
-        ("vit_tiny_patch16_224", {**small, "num_classes": 0}, "no classifier"),
         ("vit_tiny_r_s16_p8_224", {"img_size": 32, "depth": 1}, "HybridEmbed"),
         ("vit_small_patch16_rope_224", rope, "rotary"),
         ("eva02_tiny_patch14_224", {**small, "img_size": 28, "patch_size": 14}, "rotary"),

@@ -19,8 +19,8 @@ ORDER = [
 )
 def test_units_go_in_order_and_the_last_one_in_part(share, ffn, qk):
     first, second = _wishes(ORDER, DIMS, share)
-    assert (second.ffn, first.qk, first.vo) == (ffn, qk, qk)
-    assert (first.ffn, second.qk) == (256, 32)
+    assert (second["ffn"], first["qk"], first["vo"]) == (ffn, qk, qk)
+    assert (first["ffn"], second["qk"]) == (256, 32)
 
 
 def test_channels_go_at_their_place_in_the_order_and_no_further_than_can_be_counted():
