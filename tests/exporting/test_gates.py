@@ -9,11 +9,15 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
+from timm.models import VisionTransformer
 
 from edgevit.data.task import open_task
 from edgevit.errors import ExportError, OptionError
 from edgevit.exporting.gates import Tolerances, check_accuracy, check_graph, check_parity
+from edgevit.exporting.graph import write_onnx
 from edgevit.exporting.images import Judging
+from edgevit.exporting.session import OnnxModel
+from edgevit.network.network import Network
 from edgevit.network.output import Features, Logits, Map, Output
 from edgevit.progress import Silent
 
@@ -114,6 +118,39 @@ def test_outputs_without_classes_are_judged_by_how_far_they_agree(
     assert 0.001 < parity.error < 0.006 and parity.images == 4
     with pytest.raises(ExportError, match=f"{output.noun} in fp16 are off by 2 of the model's own, at most 0.02"):
         check_parity(output, "fp16", model(images), lambda images: -model(images), images, "digits", 0.02)
+
+
+class Dense(VisionTransformer):
+    """Maps images to logits of three classes for each patch."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        tokens = self.forward_features(images)[:, self.num_prefix_tokens :, :3]
+        return tokens.mT.unflatten(2, self.patch_embed.grid_size)
+
+
+def test_files_of_a_dense_network_are_judged_by_its_map(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    small = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 64, "num_heads": 2, "num_classes": 0}
+    network = Network(Dense(**small).eval(), output=Map("classes"))
+    task = open_task("digits", ["3", "5"], preprocessing={**PREPROCESSING, "input_size": (3, 32, 32)}, base_outputs=10)
+    judging = Judging(task.test.subset(20), ("3", "5"), network.output, "digits", "test", task)
+    files = {}
+    for precision in ("fp32", "fp16"):
+        path = tmp_path / f"{precision}.onnx"
+        form = {"batch": "dynamic", "opset": 20, "precision": precision}
+        write_onnx(network, path, input_size=(3, 32, 32), metadata={"output": '"classes"'}, **form)
+        files[precision] = OnnxModel(path)
+        assert (files[precision].output.name, files[precision].output.shape[1:]) == ("pixels", [3, 4, 4])
+    images = next(iter(judging.split.batches(4)))[0]
+    with torch.inference_mode():
+        parity = check_parity(
+            network.output, "fp16", network(images), files["fp16"].predict, images, "digits", Tolerances().fp16_error
+        )
+    assert 1e-6 < parity.error < 1e-2
+    predict = {precision: file.predict for precision, file in files.items()}
+    options = {"batch_size": 16, "workers": 0, "progress": Silent()}
+    checked = check_accuracy(network, predict, judging, Tolerances(), **options)
+    assert checked.files["fp32"].agreement == 1 and 0.99 <= checked.files["fp16"].agreement <= 1
 
 
 def test_logits_that_are_no_numbers_fail() -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from edgevit.data.task import Split
@@ -19,7 +18,7 @@ from edgevit.network.network import Network
 
 @dataclass(frozen=True)
 class MeasuredLosses:
-    """KL(base || changed) in nats per image, for every block: [L] each if not said otherwise, fp64 on the CPU."""
+    """Divergence from the base per image, for every block: [L] each if not said otherwise, fp64 on the CPU."""
 
     narrowed: Tensor  # [networks, L] with the narrow block of each network in its place
     without: Tensor  # without the block
@@ -82,7 +81,7 @@ def measure_replaced(
 def _measured(
     problem: Problem, images: Split, changed: Callable[[int, Tensor], list[Tensor]], rows: int, quick: bool
 ) -> Tensor:
-    """KL(base || changed) in nats per image: [rows, L], fp64 on the CPU.
+    """Divergence from the base per image: [rows, L], fp64 on the CPU.
 
     Args:
         changed: computes the tokens after a block, changed in each way, from those before it.
@@ -91,19 +90,19 @@ def _measured(
     layers = network.block_modules
     losses = torch.zeros(rows, len(layers), dtype=torch.float64, device=device)
 
-    def answers(x: Tensor, start: int) -> Tensor:
+    def outputs(x: Tensor, start: int) -> Tensor:
         for layer in layers[start:]:
             x = layer(x)
-        return F.log_softmax(network.output.of(network.answers(x)).float(), dim=1)
+        return network.answers(x).float()
 
     def add(batch: Tensor, _: Tensor) -> None:
         tokens = [network.first_tokens(batch)]
         for layer in layers:
             tokens.append(layer(tokens[-1]))
-        whole = answers(tokens[-1], len(layers))
+        whole = outputs(tokens[-1], len(layers))
         for i, x in enumerate(tokens[:-1]):
             for row, y in enumerate(changed(i, x)):
-                losses[row, i] += F.kl_div(answers(y, i + 1), whole, log_target=True, reduction="sum")
+                losses[row, i] += network.output.divergence(whole, outputs(y, i + 1)).sum()
 
     problem.passes.show(network, images, add, stage="loss without each block", quick=quick)
     return (problem.compute.sum(losses) / len(images)).cpu().clamp_min(0)
