@@ -69,10 +69,6 @@ class BlockDims:
         """The sizes that determine the shapes of its weights."""
         return {axis: self[axis] for axes in SITE_AXES.values() for axis in axes}
 
-    def of(self, kind: SiteKind) -> dict[SizeAxis, int]:
-        """The sizes of one site."""
-        return {axis: self[axis] for axis in SITE_AXES[kind]}
-
     @property
     def sites(self) -> list[SiteKind]:
         """The kinds of its sites."""
