@@ -11,6 +11,7 @@ from edgevit.derivation.allocate.policy import make_policy
 from edgevit.errors import CheckpointError, OptionError
 from edgevit.latency.target import MeasurementTarget
 from edgevit.network.arguments import check_arguments
+from edgevit.network.builder import check_builder, is_builder
 from edgevit.network.request import BASE, ModelArgs, check_model_folder, plain_base
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.release import is_release, weights_of
@@ -60,7 +61,9 @@ class CostRequest(MeasurementTarget):
             refuse_unwritable(self.output)
         check_arguments(self.model_args)
         base = plain_base(self.base)
-        if is_release(Path(base)):
+        if is_builder(base):
+            check_builder(base, pretrained=False, model_args=self.model_args)
+        elif is_release(Path(base)):
             weights_of(Path(base))
         elif Path(base).is_dir():
             if self.model_args:

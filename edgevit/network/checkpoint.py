@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
 from edgevit.network.arguments import check_arguments
+from edgevit.network.builder import built, is_builder
 from edgevit.network.copies import shape_copy, without_values
 from edgevit.network.families import Interchange, family_like, family_names, load_family, name_of
 from edgevit.network.network import Network
@@ -301,6 +302,8 @@ def open_network(
     """
     check_openable(base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
     base, progress = plain_base(base), progress or Silent()
+    if is_builder(base):
+        base, checkpoint = _built_folder(base, checkpoint), None
     overrides = {part: value for part, value in (preprocessing or {}).items() if value is not None}
     if is_release(Path(base)):
         return _open_weights(None, model_args or {}, Path(base), overrides, progress)
@@ -321,6 +324,15 @@ def open_network(
     if pretrained:
         progress.note(f"timm's weights of {name}, from the Hugging Face hub")
     return _opened(_create(name, args, pretrained=pretrained), name, args, overrides)
+
+
+def _built_folder(base: str | Path, checkpoint: str | Path | None) -> Path:
+    """The folder of the network that a function in a Python file builds."""
+    from edgevit.network.from_module import path_of
+
+    module = built(base, None if checkpoint is None else weights_of(Path(checkpoint)))
+    folder: Path = path_of(module, str(base))
+    return folder
 
 
 def _opened(
@@ -344,6 +356,8 @@ def network_without_weights(
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: as for `open_network`.
     """
     base, args = plain_base(base), dict(model_args or {})
+    if is_builder(base):
+        base, checkpoint = _built_folder(base, checkpoint), None
     if checkpoint is not None or is_release(Path(base)):
         opened = open_network(base, checkpoint=checkpoint, model_args=args)
         spec = opened.spec if isinstance(opened, Model) else opened

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from edgevit.errors import CheckpointError, OptionError, UnsupportedModelError
 from edgevit.network.arguments import check_arguments
+from edgevit.network.builder import check_builder, is_builder
 from edgevit.numbers import FINITE, check_number
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import WEIGHTS_ALONE, suffix_of
@@ -19,7 +20,11 @@ from edgevit.request import MODEL, PREPROCESSING, Given, Nested, Option, assignm
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 
-BASE = Option("Name of a timm model, such as deit_base_patch16_224, or path of a model folder or of weights.", None)
+BASE = Option(
+    "Name of a timm model, such as deit_base_patch16_224; path of a model folder or of weights; or FILE.py:FUNCTION, "
+    "which builds a module.",
+    None,
+)
 HUBS, LOCAL = ("hf-hub:", "hf_hub:"), "local-dir:"
 
 
@@ -197,6 +202,11 @@ def check_openable(
     """
     base = plain_base(base)
     check_arguments(model_args or {})
+    if is_builder(base):
+        check_builder(base, pretrained=pretrained, model_args=model_args or ())
+        if checkpoint is not None:
+            weights_of(Path(checkpoint))
+        return
     if is_release(Path(base)):
         if checkpoint or pretrained:
             raise OptionError(f"{base} is weights itself; leave --checkpoint and --pretrained out")
