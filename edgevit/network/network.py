@@ -56,6 +56,11 @@ class Network(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
 
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "family": name_of(self.family)}  # a Python module, which cannot be pickled
 

@@ -95,7 +95,7 @@ def test_blocks_that_are_not_cut_keep_the_weights_that_they_have(small_vit: Call
     made = derive(problem, Config(calibration_images=24))
     whole = [i for i in range(3) if i not in made.facts["blocks_cut"]]  # type: ignore[operator]
     assert whole
-    prefixes = tuple(f"module.blocks.{i}." for i in whole)
+    prefixes = tuple(f"blocks.{i}." for i in whole)
     kept = {name: p for name, p in made.network.named_parameters() if name.startswith(prefixes)}
     assert len(kept) == 12 * len(whole)
     assert all(torch.equal(p, before[name]) for name, p in kept.items())

@@ -22,6 +22,7 @@ from edgevit.network.network import Network
 def test_its_weights_have_the_names_that_they_have_in_the_module(small_vit: Callable[..., Network]) -> None:
     network, other = small_vit(), small_vit()
     assert network.state_dict().keys() == network.module.state_dict().keys()
+    assert [name for name, _ in network.named_parameters()] == [name for name, _ in network.module.named_parameters()]
     for parameter in other.parameters():
         parameter.data.zero_()
     found = other.load_state_dict(network.state_dict())
