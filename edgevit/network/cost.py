@@ -119,13 +119,12 @@ class PlacedBlock:
 
     def fixed_cost(self, kind: SiteKind, quantity: Quantity) -> int:
         """The part of a site's cost that does not depend on its own sizes."""
-        own = SITE_AXES[kind]
         terms = self.stage.terms(kind).of(quantity)
-        return sum(t.value(self.sizes) for t in terms if not any(axis in own for axis in t.axes))
+        return sum(t.value(self.sizes) for t in terms if not {*t.axes}.intersection(SITE_AXES[kind]))
 
     def unit_cost(self, axis: str, quantity: Quantity) -> int:
         """The cost of one unit along an axis of a site, at the other sizes of the site."""
-        terms = (t for kind, own in SITE_AXES.items() if axis in own for t in self.stage.terms(kind).of(quantity))
+        terms = (t for kind in SITE_AXES if axis in SITE_AXES[kind] for t in self.stage.terms(kind).of(quantity))
         return sum(t.value(self.sizes, axis) for t in terms if axis in t.axes)
 
 
