@@ -18,7 +18,7 @@ def main(
     """Write an unpruned base as a model folder, to export, measure and compare it like a derived model.
 
     --data names the outputs, and its images check the base as in `edgevit derive`. A base without a classifier gets a
-    linear head, which is fitted to these images.
+    linear head, which is fitted to these images; without --data it stays without.
     """
     from dataclasses import asdict
 
@@ -31,16 +31,16 @@ def main(
         from edgevit.derivation.session.base import run
 
     spec = run(request, console.progress).spec
-    outputs = spec.timm_args["num_classes"]
     named = f": {', '.join(spec.class_names)}" if len(spec.classes) <= 20 else ""
     if not spec.classes:
         named = ", whose names are not known (--base-classes FILE gives them)"
+    outputs = f"{spec.outputs} of {spec.base.outputs} outputs{named}" if spec.outputs else "no classifier"
     images = f" --data {shlex.quote(str(request.data))}" if request.data else ""
     if images and request.skip_bad_images:
         images += " --skip-bad-images"
     out = request.out
     console.show(
-        f"wrote {out}: {spec.timm_name}, {outputs} of {spec.base.outputs} outputs{named}; "
+        f"wrote {out}: {spec.timm_name}, {outputs}; "
         f"{format_count(spec.macs)} MACs, {format_count(spec.params)} parameters. "
         f"Next: edgevit export {shlex.quote(str(out))}{images}"
     )

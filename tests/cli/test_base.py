@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
 from small_base import ARGS
 
 import edgevit
@@ -105,3 +107,24 @@ def test_a_budget_that_removes_nothing_is_refused_with_the_command_for_it(
 ) -> None:
     refused = edgevit_main("derive", *given, "--data", "digits", *budget, "--out", tmp_path / "x", "-q")
     assert "use `edgevit base`" in refused.error
+
+
+def test_a_base_without_a_classifier_is_exported_evaluated_and_measured_by_its_features(
+    edgevit_main: Any, tmp_path: Path
+) -> None:
+    args = {**ARGS, "num_classes": 0}
+    backbone = timm.create_model("vit_tiny_patch16_224", **args)
+    save_file(backbone.state_dict(), tmp_path / "backbone.safetensors")
+    given = [w for k, v in args.items() for w in ("--model-arg", f"{k}={v}")]
+    out, some = tmp_path / "backbone", ["--data", "digits", "--max-images", 20]
+    made = edgevit_main(
+        "base", "vit_tiny_patch16_224", *given, "--checkpoint", tmp_path / "backbone.safetensors", "--out", out
+    )
+    assert made.code == 0 and "vit_tiny_patch16_224, no classifier; " in made.out, made.err
+    assert "no classifier: its outputs are features" in edgevit_main("show", out).out
+    exported = edgevit_main("export", out, *some)
+    assert exported.code == 0 and "error of features" in " ".join(exported.out.split()), exported.out
+    judged = edgevit_main("evaluate", out / "export" / "model.fp16.onnx", *some)
+    assert judged.code == 0 and " on 20 test images of digits: agrees to " in " ".join(judged.out.split()), judged.out
+    quick = ["--duration", "0", "--samples", "20", "--warmup-seconds", "0"]
+    assert edgevit_main("bench", out, *quick).code == 0
