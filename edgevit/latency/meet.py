@@ -37,7 +37,7 @@ from edgevit.latency.cost import write_table
 from edgevit.latency.growing_table import GrowingTable
 from edgevit.latency.paired import PairedBench
 from edgevit.latency.request import MeetRequest, identity
-from edgevit.latency.rounds import MOST, MeasuredFigure, Round, Search, Terms
+from edgevit.latency.rounds import MeasuredFigure, Round, Search, Terms
 from edgevit.latency.search import OUT_OF_REACH, SearchOutcome, search_plans
 from edgevit.latency.target import probe
 from edgevit.network.checkpoint import load, network_without_weights, open_network
@@ -205,7 +205,7 @@ class BudgetSearch:
             nonlocal began
             _write_state(work, replace(state, rounds=now.rounds, edgevit=written_by()))
             took = rounded_duration(time.monotonic() - began)
-            more = "" if now.is_done else f"; it took {took}, at most {MOST - len(now.rounds)} more follow"
+            more = "" if now.is_done else f"; it took {took}, at most {now.rounds_left} more follow"
             self.progress.note(f"{format_round(now, UNITS[builder.quantity])}{more}")
             began = time.monotonic()
 

@@ -223,9 +223,13 @@ class Search:
         return "met" if self.is_met(measured) else "under" if self.is_within(measured) else "over"
 
     @property
+    def rounds_left(self) -> int:
+        return MOST - len(self.rounds)
+
+    @property
     def is_done(self) -> bool:
         """Whether no further round is needed."""
-        return len(self.rounds) >= MOST or (self.best is not None and self.is_sure(self.best.measured))
+        return self.rounds_left <= 0 or (self.best is not None and self.is_sure(self.best.measured))
 
     def measured_before(self, shape: Shape) -> Round | None:
         return next((r for r in self.rounds if r.shape == shape), None)
