@@ -135,8 +135,8 @@ class OnnxModel:
         self.input, self.output = inputs[0], outputs[0]
         self.metadata: dict[str, str] = dict(self.session.get_modelmeta().custom_metadata_map)
         shape, out = self.input.shape, self.output.shape
-        known = all(isinstance(size, int) for size in out[1:]) and (len(out) == 2 or OUTPUT_KIND in self.metadata)
-        if len(shape) != 4 or not known or self.input.type not in DTYPES:
+        sized = all(isinstance(size, int) for size in out[1:]) and (len(out) == 2 or OUTPUT_KIND in self.metadata)
+        if len(shape) != 4 or not sized or self.input.type not in DTYPES:
             raise CheckpointError(
                 f"{path} maps {self.input.type} {shape} to {out} and is not an image classifier; "
                 f"give a file that `edgevit export` wrote"
