@@ -96,7 +96,7 @@ def choose_sizes(problem: Problem, config: Config, scores: Scores) -> tuple[Rank
     least_first = scores.embed.sort().values
 
     def solve(width: int) -> tuple[Sequence[tuple[Choice | None, Choice | None]], float]:
-        geometry = embedding.geometry_at(network, width)
+        geometry = network.geometry_at(width)
         menus = [
             _menu(problem, config, of, placed, geometry, i)
             for i, (of, placed) in enumerate(zip(scores.blocks, geometry.placed(dims), strict=True))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgevit.derivation.allocate.budget import Budget
-from edgevit.derivation.allocate.embedding import geometry_at, why_it_stays
+from edgevit.derivation.allocate.embedding import why_it_stays
 from edgevit.derivation.allocate.menus import least_heads
 from edgevit.derivation.allocate.policy import Policy, smallest
 from edgevit.derivation.problem import Problem
@@ -174,7 +174,7 @@ def cheapest(target: Target, space: SearchSpace) -> Minimum:
     images = min(space.images, target.images)
     reason = why_it_stays(network, budget, images) if space.images else None
     if space.embed and reason is None:
-        geometry = geometry_at(network, min(max(space.embed, budget.least_embed), geometry.embed))
+        geometry = network.geometry_at(min(max(space.embed, budget.least_embed), geometry.embed))
     schedules = [dims]
     if budget.prices is None or len(budget.prices.token_counts) > 1:
         schedules += [[replace(d, tokens=n) for d, n in zip(dims, ladder, strict=True)] for ladder in space.ladders]

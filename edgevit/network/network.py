@@ -6,10 +6,12 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import Block, BlockDims, Decoder
+from edgevit.network.copies import shape_copy
 from edgevit.network.cost import Geometry
 from edgevit.network.families import Family, architecture, family_like, load_family, name_of
 from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, SoftGates
@@ -39,6 +41,7 @@ class Network(nn.Module):
             family = family_like(module)
             family.check(module)
         self.module, self.family = module, family
+        self._narrowed: tuple[Geometry, Geometry] | None = None  # its geometry, and that of a narrower embedding
         self.output = output if output is not None else self._usual_output()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -62,7 +65,8 @@ class Network(nn.Module):
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "family": name_of(self.family)}  # a Python module, which cannot be pickled
+        # The family is a Python module, which cannot be pickled.
+        return {**self.__dict__, "family": name_of(self.family), "_narrowed": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, family=load_family(state["family"]))
@@ -140,6 +144,16 @@ class Network(nn.Module):
     def geometry(self) -> Geometry:
         """The sizes that determine its cost, except those of its blocks."""
         return self.family.geometry(self.module)
+
+    def geometry_at(self, width: int) -> Geometry:
+        """The geometry with another width of the embedding; no weights are computed."""
+        whole = self.geometry
+        if width == whole.embed:
+            return whole
+        if self._narrowed is None or self._narrowed[0] != whole:  # narrowing a copy without values is slow
+            encode = torch.empty(2, whole.embed, dtype=torch.float64, device="meta")
+            self._narrowed = whole, shape_copy(self).with_embedding(encode).geometry
+        return self._narrowed[1].with_embed(width)
 
     @property
     def ends(self) -> Ends:

@@ -14,7 +14,6 @@ from problems import untrained
 from edgevit.baselines.common.importance import Scores, unit_shapes
 from edgevit.baselines.mdp import Config, choose_sizes, derive
 from edgevit.data.task import open_task
-from edgevit.derivation.allocate.embedding import geometry_at
 from edgevit.derivation.problem import Problem
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.checkpoint import describe
@@ -50,7 +49,7 @@ def test_the_budget_is_met_and_what_is_dear_stays(small_vit: Callable[..., Any],
     cheap_neurons, _ = choose_sizes(problem, Config(cut_embedding=False), told(problem, ffn=0.01))
     assert sum(d.ffn for d in dear_neurons.dims) > 2 * sum(d.ffn for d in cheap_neurons.dims)
     for found in (cheap_channels, dear_channels, dear_neurons, cheap_neurons):
-        cost = geometry_at(problem.network, found.embed).macs(found.dims)
+        cost = problem.network.geometry_at(found.embed).macs(found.dims)
         assert 0.95 * problem.budget.limit < cost <= problem.budget.limit
 
 
@@ -59,7 +58,7 @@ def test_no_single_exchange_keeps_more(small_vit: Callable[..., Any], tmp_path: 
     problem = opened(small_vit(depth=2, num_heads=4), 0.5, tmp_path)
     config, scores = Config(cut_embedding=False, drop_heads=False), told(problem)
     found, _ = choose_sizes(problem, config, scores)
-    geometry = geometry_at(problem.network, found.embed)
+    geometry = problem.network.geometry_at(found.embed)
 
     def kept(widths: tuple[int, ...]) -> float:
         pairs = zip(scores.blocks, widths, strict=True)

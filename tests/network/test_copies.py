@@ -15,6 +15,32 @@ def test_a_copy_leaves_hooks_and_a_forward_of_the_instance_behind(small_vit):
     assert bare_copy(network)(images).shape == (1, 10) and not seen
 
 
+def test_a_copy_shares_nothing_but_what_is_to_be_shared(small_vit):
+    network = small_vit()
+    network.module.norm_pre = torch.nn.Sequential()  # empty, and still a module of its own
+    network.module.notes = {"sizes": [1, 2]}
+    shared = network.module.blocks[0].mlp
+    copied = bare_copy(network, [shared])
+    assert copied.module.blocks[0].mlp is shared and type(copied) is type(network)
+    assert (
+        copied.module.notes == network.module.notes
+        and copied.module.notes["sizes"] is not network.module.notes["sizes"]
+    )
+    pairs = list(zip(network.modules(), copied.modules(), strict=True))
+    assert {id(one) for one, other in pairs if one is other} == {id(part) for part in shared.modules()}
+    tensors = zip(network.state_dict().values(), copied.state_dict().values(), strict=True)
+    assert sum(one.data_ptr() == other.data_ptr() for one, other in tensors) == 4  # two layers
+    for name, value in copied.state_dict().items():
+        assert torch.equal(value, network.state_dict()[name])
+
+
+def test_tied_weights_stay_tied(small_vit):
+    network = small_vit(depth=2)
+    network.module.blocks[1].mlp.fc1.weight = network.module.blocks[0].mlp.fc1.weight
+    copied = bare_copy(network).module
+    assert copied.blocks[1].mlp.fc1.weight is copied.blocks[0].mlp.fc1.weight
+
+
 def test_a_copy_of_sizes_holds_no_value(small_vit):
     network = small_vit()
     copied = shape_copy(network)

@@ -14,7 +14,6 @@ from edgevit.baselines.common import ranking
 from edgevit.baselines.common.importance import Scores
 from edgevit.baselines.common.ranking import AttentionUnits, Grouping, Ranked, Units, rank, top
 from edgevit.derivation.allocate.budget import Budget
-from edgevit.derivation.allocate.embedding import geometry_at
 from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.feasibility import SearchSpace
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
@@ -28,7 +27,6 @@ from edgevit.derivation.problem import (
 )
 from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.embedding import channel_encoder
-from edgevit.network.cost import Geometry
 from edgevit.network.network import Network
 from edgevit.records.model import HEAD_WIDTHS
 from edgevit.train.settings import usual_steps
@@ -91,13 +89,10 @@ def choose_units(problem: Problem, options: RankOptions, scores: Scores, budget:
         problem.progress.note(f"the embedding stays as it is: {geometry.fixed_embed}")
     units = Units(options.grouping, options.attention, options.cut_embedding and geometry.fixed_embed is None)
 
-    @cache
-    def at(width: int) -> Geometry:
-        return geometry_at(network, width)
-
     dims = list(network.dims)
     with problem.stopwatch.stage("allocation"):
-        return rank(scores, dims, at, geometry.embed, budget or problem.budget, problem.policy, units)
+        at, budget = cache(network.geometry_at), budget or problem.budget
+        return rank(scores, dims, at, geometry.embed, budget, problem.policy, units)
 
 
 def derive_by_rank(problem: Problem, options: RankOptions, scores: Scores) -> Derived:

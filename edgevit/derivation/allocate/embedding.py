@@ -1,7 +1,7 @@
 """Choose a narrower embedding, for any method: the possible widths, and the loss of each by itself.
 
 A method makes its plans in the network's own embedding, and adds the `EmbedPlan` of `Slices.plan`: `realise` narrows
-last. Costs at another width are those of `geometry_at`.
+last. Costs at another width are those of `Network.geometry_at`.
 
     if (reason := reason_against(problem, images)) is None:
         slices = Slices(problem, images, images)
@@ -38,8 +38,6 @@ from edgevit.derivation.problem import Problem
 from edgevit.derivation.realise import narrow_embedding
 from edgevit.derivation.solve.embedding import encoder
 from edgevit.errors import BudgetError, OptionError
-from edgevit.network.copies import shape_copy
-from edgevit.network.cost import Geometry
 from edgevit.network.network import Network
 
 STEPS = 12  # widths, evenly spaced
@@ -82,15 +80,6 @@ def narrowest(network: Network, policy: Policy, requested: int, owner: str) -> i
     """The last of `embed_widths`; the network's own where it cannot be narrowed."""
     geometry = network.geometry
     return geometry.embed if geometry.fixed_embed is not None else embed_widths(network, policy, requested, owner)[-1]
-
-
-def geometry_at(network: Network, width: int) -> Geometry:
-    """The geometry of a network with another embedding width; no weights are computed."""
-    old = network.geometry
-    if width == old.embed:
-        return old
-    encode = torch.empty(width, old.embed, dtype=torch.float64, device="meta")
-    return shape_copy(network).with_embedding(encode).geometry
 
 
 def reason_against(problem: Problem, calibration_images: int) -> str | None:

@@ -11,7 +11,7 @@ import torch
 from problems import untrained
 
 from edgevit.data.task import open_task
-from edgevit.derivation.allocate.embedding import Slices, climb, geometry_at, ladder, more_images
+from edgevit.derivation.allocate.embedding import Slices, climb, ladder, more_images
 from edgevit.derivation.plan import EmbedPlan
 from edgevit.derivation.realise import narrow_embedding
 from edgevit.derivation.solve.embedding import encoder, flat_basis
@@ -90,8 +90,10 @@ def test_rungs_that_cannot_hold_the_budget_are_passed_over() -> None:
 def test_costs_at_a_width_are_those_of_the_narrow_network(small_vit: Any) -> None:
     network = small_vit(qkv_bias=False)
     slim = network.with_embedding(encoder(flat_basis(64), 24))
-    assert geometry_at(network, 24) == slim.geometry
-    assert geometry_at(network, 64) == network.geometry
+    assert network.geometry_at(24) == slim.geometry
+    assert network.geometry_at(64) == network.geometry
+    network.make_classifiers(3)  # a change in place counts
+    assert network.geometry_at(24) == network.with_embedding(encoder(flat_basis(64), 24)).geometry
     assert not any(p.is_meta for p in network.parameters()), "the network itself was changed"
 
 

@@ -22,7 +22,6 @@ from edgevit.derivation.allocate.embedding import (
     balanced_width,
     climb,
     embed_widths,
-    geometry_at,
     reason_against,
 )
 from edgevit.derivation.allocate.knapsack import Choice, allocate
@@ -223,7 +222,7 @@ def choose(
         BudgetError: the budget cannot be met.
     """
     network = problem.network
-    spending = _Spending(problem, config, blocks, curves, replaced, judge, cache(partial(geometry_at, network)))
+    spending = _Spending(problem, config, blocks, curves, replaced, judge, cache(network.geometry_at))
 
     if not config.cut_embedding:
         return spending.searched(spending.unsliced, lambda _: (None, 0.0))

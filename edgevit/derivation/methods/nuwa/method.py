@@ -24,7 +24,7 @@ from torch import Tensor
 
 from edgevit.derivation.allocate import embedding
 from edgevit.derivation.allocate.budget import Budget
-from edgevit.derivation.allocate.embedding import Slices, check_width, embed_widths, geometry_at, reason_against
+from edgevit.derivation.allocate.embedding import Slices, check_width, embed_widths, reason_against
 from edgevit.derivation.allocate.policy import Policy, Widths, fit
 from edgevit.derivation.allocate.widths import Curve, energy_width, widths_by_error
 from edgevit.derivation.feasibility import SearchSpace, Target, check_embed_width
@@ -359,7 +359,7 @@ def _plan(
 ) -> Plan:
     """Choose widths within the budget for an embedding of this width, and solve weights for the whole embedding."""
     with problem.stopwatch.stage("closed_form"):
-        dims, geometry = [b.dims for b in start.blocks], geometry_at(start.network, width)
+        dims, geometry = [b.dims for b in start.blocks], start.network.geometry_at(width)
         wishes = _wishes(problem, config, dims, solution, geometry)
         budget = problem.budget if config.cut_ffn else _keeping_neurons(problem.budget, dims)
         chosen = fit(wishes, dims, geometry, budget, problem.policy)

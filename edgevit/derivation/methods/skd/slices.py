@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from edgevit.derivation.allocate.budget import Budget, quantity_name, remainder
-from edgevit.derivation.allocate.embedding import geometry_at
 from edgevit.derivation.allocate.policy import Policy, Widths, fit
 from edgevit.derivation.methods.skd.piad import dims_without, embed_without, slice_plan
 from edgevit.derivation.plan import Plan
@@ -79,7 +78,7 @@ class SuperNet:
             check_number("--rate", value, "(0, 1)", "0.6 leaves 40 % of the network's MACs")
         limit = remainder(largest, value) if name == "rate" else parse_count(value, quantity)
         whole = network.geometry
-        least = geometry_at(network, embed_without(whole.embed, self.order)).cost(
+        least = network.geometry_at(embed_without(whole.embed, self.order)).cost(
             dims_without(spec.blocks, self.order), quantity
         )
         if not least <= limit < largest:
@@ -103,7 +102,7 @@ def plan_of_slice(network: Network, order: Sequence[Unit], budget: Budget, polic
     blocks = network.read()
     whole = [b.dims for b in blocks]
 
-    geometry_of = cache(partial(geometry_at, network))
+    geometry_of = cache(network.geometry_at)
 
     def fits(count: int, embed: int) -> bool:
         return budget.allows(budget.cost(dims_without(whole, order[:count]), geometry_of(embed)))
