@@ -80,7 +80,7 @@ def ffn_terms(inputs: int, *, biases: bool, vectors: int) -> SiteTerms:
 
 
 @dataclass(frozen=True)
-class Stage:
+class NetworkStage:
     """Blocks of one embedding width and one number of tokens."""
 
     embed: int
@@ -99,7 +99,7 @@ class PlacedBlock:
     """The sizes of a block, and where it is: its stage, and the tokens that it gets."""
 
     dims: BlockDims
-    stage: Stage
+    stage: NetworkStage
     tokens: int
 
     @cached_property
@@ -132,7 +132,7 @@ class PlacedBlock:
 class Geometry:
     """What the cost of a network depends on, beside the sizes of its blocks."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[NetworkStage, ...]
     patches: int
     patch_values: int  # input values per patch: channels * height * width
     outputs: int  # rows of the classifier, over all heads of a distilled model

@@ -27,7 +27,6 @@ ELSEWHERE = {
     ("records/model.py", "embed_dim"): ARGUMENT,
     ("records/model.py", "num_classes"): ARGUMENT,
     ("derivation/session/base.py", "num_classes"): ARGUMENT,
-    ("cli/base.py", "num_classes"): ARGUMENT,
     ("network/request.py", "num_classes"): ARGUMENT,
     ("jobs/suite/suite.py", "embed_dim"): ARGUMENT,
     ("jobs/suite/suite.py", "num_heads"): ARGUMENT,

@@ -285,6 +285,7 @@ def test_a_base_that_is_resized_takes_the_weights_of_the_cut_model(
     network: Network, small_vit: Callable[..., Network], name: str, args: dict[str, Any]
 ) -> None:
     state = network.state_dict()
+    assert {parameter_name for parameter_name, _ in network.named_parameters()} <= state.keys()
     again = small_vit(name, **args)
     again.resize(list(network.dims), state.keys())
     again.load_state_dict(state, assign=True)
@@ -489,6 +490,10 @@ def test_an_embedding_is_frozen_where_another_basis_is_another_function_and_nowh
     except Exception:  # where it is frozen nobody promised to do it
         same = False
     assert same == (network.geometry.fixed_embed is None)
+    if same:
+        narrower = network.with_embedding(encoder(flat_basis(64), 48, nested_basis))
+        assert network.geometry_at(48) == narrower.geometry
+        assert narrower.geometry.params(narrower.dims) == sum(p.numel() for p in narrower.parameters())
 
 
 @sweep

@@ -40,7 +40,7 @@ def measure(file: Path) -> None:
     scores = measure_scores(network, images, passes, probes=2, seed=0)
     found |= {"gates of tokens": scores.placed, **{f"gates of heads {i}": h for i, h in enumerate(scores.heads)}}
     for i, block in enumerate(squared_changes(network, images, passes).blocks):
-        found |= {f"squared changes {i} {name}": tensor for name, tensor in vars(block).items()}
+        found |= {f"squared changes {i} {name}": tensor for name, tensor in block.items()}
     found["losses"] = torch.tensor([importance.loss, importance.skipped[0, "ffn"]])
     found["right"] = torch.tensor(accuracy_of(network, images, ["1", "4", "7"], passes).restricted)
     found["processes"] = torch.tensor(passes.compute.accelerator.num_processes)

@@ -14,7 +14,7 @@ from torch import nn
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import Axis, Site, SiteKind
-from edgevit.network.cost import Geometry, Stage, attention_terms, ffn_terms
+from edgevit.network.cost import Geometry, NetworkStage, attention_terms, ffn_terms
 from edgevit.network.families.vit.parts import read_attention, read_ffn
 from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer
 
@@ -107,11 +107,11 @@ def geometry(model: Any) -> Geometry:
     )
 
 
-def _stage(stage: Any) -> Stage:
+def _stage(stage: Any) -> NetworkStage:
     block = stage.blocks[0]
     side = stage.output_resolution
     tokens, reduction = side[0] * side[1], getattr(stage.downsample, "reduction", None)
-    return Stage(
+    return NetworkStage(
         embed=block.attn.qkv.in_features,
         tokens=tokens,
         attention=attention_terms(

@@ -13,10 +13,10 @@ from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.errors import BudgetError
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.cost import Geometry, Stage, attention_terms, ffn_terms
+from edgevit.network.cost import Geometry, NetworkStage, attention_terms, ffn_terms
 
 BASE = [BlockDims(4, 32, 32, 256)] * 3
-STAGE = Stage(64, 17, attention_terms(biases=True, vectors=4), ffn_terms(1, biases=True, vectors=4))
+STAGE = NetworkStage(64, 17, attention_terms(biases=True, vectors=4), ffn_terms(1, biases=True, vectors=4))
 GEOMETRY = Geometry((STAGE,), 16, 192, 10, 1, 1000)
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from edgevit.derivation.allocate.tokens import tile_counts
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.cost import Geometry, Stage, attention_terms, ffn_terms
+from edgevit.network.cost import Geometry, NetworkStage, attention_terms, ffn_terms
 
-STAGE = Stage(192, 197, attention_terms(biases=True, vectors=0), ffn_terms(1, biases=True, vectors=0))
+STAGE = NetworkStage(192, 197, attention_terms(biases=True, vectors=0), ffn_terms(1, biases=True, vectors=0))
 TINY = Geometry((STAGE,), 196, 768, 10, 1, 0)
 
 

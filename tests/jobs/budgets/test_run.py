@@ -126,8 +126,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Computed:
 def test_a_model_is_derived_measured_and_verified_through_onnx_runtime(
     asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("meet", "rounds"):
-        monkeypatch.setattr(f"edgevit.latency.{module}.MOST", 1)
+    monkeypatch.setattr(rounds, "MOST", 1)
     export, exported = current.run, []
 
     def noted(asked: FilesRequest, *more: Any) -> Any:
@@ -465,8 +464,7 @@ def test_a_model_above_the_budget_is_told_with_the_least_that_a_plan_takes_and_e
     least = "by the corrected table no plan in shape 'fused' takes less than"
     assert met.ended.startswith(f"no plan costs less than one that is measured; {least} 0.")
     assert "(FFN 0." in met.ended and "outside the blocks 0." in met.ended
-    for module in ("meet", "rounds"):
-        monkeypatch.setattr(f"edgevit.latency.{module}.MOST", 1)
+    monkeypatch.setattr(rounds, "MOST", 1)
     done = edgevit_main(*typed, "--ms", 4, "--out", tmp_path / "u")
     over = ModelFolder(tmp_path / "u").derivation()
     assert done.code == 3 and over is not None and over.met is not None and over.met.outcome == "over", done.err

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import Axis, Block, BlockDims, Decoder, Site, decoder
 from edgevit.network.copies import bare_copy, without_values
-from edgevit.network.cost import Geometry, Stage, attention_terms, ffn_terms
+from edgevit.network.cost import Geometry, NetworkStage, attention_terms, ffn_terms
 from edgevit.network.families import architecture
 from edgevit.network.families.vit import embedding, tokens
 from edgevit.network.families.vit import interchange as interchange
@@ -341,7 +341,7 @@ def geometry(model: Any) -> Geometry:
         ffn = ffn_terms(_ffn_inputs(model), biases=part.b1 is not None, vectors=vectors)
     outside = [p for name, p in model.named_parameters() if not name.startswith("blocks.")]
     return Geometry(
-        stages=(Stage(dim, model.patch_embed.num_patches + model.num_prefix_tokens, attention, ffn),),
+        stages=(NetworkStage(dim, model.patch_embed.num_patches + model.num_prefix_tokens, attention, ffn),),
         patches=model.patch_embed.num_patches,
         patch_values=patch.in_channels * patch.kernel_size[0] * patch.kernel_size[1],
         outputs=sum(head.out_features for head in heads),
