@@ -66,8 +66,9 @@ def _bare_copy(module: AnyModule, memo: dict[int, Any]) -> AnyModule:
         copied: AnyModule = memo[id(module)]
         return copied
     copied = memo[id(module)] = module.__class__.__new__(module.__class__)
+    of_module: Any = module.__reduce_ex__(4)[2]  # what it says of itself: `Network` leaves some out
     state: dict[str, Any] = {}
-    for name, value in module.__reduce_ex__(4)[2].items():  # what it says of itself: `Network` leaves some out
+    for name, value in of_module.items():
         if name in DROPPED:
             state[name] = type(value)() if isinstance(value, dict) else None
         elif name == "_modules":
@@ -81,5 +82,5 @@ def _bare_copy(module: AnyModule, memo: dict[int, Any]) -> AnyModule:
             state[name] = copy.deepcopy(value, memo)
     for name in ("forward", "_original_forward"):
         state.pop(name, None)
-    copied.__setstate__(state)
+    copied.__setstate__(state)  # type: ignore[no-untyped-call]
     return copied
