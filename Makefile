@@ -11,7 +11,7 @@ UNUSED := tests?|testing|_inductor|networkx|mypyc?|setuptools|transformers|backe
 # True if .venv has the version of $(PYTHON). An explicit PYTHON of another version recreates .venv.
 SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)' 2>/dev/null)"
 
-.PHONY: test pytest lint sshd gpu browser demo drawings picture benchmark docs constraints clean other
+.PHONY: test pytest lint sshd gpu browser demo demo-real drawings picture benchmark docs constraints clean other
 .DEFAULT_GOAL := test
 
 # The pinned versions need Python 3.11; 3.10 gets the newest versions that support it.
@@ -67,6 +67,9 @@ browser: .venv/ready
 
 demo: .venv/ready
 	$(BIN)/python -m benchmarks.product.demo
+
+demo-real: .venv/ready  # on DINOv2 ViT-S/14 and drawings, which it downloads
+	$(BIN)/python -m benchmarks.product.demo_real
 
 drawings: .venv/ready  # of some of the demo's models: training curves and remaining blocks
 	$(BIN)/python -m benchmarks.product.drawings demo/sweep/r0.5 demo/sweep/r0.8 demo/sweep/*-distilled --out demo/drawings
@@ -140,4 +143,4 @@ constraints: .venv/ready  # after raising versions: pin what the tests ran with
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 
 clean:
-	rm -rf .venv runs demo
+	rm -rf .venv runs demo demo-real

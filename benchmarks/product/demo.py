@@ -66,6 +66,8 @@ def table_rows(sweep: Path, distilled: Path, runs: Path) -> list[dict[str, Any]]
         row("base, full head", sweep / "base", baselines.base_full_head),
         row("base, restricted to the classes", sweep / "base", baselines.base_restricted),
     ]
+    if baselines.base_finetuned is not None:
+        rows.append({**row("base, fine-tuned on them", sweep / "base", baselines.base_finetuned), "ratio": None})
     for folder in (*folders, distilled):
         record = _derivation(folder)
         kind = "distilled" if folder == distilled else "closed form"
@@ -92,17 +94,18 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
+def print_table(rows: list[dict[str, Any]], title: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
     top1 = f"top-1 on {rows[0]['images']} test images (95 % interval)"
     head = ("", top1, "MACs", "parameters", "file MB", "latency, of the base's")
-    table = Table(*head, title=f"{', '.join(TARGETS)}: {len(TARGETS)} of {len(DEMO_CLASSES)} classes")
+    table = Table(*head, title=title)
     for column in table.columns[1:]:
         column.justify = "right"
+    baselines = sum(row["title"].startswith("base") for row in rows)
     for i, row in enumerate(rows):
-        table.add_row(*cells(row), end_section=i in (1, len(rows) - 2))
+        table.add_row(*cells(row), end_section=i in (baselines - 1, len(rows) - 2))
     print()
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
@@ -113,44 +116,61 @@ def processor_s() -> float:
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="replaced if it is there")
-    root: Path = parser.parse_args().out
-    started = time.monotonic()
-    shutil.rmtree(root, ignore_errors=True)
-    root.mkdir(parents=True)
-    from edgevit.cli.console import Console
+def compare_models(task: str, rates: str, distil: str, root: Path) -> list[dict[str, Any]]:
+    """Sweep over rates, distil the chosen model, export it, measure in turns, and write the page; return the table."""
     from edgevit.jobs.sweep.record import read_sweep
 
-    data, trained = ensure_demo(Console().progress)
-    base, sweep, runs = root / "base", root / "sweep", root / "runs.jsonl"
-    opened = " ".join(f"--model-arg {name}={value}" for name, value in DEMO_ARGS.items())
-    preprocessing = "--crop-pct 1 --mean 0.5 --std 0.5 --interpolation bicubic"
-    edgevit(
-        f"base {TIMM_NAME} --checkpoint {trained}/base.safetensors {opened} {preprocessing} --data {data} --out {base}"
-    )
-    task = f"{base} --data {data} --classes {','.join(TARGETS)}"
-    edgevit(f"sweep {task} --rates {RATES} --out {sweep}")
+    sweep, runs = root / "sweep", root / "runs.jsonl"
+    edgevit(f"sweep {task} --rates {rates} --out {sweep}")
     swept = read_sweep(sweep)
     chosen = swept.chosen() or swept.derived[0]
     distilled = sweep / f"{chosen.folder}-distilled"
-    edgevit(f"derive {task} --rate {chosen.rate} {DISTIL} --out {distilled}")
+    edgevit(f"derive {task} --rate {chosen.rate} {distil} --out {distilled}")
     edgevit(f"export {distilled}")
     smallest = sweep / swept.derived[-1].folder
     edgevit(f"bench {sweep}/base {distilled} {smallest} --repeat 8 --duration 0.5 --output {runs}")
     edgevit(f"show {sweep}")
     edgevit(f"report {sweep} {runs} -o {root}/report.html")
-    rows = table_rows(sweep, distilled, runs)
+    return table_rows(sweep, distilled, runs)
+
+
+def write_record(root: Path, rows: list[dict[str, Any]], started: float) -> str:
+    """Write demo.json, and return how long the demo took."""
     seconds = {"seconds": round(time.monotonic() - started), "processor_seconds": round(processor_s())}
     (root / "demo.json").write_text(json.dumps({"schema": 2, **seconds, "rows": rows}, indent=1) + "\n")
-    print_table(rows)
+    return f"{seconds['seconds']} s in all, {seconds['processor_seconds']} s of processor time"
+
+
+def new_root(description: str | None, default: Path) -> Path:
+    """Read --out, and empty the folder."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=default, help="replaced if it is there")
+    root: Path = parser.parse_args().out
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    return root
+
+
+def main() -> None:
+    root, started = new_root(__doc__, Path("demo")), time.monotonic()
+    from edgevit.cli.console import Console
+
+    data, trained = ensure_demo(Console().progress)
+    base = root / "base"
+    opened = " ".join(f"--model-arg {name}={value}" for name, value in DEMO_ARGS.items())
+    preprocessing = "--crop-pct 1 --mean 0.5 --std 0.5 --interpolation bicubic"
+    edgevit(
+        f"base {TIMM_NAME} --checkpoint {trained}/base.safetensors {opened} {preprocessing} --data {data} --out {base}"
+    )
+    rows = compare_models(f"{base} --data {data} --classes {','.join(TARGETS)}", RATES, DISTIL, root)
+    took = write_record(root, rows, started)
+    print_table(rows, f"{', '.join(TARGETS)}: {len(TARGETS)} of {len(DEMO_CLASSES)} classes")
     print(
         f"Everything is in {root}/; a browser shows {root}/report.html. On your images, a folder for each class:\n\n"
         "  edgevit sweep deit_small_patch16_224 --pretrained --data IMAGES --classes a,b,c --out runs/s\n"
         "  edgevit derive ...                          # which the sweep names: the chosen model, distilled\n"
         "  edgevit export runs/s/r0.8-distilled --trt --board jetson@orin-nx\n\n"
-        f"{seconds['seconds']} s in all, {seconds['processor_seconds']} s of processor time"
+        f"{took}"
     )
 
 

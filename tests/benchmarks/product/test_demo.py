@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from demo_commands import parse_commands, some_sweep
 from model_folders import derivation_of, some_spec
 from some_runs import DENSE, MS
 
 from benchmarks import bases, images
 from benchmarks.product import demo
+from edgevit.agent.records import Run
 from edgevit.jobs.sweep.record import Sweep, SweepPoint, write_sweep
 from edgevit.records.derivation import Accuracies, AccuracyRecord, BudgetRecord
 from edgevit.records.model_folder import ModelFolder
 
 
-def write_model(folder: Path, macs: int, asked: str | None, top1: float) -> None:
+def write_model(folder: Path, macs: int, asked: str | None, top1: float, accuracy: Accuracies | None = None) -> None:
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"0" * macs)
     record = None
     if asked is not None:
         full, restricted, derived = (AccuracyRecord(share, 200) for share in (0.8, 0.9, top1))
         budget = BudgetRecord("macs", macs, 1000, asked)
-        record = derivation_of(None, budget=budget, accuracy=Accuracies(full, restricted, None, derived))
+        accuracy = accuracy or Accuracies(full, restricted, None, derived)
+        record = derivation_of(None, budget=budget, accuracy=accuracy)
     ModelFolder(folder).write(some_spec(macs=macs, params=macs // 20), derivation=record)
+
+
+def in_turns(milliseconds: dict[str, int]) -> list[Run]:
+    return [
+        replace(DENSE, label=label, model_sha256=label, latencies_ns=(ms * MS + n,) * 50, session="s", round=n, turn=t)
+        for n in range(1, 9)
+        for t, (label, ms) in enumerate(milliseconds.items(), 1)
+    ]
 
 
 @pytest.fixture
@@ -41,12 +50,7 @@ def rows(tmp_path: Path) -> list[dict[str, Any]]:
     points = tuple(SweepPoint(folder, rate, 9, 10, macs, 1) for folder, rate, macs in found)
     write_sweep(sweep, Sweep({}, "validation", "2026-01-01T00:00:00+00:00", {"edgevit": "0.1.0"}, points))
     (sweep / "runs.jsonl").write_text("the sweep's own")
-    timed = (("base", 10), ("r0.9-distilled", 4), ("r0.9", 4))
-    runs = [
-        replace(DENSE, label=label, model_sha256=label, latencies_ns=(ms * MS + n,) * 50, session="s", round=n, turn=t)
-        for n in range(1, 9)
-        for t, (label, ms) in enumerate(timed, 1)
-    ]
+    runs = in_turns({"base": 10, "r0.9-distilled": 4, "r0.9": 4})
     (tmp_path / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in runs))
     return demo.table_rows(sweep, sweep / "r0.9-distilled", tmp_path / "runs.jsonl")
 
@@ -84,31 +88,24 @@ def test_the_base_has_learnt_from_other_images_than_the_user_has(tmp_path: Path)
     assert set(demo.TARGETS) < set(bases.DEMO_CLASSES) < set(images.CLASSES)
 
 
+def test_a_base_that_was_trained_is_the_third_baseline(tmp_path: Path) -> None:
+    write_model(tmp_path / "base", 1000, None, 0)
+    accuracy = Accuracies(*(AccuracyRecord(share, 200) for share in (0.8, 0.9, 0.95, 0.7)))
+    write_model(tmp_path / "r0.5", 500, "rate 0.5", 0.7, accuracy)
+    write_sweep(tmp_path, some_sweep())
+    (tmp_path / "runs.jsonl").write_text("".join(run.to_json() + "\n" for run in in_turns({"base": 10, "r0.5": 4})))
+    titles = [
+        (row["title"], row["top1"]) for row in demo.table_rows(tmp_path, tmp_path / "r0.5", tmp_path / "runs.jsonl")
+    ]
+    assert titles[:3] == [
+        ("base, full head", 0.8),
+        ("base, restricted to the classes", 0.9),
+        ("base, fine-tuned on them", 0.95),
+    ]
+
+
 def test_the_program_knows_every_command_of_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from typer.main import get_command
-
-    from edgevit.cli.app import app
-
-    commands: Any = get_command(app)
-    typed = []
-
-    def parse(line: str) -> None:
-        name, *arguments = shlex.split(line)
-        with commands.commands[name].make_context(name, arguments) as context:
-            assert context.info_name == name and not context.args
-        typed.append(name)
-        if name == "sweep":
-            points = tuple(
-                SweepPoint(f, rate, 9, 10, macs, 1) for f, rate, macs in [("base", None, 10), ("r0.5", 0.5, 5)]
-            )
-            made, versions = tmp_path / "demo" / "sweep", {"edgevit": "0.1.0"}
-            made.mkdir()
-            write_sweep(made, Sweep({}, "validation", "2026-01-01T00:00:00+00:00", versions, points))
-
-    monkeypatch.setattr(sys, "argv", ["demo.py", "--out", str(tmp_path / "demo")])
+    typed = parse_commands(monkeypatch, tmp_path / "demo")
     monkeypatch.setattr(demo, "ensure_demo", lambda _: (tmp_path / "data", tmp_path / "base"))
-    monkeypatch.setattr(demo, "edgevit", parse)
-    monkeypatch.setattr(demo, "table_rows", lambda *_: [])
-    monkeypatch.setattr(demo, "print_table", lambda _: None)
     demo.main()
     assert typed == ["base", "sweep", "derive", "export", "bench", "show", "report"]
