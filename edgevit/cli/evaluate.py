@@ -7,6 +7,8 @@ from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag
 from edgevit.imports import importing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.table import Table
 
     from edgevit.engines.request import EvaluateRequest
@@ -20,8 +22,8 @@ def main(
 ) -> None:
     """Measure the accuracy of a base, a model folder, an ONNX file or an engine on images of its classes.
 
-    An engine runs on the board that it was built for, or on this machine. Where outputs are features, those of an ONNX
-    file or an engine are compared with those of its model folder.
+    An engine runs on the board that it was built for, or on this machine. Features of an ONNX file or an engine are
+    compared with those of its model folder; --probe tells what features are worth on labelled images.
     """
     from dataclasses import asdict
 
@@ -32,7 +34,10 @@ def main(
         from edgevit.engines.run import run_evaluate
 
     result = run_evaluate(request, console.progress)
-    console.show(classes_table(result) if result.agreement is None else agreement_line(result))
+    if result.probes is not None:
+        console.show(probes_line(result, result.probes))
+    else:
+        console.show(classes_table(result) if result.agreement is None else agreement_line(result))
     if result.rejected is not None:
         console.show(rejected_line(result.rejected))
     console.result(asdict(result))
@@ -45,6 +50,14 @@ def _title(result: Evaluation) -> str:
 def agreement_line(result: Evaluation) -> str:
     """How far outputs without classes agree with the model folder in torch."""
     return f"{_title(result)}: agrees to {result.agreement:.2%} with its model folder in torch"
+
+
+def probes_line(result: Evaluation, probes: Mapping[str, float]) -> str:
+    """What features are worth."""
+    from edgevit.data.shares import share_text
+
+    shares = ", ".join(f"{name} {share_text(share, result.images)}" for name, share in probes.items())
+    return f"{_title(result)}: {shares}"
 
 
 def classes_table(result: Evaluation) -> Table:

@@ -101,7 +101,8 @@ def show_model(console: Console, folder: Path) -> None:
     console.result(content if supernet is None else {**content, "supernet": SUPERNET_KIND.content(supernet)})
     console.show(blocks_table(model, record))
     classes = f"{len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}"
-    outputs = f"{spec.base.outputs} outputs" if spec.outputs else "no classifier: its outputs are features"
+    features = f"its outputs are {spec.outputs or spec.embed} features"
+    outputs = features if spec.output_kind == "features" else f"{spec.base.outputs} outputs"
     console.show(f"{spec.timm_name}, {classes if spec.classes else outputs}")
     if spec.embedding_text is not None:
         console.show(spec.embedding_text)

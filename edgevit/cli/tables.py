@@ -74,6 +74,8 @@ def outcome(spec: ModelSpec, record: DerivationRecord) -> Iterator[Table | str]:
         yield from comparison_lines(record)
         if spec.rejection is not None and measured.rejection is not None:
             yield rejection_table(spec.rejection, measured.rejection)
+    if record.similarity is not None:
+        yield f"features: {record.similarity.format()}"
     yield from met_lines(record)
 
 

@@ -61,10 +61,13 @@ class Assumptions:
 
     def lines(self) -> list[str]:
         """Describe them for a person."""
+        preprocessing = f"preprocessing: {self._preprocessing_line()}"
+        if not self.classes:
+            return [preprocessing]
         order = order_line(self.classes, self.outputs, self.classes_from)
         return [
             f"{order}, and config.json beside the weights names them otherwise" if self.contradicts else order,
-            f"preprocessing: {self._preprocessing_line()}",
+            preprocessing,
         ]
 
     def _preprocessing_line(self) -> str:
@@ -126,7 +129,7 @@ def assumptions(
     by_file = {key: release.origin.get(key, settings) for key in SHOWN}
     if names is None and folders_are_imagenet(source.class_names, outputs):
         origin = "imagenet"
-    elif names is None:
+    elif names is None and task.classes:
         origin, names = "folders" if source.files else "data", source.class_names
     return Assumptions(
         classes=tuple((c.name, c.base_index) for c in task.classes),

@@ -19,7 +19,7 @@ from edgevit.records.writing import cache_folder, new_folder
 
 EXPECTED = (
     "a folder, a pair (images [N, H, W, 3] of bytes, labels [N]), a data set of (picture, label), or a DataLoader of "
-    "batches (images [B, 3, H, W] as the network reads them, labels [B])"
+    "batches (images [B, 3, H, W] as the network reads them, labels [B]); for features, labels may be missing"
 )
 ROUNDING = 0.02  # by which values of a loader may leave [0, 1] once mean and deviation are undone
 
@@ -33,17 +33,20 @@ class WrittenImages:
     resized: bool  # whether they already have the size that the network reads
 
 
-def write_images(data: Any, *, mean: Sequence[float], std: Sequence[float], function: str) -> WrittenImages:
+def write_images(
+    data: Any, *, mean: Sequence[float], std: Sequence[float], function: str, labelled: bool = True
+) -> WrittenImages:
     """Write images and labels to the cache, under a name by their content; the same images are written once.
 
-    A loader is read once; its values are taken back to bytes by `mean` and `std`.
+    A loader is read once; its values are taken back to bytes by `mean` and `std`. With `labelled` false the images may
+    come without labels, and are of one class.
 
     Raises:
         TypeError: the data is of another kind.
         DataError: values or labels are wrong.
     """
-    names = getattr(getattr(data, "dataset", data), "classes", None)
-    pairs = list(_pairs(data, mean, std, function))
+    names = getattr(getattr(data, "dataset", data), "classes", None) if labelled else None
+    pairs = list(_pairs(data, mean, std, function, labelled))
     if not pairs:
         raise DataError(f"the data given to {function} has no images")
     labels = [label for _, label in pairs]
@@ -63,11 +66,14 @@ def write_images(data: Any, *, mean: Sequence[float], std: Sequence[float], func
 
 
 def _pairs(
-    data: Any, mean: Sequence[float], std: Sequence[float], function: str
+    data: Any, mean: Sequence[float], std: Sequence[float], function: str, labelled: bool
 ) -> Iterator[tuple[tuple[str, bytes], int]]:
-    """Each image as (name by its content, PNG), and its label."""
+    """Each image as (name by its content, PNG), and its label; with `labelled` false that is 0."""
+    if not labelled and (isinstance(data, np.ndarray) or (isinstance(data, tuple) and len(data) == 2)):
+        data = _with_zeros(data)
     if isinstance(data, DataLoader):
         for batch in data:
+            batch = batch if labelled else _with_zeros(batch)
             if not (isinstance(batch, (list, tuple)) and len(batch) == 2 and isinstance(batch[0], torch.Tensor)):
                 raise TypeError(f"{function} takes a DataLoader of batches (images, labels)")
             yield from zip(_of_batch(batch[0], mean, std), _labels(batch[1]), strict=True)
@@ -81,7 +87,7 @@ def _pairs(
         yield from zip(map(_png, images), labels, strict=True)
     elif isinstance(data, Dataset) or (isinstance(data, Sequence) and not isinstance(data, (str, bytes))):
         items: Iterable[Any] = (data[i] for i in range(len(data)))  # type: ignore[arg-type]
-        for picture, label in items:
+        for picture, label in items if labelled else map(_with_zero, items):
             if not isinstance(picture, Image.Image):
                 raise TypeError(
                     f"{function} takes a data set of PIL images and labels, and its images are "
@@ -90,6 +96,17 @@ def _pairs(
             yield _png(np.asarray(picture.convert("RGB"))), int(label)
     else:
         raise TypeError(f"{function} takes as data {EXPECTED}; it was given a {type(data).__name__}")
+
+
+def _with_zero(item: Any) -> tuple[Any, int]:
+    """An item without its label, and 0."""
+    return (item[0] if isinstance(item, (list, tuple)) else item), 0
+
+
+def _with_zeros(batch: Any) -> tuple[Any, Any]:
+    """A batch without its labels, and as many zeros."""
+    images = batch[0] if isinstance(batch, (list, tuple)) else batch
+    return images, np.zeros(len(images), np.int64)
 
 
 def _labels(labels: Any) -> list[int]:

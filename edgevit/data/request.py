@@ -77,6 +77,17 @@ def check_data(
     _refuse_unknown(listed(classes, names) or [], names, of_base)
 
 
+def check_pictures(data: str | Path, unlabelled: str | Path | None = None) -> None:
+    """Refuse images without labels that do not exist.
+
+    Raises:
+        DataError: there are none.
+    """
+    for images in (data, unlabelled):
+        if images is not None:
+            refuse_missing_unlabelled(images)
+
+
 def _refuse_unknown(entries: Sequence[str], names: Collection[str], of_base: Sequence[str]) -> None:
     if any(_SYNSET.fullmatch(name) for name in (*entries, *names)):
         return  # an entry may be a first lemma, which only timm knows, and timm imports torch

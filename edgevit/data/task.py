@@ -26,7 +26,7 @@ from edgevit.data.augment import Augment
 from edgevit.data.classes import base_list, base_order, listed, refuse_unnamed, resolve
 from edgevit.data.examine import FEW, copies, find_unreadable, image_sha256
 from edgevit.data.similar import warn_of_recordings
-from edgevit.data.sources import ImageSource, Part, Reference, open_source, open_unlabelled
+from edgevit.data.sources import ImageSource, Part, Reference, open_pictures, open_source, open_unlabelled
 from edgevit.data.sources.folder import Folder, Images
 from edgevit.data.splitting import PARTS, Splitting
 from edgevit.errors import DataError, OptionError
@@ -202,7 +202,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Task:
-    """Target classes and their images, if there are any (`edgevit.data.unseen`)."""
+    """Images by their parts, and their classes: there may be no images (`edgevit.data.unseen`), or no classes."""
 
     classes: tuple[TargetClass, ...]
     train: Split
@@ -385,8 +385,7 @@ def open_task(
         DataError, UnknownNameError: as `edgevit.data.classes` and `edgevit.data.sources` say.
         OptionError: the validation fraction is not between 0 and 1.
     """
-    if not 0 < validation_fraction < 1:
-        raise OptionError(f"validation fraction {validation_fraction} is not between 0 and 1; try 0.1")
+    _check_fraction(validation_fraction)
     source, progress = open_source(data), progress or Silent()
     names = base_list(base_names, source.class_names, base_outputs)
     order = base_order(source.class_names, names, base_outputs)
@@ -397,19 +396,82 @@ def open_task(
                 f"{_first_few(untrained)} has no folder of the same class in {source.folders['train']}, and is not used"
             )
     targets = resolve(listed(classes, {*source.class_names, *order}), source.class_names, order)
+    named = {"base_outputs": base_outputs, "base_names": names}
     splitting = Splitting(source, validation_fraction, seed, group_by)
-    parts = [splitting.parts(target.name) for target in targets]
+    return _gathered(splitting, data, targets, preprocessing, named, skip_bad_images, check, unlabelled, progress)
+
+
+def open_unlabelled_task(
+    data: str | Path,
+    *,
+    preprocessing: Mapping[str, Any],
+    outputs: int,
+    validation_fraction: float = 0.1,
+    seed: int = 42,
+    group_by: str | None = None,
+    skip_bad_images: bool = False,
+    check: Sequence[str] = PARTS,
+    unlabelled: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Task:
+    """Split images into parts without their classes: those in a folder at any depth, or of another kind of data.
+
+    Args:
+        outputs: features of the base.
+        group_by, check, unlabelled: as for `open_task`.
+
+    Raises:
+        DataError: there are no images, or too few.
+        OptionError: as for `open_task`.
+    """
+    _check_fraction(validation_fraction)
+    source = open_pictures(data)
+    splitting = Splitting(source, validation_fraction, seed, group_by)
+    named = {"base_outputs": outputs, "base_names": None}
+    task = _gathered(
+        splitting, data, (), preprocessing, named, skip_bad_images, check, unlabelled, progress or Silent()
+    )
+    unknown: dict[str, Any] = {
+        part: replace(task.part(part), labels=(UNLABELLED,) * len(task.part(part))) for part in PARTS
+    }
+    return replace(task, **unknown)
+
+
+def _check_fraction(validation_fraction: float) -> None:
+    if not 0 < validation_fraction < 1:
+        raise OptionError(f"validation fraction {validation_fraction} is not between 0 and 1; try 0.1")
+
+
+def _gathered(
+    splitting: Splitting,
+    data: str | Path,
+    targets: tuple[TargetClass, ...],
+    preprocessing: Mapping[str, Any],
+    named: Mapping[str, Any],
+    skip_bad_images: bool,
+    check: Sequence[str],
+    unlabelled: str | Path | None,
+    progress: Progress,
+) -> Task:
+    """Split the images of these classes, or of all where there are none, and look at the files.
+
+    Args:
+        named: the outputs of the base, and their names.
+    """
+    source = splitting.source
+    class_names = [target.name for target in targets] or list(source.class_names)
+    parts = [splitting.parts(name) for name in class_names]
     bad: set[Reference] = set()
     checked: tuple[Part, ...] = tuple(part for part in PARTS if skip_bad_images or part in check)
     if source.files:
         everything = [r for part in parts for name in checked for r in part[name]]
         bad = find_unreadable(everything, skip_bad_images, progress, Reading.of(preprocessing))
         parts = [{k: [r for r in v if r not in bad] for k, v in part.items()} for part in parts]
-        if group_by is None:
+        if splitting.group_by is None:
             warn_of_recordings(parts, [part for part in splitting.missing if part in checked], progress)
     splits: dict[Part, Split] = {}
     for name in PARTS:
-        if bare := [target.name for target, part in zip(targets, parts, strict=True) if not part[name]]:
+        if bare := [of_class for of_class, part in zip(class_names, parts, strict=True) if not part[name]]:
             raise DataError(f"no readable {name} images of class {bare[0]!r} in {data}; add some")
         pairs = [(reference, label) for label, part in enumerate(parts) for reference in part[name]]
         splits[name] = Split(source, tuple(r for r, _ in pairs), tuple(label for _, label in pairs), preprocessing)
@@ -424,11 +486,10 @@ def open_task(
     _report_annotations([source, *([more.source] if more else [])], progress)
     arguments = {
         "data": _resolved(data),
-        "base_outputs": base_outputs,
-        "base_names": names,
-        "validation_fraction": validation_fraction,
-        "seed": seed,
-        "group_by": group_by,
+        **named,
+        "validation_fraction": splitting.validation_fraction,
+        "seed": splitting.seed,
+        "group_by": splitting.group_by,
         "skip_bad_images": skip_bad_images,
         "unlabelled": _resolved(unlabelled) if unlabelled is not None else None,
     }
@@ -467,19 +528,21 @@ def reopen(
     Raises:
         DataError: the images are missing or have changed.
     """
-    task = open_task(
-        record.data,
-        [c.name for c in record.classes],
-        preprocessing=preprocessing,
-        base_outputs=record.base_outputs,
-        base_names=record.base_names,
-        validation_fraction=record.validation_fraction,
-        seed=record.seed,
-        group_by=record.group_by,
-        skip_bad_images=record.skip_bad_images,
-        check=check,
-        progress=progress,
-    )
+    parting: dict[str, Any] = {
+        "preprocessing": preprocessing,
+        "validation_fraction": record.validation_fraction,
+        "seed": record.seed,
+        "group_by": record.group_by,
+        "skip_bad_images": record.skip_bad_images,
+        "check": check,
+        "progress": progress,
+    }
+    if record.classes:
+        names = [c.name for c in record.classes]
+        outputs: dict[str, Any] = {"base_outputs": record.base_outputs, "base_names": record.base_names}
+        task = open_task(record.data, names, **outputs, **parting)
+    else:
+        task = open_unlabelled_task(record.data, outputs=record.base_outputs, **parting)
     if task.fingerprint() != record.fingerprint:
         raise DataError(
             f"the images in {record.data} are not those the model was derived from; give others with --data"

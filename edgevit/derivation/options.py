@@ -70,6 +70,7 @@ class MethodDescription:
     options: tuple[MethodOption, ...]
     quantities: tuple[str, ...]  # of budgets that it can meet
     needs_images: bool  # False: only if it is asked to train
+    needs_labels: bool  # False: it can cut a network whose outputs are features
 
     @property
     def slices(self) -> bool:
@@ -92,13 +93,14 @@ def describe(name: str) -> MethodDescription:
         raise UnknownNameError("method", name, method_names())
     source = _Source.of(module)
     summary = (ast.get_docstring(source.tree) or "").partition("\n")[0]
-    quantities, needs_images = source.value("QUANTITIES"), source.value("NEEDS_IMAGES")
+    quantities, needs_images, needs_labels = map(source.value, ("QUANTITIES", "NEEDS_IMAGES", "NEEDS_LABELS"))
     return MethodDescription(
         name,
         summary,
         tuple(_options(source, "Config").values()),
         ast.literal_eval(quantities) if quantities else (),
         needs_images is None or ast.literal_eval(needs_images),
+        needs_labels is None or ast.literal_eval(needs_labels),
     )
 
 

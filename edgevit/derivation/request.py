@@ -12,7 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from edgevit.data.request import BaseClasses, Classes, Data, GroupBy, OptionalData, SkipBadImages, check_data
+from edgevit.data.request import (
+    BaseClasses,
+    Classes,
+    Data,
+    GroupBy,
+    OptionalData,
+    SkipBadImages,
+    check_data,
+    check_pictures,
+)
 from edgevit.derivation.allocate.budget import MEASURED_BUDGETS, make_budget
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.methods import baseline_names, method_names, own_method_names
@@ -31,6 +40,7 @@ D = TypeVar("D", bound="Deriving")
 
 HEADS = ("subset", "full")
 STARTS = ("base", "finetuned", "better")
+OUTPUTS = ("classes", "features")
 NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
 
 
@@ -59,6 +69,11 @@ AcceptPreprocessing = Annotated[
 RESUME = "Continue an interrupted {} from its last saved step."
 
 
+OutputOption = Annotated[
+    str, Option("What the model puts out: classes, or features, for which images need no labels.", DATA, common=True)
+]
+
+
 def method_options(help: str, metavar: str = "METHOD.OPTION=VALUE") -> Option:
     """The option --set, for the method of the request, or for the super-network."""
 
@@ -66,6 +81,12 @@ def method_options(help: str, metavar: str = "METHOD.OPTION=VALUE") -> Option:
         return parse_assignments(options.get("method") or SUPERNET, texts)
 
     return Option(help, SHAPE, name="--set", metavar=metavar, repeated=True, read=read)
+
+
+def refuse_classes(options: Mapping[str, bool]) -> None:
+    """Refuse, for a model that puts out features, the options of classes that are given."""
+    if given := [option for option, is_given in options.items() if is_given]:
+        raise OptionError(f"{given[0]} is for classes, and the output is features; leave it out")
 
 
 def one_rate(text: str, _: Mapping[str, Any]) -> float:
@@ -97,6 +118,7 @@ class BaseRequest(BaseOptions):
         ),
     ] = None
     base_classes: BaseClasses = None
+    output: OutputOption = OUTPUTS[0]
     # How images are split and read, for the check of the base and for a head that is fitted.
     validation_fraction: ValidationFraction = 0.1
     group_by: GroupBy = None
@@ -119,7 +141,11 @@ class BaseRequest(BaseOptions):
         self.training.check()
         check_number("--validation-fraction", self.validation_fraction, "(0, 1)", "try 0.1")
         self.check_base(self.name)
-        if self.data is not None:
+        if self.output not in OUTPUTS:
+            raise UnknownNameError("output", self.output, OUTPUTS)
+        if self.output == "features":
+            refuse_classes({"--classes": self.classes is not None, "--base-classes": self.base_classes is not None})
+        elif self.data is not None:
             check_data(self.data, self.classes, self.base_classes)
 
 
@@ -143,7 +169,6 @@ class Request(BaseOptions):
             "Widths that blocks may have: fused (multiples of 8 that TensorRT fuses), fused4 (multiples of "
             "4), paper (as in Vulcan's released code) or free.",
             SHAPE,
-            common=True,
         ),
     ] = "fused"
     ffn_multiple: Annotated[
@@ -169,7 +194,10 @@ class Request(BaseOptions):
         check_number("--validation-fraction", self.validation_fraction, "(0, 1)", "try 0.1")
         self.check_base(base)
         if self.data is not None:
-            check_data(self.data, self.classes, self.base_classes, unlabelled=unlabelled)
+            self._check_images(self.data, unlabelled)
+
+    def _check_images(self, data: str | Path, unlabelled: str | Path | None) -> None:
+        check_data(data, self.classes, self.base_classes, unlabelled=unlabelled)
 
     def plain(self) -> dict[str, Any]:
         """The whole request as plain JSON values."""
@@ -272,6 +300,7 @@ class Deriving(Request):
         Path | str | None,
         Option("Super-network to cut a slice from, in place of BASE, for --method skd.", SHAPE, metavar="FOLDER"),
     ] = None
+    output: OutputOption = OUTPUTS[0]
     head: Annotated[
         str, Option("Outputs of the model: subset (only the target classes) or full (all outputs of the base).", SHAPE)
     ] = "subset"
@@ -393,7 +422,40 @@ class DeriveRequest(Deriving):
             check_number("--reject", self.reject, "(0, 1)", "try 0.05")
         # A jobs file has no key for overwriting, so that its jobs cannot ask for it.
         self._check_out(resume=self.resume, overwrite=None if self.job else self.overwrite)
+        self._check_output()
         self._check(base, self.method, self.settings, self.unlabelled)
+
+    def _check_output(self) -> None:
+        """Refuse options of classes, and methods that read labels, for a model that puts out features."""
+        if self.output not in OUTPUTS:
+            raise UnknownNameError("output", self.output, OUTPUTS)
+        if not self.puts_out_features:
+            return
+        if describe(self.method).needs_labels:
+            able = " or ".join(name for name in method_names() if not describe(name).needs_labels)
+            raise OptionError(
+                f"--output features is for images without labels, and {self.method} reads them; try {able}"
+            )
+        of_classes = {
+            "--classes": self.classes is not None,
+            "--base-classes": self.base_classes is not None,
+            "--reject": self.reject is not None,
+            "--finetune-base": self.finetune_base,
+            "--derive-from": self.derive_from != STARTS[0],
+            "--head full": self.head != HEADS[0],
+            f"--teacher {self.training.teacher}": self.training.teacher not in (None, "restricted"),
+        }
+        refuse_classes(of_classes)
+
+    @property
+    def puts_out_features(self) -> bool:
+        return self.output == "features"
+
+    def _check_images(self, data: str | Path, unlabelled: str | Path | None) -> None:
+        if self.puts_out_features:
+            check_pictures(data, unlabelled)
+        else:
+            super()._check_images(data, unlabelled)
 
     def _check_start(self) -> None:
         """Refuse a wrong choice of the network to cut."""

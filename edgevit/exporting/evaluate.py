@@ -16,14 +16,16 @@ from torch import Tensor
 from edgevit.data.assumptions import CHECK, Sureness, assumptions
 from edgevit.data.loading import workers_for
 from edgevit.data.rejection import count_rejected, foreign_images
+from edgevit.data.splitting import PARTS
 from edgevit.data.task import Split
 from edgevit.errors import CheckpointError, ModelError, OptionError
 from edgevit.exporting.images import Judging, Subject, data_record, open_judging, subject_of
 from edgevit.exporting.imported import open_imported
+from edgevit.exporting.probes import Labelled, probe, read_features
 from edgevit.exporting.request import ONNX, JudgeRequest, Part
 from edgevit.exporting.session import OUTPUT_KIND, OnnxModel
 from edgevit.network.accuracy import measure_accuracy
-from edgevit.network.checkpoint import load, open_base
+from edgevit.network.checkpoint import Headless, load, open_network
 from edgevit.network.device import find_device
 from edgevit.network.output import Logits
 from edgevit.progress import Progress, Silent
@@ -50,6 +52,7 @@ class Evaluation:
     images_per_class: dict[str, int]
     rejected: RejectedRecord | None = None  # images classified as `other`; None: the model has no such rule
     agreement: float | None = None  # mean score with the answers of the model folder as targets; None: of logits
+    probes: dict[str, float] | None = None  # top-1 of classifiers that were fitted to features, by their names
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ def open_onnx(path: Path, device: str) -> ModelUnderTest:
 
 
 def _open_torch(model: str | Path, device: str, progress: Progress, **options: Any) -> ModelUnderTest:
-    opened = open_base(model, progress=progress, **options)
+    opened = open_network(model, progress=progress, **options)
+    opened = opened.described() if isinstance(opened, Headless) else opened
     target = find_device(device)
     network = opened.to(target)
     record = data_record(Path(model)) if Path(model).is_dir() else None
@@ -190,12 +194,45 @@ def _finite(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest, 
     return outputs
 
 
+def _probed(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress) -> Evaluation:
+    """Fit classifiers to the features of labelled images, and judge them on the held-out ones.
+
+    Raises:
+        OptionError: the model classifies images itself.
+    """
+    subject = candidate.subject
+    if subject.output_kind != "features":
+        raise OptionError(f"--probe is for features, and {request.model} classifies images itself; leave it out")
+    judging = open_judging(
+        subject, request.data, classes=request.classes, part=request.part, seed=request.seed,
+        validation_fraction=request.validation_fraction, group_by=request.group_by,
+        skip_bad_images=request.skip_bad_images, check=PARTS, progress=progress,
+    ).limited(request.max_images)  # fmt: skip
+    workers = workers_for(request.workers, find_device(request.device).type, request.batch_size)
+
+    def read(images: Split) -> Labelled:
+        with progress.stage("features", len(images), "image") as stage:
+            return read_features(candidate.predict, images, request.batch_size, workers, stage.update)
+
+    shares = probe(request.probe, judging.task, judging.split, read)
+    return Evaluation(
+        str(request.model), candidate.form, judging.data, judging.part, len(judging.split), None, None, 0, {}, {},
+        probes=shares,
+    )  # fmt: skip
+
+
 def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest, progress: Progress) -> Evaluation:
     """Compare outputs without classes with those of the model folder in torch.
 
     Raises:
         CheckpointError: the file is in no model folder.
+        OptionError: it is the model in torch.
     """
+    if candidate.form == "torch":
+        raise OptionError(
+            f"{request.model} gives {judging.output.noun}: --probe knn,linear with labelled images tells what they are "
+            "worth"
+        )
     if candidate.folder is None or not candidate.folder.is_model:
         raise CheckpointError(
             f"{request.model} gives {judging.output.noun}, to be compared with those of its model folder, and is in "
@@ -220,6 +257,8 @@ def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
 def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress) -> Evaluation:
     """Evaluate an opened model; raises as `edgevit.evaluate` does."""
     model = request.model
+    if request.probe:
+        return _probed(candidate, request, progress)
     judging = _open_judging(candidate.subject, request, progress)
     if not isinstance(judging.output, Logits):
         return _compared(candidate, judging, request, progress)

@@ -104,7 +104,7 @@ def _open_data(
     validation_fraction: float | None,
     group_by: str | None,
     skip_bad_images: bool,
-    part: str,
+    check: Sequence[str],
     progress: Progress,
 ) -> Task:
     # For the data, the classes of a derived model are those of the base.
@@ -124,7 +124,7 @@ def _open_data(
         seed=subject.seed if seed is None else seed,
         group_by=subject.group_by if group_by is None else group_by,
         skip_bad_images=skip_bad_images,
-        check=(part,),
+        check=check,
         progress=progress,
     )
     foreign = [name for name in task.test.source.class_names if names and name not in names]
@@ -158,14 +158,19 @@ def open_judging(
     validation_fraction: float | None = None,
     group_by: str | None = None,
     skip_bad_images: bool = False,
+    check: Sequence[str] | None = None,
 ) -> Judging:
     """Open the images of an evaluation; without data, those of the derivation of the model.
+
+    Args:
+        check: parts whose images must be readable; None: the one that is evaluated.
 
     Raises:
         DataError: the images are missing, or their classes do not match those of the model.
         UnknownNameError, OptionError: a class, a part or an option is wrong.
     """
     check_part(part)
+    check = check or (part,)
     parted_by = (seed, validation_fraction, group_by)
     if data is None and subject.record is None:
         raise DataError("the model does not state the images that it was derived from; give them with --data")
@@ -174,12 +179,12 @@ def open_judging(
     if data is None:
         assert subject.record is not None
         with _naming_origin(f"{DERIVATION} of the model says that it was derived from {subject.record.data!r}"):
-            task = reopen(subject.record, subject.preprocessing, progress, check=(part,))
+            task = reopen(subject.record, subject.preprocessing, progress, check=check)
     elif classes is None and subject.class_names:
         with _naming_origin(f"{subject.origin} names the classes"):
-            task = _open_data(subject, data, None, base_classes, *parted_by, skip_bad_images, part, progress)
+            task = _open_data(subject, data, None, base_classes, *parted_by, skip_bad_images, check, progress)
     else:
-        task = _open_data(subject, data, classes, base_classes, *parted_by, skip_bad_images, part, progress)
+        task = _open_data(subject, data, classes, base_classes, *parted_by, skip_bad_images, check, progress)
     column_of = dict(zip(subject.class_names, subject.class_columns, strict=True))
     if strange := [name for name in task.class_names if column_of and name not in column_of]:
         raise CheckpointError(f"{DERIVATION} of the model names the class {strange[0]!r}, and {SPEC} does not; {HINT}")

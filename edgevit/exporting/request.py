@@ -27,6 +27,7 @@ from edgevit.train.settings import Workers
 
 Part = Literal["test", "validation"]
 PARTS: tuple[Part, ...] = ("test", "validation")
+PROBES = ("knn", "linear")  # what features are judged by, where there are labels
 CROP_MODES = ("center", "squash", "border")
 ONNX, ENGINE = ".onnx", ".engine"  # suffixes of files of whole models
 OPSETS = range(17, 21)  # LayerNormalization is new in 17; JetPack 6's parser reads up to 20
@@ -43,6 +44,15 @@ def read_batch(text: str, _: Mapping[str, Any]) -> Batch:
     if not text.isdecimal() or int(text) < 1:
         raise OptionError(f"--batch {text} is neither a number of images nor 'dynamic'; try 1")
     return int(text)
+
+
+def read_probes(text: str, _: Mapping[str, Any]) -> tuple[str, ...]:
+    """Read names of probes that are separated by commas."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in PROBES:
+            raise UnknownNameError("probe", name, PROBES)
+    return names
 
 
 def read_size(text: str, _: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -295,6 +305,16 @@ class JudgeRequest(BaseOptions):
     classes: Classes = None
     base_classes: BaseClasses = None
     part: Split = "test"
+    probe: Annotated[
+        tuple[str, ...],
+        Option(
+            "Classifiers that are fitted to features and judged: knn, linear, or both, separated by commas.",
+            DATA,
+            read=read_probes,
+            metavar="NAME[,...]",
+            common=True,
+        ),
+    ] = ()
     seed: Annotated[int | None, Option("Seed of the split into parts.  [default: the model's own, or 42]", DATA)] = None
     group_by: GroupBy = None
     validation_fraction: float | None = None  # of the split; None: that of the model, or 0.1
@@ -314,6 +334,11 @@ class JudgeRequest(BaseOptions):
             self.data, self.classes, self.base_classes, part=self.part, max_images=self.max_images,
             batch_size=self.batch_size, device=self.device,
         )  # fmt: skip
+
+        if self.probe and self.data is None:
+            raise OptionError("--probe fits classifiers to labelled images; give them with --data")
+        if self.probe and suffix_of(self.model) == ENGINE:
+            raise OptionError(f"--probe reads a model folder or an ONNX file, and {self.model} is an engine")
 
     def _check_model(self) -> None:
         """Check the timm name, model folder or exported file."""

@@ -34,7 +34,7 @@ from edgevit.network.builder import built, is_builder
 from edgevit.network.copies import shape_copy, without_values
 from edgevit.network.families import Interchange, family_like, family_names, load_family, name_of
 from edgevit.network.network import Network
-from edgevit.network.output import Logits
+from edgevit.network.output import output_of
 from edgevit.network.prediction import Picture, Prediction, predictions_of, rgb_images
 from edgevit.network.request import check_model_folder, check_openable, plain_base
 from edgevit.network.weights import FOREIGN, Weights, fill_network, first_line, read_weights, reading
@@ -64,7 +64,9 @@ class Model(Network):
     """
 
     def __init__(self, network: Network, spec: ModelSpec, release: ReleaseFacts | None = None) -> None:
-        output = Logits(tuple(spec.class_columns)) if spec.classes else network.output
+        output = network.output
+        if spec.classes or spec.output is not None:
+            output = output_of(spec.output_kind, spec.class_columns)
         super().__init__(network.module, network.family, output)
         self.spec, self.release = spec, release or ReleaseFacts()
 
@@ -624,5 +626,6 @@ def derived_spec(base: ModelSpec, network: Network, head: str, classes: tuple[Ta
         macs=geometry.macs(blocks),
         params=sum(p.numel() for p in network.parameters()),
         base=BaseFacts(base.base.weights_sha256, base.blocks, base.macs, base.params, base.outputs, base.base.embed),
+        output=base.output,
     )
     return spec

@@ -37,6 +37,9 @@ class Output(Protocol):
     def divergence(self, reference: Tensor, outputs: Tensor) -> Tensor:
         """How far the outputs of a batch are from those of a reference: [B], zero where they are equal."""
 
+    def imitation(self, reference: Tensor, outputs: Tensor, temperature: float) -> Tensor:
+        """The loss of a batch whose outputs are to become those of a reference: a scalar."""
+
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """How good the outputs of a batch are: [B], from 0 to 1."""
 
@@ -72,6 +75,12 @@ class Logits:
         p, q = (self.of(logits).log_softmax(1) for logits in (reference, outputs))
         return F.kl_div(q, p, log_target=True, reduction="none").sum(1)
 
+    def imitation(self, reference: Tensor, outputs: Tensor, temperature: float) -> Tensor:
+        """T^2 KL(reference || outputs) at temperature T (Hinton et al., 2015): T^2 keeps the size of the gradient."""
+        p, q = (F.log_softmax(self.of(logits).float() / temperature, dim=1) for logits in (reference, outputs))
+        loss: Tensor = temperature**2 * F.kl_div(q, p, reduction="batchmean", log_target=True)
+        return loss
+
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """1 where the most probable target class is the right one."""
         return (self.answers(outputs) == targets).float()
@@ -97,8 +106,8 @@ def random_signs(shape: Sequence[int], seed: int) -> Tensor:
 class Features:
     """Features [B, d], or of tokens [B, N, d], without labels.
 
-    The divergence is half the squared distance in units of `scale`, so that no channel of large values decides alone.
-    Targets are the features of a reference.
+    The divergence is half the mean squared difference in units of `scale`, so that no channel of large values decides
+    alone; for features that have nothing in common it is about 1. Targets are the features of a reference.
     """
 
     kind: ClassVar[OutputKind] = "features"
@@ -114,11 +123,15 @@ class Features:
         return random_signs((images, *outputs.shape[1:]), seed)
 
     def probe(self, outputs: Tensor, draws: Tensor) -> Tensor:
-        """By random cotangents: the curvature is the identity in units of `scale`."""
-        return (self.of(outputs) * draws.to(outputs)).sum()
+        """By random cotangents: in units of `scale`, the curvature is the identity over the number of features."""
+        probe: Tensor = (self.of(outputs) * draws.to(outputs)).sum() / outputs[0].numel() ** 0.5
+        return probe
 
     def divergence(self, reference: Tensor, outputs: Tensor) -> Tensor:
-        return (self.of(outputs) - self.of(reference)).square().flatten(1).sum(1) / 2
+        return (self.of(outputs) - self.of(reference)).square().flatten(1).mean(1) / 2
+
+    def imitation(self, reference: Tensor, outputs: Tensor, temperature: float) -> Tensor:
+        return self.divergence(reference.float(), outputs.float()).mean()
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean cosine to the features of the reference, 0 where it is negative."""
@@ -168,6 +181,9 @@ class Map:
         p = reference.sigmoid()
         losses = [F.binary_cross_entropy_with_logits(x, p, reduction="none") for x in (outputs, reference)]
         return (losses[0] - losses[1]).flatten(1).mean(1)
+
+    def imitation(self, reference: Tensor, outputs: Tensor, temperature: float) -> Tensor:
+        return self.divergence(reference.float(), outputs.float()).mean()
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The intersection over union of the foreground, the share of right pixels, or 1 - mean absolute error."""

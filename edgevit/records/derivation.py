@@ -212,6 +212,22 @@ class AccuracyRecord:
 
 
 @dataclass(frozen=True)
+class SimilarityRecord:
+    """How far the features of a model are those of its base on the test part, without labels."""
+
+    images: Index
+    cosine: Share  # mean over the images; 0 where it is negative
+    same_neighbours: Share | None  # of each image's ten nearest by the base; None: too few images
+
+    def format(self) -> str:
+        """Describe it as the end of a sentence."""
+        text = f"a cosine of {self.cosine:.4f} to the base's on {self.images} test images"
+        if self.same_neighbours is None:
+            return text
+        return f"{text}, and {self.same_neighbours:.1%} of an image's ten nearest images are the base's"
+
+
+@dataclass(frozen=True)
 class Accuracies:
     """Of the base and of the model; None: not requested, or a slice that was not evaluated."""
 
@@ -349,6 +365,7 @@ class DerivationRecord:
     weights_sha256: Sha256 | None = field(default=None, compare=False)
     job: Sha256 | None = None  # of the job in a jobs file; None: not of a jobs file
     answers: dict[JudgedPart, PartAnswers] | None = None  # by part; None: a slice without images
+    similarity: SimilarityRecord | None = None  # of features; None: the model puts out classes
 
     def format_method(self) -> str:
         """Name the method, after the fine-tuning of the base if it was pruned after it."""

@@ -188,6 +188,7 @@ class ModelSpec:
     params: Count
     base: BaseFacts
     rejection: Rejection | None = None  # None: no image is classified as `other`
+    output: OutputKind | None = None  # None: logits, or features where there is no classifier
 
     @property
     def class_names(self) -> list[str]:
@@ -208,7 +209,7 @@ class ModelSpec:
 
     @property
     def output_kind(self) -> OutputKind:
-        return "logits" if self.outputs else "features"
+        return self.output or ("logits" if self.outputs else "features")
 
     @property
     def class_columns(self) -> list[int]:

@@ -1,6 +1,7 @@
-"""Distillation: a network learns from a teacher's answers and from labels (Hinton et al., 2015).
+"""Distillation: a network learns from a teacher's outputs and from labels (Hinton et al., 2015).
 
 Loss = (1 - weight) CE(labels, network) + weight T^2 KL(teacher || network at temperature T) + tokens * token error.
+For features, their squared error is in place of the divergence of classes (`network/output.py`).
 
 The token error is that of the final tokens or, with `token_depths`, the mean over these and tokens behind some blocks.
 
@@ -55,12 +56,6 @@ class Distillation:
     depths: tuple[Depth, ...] = ()  # further places where tokens are compared
     # How many tokens are compared, from the first; None: all or, if tokens leave, those that always remain.
     compared: int | None = None
-
-
-def teacher_loss(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
-    """Compute T^2 KL(teacher || network), the mean over the images. Shapes: both [B, C]."""
-    log_network, log_teacher = (F.log_softmax(x.float() / temperature, dim=1) for x in (logits, taught))
-    return temperature**2 * F.kl_div(log_network, log_teacher, reduction="batchmean", log_target=True)
 
 
 def token_loss(tokens: Tensor, taught: Tensor, by_token: Tensor | None = None) -> Tensor:
@@ -144,9 +139,8 @@ class Lesson:
         return tokens if back is None else F.linear(tokens, *(t.to(tokens) for t in back))
 
     def teacher_loss(self, logits: Tensor, taught: Tensor) -> Tensor:
-        """Compute the teacher's part of the loss from its logits. Shapes: both [B, outputs]."""
-        of = self.network.output.of
-        return teacher_loss(of(logits), of(taught), self.distillation.temperature)
+        """Compute the teacher's part of the loss from its outputs. Shapes: both [B, ...]."""
+        return self.network.output.imitation(taught, logits, self.distillation.temperature)
 
     def total(self, losses: dict[str, Tensor]) -> Tensor:
         """Sum the weighted parts: `loss_task` (CE) and the results of `losses`."""

@@ -20,30 +20,34 @@ class Outcome:
     """The effect of a training on the validation part; its fields are in derivation.json."""
 
     kept_step: int  # the step whose weights are kept; 0: no later state was better
-    accuracy_validation_before: float
-    accuracy_validation_trained: float  # of the best later state
+    accuracy_validation_before: float | None  # None: the images have no classes
+    accuracy_validation_trained: float | None  # of the best later state
     loss_validation_before: float | None  # against the teacher, if there is one
     loss_validation_trained: float | None
 
     def text(self, stage: str) -> str:
         """Describe the outcome of a stage in one line."""
-        accuracy, trained = (
-            f"{100 * a:.1f} %" for a in (self.accuracy_validation_before, self.accuracy_validation_trained)
-        )
         if not self.kept_step:
+            figures = "; ".join([*self._accuracies("at best"), *self._losses()])
             return (
-                f"{stage} did not help ({trained} at best, {accuracy} before{self._losses()}): the closed-form "
-                "weights are kept; try a lower --lr, more --steps, or more images, without labels as --unlabelled"
+                f"{stage} did not help ({figures}): the closed-form weights are kept; try a lower --lr, more --steps, "
+                "or more images, without labels as --unlabelled"
             )
-        step = self.kept_step
-        return f"{stage}: kept the weights of step {step}, {trained} on the validation part, {accuracy} before"
+        (figures, *_) = [*self._accuracies("on the validation part"), *self._losses()]
+        return f"{stage}: kept the weights of step {self.kept_step}, {figures}"
 
-    def _losses(self) -> str:
+    def _accuracies(self, of_trained: str) -> list[str]:
+        before, trained = self.accuracy_validation_before, self.accuracy_validation_trained
+        if before is None or trained is None:
+            return []
+        return [f"{100 * trained:.1f} % {of_trained}, {100 * before:.1f} % before"]
+
+    def _losses(self) -> list[str]:
         if self.loss_validation_trained is None:
-            return ""
-        return (
-            f"; loss against the teacher {self.loss_validation_trained:.2g}, {self.loss_validation_before:.2g} before"
-        )
+            return []
+        return [
+            f"loss against the teacher {self.loss_validation_trained:.2g}, {self.loss_validation_before:.2g} before"
+        ]
 
 
 @dataclass
@@ -86,7 +90,7 @@ class History:
             return None
         before, *trained = evaluated
         best = max(trained, key=score)
-        accuracies = (line.get("accuracy_pruned", line["accuracy_trained"]) for line in (before, best))
+        accuracies = (line.get("accuracy_pruned", line.get("accuracy_trained")) for line in (before, best))
         losses = (line.get("loss_validation") for line in (before, best))
         return Outcome(evaluated[-1]["kept_step"], *accuracies, *losses)
 
@@ -97,4 +101,4 @@ def score(figures: dict[str, float]) -> float:
     A loss over a few hundred images distinguishes states of equal accuracy, which is counted in whole images.
     """
     loss = figures.get("loss_validation")
-    return figures.get("accuracy_pruned", figures["accuracy_trained"]) if loss is None else -loss
+    return figures.get("accuracy_pruned", figures.get("accuracy_trained", 0.0)) if loss is None else -loss

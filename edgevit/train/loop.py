@@ -21,6 +21,7 @@ from torch import Tensor
 from edgevit.data.task import Split, Task
 from edgevit.errors import Interrupted, TrainingError
 from edgevit.network.network import Network
+from edgevit.network.output import Logits
 from edgevit.signals import StopAsked, stop_when_asked
 from edgevit.train.average import Average
 from edgevit.train.compute import Compute
@@ -61,7 +62,9 @@ class _Run:
         self.task, self.lesson, self.compute = validation.task, validation.lesson, validation.passes.compute
         self.steps = training.steps or 0
         # The last entry is the target of UNLABELLED = -1, which cross_entropy ignores.
-        self.target = torch.as_tensor([*validation.network.columns, _IGNORED], device=self.compute.device)
+        output = validation.network.output
+        columns = output.columns if isinstance(output, Logits) else ()
+        self.target = torch.as_tensor([*columns, _IGNORED], device=self.compute.device)
         size = training.batch_size
         labelled = 1 - unlabelled_share(len(self.task.train), len(unlabelled or ()), size) / size
         micro_batch = size // (training.grad_accum * self.compute.accelerator.num_processes)
@@ -154,7 +157,10 @@ class _Run:
         """Compute the loss of a micro-batch, and its parts: those of labels and teacher."""
         logits = self.model(images)
         # The mean over the labelled images of the whole step, of which this process has some.
-        loss = F.cross_entropy(logits.float(), self.target[labels], reduction="sum") / self.labelled
+        if self.task.classes:
+            loss = F.cross_entropy(logits.float(), self.target[labels], reduction="sum") / self.labelled
+        else:
+            loss = torch.zeros((), device=logits.device)
         if self.lesson is None:
             return loss, {"loss_task": loss}
         with self.compute.accelerator.autocast():

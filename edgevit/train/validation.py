@@ -39,11 +39,11 @@ class Validation:
 
     def look(self, step: int) -> dict[str, float]:
         """Evaluate the network and, with a constraint, the model that pruning would make now."""
-        figures = {"accuracy_trained": self._accuracy(self.network)}
+        figures = self._accuracy("accuracy_trained", self.network)
         slim = self.network
         if self.constraint is not None:
             slim = self.constraint.pruned()
-            figures["accuracy_pruned"] = self._accuracy(slim)
+            figures |= self._accuracy("accuracy_pruned", slim)
         if self.keep == "best":
             if self.lesson is not None:
                 figures["loss_validation"] = self.loss(slim, self.lesson)
@@ -52,8 +52,11 @@ class Validation:
             figures["kept_step"] = self.best.step
         return figures
 
-    def _accuracy(self, network: Network) -> float:
-        return accuracy_of(network, self.task.validation, self.task.class_names, self.passes).top1
+    def _accuracy(self, name: str, network: Network) -> dict[str, float]:
+        """The accuracy of a network by the name of the figure; nothing where there are no classes."""
+        if not self.task.classes:
+            return {}
+        return {name: accuracy_of(network, self.task.validation, self.task.class_names, self.passes).top1}
 
     def loss(self, network: Network, lesson: Lesson) -> float:
         """Compute the loss against the teacher."""

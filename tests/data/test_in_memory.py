@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from edgevit.data.in_memory import write_images
 from edgevit.errors import DataError
@@ -51,6 +51,22 @@ def test_all_forms_of_the_same_images_are_the_same_folder_with_every_byte() -> N
     assert [result.resized for result in results] == [False, False, True]
     assert results[0].class_names == ("0", "1", "2")
     assert written(loader(shuffle=True)).folder == results[0].folder
+
+
+def test_images_without_labels_are_of_one_class() -> None:
+    class Pictures(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(PIXELS)
+
+        def __getitem__(self, i: int) -> Image.Image:
+            return Image.fromarray(PIXELS[i])
+
+    tensors = TensorDataset(*loader().dataset.tensors[:1])  # type: ignore[attr-defined]
+    forms = [PIXELS, (PIXELS, LABELS), Pictures(), loader(), DataLoader(tensors, batch_size=4)]
+    results = [write_images(form, mean=MEAN, std=STD, function="edgevit.derive", labelled=False) for form in forms]
+    assert len({result.folder for result in results}) == 1 and len(list(results[0].folder.rglob("*.png"))) == 6
+    with pytest.raises(TypeError, match=r"edgevit\.derive takes"):
+        written(PIXELS)
 
 
 def test_numbers_of_many_classes_sort_as_numbers() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from edgevit.data.task import Task, open_task
 from edgevit.network.checkpoint import open_base
 from edgevit.network.copies import bare_copy
-from edgevit.train.distil import Distillation, teacher_loss
+from edgevit.network.output import Logits
+from edgevit.train.distil import Distillation
 from edgevit.train.history import History
 from edgevit.train.loop import train
 from edgevit.train.passes import accuracy_of, open_passes
@@ -69,4 +70,4 @@ def kept_step(history: History) -> int:
 
 def divergence(teacher: nn.Module, network: nn.Module, images: Tensor) -> float:
     with torch.inference_mode():
-        return float(teacher_loss(network(images)[:, CLASSES], teacher(images)[:, CLASSES], 2.0))
+        return float(Logits(tuple(CLASSES)).imitation(teacher(images), network(images), 2.0))

@@ -14,6 +14,7 @@ from teaching import CLASSES, Bench, divergence
 from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import OptionError
 from edgevit.network.anatomy import Decoder
+from edgevit.network.output import Logits
 from edgevit.train import products
 from edgevit.train.distil import (
     Depth,
@@ -21,7 +22,6 @@ from edgevit.train.distil import (
     Lesson,
     make_distillation,
     middle_depths,
-    teacher_loss,
     token_loss,
     way_back,
 )
@@ -39,7 +39,7 @@ def test_the_teachers_part_is_what_the_formula_says() -> None:
     p = 1 / (1 + exp(1.0))  # softmax of (0, 1): the teacher's logits over T = 2
     q = exp(0.5) / (1 + exp(0.5))  # softmax of (0.5, 0)
     by_hand = 4 * (p * log(p / q) + (1 - p) * log((1 - p) / (1 - q))) / 2  # T^2; the second image agrees
-    assert float(teacher_loss(network, teacher, 2.0)) == pytest.approx(by_hand, rel=1e-6)
+    assert float(Logits((0, 1)).imitation(teacher, network, 2.0)) == pytest.approx(by_hand, rel=1e-6)
 
 
 def test_the_tokens_part_is_relative_to_the_teachers_square_image_by_image() -> None:

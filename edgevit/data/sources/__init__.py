@@ -4,6 +4,7 @@
     def open_source(data: str) -> ImageSource     list it, without reading images
     def class_names(data: str) -> Sequence[str]   name its classes, without numpy and without reading images
     def open_images(data: str) -> ImageSource     optional: open images that need not be sorted by class
+    def open_pictures(data: str) -> ImageSource   optional: the same, with the parts that the data has
 
 Sources are tried in the order of their names; `folder` matches any directory and so comes last.
 """
@@ -144,3 +145,14 @@ def open_unlabelled(data: str | Path) -> tuple[ImageSource, list[Reference]]:
     if not references:
         raise DataError(f"{data} holds no images; give a folder that has some, at any depth")
     return source, references
+
+
+def open_pictures(data: str | Path) -> ImageSource:
+    """Open images whose classes do not matter, in the parts that the data has: those in a folder are of one class.
+
+    Raises:
+        DataError: there is no data.
+    """
+    kind = refuse_missing_unlabelled(data)
+    source: ImageSource = getattr(kind, "open_pictures", kind.open_source)(str(data))
+    return source

@@ -108,6 +108,13 @@ def _upwards(path: str) -> Iterator[str]:
         yield (path := above)
 
 
+def _part_folders(root: Path) -> tuple[Path | None, Path | None, Path | None]:
+    """The folders of the training, validation and test part, as far as they are there."""
+    folders = {name.lower(): path for name, path in _class_folders(root).items()}  # of Train and train, the latter
+    train, validation, test = (next((folders[n] for n in names if n in folders), None) for names in NAMES.values())
+    return train, validation, test
+
+
 class Images:
     """Every file in a folder, at any depth, as one class."""
 
@@ -170,7 +177,7 @@ class Images:
         return [*sorted(files, key=lambda file: file.split(os.sep))]
 
     def references(self, part: Part, class_name: str) -> list[Reference]:
-        return self._files(self.root, class_name)
+        return self._files(self.parts[part][class_name], class_name)
 
     def read(self, reference: Reference, reading: Reading = AS_STORED) -> Image.Image:
         hint = "remove or replace it, or leave such files out with --skip-bad-images"
@@ -182,10 +189,7 @@ class Folder(Images):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        folders = {name.lower(): path for name, path in _class_folders(root).items()}  # of Train and train, the latter
-        train, validation, test = (
-            next((folders[name] for name in names if name in folders), None) for names in NAMES.values()
-        )
+        train, validation, test = _part_folders(root)
         if validation and not (test and _class_folders(test)):  # as in ImageNet, whose test/ has images without classes
             validation, test = None, validation
         if test is None and train is not None and train.name == "train":  # with a capital it may be a class
@@ -229,3 +233,16 @@ def open_source(data: str) -> Folder:
 
 def open_images(data: str) -> Images:
     return Images(Path(data))
+
+
+def open_pictures(data: str) -> Images:
+    """Images at any depth; those below `train/`, `val/` and `test/` are in these parts."""
+    images = Images(Path(data))
+    train, validation, test = _part_folders(images.root)
+    if validation and not test:
+        validation, test = None, validation
+    if train and test:
+        (name,) = images.class_names
+        folders: dict[Part, Path | None] = {"train": train, "validation": validation, "test": test}
+        images.parts = {part: {name: path} for part, path in folders.items() if path is not None}
+    return images

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import Policy
-from edgevit.derivation.measure.divergence import answers, base_answers, divergence
+from edgevit.derivation.measure.divergence import base_outputs, divergence, outputs_of
 from edgevit.derivation.measure.embedding import (
     TokenStatistics,
     enough_images,
@@ -149,7 +149,7 @@ class Slices:
             "judged": self.judged.content_sha256(),
             "seed": problem.training.seed,
         }
-        self.answers: Tensor | None = None
+        self.outputs: Tensor | None = None  # of the base
         self.slices = dict[int, tuple[Tensor, float]]()
 
     @cached_property
@@ -184,11 +184,12 @@ class Slices:
         return 0.0 if width == self.whole else self._slice(width)[1]
 
     def lost(self, network: Network) -> float:
-        """KL(base || network) in nats per image."""
+        """The divergence of a network from the base."""
         p = self.problem
-        if self.answers is None:
-            self.answers = base_answers(p, self.judged, quick=self.quick)
-        return divergence(self.answers, answers(network, self.judged, p.passes, quick=self.quick))
+        if self.outputs is None:
+            self.outputs = base_outputs(p, self.judged, quick=self.quick)
+        outputs = outputs_of(network, self.judged, p.passes, quick=self.quick)
+        return divergence(p.network.output, self.outputs, outputs)
 
     def _plan(self, encode: Tensor) -> EmbedPlan:
         return EmbedPlan(len(encode), encode, self.tokens.decoders(encode) if self.fitted else None)

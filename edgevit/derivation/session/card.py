@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgevit.data.neighbours import hint_in
 from edgevit.data.shares import share_text
-from edgevit.records.derivation import AccuracyRecord, DerivationRecord, RejectedRecord
+from edgevit.records.derivation import AccuracyRecord, DerivationRecord, RejectedRecord, SimilarityRecord
 from edgevit.records.model import ModelSpec, Rejection
 from edgevit.records.reading import READING, reading_settings
 from edgevit.text import format_count
@@ -141,6 +141,8 @@ An image is called `other`, of none of these classes, where the {rule.score} of 
 
 def model_card(name: str, spec: ModelSpec, record: DerivationRecord, loader: str | None) -> str:
     """The README of a derived model."""
+    if record.similarity is not None:
+        return _features_card(name, spec, record, record.similarity, loader)
     accuracy, measured = record.accuracy, record.accuracy.derived
     rows = [
         ("base, full head", accuracy.base_full_head, spec.base.macs, spec.base.params),
@@ -180,6 +182,43 @@ model = edgevit.load(".")
 {name} = model(model.transform(Image.open("photo.jpg").convert("RGB"))[None])
 ```
 """
+_PLAIN_FEATURES = """With plain timm:
+
+```python
+import json, timm, torch
+from pathlib import Path
+from safetensors.torch import load_file
+
+spec, state = json.loads(Path("model.json").read_text()), load_file("model.safetensors")
+{loader}```
+"""
+
+
+def _features_card(
+    name: str, spec: ModelSpec, record: DerivationRecord, similarity: SimilarityRecord, loader: str | None
+) -> str:
+    """The README of a derived model that puts out features."""
+    embedding = "" if spec.embedding_text is None else f"\n{spec.embedding_text.capitalize()}."
+    plain = "" if loader is None else f"\n{_PLAIN_FEATURES.format(loader=loader)}"
+    return f"""# {name}
+
+A backbone: {spec.timm_name}, {100 * spec.rate:.1f} % of its multiply-accumulates removed with
+`{record.method}`.{embedding}
+Its {spec.outputs} features of an image are meant to be those of its base, and have {similarity.format()}.
+
+| | MACs | parameters |
+|---|---|---|
+| base | {format_count(spec.base.macs)} | {format_count(spec.base.params)} |
+| **this model** | {format_count(spec.macs)} | {format_count(spec.params)} |
+
+{_input(spec)} `derivation.json` says how it was made: {record.format_training()}.
+
+## Compute the features of an image
+
+{_OUTPUTS.format(name="features")}{plain}
+`edgevit evaluate {name} --data IMAGES --probe knn,linear` tells what they are worth on labelled images."""
+
+
 _NAMELESS = f"""Written with `--base-classes FILE` or `--data`, this folder would know the names of its classes, too.
 
 {_OUTPUTS.format(name="logits")}"""
@@ -195,9 +234,10 @@ def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None =
     outputs = len(spec.classes) if spec.head == "subset" else spec.base.outputs
     count = "all" if outputs == spec.base.outputs else f"{outputs} of its"
     names = f": {_classes(spec)}" if spec.classes else ", whose names are not known"
-    kept = f"with {count} {spec.base.outputs} outputs{names}" if outputs else "without a classifier"
+    features = spec.output_kind == "features"
+    kept = "without a classifier" if features else f"with {count} {spec.base.outputs} outputs{names}"
     use, code = "Classify an image", _classify(spec, loader) if spec.classes else _NAMELESS
-    if not outputs:
+    if features:
         use, code = "Compute the features of an image", _OUTPUTS.format(name="features")
     fitted = "" if head is None else f"\nIt had no classifier, and has {head}.\n"
     return f"""# {name}

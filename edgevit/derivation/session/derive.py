@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgevit.data.task import Task, without
+from edgevit.data.task import Task, open_unlabelled_task, without
 from edgevit.data.unseen import without_images
 from edgevit.derivation.allocate.budget import Budget, make_budget
 from edgevit.derivation.allocate.cost_table import load_cost_table
@@ -21,8 +21,16 @@ from edgevit.derivation.problem import Problem
 from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.session.baselines import NO_IMAGES, evaluate_base, evaluate_derived
 from edgevit.derivation.session.card import model_card
+from edgevit.derivation.session.features import features_model, measure_similarity
 from edgevit.derivation.session.in_memory import as_files
-from edgevit.derivation.session.opening import known_classes, open_for, resumable, unfinished, write_model
+from edgevit.derivation.session.opening import (
+    known_classes,
+    open_features,
+    open_for,
+    resumable,
+    unfinished,
+    write_model,
+)
 from edgevit.derivation.session.rejection import RejectionImages, find_rejection_images
 from edgevit.derivation.session.resolved import ResolvedDerivation, training_record
 from edgevit.derivation.session.start import start_from
@@ -115,8 +123,15 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
     base = open_network(request.base, **request.opening(), progress=progress)
     if isinstance(base, Model):
         method.check_base(base, config, request)
-    task, rejection = _open_images(base, request, progress)
-    opened = open_for(base, request, request.head, task, progress)
+    rejection = None
+    if request.puts_out_features:
+        base = features_model(base)
+        opened = open_features(base, request, _open_pictures(base, request, progress), progress)
+        training = replace(training, teacher_weight=1.0)  # there are no labels
+    else:
+        task, rejection = _open_images(base, request, progress)
+        opened = open_for(base, request, request.head, task, progress)
+    task = opened.task
     if opened.fitted is not None and request.derive_from == "base":
         progress.note(
             "the head is of features that never saw these classes; --derive-from better trains the base first"
@@ -150,6 +165,22 @@ def _base_steps(request: DeriveRequest, steps: int | None, images: int) -> int |
     return request.training.steps or usual_steps(images, request.training.batch_size)
 
 
+def _open_pictures(base: Model, request: DeriveRequest, progress: Progress) -> Task:
+    """Open images without labels."""
+    assert request.data is not None, "else the method would slice a super-network, which has a head"
+    return open_unlabelled_task(
+        request.data,
+        preprocessing=base.preprocessing,
+        outputs=base.spec.outputs,
+        validation_fraction=request.validation_fraction,
+        seed=request.training.seed,
+        group_by=request.group_by,
+        skip_bad_images=request.skip_bad_images,
+        unlabelled=request.unlabelled,
+        progress=progress,
+    )
+
+
 def _open_images(
     base: Model | Headless, request: DeriveRequest, progress: Progress
 ) -> tuple[Task, RejectionImages | None]:
@@ -167,15 +198,18 @@ def _open_images(
 
 def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
     """Measure the baselines, run the method, evaluate its network, and write the model folder."""
-    request, opened, has_images = resolved.request, resolved.opened, problem.task.has_images
+    request, opened, task = resolved.request, resolved.opened, problem.task
+    has_labels, similarity = task.has_images and bool(task.classes), None
     torch.manual_seed(problem.training.seed)
     with resumable(problem.folder, is_main=problem.compute.is_main):
-        baselines, checked = evaluate_base(resolved, problem) if has_images else (None, None)
+        baselines, checked = evaluate_base(resolved, problem) if has_labels else (None, None)
         is_trained = baselines is not None and baselines.base_finetuned is not None
         start, start_record = start_from(request.derive_from, problem, is_trained=is_trained)
         torch.manual_seed(problem.training.seed)  # the same random numbers whether baselines were measured or read
         derived = resolved.method.derive(start, resolved.config)
         results = NO_IMAGES if baselines is None else evaluate_derived(derived.network, baselines, resolved, problem)
+        if request.puts_out_features:
+            similarity = measure_similarity(problem.network, derived.network, task.test, problem.passes)
     network = derived.network.cpu().eval()
     spec = derived_spec(opened.base.spec, network, opened.head, opened.task.classes)
     spec = replace(spec, rejection=results.rule)
@@ -192,6 +226,7 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
         start=start_record,
         base_training=training_record(problem.base_training) if results.accuracy.base_finetuned else None,
         facts=Facts.of(derived.facts),
+        similarity=similarity,
     )
     model, out = Model(network, spec), request.out
     earlier = () if resolved.earlier is None else resolved.earlier.steps
@@ -202,7 +237,7 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
         card=model_card(out.name, spec, record, network.plain_loader()),
         derivation=record,
         plan=PlanRecord((*earlier, derived.plan.record(resolved.method.name))),
-        history=problem.history.lines if has_images else None,
+        history=problem.history.lines if task.has_images else None,
     )
     if problem.compute.is_main:
         record = ModelFolder(out).derivation() or record  # with the hash of the weights

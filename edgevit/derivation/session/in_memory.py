@@ -36,12 +36,13 @@ def as_files(base: Any, options: Mapping[str, Any], function: str, data: Any = N
     opening = {key: changed[key] for key in ("checkpoint", "pretrained", "model_args") if key in changed}
     opened = open_network(base, **({} if of_module else opening))
     settings = {**opened.preprocessing, **{key: changed[key] for key in ("mean", "std") if changed.get(key)}}
-    images = write_images(data, mean=settings["mean"], std=settings["std"], function=function)
+    labelled = changed.get("output") != "features"
+    images = write_images(data, mean=settings["mean"], std=settings["std"], function=function, labelled=labelled)
     changed["data"] = images.folder
     if images.resized:
         changed.setdefault("crop_pct", 1.0)
     outputs = 0 if isinstance(opened, Headless) else opened.spec.outputs
-    if outputs and not getattr(opened, "classes", None) and len(images.class_names) <= outputs:
+    if labelled and outputs and not getattr(opened, "classes", None) and len(images.class_names) <= outputs:
         names = [*images.class_names, *(f"output {i}" for i in range(len(images.class_names), outputs))]
         changed.setdefault("base_classes", names)
     return base, changed

@@ -6,7 +6,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.cache import Cache, derivations_folder
 from edgevit.derivation.problem import Problem, Stopwatch
 from edgevit.derivation.request import BaseRequest, DeriveRequest, Deriving, SupernetRequest
+from edgevit.derivation.session.features import units_sha256, with_units
 from edgevit.derivation.solve.head import with_fitted_head
 from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError, UnknownNameError
 from edgevit.network.checkpoint import Headless, Model, save, tensors_sha256
@@ -60,6 +61,7 @@ class Opened:
             "classes": self.task.class_names,
             "preprocessing": self.base.preprocessing,
             "head": self.head,
+            "output": self.network.output.kind,
             "training": {k: v for k, v in asdict(training).items() if k not in ("device", "workers")},
         }
 
@@ -80,6 +82,7 @@ class Opened:
             "state": tensors_sha256(network.state_dict()),
             "preprocessing": self.base.preprocessing,
             "head": [self.head, *self.task.base_columns],
+            "units": units_sha256(self.network),
             "device": self.passes.compute.device.type,
             "batches": [self.passes.batch_size(network, gradients=gradients) for gradients in (False, True)],
         }
@@ -102,21 +105,48 @@ def open_for(
     passes = open_passes(request.training, progress)
     cache = _cache(request, task, passes)
     model, fitted = with_fitted_head(base, task, passes, cache)
-    assumed = None
-    if task.has_images:
-        assumed = assumptions(
-            request.base, task, pretrained=request.pretrained, base_classes=request.base_classes,
-            overridden=request.preprocessing, fitted=fitted is not None, release=base.release,
-        )  # fmt: skip
-        for line in assumed.lines():
-            progress.note(line)
-        if (warning := _leak_warning(request.base, task)) is not None:
-            progress.warn(warning)
+    assumed = _assumed(base, request, task, progress, fitted=fitted is not None)
     if head not in ("subset", "full"):
         raise UnknownNameError("head", head, ["subset", "full"])
     of_task = with_classes if head == "subset" else Network.with_columns
     network = of_task(model, task.base_columns)
     return Opened(str(request.base), model, fitted, task, assumed, passes, cache, head, network)
+
+
+def open_features(base: Model, request: Deriving, task: Task, progress: Progress) -> Opened:
+    """Open a base that puts out features (`features_model`) with images that have no labels.
+
+    Raises:
+        DataError: its features are not finite, or all images have the same.
+    """
+    passes = open_passes(request.training, progress)
+    cache = _cache(request, task, passes)
+    assumed = _assumed(base, request, task, progress)
+    opened = Opened(str(request.base), base, None, task, assumed, passes, cache, "full", base)
+    return replace(opened, network=with_units(base, task, passes, cache, opened.identity()))
+
+
+def _assumed(
+    base: Model | Headless,
+    request: Deriving | SupernetRequest | BaseRequest,
+    task: Task,
+    progress: Progress,
+    *,
+    fitted: bool = False,
+) -> Assumptions | None:
+    """Gather and report what is assumed of a base on a task; None: there are no images."""
+    if not task.has_images:
+        return None
+    assert request.base is not None
+    assumed = assumptions(
+        request.base, task, pretrained=request.pretrained, base_classes=request.base_classes,
+        overridden=request.preprocessing, fitted=fitted, release=base.release,
+    )  # fmt: skip
+    for line in assumed.lines():
+        progress.note(line)
+    if (warning := _leak_warning(request.base, task)) is not None:
+        progress.warn(warning)
+    return assumed
 
 
 def _leak_warning(base: str | Path, task: Task) -> str | None:
@@ -150,7 +180,7 @@ def _cache(request: Deriving | SupernetRequest | BaseRequest, task: Task, passes
     weights = "" if request.checkpoint is None else f", {Path(request.checkpoint).name}"
     return Cache(
         derivations_folder() if keeping is True else keeping or None, passes.progress,
-        base=f"{request.base}{weights}", task=f"{request.data}: {', '.join(names[:4])}{more}",
+        base=f"{request.base}{weights}", task=f"{request.data}: {', '.join(names[:4]) or 'no classes'}{more}",
     )  # fmt: skip
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from edgevit.derivation.problem import Problem, finetuned_base
-from edgevit.derivation.solve.head import sharpen
 from edgevit.network.checkpoint import tensors_sha256
 from edgevit.network.network import Network
 from edgevit.records.derivation import StartRecord
+from edgevit.train.ridge import sharpen
 
 
 def start_from(option: str, problem: Problem, *, is_trained: bool) -> tuple[Problem, StartRecord | None]:

@@ -1,17 +1,14 @@
-"""Fit a linear head to a base that has none: ridge regression of the classes on its pooled features, in closed form.
+"""Fit a linear head to a base that has none, by ridge regression of the classes on its pooled features (`train.ridge`).
 
-Every class weighs the same, however many images it has, and features are standardised, so that a ridge means the same
-for every base. The ridge is the one of a grid that is right on most validation images, in the mean over the classes; of
-equals, the one of the smallest loss. A regression's outputs are about 0 and 1, and no logits: a temperature, fitted on
-the validation part, makes their softmax as sure as it is right, which distillation and rejection rely on.
+A regression's outputs are about 0 and 1, and no logits: a temperature, fitted on the validation part, makes their
+softmax as sure as it is right, which distillation and rejection rely on.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,11 +26,9 @@ from edgevit.network.network import Network
 from edgevit.progress import Progress, rounded_duration
 from edgevit.records.derivation import FittedHead
 from edgevit.train.passes import Passes
+from edgevit.train.ridge import Moments, RidgeRegression, choose_ridge
 
 FEWEST = 5  # training images of a class; of fewer, its mean is mostly chance
-RIDGES = tuple(10 ** (exponent / 2) for exponent in range(-12, 5))  # of the variance of each feature, which is 1
-TEMPERATURES = (1e-3, 1e4)  # between which one is searched
-ROUNDS = 60  # of the search, each of which leaves 0.618 of the interval
 
 
 def open_task_for(
@@ -169,95 +164,3 @@ def _pass_features(
     heads = network.classifiers
     observer = (heads, lambda index, read, output: inputs.append(read[0]))
     passes.run(network, images, read_batch, [observer], stage=stage)
-
-
-class Moments:
-    """Sums over images, weighted so that all classes count alike; in fp64. Shapes: d features, C classes."""
-
-    def __init__(self, labels: Sequence[int], width: int) -> None:
-        """Take the labels of all images to come; every class must have some."""
-        counts = torch.bincount(torch.tensor(labels)).double()
-        self.each = 1 / (len(counts) * counts)  # [C], the weight of an image of each class
-        self.sums = torch.zeros(len(counts), width, dtype=torch.float64)  # of each class's features
-        self.products = torch.zeros(width, width, dtype=torch.float64)  # of features with one another
-
-    def add(self, features: Tensor, labels: Tensor) -> None:
-        """Add images by their features [B, d] in fp64 and labels [B]."""
-        weighted = features * self.each[labels, None]
-        self.sums.index_add_(0, labels, weighted)
-        self.products += weighted.T @ features
-
-
-@dataclass(frozen=True)
-class RidgeRegression:
-    """One-hot ridge regression for every ridge at once: the correlations of the features, decomposed; in fp64.
-
-    With standardised features z = (x - mean) / scale, correlations R = Q diag(l) Q^T and covariances K of z with the
-    classes, the outputs for a ridge r are 1 / C + z Q diag(1 / (l + r)) Q^T K. Shapes: d features, C classes.
-    """
-
-    mean: Tensor  # [d]
-    scale: Tensor  # [d]
-    values: Tensor  # [d], l
-    vectors: Tensor  # [d, d], Q
-    targets: Tensor  # [d, C], Q^T K
-
-    @classmethod
-    def of(cls, moments: Moments) -> RidgeRegression:
-        mean = moments.sums.sum(0)
-        covariance = moments.products - mean[:, None] * mean
-        variance = covariance.diagonal().clamp_min(0)
-        # A constant feature has no information; an infinite scale removes it.
-        scale = variance.sqrt().where(variance > 1e-12 * moments.products.diagonal(), torch.inf)
-        values, vectors = torch.linalg.eigh(covariance / scale[:, None] / scale)
-        classes = (moments.sums - mean / len(moments.sums)).T / scale[:, None]  # [d, C], K
-        return cls(mean, scale, values.clamp_min(0), vectors, vectors.T @ classes)
-
-    def solved(self, ridge: float) -> tuple[Tensor, Tensor]:
-        """Weight [C, d] and bias [C] of the outputs, which are about 1 for the class of an image and 0 for others."""
-        weight = (self.vectors @ (self.targets / (self.values[:, None] + ridge)) / self.scale[:, None]).T
-        return weight, 1 / len(weight) - weight @ self.mean
-
-
-def choose_ridge(regression: RidgeRegression, features: Tensor, labels: Tensor) -> tuple[float, float, float]:
-    """Choose ridge and temperature on validation images; return them, and the mean of the classes' accuracies.
-
-    Shapes: features [N, d] in fp64, labels [N]; every class has an image.
-    """
-    outputs, accuracies = {}, {}
-    counts = torch.bincount(labels)
-    each = 1 / (len(counts) * counts[labels].double())  # the weight of each image
-    for ridge in RIDGES:
-        weight, bias = regression.solved(ridge)
-        outputs[ridge] = features @ weight.T + bias
-        accuracies[ridge] = round(float(each[outputs[ridge].argmax(1) == labels].sum()), 12)
-    best = max(accuracies.values())
-    fits = [(*sharpen(outputs[ridge], labels, each), ridge) for ridge in RIDGES if accuracies[ridge] == best]
-    _, temperature, ridge = min(fits)
-    return ridge, temperature, best
-
-
-def sharpen(outputs: Tensor, labels: Tensor, each: Tensor) -> tuple[float, float]:
-    """The smallest loss of outputs [N, C] times a temperature, and that temperature; images weigh `each` [N].
-
-    Targets are smoothed by Platt's rule: where all images are right, the loss would fall for ever. The loss is convex
-    in the temperature, so a golden-section search over its logarithm finds the minimum.
-    """
-    count, classes = outputs.shape
-    doubt = 1 / (count + 2)
-    targets = torch.full_like(outputs, doubt / (classes - 1))
-    targets[torch.arange(count), labels] = 1 - doubt
-
-    def loss(log: float) -> float:
-        likelihoods = (math.exp(log) * outputs).log_softmax(1)
-        return -float(each @ (targets * likelihoods).sum(1))
-
-    low, high = (math.log(limit) for limit in TEMPERATURES)
-    golden = (math.sqrt(5) - 1) / 2
-    for _ in range(ROUNDS):
-        lower, upper = high - golden * (high - low), low + golden * (high - low)
-        if loss(lower) < loss(upper):
-            high = upper
-        else:
-            low = lower
-    return loss(low), math.exp(low)

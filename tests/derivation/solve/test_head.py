@@ -1,4 +1,4 @@
-"""Heads fitted to bases that have none: the regression, its choices, and all that is done with such a base."""
+"""Heads fitted to bases that have none, and all that is done with such a base."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from small_base import ARGS, write_checkpoint
 import edgevit
 from edgevit.derivation.request import DeriveRequest, SupernetRequest
 from edgevit.derivation.session.opening import open_for
-from edgevit.derivation.solve.head import FEWEST, Moments, RidgeRegression, choose_ridge, open_task_for, sharpen
+from edgevit.derivation.solve.head import FEWEST, open_task_for
 from edgevit.errors import DataError, OptionError, UnsupportedModelError
 from edgevit.network.checkpoint import open_network
 from edgevit.progress import Silent
@@ -31,88 +31,6 @@ FEW: dict[str, dict[str, Any]] = {
 NAME, DISTILLED = "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"
 PREPROCESSING = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
 DIGITS = [str(digit) for digit in range(10)]
-
-
-def clouds(counts: list[int], spread: float, width: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features [N, d] around a centre per class, of very different scales; and labels."""
-    random = torch.Generator().manual_seed(3)
-    centres = torch.randn(len(counts), width, generator=random, dtype=torch.float64)
-    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    noise = torch.randn(len(labels), width, generator=random, dtype=torch.float64)
-    return (centres[labels] + spread * noise) * torch.logspace(-3, 3, width, dtype=torch.float64) + 7, labels
-
-
-def regression(features: torch.Tensor, labels: torch.Tensor) -> RidgeRegression:
-    moments = Moments(labels.tolist(), features.shape[1])
-    for batch in torch.randperm(len(labels)).split(7):
-        moments.add(features[batch], labels[batch])
-    return RidgeRegression.of(moments)
-
-
-@pytest.mark.parametrize("ridge", [1e-6, 1e-2, 10.0])
-def test_the_head_is_the_ridge_regression_of_the_classes(ridge: float) -> None:
-    features, labels = clouds([5, 20, 60], 1.0)
-    weight, bias = regression(features, labels).solved(ridge)
-    each = 1 / (3 * torch.bincount(labels).double())[labels]  # every class weighs a third
-    mean = each @ features
-    scale = (each @ (features - mean) ** 2).sqrt()
-    z = (features - mean) / scale
-    targets = torch.nn.functional.one_hot(labels).double()
-    penalised = z.T @ (each[:, None] * z) + ridge * torch.eye(6, dtype=torch.float64)
-    expected = 1 / 3 + z @ torch.linalg.solve(penalised, z.T @ (each[:, None] * (targets - 1 / 3)))
-    torch.testing.assert_close(features @ weight.T + bias, expected)
-
-
-def test_a_feature_that_never_changes_is_left_out() -> None:
-    features, labels = clouds([9, 9], 0.1)
-    weight, bias = regression(features, labels).solved(1e-3)
-    more = torch.cat([features, torch.full((len(labels), 1), 123.0, dtype=torch.float64)], 1)
-    with_more, same_bias = regression(more, labels).solved(1e-3)
-    torch.testing.assert_close(with_more[:, :6], weight, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(same_bias, bias, rtol=1e-5, atol=1e-5)
-    assert not with_more[:, 6].any()
-
-
-def test_of_noise_the_strong_ridge_is_chosen_and_of_clear_classes_all_are_right() -> None:
-    features, labels = clouds([10, 10, 10], 0.01, width=24)
-    assert choose_ridge(regression(features, labels), *clouds([10, 10, 10], 0.01, width=24))[2] == 1.0
-    random = torch.Generator().manual_seed(0)
-    few, many = (torch.randn(n, 24, generator=random, dtype=torch.float64) for n in (30, 900))
-    for part in (few, many):
-        part[:, 0] += torch.arange(len(part)) % 3  # one feature tells something, the others are noise
-    ridge, _, accuracy = choose_ridge(regression(few, torch.arange(30) % 3), many, torch.arange(900) % 3)
-    assert ridge > 0.05 and accuracy > 0.4
-
-
-def test_every_class_counts_the_same_in_the_choice() -> None:
-    features = torch.tensor([[0.0], [0.0], [0.0], [1.0]], dtype=torch.float64)
-    labels = torch.tensor([0, 0, 1, 1])
-    assert choose_ridge(regression(features, labels), features, labels)[2] == 0.75
-    again = torch.tensor([0, 0, 0, 1, 1])
-    held = torch.tensor([[0.0], [0.0], [0.0], [0.0], [1.0]], dtype=torch.float64)
-    assert choose_ridge(regression(features, labels), held, again)[2] == 0.75
-
-
-def test_probabilities_become_as_sure_as_they_are_right() -> None:
-    random = torch.Generator().manual_seed(1)
-    outputs = torch.rand(4000, 4, generator=random, dtype=torch.float64)
-    labels = torch.multinomial((6 * outputs).softmax(1), 1, generator=random)[:, 0]
-    each = torch.full((4000,), 1 / 4000, dtype=torch.float64)
-    _, temperature = sharpen(outputs, labels, each)
-    assert temperature == pytest.approx(6, rel=0.1)
-
-
-def test_where_all_are_right_probabilities_stay_finite_and_surer_with_more_images() -> None:
-    surest = []
-    for count in (10, 1000):
-        labels = torch.arange(count) % 2
-        outputs = torch.nn.functional.one_hot(labels).double()
-        _, temperature = sharpen(outputs, labels, torch.full((count,), 1 / count, dtype=torch.float64))
-        surest.append(float((temperature * outputs).softmax(1).max()))
-    assert surest == pytest.approx([11 / 12, 1001 / 1002], abs=1e-6)
-
-
-# -- bases without a head ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
-"""Fit the classifier to the base's answers on the slim network's features, without labels.
+"""Fit the head to the base's outputs on the slim network's features, without labels.
 
-L-BFGS in fp64 minimises the mean KL(base || network) over the images plus a ridge towards the present weights: a convex
-problem of a few hundred to a few thousand unknowns. The ridge is chosen on the validation images. A model with two
-heads answers with their mean, so both are fitted at once.
+For logits, L-BFGS in fp64 minimises the mean KL(base || network) over the images plus a ridge towards the present
+weights: a convex problem of a few hundred to a few thousand unknowns. Features are fitted by ridge regression towards
+the present weights. The ridge is chosen on the validation images. A model with two heads has their mean as its output,
+so both are fitted at once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from edgevit.data.task import Split
 from edgevit.derivation.measure.divergence import divergence
 from edgevit.network.network import Network
+from edgevit.network.output import Logits
 from edgevit.train.passes import Passes
 
 RIDGES = (1e-3, 1e-2, 1e-1)  # in units of the features' mean square
@@ -25,20 +27,24 @@ ROUNDS = 100  # of L-BFGS
 
 
 @dataclass(frozen=True)
-class Answered:
-    """Images with the base's answers to them: [images, classes]."""
+class Taught:
+    """Images with the base's outputs for them: [images, outputs]."""
 
     images: Split
-    answers: Tensor
+    outputs: Tensor
 
 
-def refit_head(network: Network, train: Answered, judge: Answered, passes: Passes) -> float:
-    """Fit the rows of the target classes in place, the same in all processes; return the divergence on `judge`."""
-    heads, rows = network.classifiers, torch.as_tensor(network.columns)
+def refit_head(network: Network, train: Taught, judge: Taught, passes: Passes) -> float:
+    """Fit the rows that count in place, the same in all processes; return the divergence on `judge`."""
+    heads, output = network.classifiers, network.output
+    rows = torch.as_tensor(output.columns) if isinstance(output, Logits) else torch.arange(heads[0].out_features)
+    fit = _of_logits if isinstance(output, Logits) else _of_features
     before = torch.cat([_affine(head)[rows] for head in heads], dim=1) / len(heads)
     features, validation = (_features(network, heads, part.images, passes) for part in (train, judge))
-    fits = [_fitted(before, features, train.answers, ridge) for ridge in RIDGES]
-    losses = [divergence(judge.answers, (validation @ fit.mT).log_softmax(1)) for fit in fits]
+    target = train.outputs[:, rows].double()
+    fits = [fit(before, features, target, ridge * features.square().mean()) for ridge in RIDGES]
+    outputs = judge.outputs.double()
+    losses = [divergence(output, outputs, outputs.index_copy(1, rows, validation @ fit.mT)) for fit in fits]
     best = fits[losses.index(min(losses))] * len(heads)
     for head, matrix in zip(heads, best.chunk(len(heads), dim=1), strict=True):
         head.weight.data[rows] = matrix[:, :-1].to(head.weight)
@@ -65,11 +71,10 @@ def _affine(head: nn.Linear) -> Tensor:
 
 
 @torch.enable_grad()
-def _fitted(before: Tensor, features: Tensor, target: Tensor, ridge: float) -> Tensor:
-    """Find the weights [C, D] of least loss. Shapes: features [images, D], target [images, C]."""
-    weights = before.clone().requires_grad_()
+def _of_logits(before: Tensor, features: Tensor, logits: Tensor, lift: Tensor) -> Tensor:
+    """Find the weights [C, D] of least loss. Shapes: features [images, D], logits [images, C]; the ridge is `lift`."""
+    weights, target = before.clone().requires_grad_(), logits.log_softmax(1)
     search: Any = torch.optim.LBFGS([weights], max_iter=ROUNDS, line_search_fn="strong_wolfe")
-    lift = ridge * features.square().mean()
 
     def loss() -> Tensor:
         answers = (features @ weights.mT).log_softmax(1)
@@ -80,3 +85,12 @@ def _fitted(before: Tensor, features: Tensor, target: Tensor, ridge: float) -> T
 
     search.step(loss)
     return weights.detach()
+
+
+def _of_features(before: Tensor, features: Tensor, target: Tensor, lift: Tensor) -> Tensor:
+    """The same for the squared error of each output alone, whatever its unit."""
+    moment = features.mT @ features / len(features)
+    moment.diagonal().add_(lift)
+    error = (target - features @ before.mT).mT @ features / len(features)
+    solved: Tensor = torch.linalg.solve(moment, error, left=False)
+    return before + solved

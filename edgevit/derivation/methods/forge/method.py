@@ -62,6 +62,7 @@ from edgevit.train.passes import Observer
 from edgevit.train.settings import usual_steps
 
 QUANTITIES = ("macs", "params", "ms", "mj")
+NEEDS_LABELS = False
 RIDGES = (1e-4, 1e-2, 0.3)  # of the order of neurons and their refit, in units of the neurons' mean square
 PROBE = 8  # FFN curves are scaled to the loss measured at 1 / PROBE of the width
 ATTENTION_PROBE = 4  # curves of attention's directions, likewise at 1 / ATTENTION_PROBE of queries and of values
@@ -364,12 +365,14 @@ def derive(problem: Problem, config: Config) -> Derived:
     solved = solve(problem, config, by_token, plans)
     slim, chosen, plan = solved.network, choices[solved.name], plans[solved.name]
     shape = chosen.shape
-    validation = accuracy_on_validation(problem, slim).top1
+    closed_form: dict[str, object] = {}
+    if problem.task.classes:
+        closed_form["accuracy_validation_closed_form"] = accuracy_on_validation(problem, slim).top1
     distillation = distillation_for(problem, plan.embed, plan.kept_blocks, [of_ffn for _, of_ffn in by_token])
     done = train_for(problem, slim, stage="distil", distillation=distillation, keep="best")
     facts: dict[str, object] = {
         **facts_of_training(problem, "distil", done),
-        "accuracy_validation_closed_form": validation,
+        **closed_form,
         "predicted_nats": shape.predicted_nats,
         "tried": {n: {"kept": t.helped, "before": t.before, "after": t.after} for n, t in solved.tried.items()},
         **chosen.facts,

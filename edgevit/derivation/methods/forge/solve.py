@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from edgevit.data.task import Split
-from edgevit.derivation.measure.divergence import answers, base_answers, divergence
+from edgevit.derivation.measure.divergence import base_outputs, divergence, outputs_of
 from edgevit.derivation.measure.thinning import thinning
 from edgevit.derivation.methods.forge.config import Config
-from edgevit.derivation.methods.forge.head import Answered, refit_head
+from edgevit.derivation.methods.forge.head import Taught, refit_head
 from edgevit.derivation.methods.forge.schedules import without_tokens
 from edgevit.derivation.methods.forge.sequential import Slim, solve_in_sequence
 from edgevit.derivation.methods.forge.streams import keeping
@@ -35,7 +35,7 @@ PER_INPUT = 16  # least number of tokens per neuron of the widest FFN in the seq
 
 @dataclass(frozen=True)
 class Tried:
-    """A step kept only if it helps, by KL(base || network) on the validation images in nats per image."""
+    """A step kept only if it helps, by the divergence from the base on the validation images."""
 
     helped: bool
     before: float
@@ -101,7 +101,7 @@ def _solve(
 def judge_plans(
     problem: Problem, config: Config, by_token: Sequence[tuple[Tensor, Tensor]], plans: Sequence[Plan]
 ) -> list[float]:
-    """Measure KL(base || network) of each plan's network on some validation images, solved for some training images.
+    """Measure the divergence from the base of each plan's network on some validation images, solved on some others.
 
     Dozens of plans are only compared here, so few images are enough, in bf16 if that is quicker.
 
@@ -111,7 +111,7 @@ def judge_plans(
     base, tokens = problem.network, problem.network.geometry.tokens
     images = problem.task.calibration(min(config.calibration_images, -(-SEARCHED_TOKENS // tokens)))
     validation = problem.task.validation.subset(-(-JUDGED_TOKENS // tokens))
-    target = base_answers(problem, validation)
+    target = base_outputs(problem, validation)
     at_once = max(SWEPT_PARAMETERS // sum(p.numel() for p in base.parameters()), 1)
     losses: list[float] = []
     for first in range(0, len(plans), at_once):
@@ -125,14 +125,14 @@ def judge_plans(
             _solve(problem, config, slims, images, by_token)
         for network, plan in zip(networks, batch, strict=True):
             slim = leave_tokens(network, plan)
-            of_slim = answers(slim, validation, problem.passes, quick=config.quick)
-            losses.append(divergence(target, of_slim))
+            of_slim = outputs_of(slim, validation, problem.passes, quick=config.quick)
+            losses.append(divergence(base.output, target, of_slim))
     return losses
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A network, and KL(base || network) on the validation images."""
+    """A network, and its divergence from the base on the validation images."""
 
     network: Network
     loss: float
@@ -141,11 +141,11 @@ class _Candidate:
 def _judged(problem: Problem, of_plans: Mapping[str, Network], images: Split | None) -> Solved:
     """Return the best network of all plans; fit its head if images are given."""
     validation = problem.task.validation
-    judge = Answered(validation, base_answers(problem, validation))
+    judge = Taught(validation, base_outputs(problem, validation))
 
     def judged(network: Network) -> _Candidate:
-        of_network = answers(network, validation, problem.passes)
-        return _Candidate(network, divergence(judge.answers, of_network))
+        of_network = outputs_of(network, validation, problem.passes)
+        return _Candidate(network, divergence(problem.network.output, judge.outputs, of_network))
 
     (best_name, best), *alternatives = ((name, judged(network)) for name, network in of_plans.items())
     tried = dict[str, Tried]()
@@ -155,7 +155,7 @@ def _judged(problem: Problem, of_plans: Mapping[str, Network], images: Split | N
             best_name, best = name, candidate
     if images is not None:
         fitted = bare_copy(best.network)
-        train = Answered(images, base_answers(problem, images))
+        train = Taught(images, base_outputs(problem, images))
         loss = refit_head(fitted, train, judge, problem.passes)
         best = _better(best, _Candidate(fitted, loss), "refit_head", tried)
     return Solved(best.network, best_name, tried)

@@ -9,7 +9,7 @@ import torch
 from problems import untrained
 
 from edgevit.data.task import open_task
-from edgevit.derivation.measure.divergence import answers, divergence
+from edgevit.derivation.measure.divergence import divergence, outputs_of
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.solve import solve
 from edgevit.derivation.plan import Plan
@@ -33,8 +33,8 @@ def _solve(problem: Problem, width: int, **options: Any) -> Any:
     even = [(torch.ones(17).double(), torch.ones(17).double())] * 2
     solved = solve(problem, Config(calibration_images=128, **options), even, {"": plan})
     images = problem.task.validation
-    judged = [answers(n, images, problem.passes) for n in (problem.network, solved.network)]
-    return solved, divergence(*judged)
+    judged = [outputs_of(n, images, problem.passes) for n in (problem.network, solved.network)]
+    return solved, divergence(problem.network.output, *judged)
 
 
 def test_what_helps_is_kept_and_told(problem: Problem) -> None:

@@ -1,0 +1,74 @@
+"""What features are worth: classifiers fitted to those of training images, and judged on held-out ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgevit.data.task import Split, Task
+from edgevit.errors import ModelError
+from edgevit.train.ridge import Moments, RidgeRegression, choose_ridge
+
+NEIGHBOURS, TEMPERATURE = 20, 0.07  # of k-NN, as DINO has it
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Features [N, d] in fp64, and labels [N]."""
+
+    features: Tensor
+    labels: Tensor
+
+
+def read_features(
+    predict: Callable[[Tensor], Tensor], images: Split, batch_size: int, workers: int, seen: Callable[[int], None]
+) -> Labelled:
+    """Compute the features of images; tokens are averaged. `seen` is told the number of images done.
+
+    Raises:
+        ModelError: a feature is not finite.
+    """
+    features, labels, done = list[Tensor](), list[Tensor](), 0
+    with torch.inference_mode():
+        for batch, of_batch in images.batches(batch_size, workers):
+            outputs = predict(batch).double().cpu()
+            features.append(outputs.flatten(1, -2).mean(1) if outputs.ndim > 2 else outputs)
+            labels.append(of_batch)
+            seen(done := done + len(batch))
+    together = torch.cat(features)
+    if not bool(torch.isfinite(together).all()):
+        raise ModelError("features of some images are not finite; derive or export the model again")
+    return Labelled(together, torch.cat(labels))
+
+
+def knn(train: Labelled, tested: Labelled) -> Tensor:
+    """Classify by the nearest training images: each votes for its class by exp(cosine / TEMPERATURE). Returns [N]."""
+    nearest, directions = (F.normalize(part.features, dim=1) for part in (train, tested))
+    cosines, indices = (directions @ nearest.mT).topk(min(NEIGHBOURS, len(nearest)))
+    votes = torch.zeros(len(directions), int(train.labels.max()) + 1, dtype=torch.float64)
+    return votes.scatter_add_(1, train.labels[indices], (cosines / TEMPERATURE).exp()).argmax(1)
+
+
+def linear(train: Labelled, validation: Labelled, tested: Labelled) -> Tensor:
+    """Classify by ridge regression; the ridge is chosen on validation images. Returns [N]."""
+    moments = Moments(train.labels.tolist(), train.features.shape[1])
+    moments.add(train.features, train.labels)
+    regression = RidgeRegression.of(moments)
+    ridge, _, _ = choose_ridge(regression, validation.features, validation.labels)
+    weight, bias = regression.solved(ridge)
+    return (tested.features @ weight.mT + bias).argmax(1)
+
+
+def probe(names: tuple[str, ...], task: Task, tested: Split, read: Callable[[Split], Labelled]) -> dict[str, float]:
+    """Fit each named probe to a task's training images, and return its share of right answers on `tested`."""
+    train, judged = read(task.train), read(tested)
+    answers = {}
+    if "knn" in names:
+        answers["knn"] = knn(train, judged)
+    if "linear" in names:
+        answers["linear"] = linear(train, read(task.validation), judged)
+    return {name: float((answers[name] == judged.labels).double().mean()) for name in names}

@@ -1,0 +1,198 @@
+"""A smaller backbone: features like the base's, from images that have no labels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from small_base import ARGS, NAME, assert_same_weights, press_ctrl_c_in_step
+
+import edgevit
+from edgevit.data.task import UNLABELLED, open_task
+from edgevit.derivation.session.features import features_model, same_neighbours, with_units
+from edgevit.errors import DataError, Interrupted, OptionError
+from edgevit.network.checkpoint import describe
+from edgevit.train.settings import Training
+
+PREPROCESSING: dict[str, Any] = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
+DIGITS = 200
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits as files in folders of any depth, whose names say nothing."""
+    folder = tmp_path_factory.mktemp("photos")
+    task = open_task("digits", None, preprocessing={"input_size": [3, 32, 32], **PREPROCESSING}, base_outputs=10)
+    for i in range(DIGITS):
+        place = folder / f"day{i % 3}"
+        place.mkdir(exist_ok=True)
+        task.train.picture(i * len(task.train) // DIGITS).save(place / f"{i}.png")
+    return folder
+
+
+def derive(checkpoint: Path, photos: Path, out: Path, **options: Any) -> Any:
+    given: dict[str, Any] = {
+        "checkpoint": checkpoint, "model_args": {**ARGS, "num_classes": 10}, "preprocessing": PREPROCESSING,
+        "data": photos, "output": "features", "rate": 0.5, "out": out, "training": Training(device="cpu", steps=0),
+        "options": {"calibration_images": 64, "sensitivity_images": 32, "measured_images": 20},
+    }  # fmt: skip
+    return edgevit.derive(NAME, **{**given, **options})
+
+
+@pytest.fixture(scope="module")
+def derived(digits_checkpoint: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return derive(digits_checkpoint, photos, tmp_path_factory.mktemp("features") / "model")
+
+
+def _features_of_base(checkpoint: Path) -> Any:
+    base = timm.create_model(NAME, **ARGS, num_classes=10)
+    base.load_state_dict(load_file(checkpoint))
+    base.reset_classifier(0)
+    return base.eval()
+
+
+def test_the_features_are_like_the_bases_and_plain_timm_computes_them(
+    derived: Any, digits_checkpoint: Path, photos: Path
+) -> None:
+    spec, record = derived.model.spec, derived.record
+    assert spec.output_kind == "features" and spec.outputs == ARGS["embed_dim"] and not spec.classes
+    assert spec.macs <= 0.51 * spec.base.macs
+    loaded, base = edgevit.load(derived.folder), _features_of_base(digits_checkpoint)
+    held_out = [Image.open(file) for file in sorted(photos.rglob("*.png"))[:40]]
+    batch = torch.stack([loaded.transform(image.convert("RGB")) for image in held_out])
+    with torch.inference_mode():
+        features, wanted = loaded(batch), base(batch)
+    cosines = torch.nn.functional.cosine_similarity(features, wanted)
+    assert cosines.mean() > 0.9
+    assert record.similarity is not None and abs(record.similarity.cosine - float(cosines.mean())) < 0.05
+    assert record.similarity.images == record.data.images.test > 0 and record.similarity.same_neighbours > 0.4
+    plain = loaded.plain_loader()
+    assert plain is not None
+    names: dict[str, Any] = {
+        "timm": timm,
+        "torch": torch,
+        "spec": json.loads((derived.folder / "model.json").read_text()),
+        "state": load_file(derived.folder / "model.safetensors"),
+    }
+    exec(plain, names)
+    with torch.inference_mode():
+        torch.testing.assert_close(names["model"].eval()(batch), features, rtol=1e-4, atol=1e-4)
+
+
+def test_the_record_has_the_images_and_no_accuracy(derived: Any) -> None:
+    record = json.loads((derived.folder / "derivation.json").read_text())
+    assert record["data"]["classes"] == [] and sum(record["data"]["images"].values()) == DIGITS
+    assert record["similarity"]["images"] == record["data"]["images"]["test"]
+    assert all(accuracy is None for accuracy in record["accuracy"].values())
+    assert "cosine" in (derived.folder / "README.md").read_text()
+
+
+def test_distillation_brings_the_features_nearer(digits_checkpoint: Path, photos: Path, tmp_path: Path) -> None:
+    training = Training(device="cpu", steps=40, batch_size=32, lr=1e-3, evaluations=4)
+    made = derive(digits_checkpoint, photos, tmp_path / "model", rate=0.8, training=training)
+    lines = [json.loads(line) for line in (tmp_path / "model" / "history.jsonl").read_text().splitlines()]
+    losses = [line["loss_validation"] for line in lines if "loss_validation" in line]
+    assert made.record.facts.kept_step > 0 and min(losses) < 0.9 * losses[0]
+    assert all("accuracy_trained" not in line for line in lines)
+
+
+def test_an_interrupted_derivation_ends_in_the_same_weights(
+    digits_checkpoint: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(device="cpu", steps=6, batch_size=16, evaluations=2)
+    whole = derive(digits_checkpoint, photos, tmp_path / "whole", training=training)
+    press_ctrl_c_in_step(3, monkeypatch)
+    with pytest.raises(Interrupted):
+        derive(digits_checkpoint, photos, tmp_path / "resumed", training=training)
+    resumed = derive(digits_checkpoint, photos, tmp_path / "resumed", training=training, resume=True)
+    weights = [load_file(made.folder / "model.safetensors") for made in (whole, resumed)]
+    assert_same_weights(*weights)
+
+
+def test_a_derived_backbone_is_the_base_of_a_smaller_one(derived: Any, photos: Path, tmp_path: Path) -> None:
+    smaller = edgevit.derive(
+        derived.folder, data=photos, output="features", rate=0.4, out=tmp_path / "smaller",
+        training=Training(device="cpu", steps=0),
+        options={"calibration_images": 64, "sensitivity_images": 32, "measured_images": 20},
+    )  # fmt: skip
+    assert smaller.model.spec.macs < 0.61 * derived.model.spec.macs
+    assert smaller.record.similarity is not None and smaller.record.similarity.cosine > 0.8
+
+
+def test_parts_that_the_data_has_are_kept_and_classes_are_not(
+    digits_checkpoint: Path, photos: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    for i, file in enumerate(sorted(photos.rglob("*.png"))):
+        place = data / ("val" if i % 4 == 0 else "train") / "any"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / file.name).write_bytes(file.read_bytes())
+    made = derive(digits_checkpoint, data, tmp_path / "model")
+    assert made.record.data.images.test == len(list((data / "val").rglob("*.png")))
+    labels = {label for part in ("train", "validation", "test") for label in _reopened(made).part(part).labels}
+    assert labels == {UNLABELLED}
+
+
+def _reopened(made: Any) -> Any:
+    from edgevit.data.task import reopen
+
+    return reopen(made.record.data, made.model.preprocessing)
+
+
+def test_the_unit_of_each_channel_is_its_deviation(small_vit: Any, tmp_path: Path) -> None:
+    from problems import untrained
+
+    base = features_model(describe(small_vit(), NAME, {}))
+    task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
+    problem = untrained(describe(small_vit(), NAME, {}), task, 0.5, tmp_path)
+    network = with_units(base, task, problem.passes, problem.cache, {})
+    batch, _ = next(task.train.batches(len(task.train.subset(1000))))
+    with torch.inference_mode():
+        deviation = base(batch).double().std(0)
+    scale: Any = network.output.scale  # type: ignore[attr-defined]
+    torch.testing.assert_close(scale.double(), deviation, rtol=1e-3, atol=1e-6)
+
+
+def test_the_same_neighbours_are_counted() -> None:
+    points = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
+    assert same_neighbours(points, 3 * points) == 1
+    assert same_neighbours(points, torch.randn(60, 8, generator=torch.Generator().manual_seed(1))) < 0.4
+    assert same_neighbours(points[:19], points[:19]) is None
+
+
+def test_a_base_that_puts_out_nothing_but_zeros_is_one_line(
+    digits_checkpoint: Path, photos: Path, tmp_path: Path
+) -> None:
+    state = load_file(digits_checkpoint)
+    state["norm.weight"].zero_()
+    save_file(state, tmp_path / "flat.safetensors")
+    with pytest.raises(DataError, match="the same for all images"):
+        derive(tmp_path / "flat.safetensors", photos, tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classes": "3,7"}, "--classes is for classes"),
+        ({"method": "nuwa"}, "nuwa reads them; try forge"),
+        ({"derive_from": "better"}, "--derive-from is for classes"),
+        ({"head": "full"}, "--head full is for classes"),
+        ({"reject": 0.1}, "--reject is for classes"),
+        ({"training": Training(teacher="none")}, "--teacher none is for classes"),
+        ({"data": "nowhere"}, "nowhere does not exist"),
+    ],
+)
+def test_what_is_for_classes_is_refused(
+    digits_checkpoint: Path, photos: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    if "method" in options:
+        options = {**options, "options": {}}
+    with pytest.raises((OptionError, DataError), match=message):
+        derive(digits_checkpoint, photos, tmp_path / "model", **options)
+    assert not (tmp_path / "model").exists()
