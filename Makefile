@@ -11,7 +11,7 @@ UNUSED := tests?|testing|_inductor|networkx|mypyc?|setuptools|transformers|backe
 # True if .venv has the version of $(PYTHON). An explicit PYTHON of another version recreates .venv.
 SAME = test "$$($(BIN)/python -c '$(VERSION)' 2>/dev/null)" = "$$("$(PYTHON)" -c '$(VERSION)' 2>/dev/null)"
 
-.PHONY: test pytest lint sshd gpu browser demo demo-real drawings picture benchmark docs constraints clean other
+.PHONY: test test-all pytest lint sshd gpu browser demo demo-real drawings picture benchmark docs constraints clean other
 .DEFAULT_GOAL := test
 
 # The pinned versions need Python 3.11; 3.10 gets the newest versions that support it.
@@ -49,7 +49,11 @@ test: .venv/ready sshd
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: .venv/ready
-	$(BIN)/python -m pytest -n 4 --dist worksteal  # more workers than cores, because they wait for programs
+	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile=quick -n 4 --dist worksteal  # more workers than cores: they wait for programs
+
+# Before a release: the slow tests too (docs/decisions/031-quick-and-slow-tests.md).
+test-all: lint sshd
+	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 # With an NVIDIA GPU: the tests that need one, and the derivations by every method on it.
 gpu: .venv/ready

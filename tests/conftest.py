@@ -14,6 +14,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # these models are too small for 
 # a red run says something of a change; `pytest --hypothesis-profile=explore` draws others.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("edgevit", settings.get_profile("explore"), derandomize=True, database=None, max_examples=50)
+settings.register_profile("quick", settings.get_profile("edgevit"), max_examples=15)  # of `make test`
 settings.load_profile("edgevit")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs; tests press Ctrl-C
@@ -40,6 +42,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 
 gc.disable()  # until everything is imported
 frozen = {"modules": 0}  # how many were imported when they were last kept out of collections
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        quick = item.get_closest_marker("quick")
+        if quick and not any(fnmatchcase(item.callspec.id, ids) for ids in quick.args):  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(trylast=True)

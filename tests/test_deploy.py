@@ -348,6 +348,7 @@ def by_onnx(exported: Path, pictures: Path) -> dict[str, str]:
     return predictions(run_classify(exported / "export", *sorted(pictures.glob("*/*.png"))))
 
 
+@pytest.mark.slow
 def test_the_example_is_right_as_often_as_evaluate_says(
     exported: Path, pictures: Path, by_onnx: dict[str, str]
 ) -> None:
@@ -397,6 +398,7 @@ def standin_board(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"PYTHONPATH": str(STANDINS), "LD_LIBRARY_PATH": str(folder)}
 
 
+@pytest.mark.quick("10.3.0-export/model.fp16.onnx-1")
 @pytest.mark.parametrize(
     ("release", "file", "least"),
     [
@@ -477,6 +479,7 @@ def cvtColor(image, code):
 """
 
 
+@pytest.mark.slow
 def test_a_camera_frame_is_classified_like_the_file_it_shows(
     exported: Path, by_onnx: dict[str, str], tmp_path: Path
 ) -> None:
@@ -541,6 +544,7 @@ def test_the_example_says_which_package_it_needs(
     assert "\n" not in said and f"(no {package} here)" in said and mend in said
 
 
+@pytest.mark.slow
 def test_the_example_says_what_it_lacks(exported: Path, tmp_path: Path, refusal: Callable[..., str]) -> None:
     assert "no export.json in" in refusal(tmp_path, "x.png")
     assert "give images, or --camera" in refusal(exported / "export")
@@ -675,6 +679,7 @@ def test_the_cpp_program_says_what_is_wrong(
     assert "is not an 8-bit PPM" in refused(model, engine, ppm)
 
 
+@pytest.mark.slow
 @needs("cmake", "g++")
 def test_cmake_builds_the_cpp_program(tmp_path: Path) -> None:
     for library in ("nvinfer", "cudart"):  # the stand-ins are headers: there is nothing to link

@@ -34,6 +34,7 @@ def test_the_agent_imports_nothing_else_of_edgevit():
     assert all(module.startswith("edgevit.agent") for module in loaded)
 
 
+@pytest.mark.slow
 def test_nothing_is_collected_while_much_is_imported_and_it_is_let_go_at_the_end():
     code = (
         "import gc\nfrom edgevit.imports import importing\n"

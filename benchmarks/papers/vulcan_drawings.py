@@ -16,12 +16,12 @@ from typing import Any
 
 from benchmarks.bases import ensure_demo
 from benchmarks.papers.published import VULCAN
-from benchmarks.product.demo import TARGETS
 from benchmarks.product.drawings import drawings, read
 from benchmarks.sources import start_of
 
 OUT = Path(__file__).parent / "drawings"
 RATES, STEPS, BATCH, LR, EVALUATIONS = (0.6, 0.8), 200, 48, 3e-4, 10
+TARGETS = ("plain_square", "plain_star", "striped_square", "striped_star")
 COMMAND = "python -m benchmarks.papers.vulcan_drawings"
 # What is kept of all that drawings.py makes, with what a reader sees there.
 SHOWN = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -48,12 +48,9 @@ class Command(TyperCommand):
         self.main_function = main
         super().__init__(name, help=inspect.getdoc(main), rich_markup_mode=None, hidden=hidden)
 
-    @cached_property
+    @property
     def _inner(self) -> Any:
-        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(self.name)(with_options(self.main_function))
-        inner: Any = typer.main.get_command(alone)
-        return inner
+        return _with_params(self.name, self.main_function)
 
     @property
     def params(self) -> Any:
@@ -108,6 +105,14 @@ class Command(TyperCommand):
                 if isinstance(number, (int, float)) and not isinstance(number, bool):
                     check_number(parameter.opts[0], number, WORD if isinstance(number, int) else FINITE)
         return super().invoke(ctx)
+
+
+@cache
+def _with_params(name: str, main: Main) -> Any:
+    """Make the command with its parameters: once for each, as it takes most of the time of parsing."""
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name)(with_options(main))
+    return typer.main.get_command(alone)
 
 
 def _as_annotated(hint: Any) -> Any:

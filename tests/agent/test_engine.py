@@ -276,6 +276,7 @@ def test_the_stand_in_has_the_names_of_its_release_and_no_others(
 # Real compiler -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [None, [1, 2, 4]])
 def test_nvidias_own_compiler_builds_what_the_builder_asks_for(
     batches: list[int] | None, small_vit: Callable[..., Any], tmp_path: Path

@@ -71,6 +71,7 @@ def test_no_single_exchange_keeps_more(small_vit: Callable[..., Any], tmp_path: 
             assert geometry.macs(dims) > problem.budget.limit or kept((one, two)) <= chosen + 1e-9
 
 
+@pytest.mark.slow
 def test_a_derivation_is_made_and_says_what_it_gave_up(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     made = derive(opened(small_vit(depth=2, num_heads=4), 0.6, tmp_path), Config(calibration_images=16))
     assert made.facts["importance_given_up"] > 0  # type: ignore[operator]

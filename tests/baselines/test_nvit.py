@@ -20,6 +20,7 @@ from edgevit.errors import BudgetError, OptionError
 from edgevit.network.checkpoint import describe
 
 
+@pytest.mark.slow
 def test_a_head_that_nothing_reads_goes_and_rounds_change_what_stays(
     small_vit: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -60,6 +61,7 @@ def after(small_vit: Callable[..., Any], tmp_path: Path) -> Callable[..., Derive
     return cut
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grouping", ["global", "isomorphic"])
 def test_two_rounds_are_a_round_on_what_the_first_one_left(after: Callable[..., Derived], grouping: Grouping) -> None:
     both, first = after(2, 0.3, grouping), after(1, 0.3, grouping)
@@ -70,6 +72,7 @@ def test_two_rounds_are_a_round_on_what_the_first_one_left(after: Callable[..., 
     torch.testing.assert_close(both.network.eval()(images), second.network.eval()(images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grouping", ["global", "isomorphic"])
 def test_what_has_gone_does_not_come_back(after: Callable[..., Derived], grouping: Grouping) -> None:
     def units(made: Derived) -> list[set[int]]:
@@ -83,6 +86,7 @@ def test_what_has_gone_does_not_come_back(after: Callable[..., Derived], groupin
         assert all(new <= old for old, new in zip(earlier, later, strict=True))
 
 
+@pytest.mark.slow
 def test_rounds_narrow_the_embedding_no_further_than_one_may(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     base = describe(small_vit(depth=1, num_heads=4), "vit_tiny_patch16_224", {"depth": 1, "num_heads": 4})
     task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)

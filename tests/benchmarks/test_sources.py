@@ -120,6 +120,7 @@ importlib.import_module(sys.argv.pop(1)).main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", TRIALS)
 def test_a_script_makes_its_first_row_of_a_base_that_is_given_by_its_name(
     script: str, images: Path, tmp_path: Path

@@ -87,6 +87,7 @@ def test_models_that_alternate_have_one_process_per_round_and_shape():
     assert [[turn.batch for turn in alike] for alike in processes] == 5 * [[1, 1], [8, 8]]
 
 
+@pytest.mark.slow
 def test_sessions_of_several_threads_share_them_and_an_onnx_runtime_that_cannot_has_a_process_for_each(
     tmp_path, monkeypatch
 ):
@@ -119,6 +120,7 @@ def test_each_run_says_its_session_round_and_turn(models):
     assert again.runs[0].session != seen[0].session
 
 
+@pytest.mark.slow
 def test_models_of_one_name_are_told_apart_by_their_paths_and_one_model_twice_by_a_number(tmp_path, models):
     (tmp_path / "d").mkdir()
     same = shutil.copy(models[0], tmp_path / "d" / "a.onnx")
@@ -175,6 +177,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_the_ratios_hold_on_a_machine_that_others_keep_busy_in_bursts(tmp_path):
     """One model twice, and one of half its layers, on a core on which two processes compute now and then.
 

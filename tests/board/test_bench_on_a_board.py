@@ -57,6 +57,7 @@ def test_a_board_tells_power_energy_and_what_it_is(orin_nx, model):
     assert done.remarks() == ["power mode MAXN_SUPER", "clocks not locked"]
 
 
+@pytest.mark.slow
 def test_the_agx_adds_up_three_rails(sshd, board_tree, model):
     server = sshd(EDGEVIT_BOARD_ROOT=board_tree("agx-orin-64gb-jetpack6.2.1"))
     (run,) = bench(model, board=server.host, ssh_config=server.config, **FAST).runs
@@ -64,6 +65,7 @@ def test_the_agx_adds_up_three_rails(sshd, board_tree, model):
     assert run.power_mw() == pytest.approx(sum(run.power.rails[rail][0] for rail in run.power.total))
 
 
+@pytest.mark.slow
 def test_every_shape_is_measured_in_turn_as_often_as_asked(orin_nx, model):
     runs = bench(model, batches=(1, 2), repeat=2, **orin_nx.where, **{**FAST, "duration_s": 0}).runs
     assert [run.batch for run in runs] == [1, 2, 1, 2]
@@ -108,6 +110,7 @@ def wait_for_job(server, seconds=20):
     raise AssertionError("the bench never began to measure")
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_in_a_bench_is_taken_up_again(orin_nx, model, tmp_path):
     with start_bench(orin_nx, model, tmp_path / "runs.jsonl", 3) as host:
         wait_for_job(orin_nx)
@@ -163,6 +166,7 @@ def test_what_the_board_cannot_do_is_refused_in_one_line(orin_nx, model, options
     assert not [job for job in orin_nx.cache.glob("jobs/*") if job.is_dir()], "a job was left"
 
 
+@pytest.mark.slow
 def test_two_hosts_that_want_one_board_take_turns(orin_nx, model, tmp_path):
     with start_bench(orin_nx, model, tmp_path / "a.jsonl", 20) as first:
         wait_for_job(orin_nx)

@@ -241,6 +241,7 @@ with Agent() as agent:
 """
 
 
+@pytest.mark.quick("9")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_agent_outlives_its_host(how):
     with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as host:

@@ -35,6 +35,7 @@ def covered(sides, length, random):
     return (low <= 0) & (high >= 0)
 
 
+@pytest.mark.slow
 def test_intervals_of_correlated_samples_hold_the_truth_as_often_as_they_say_and_independent_ones_do_not():
     random = np.random.default_rng(1)
     blocks, independent = [], []
@@ -157,6 +158,7 @@ def test_a_round_that_one_model_lacks_does_not_count_and_six_are_the_fewest_for_
     assert (fewer.rounds, fewer.ratio, fewer.low, fewer.high) == (5, 1, None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [6, 7, 8, 10, 15])
 def test_the_interval_of_rounds_holds_the_truth_as_often_as_it_says(count):
     """Also of 7, of which resampled medians miss it 13 times of 100, and where a few rounds are far out."""

@@ -255,6 +255,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         load_profile("orin-nx-16")
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build = pytest.importorskip("setuptools.build_meta")
     source = tmp_path / "source"

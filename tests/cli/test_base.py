@@ -26,6 +26,7 @@ def given(digits_checkpoint: Path) -> list[str]:
     return [*NETWORK, "--checkpoint", str(digits_checkpoint), *PREPROCESSING]
 
 
+@pytest.mark.quick("some classes")
 @pytest.mark.parametrize(
     ("asked", "told", "shown"),
     [

@@ -68,6 +68,7 @@ def test_runs_are_compared_with_earlier_ones(run_bench, model, tmp_path):
     assert "below 1 is better" in result.out
 
 
+@pytest.mark.slow
 def test_a_comparison_across_environments_is_refused_after_the_runs_are_kept(run_bench, model, tmp_path):
     earlier, output = tmp_path / "earlier.jsonl", tmp_path / "runs.jsonl"
     run_bench(model, "--output", earlier, *FAST)
@@ -199,6 +200,7 @@ def test_models_alternate_on_request_and_the_table_says_so(run_bench, model, tmp
     assert len(runs) == 4 and {run.memory_peak_rss_bytes for run in runs} == {None}
 
 
+@pytest.mark.slow
 def test_tables_say_how_a_model_was_used(run_bench, model, tmp_path):
     other, output, closed = tmp_path / "t2.onnx", tmp_path / "runs.jsonl", tmp_path / "closed.jsonl"
     other.write_bytes(b"anything else")

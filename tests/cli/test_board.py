@@ -59,6 +59,7 @@ def test_a_board_cannot_move_the_cursor(capsys):
     assert drawn.count("[/bold]\\u202e") == 5 and not {"\x1b", "\x07", "\u202e"} & set(drawn)
 
 
+@pytest.mark.slow
 def test_json_has_the_facts_and_the_checks(edgevit_main, nx):
     done = edgevit_main("board", "--json")
     answer = json.loads(done.out)

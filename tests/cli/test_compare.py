@@ -156,6 +156,7 @@ def test_at_80_columns_no_cell_is_cut_short(edgevit_main, write, runs, monkeypat
     assert "before" in out and "cannot be told" in out and "│ images/s" in out
 
 
+@pytest.mark.slow
 def test_a_model_with_a_narrower_embedding_is_set_beside_its_base(edgevit_main, write, tmp_path):
     runs = []
     for label, width in (("whole", 64), ("narrower", 32)):

@@ -34,12 +34,14 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", told], capture_output=True, text=True, env=given, encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_without_a_stdout_nothing_is_said_and_all_is_well() -> None:
     for command in ("edgevit profiles >&-", "edgevit profiles --json >&-", "edgevit profiles --json >&- 2>&-"):
         done = shell(command)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), command
 
 
+@pytest.mark.slow
 def test_a_full_stdout_is_one_line() -> None:
     for option in ("", "--json"):
         done = shell(f"edgevit profiles {option} >/dev/full")
@@ -47,6 +49,7 @@ def test_a_full_stdout_is_one_line() -> None:
         assert done.stderr.startswith("error: cannot write to standard output: No space left on device")
 
 
+@pytest.mark.slow
 def test_without_a_stderr_an_error_has_its_exit_code() -> None:
     for to in ("2>&-", "2>/dev/full"):
         assert shell(f"edgevit profiles nowhere.yaml {to}").returncode == 1
@@ -68,6 +71,7 @@ def test_a_pipe_that_is_closed_ends_the_command_as_a_shell_expects(monkeypatch: 
     assert ended.value.exit_code == CLOSED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["", "--json"])
 def test_in_the_posix_locale_characters_that_it_lacks_are_numbers(tmp_path: Path, option: str) -> None:
     import yaml

@@ -16,6 +16,7 @@ def test_what_cannot_be_is_one_line(edgevit_main, tmp_path):
     assert "ends in neither .yaml nor .json" in said
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("examined_once")
 def test_what_is_known_already_is_shown_and_written_with_the_next_command(edgevit_main, small_vit, tmp_path):
     fill(small_vit(**ARGS), here(), None)

@@ -138,6 +138,7 @@ def test_json_is_all_there_is_on_stdout_and_the_model_can_be_a_base(
     assert base["weights_sha256"] == tensors_sha256(state), "its base is the model it was derived from"
 
 
+@pytest.mark.slow
 def test_a_closed_form_is_trained_for_as_many_epochs_as_asked(
     edgevit_main: Any, tmp_path: Path, digits_checkpoint: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_closed_form_is_trained_for_as_many_epochs_as_asked(
     assert told["facts"]["steps"] == -(-told["data"]["images"]["train"] // 64)
 
 
+@pytest.mark.slow
 def test_a_derived_model_with_a_full_head_can_be_a_base(
     edgevit_main: Any, tmp_path: Path, digits_checkpoint: Path
 ) -> None:

@@ -36,6 +36,7 @@ def test_evaluate_says_what_it_assumes_and_warns(
     assert wrong.code == 0 and f"warning: {NAME} is right on " in wrong.err and "--base-classes" in wrong.err
 
 
+@pytest.mark.slow
 def test_an_engine_is_evaluated_where_it_runs_with_the_same_table(
     edgevit_main: Any, tmp_path: Path, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def test_export_shows_a_table_and_warns_on_stderr(folder: Path) -> None:
     assert "warning: accuracy not checked" in result.stderr and "warning" not in result.stdout
 
 
+@pytest.mark.slow
 def test_export_json_is_all_of_stdout_and_is_the_record(folder: Path) -> None:
     result = run("export", folder, "--data", "digits", "--batch", 4, "--no-fp16", "--json", "-q")
     assert result.exit_code == 0, result.output
@@ -75,6 +76,7 @@ def test_an_engine_has_its_own_table_and_is_in_the_json(folder: Path, standin: N
     assert engine["accuracy"]["images"] == 100 and len(engine["accuracy"]["per_class"]) == 10
 
 
+@pytest.mark.slow
 def test_an_onnx_file_of_another_program_goes_the_same_way(tmp_path: Path, folder: Path, standin: None) -> None:
     file, out = write_vit(tmp_path / "m.onnx", depth=1), tmp_path / "m"
     told = run("export", file, "--data", "digits", "--classes", "3,5,8", "--max-images", 60, "--trt", *HOW)

@@ -35,6 +35,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_a_derived_model_is_beside_its_base_where_that_is_exported(
     edgevit_main: Any, small_vit: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,7 @@ def orin_nx(sshd, board_tree):
     return server
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_lead_to_a_gated_bench_and_their_engine_is_refused_on_another_board(
     orin_nx, exported, edgevit_main, tmp_path, image_folder, sshd, board_tree
 ):

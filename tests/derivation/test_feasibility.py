@@ -103,6 +103,7 @@ def test_a_budget_a_little_above_the_least_is_not_refused(small_vit: Any, method
             refused(method, {}, of)
 
 
+@pytest.mark.quick("corp", "example")
 @pytest.mark.parametrize("method", ["corp", "dcvit", "random", "xpruner", EXAMPLE])
 def test_the_least_is_what_a_method_makes_of_it(small_vit: Any, tmp_path: Path, method: str) -> None:
     """Of those that need few images or none; forge's is held to its word in its own tests."""

@@ -89,6 +89,7 @@ def derived(checkpoint, tmp_path_factory):
     return make
 
 
+@pytest.mark.quick("*-fused")
 @pytest.mark.parametrize(("name", "shape"), SHAPES)
 def test_a_method_derives_a_model_inside_its_budget_that_loads_again(name, shape, derived):
     rate, (derivation, folder) = RATES.get(name, 0.45), derived(name, shape)
@@ -108,6 +109,7 @@ CUT_EMBEDDING = [name for name in own_method_names() if "cut_embedding" in {o.na
 BASELINES_BY_TABLE = ("corp", "dcvit", "mdp", "taylor")  # the others spend a budget as taylor does
 
 
+@pytest.mark.quick("forge-narrower0", "nuwa-narrower2", "mdp-narrower7")
 @pytest.mark.parametrize(
     ("name", "narrower"),
     [
@@ -128,6 +130,7 @@ def test_all_methods_count_milliseconds():
     assert {name for name in method_names() if "ms" not in describe(name).quantities} == {EXAMPLE}
 
 
+@pytest.mark.quick("forge", "random")
 @pytest.mark.parametrize("name", [*own_method_names(), *DRAWN_BASELINES])
 def test_the_same_seed_gives_the_same_weights(name, derived):
     (first, _), (second, _) = derived(name, "fused"), derived.__wrapped__(name, "fused")  # which makes another

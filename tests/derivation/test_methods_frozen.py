@@ -24,6 +24,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("base"))
 
 
+@pytest.mark.quick("forge-axes0", "nuwa-axes4", "mdp-axes11", "taylor-axes14")
 @pytest.mark.parametrize(
     ("name", "axes"),
     [

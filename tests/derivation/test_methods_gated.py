@@ -41,6 +41,7 @@ def net(opened, tmp_path_factory):
     return out
 
 
+@pytest.mark.quick("forge", "nuwa")
 @pytest.mark.parametrize("name", [*own_method_names(), "torch_pruning"])  # whose library reads the graph itself
 def test_a_gated_ffn_keeps_its_gate(name, opened, tmp_path, request):
     given = {

@@ -139,6 +139,7 @@ def supernet(base: Model, task: Task, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
+@pytest.mark.quick("*-0.45")
 @pytest.mark.parametrize(("name", "rate"), CASES)
 def test_the_base_is_unchanged_and_the_model_is_the_base_masked(
     name: str, rate: float, base: Model, task: Task, supernet: Path, tmp_path: Path
@@ -149,6 +150,7 @@ def test_the_base_is_unchanged_and_the_model_is_the_base_masked(
     assert (plan.embed is not None) == (rate == NARROW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layer"),
     [
@@ -168,6 +170,7 @@ def test_a_base_with_gates_is_unchanged_and_the_model_is_it_masked(
 HALVES = [name for name in method_names() if find_method(name).cuts_half_blocks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rate", "options"),
     [
@@ -225,6 +228,7 @@ def masked_and_compared(
 TRAIN_WHAT_THEY_ARE_GIVEN = {"vulcan", "heart"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*own_method_names(), EXAMPLE, "taylor", "xpruner"])  # others train as taylor does
 def test_training_leaves_the_base_alone(name: str, base: Model, task: Task, supernet: Path, tmp_path: Path) -> None:
     """Whatever a method may do to the network it is given, a copy with the target classes, the base is not that."""

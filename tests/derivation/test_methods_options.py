@@ -83,6 +83,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("base"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "case"), CASES)
 def test_every_value_of_every_option_derives_a_model(
     owner: str, case: dict[str, str], checkpoint: Path, tmp_path: Path
@@ -113,6 +114,7 @@ def test_vulcans_rule_says_how_many_steps_where_none_are_given(checkpoint: Path,
     assert made.record.facts.steps == 13
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "rate", "shape", "beside", "goes"),
     [
@@ -132,6 +134,7 @@ def test_what_forge_may_let_go_goes_where_most_is_to_go_and_else_stays(
         assert goes(made.model.spec) == may
 
 
+@pytest.mark.slow
 def test_a_super_network_is_taught_by_what_the_answers_feel_if_that_is_asked_for(
     checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def net(opened: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pat
     return out
 
 
+@pytest.mark.quick("forge-fused")
 @pytest.mark.parametrize(
     ("name", "shape"),
     [*((name, "fused") for name in (*own_method_names(), *BASELINES)), ("nuwa", "paper"), ("forge", "free")],

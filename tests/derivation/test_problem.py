@@ -60,6 +60,7 @@ def test_unlabelled_images_without_a_teacher_are_refused_with_the_way_out(
                      training={"steps": 0, "teacher": "restricted"})  # fmt: skip
 
 
+@pytest.mark.quick("subset-vulcan")
 @pytest.mark.parametrize("method", ["vulcan", "nuwa"])
 @pytest.mark.parametrize("head", ["subset", "full"])
 def test_a_method_learns_from_the_restricted_base(

@@ -132,6 +132,7 @@ def test_an_engine_that_is_right_is_stored_with_what_is_known_of_it(folder: Path
     assert ModelFolder(folder).export.engines() == [record] and hidden(folder) == []
 
 
+@pytest.mark.slow
 def test_nothing_is_built_twice_until_something_changes(stored: EngineRecord) -> None:
     first, folder, notes = stored, folder_of(stored), Notes()
     again = build(folder, notes)
@@ -147,6 +148,7 @@ def test_nothing_is_built_twice_until_something_changes(stored: EngineRecord) ->
     assert build(folder, again := Notes()).sha256 == first.sha256 and again.builds == ["fp16"]
 
 
+@pytest.mark.slow
 def test_of_all_that_was_tried_the_board_keeps_only_the_engine_that_is_taken(
     folder: Path, sshd: Callable[..., Server]
 ) -> None:
@@ -160,6 +162,7 @@ def test_of_all_that_was_tried_the_board_keeps_only_the_engine_that_is_taken(
     assert left == {f"{record.sha256}.engine"}
 
 
+@pytest.mark.slow
 def test_what_a_fetch_left_that_was_killed_goes_with_the_next(stored: EngineRecord) -> None:
     left, going_on = (stored.path.with_name(f".{name}") for name in ("1.engine.7", ".2.engine.8.8.part"))
     for file in (left, going_on):
@@ -169,6 +172,7 @@ def test_what_a_fetch_left_that_was_killed_goes_with_the_next(stored: EngineReco
     assert hidden(folder_of(stored)) == [going_on.name]
 
 
+@pytest.mark.quick("11.4")
 @pytest.mark.parametrize("release", ["8.6.1", "11.4"])
 def test_fp16_that_layer_norm_spoils_gets_it_in_fp32(folder: Path, play: Callable[..., None], release: str) -> None:
     play(release, "fp16-layernorm")
@@ -186,6 +190,7 @@ def test_fp16_that_layer_norm_spoils_gets_it_in_fp32(folder: Path, play: Callabl
     assert record.fused in (None, 3)  # attention stays wholly in fp16; TensorRT 8 does not say
 
 
+@pytest.mark.slow
 def test_the_block_that_spoils_fp16_is_found(folder: Path, play: Callable[..., None]) -> None:
     """By a release that is told which layers to keep in fp32; the next test's reads that in the file."""
     play("8.5.2", "fp16-block:2")
@@ -196,6 +201,7 @@ def test_the_block_that_spoils_fp16_is_found(folder: Path, play: Callable[..., N
     assert record.accuracy is not None and record.accuracy.agreement == 1
 
 
+@pytest.mark.slow
 def test_two_blocks_that_spoil_it_are_both_found(folder: Path, play: Callable[..., None]) -> None:
     play(fault="fp16-block:0,fp16-block:2")
     record = build(folder, **ONE)
@@ -210,6 +216,7 @@ def test_two_blocks_that_spoil_it_are_both_found(folder: Path, play: Callable[..
     assert listed["parity"]["fp16.norms32.blocks32-0-2"]["error"] < 2e-2
 
 
+@pytest.mark.slow
 def test_fp16_that_is_wrong_everywhere_gives_fp32_and_under_a_looser_gate_fp16(
     folder: Path, play: Callable[..., None]
 ) -> None:
@@ -222,6 +229,7 @@ def test_fp16_that_is_wrong_everywhere_gives_fp32_and_under_a_looser_gate_fp16(
     assert [attempt.precision_level for attempt in record.attempts] == notes.builds[:-1] and notes.builds[-1] == "fp32"
 
 
+@pytest.mark.quick("10.3.0")
 @pytest.mark.parametrize("release", ["8.5.2", "10.3.0"])
 def test_an_engine_that_is_always_wrong_is_refused_and_nothing_is_kept(
     folder: Path, play: Callable[..., None], release: str
@@ -237,6 +245,7 @@ def test_an_engine_that_is_always_wrong_is_refused_and_nothing_is_kept(
     ]
 
 
+@pytest.mark.slow
 def test_a_model_without_fp16_gets_an_engine_in_fp32(folder: Path, play: Callable[..., None]) -> None:
     notes = Notes()
     record = build(folder, notes, fp16=False, **ONE)
@@ -245,6 +254,7 @@ def test_a_model_without_fp16_gets_an_engine_in_fp32(folder: Path, play: Callabl
     assert with_it.precision_level == "fp16" and with_it.key != record.key
 
 
+@pytest.mark.quick("8.5.2-16")
 @pytest.mark.parametrize(("release", "opset"), [("8.5.2", 16), ("8.6.1", 17)])
 def test_older_releases_get_a_file_of_operators_that_they_know(
     folder: Path, play: Callable[..., None], release: str, opset: int
@@ -260,11 +270,13 @@ def test_older_releases_get_a_file_of_operators_that_they_know(
     assert build(folder, **ONE).path == record.path, "the export is still up to date with the file it gained"
 
 
+@pytest.mark.slow
 def test_blocks_without_an_attention_are_none_that_could_be_fused(tmp_path: Path, play: Callable[..., None]) -> None:
     record = build(write_halves(tmp_path / "halves", depth=3), **ONE)
     assert (record.fused, record.blocks, record.fused_expected) == (2, 2, 2)
 
 
+@pytest.mark.slow
 def test_the_same_name_elsewhere_is_other_data_and_another_name_of_the_same_is_not(
     folder: Path,
     play: Callable[..., None],
@@ -284,6 +296,7 @@ def test_the_same_name_elsewhere_is_other_data_and_another_name_of_the_same_is_n
     assert notes.builds == ["fp16"] and other.key != first.key
 
 
+@pytest.mark.slow
 def test_a_missing_export_is_made_first_and_engines_outlive_a_new_one(folder: Path, play: Callable[..., None]) -> None:
     shutil.rmtree(folder / "export")
     record = build(folder, batch=4, fp16=False)
@@ -361,6 +374,7 @@ def test_a_build_that_fails_is_told_as_the_board_tells_it(
     assert ModelFolder(folder).export.engines() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", ["8.6.1", "10.3.0"])
 def test_a_precision_that_cannot_be_built_is_left_for_the_next(
     folder: Path, play: Callable[..., None], release: str
@@ -381,6 +395,7 @@ def test_an_engine_whose_layers_cannot_be_read_is_judged_and_kept(folder: Path, 
     assert read_engine(record.path) == record
 
 
+@pytest.mark.slow
 def test_options_reach_the_board(folder: Path, play: Callable[..., None]) -> None:
     record = build(folder, workspace_bytes=64 << 20, optimization_level=2, batches=(2, 4, 4))
     assert (record.workspace_bytes, record.optimization_level, record.batches) == (64 << 20, 2, (2, 4, 4))

@@ -110,6 +110,7 @@ def force_fp16(folder: Path) -> None:
     files.export.write_record(replace(report, files=listed, fp32_modules=()))
 
 
+@pytest.mark.slow
 def test_the_gate_refuses_fp16_that_overflows_and_the_ladder_ends_with_the_norms_in_fp32(
     folder: Path, play: Play
 ) -> None:
@@ -129,6 +130,7 @@ def test_the_gate_refuses_fp16_that_overflows_and_the_ladder_ends_with_the_norms
     assert {types[n.output[0]] for n in written.graph.node if n.name.endswith("norm1/Pow")} == {onnx.TensorProto.FLOAT}
 
 
+@pytest.mark.slow
 def test_a_block_that_spoils_fp16_is_found_by_the_names_its_nodes_were_given(folder: Path, play: Play) -> None:
     play(fault="fp16-block:1")
     record = build(folder)

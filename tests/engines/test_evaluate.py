@@ -95,6 +95,7 @@ def test_parts_classes_and_numbers_of_images_are_chosen_as_for_a_model_folder(bu
     assert figures(own) == figures(evaluate(built, **asked))
 
 
+@pytest.mark.slow
 def test_what_an_engine_calls_other_is_counted_as_of_a_model_folder(folder: Path, play: Play) -> None:
     model, network = ModelFolder(folder), load(folder)
     images, _ = next(

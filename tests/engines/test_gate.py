@@ -193,6 +193,7 @@ def test_tolerances_are_shares(bad: dict[str, float]) -> None:
         GateTolerances(**bad)
 
 
+@pytest.mark.slow
 def test_the_sample_is_what_fp32_saw_rounded_once(tmp_path: Path) -> None:
     folder = write_derived(tmp_path / "derived", 16, 16, head="full")
     export(folder, fp16=False, accuracy=False)

@@ -21,6 +21,7 @@ def test_releases_that_choose_types_themselves_get_an_older_fp32_file(strongly_t
     assert built_from(found, "fp16") == file
 
 
+@pytest.mark.slow
 def test_an_engine_is_built_and_the_file_it_came_from_is_gone_where_a_file_alone_stays(play, tmp_path):
     network, path, asked = load(write_derived(tmp_path / "m", 16, 16, depth=1)), tmp_path / "m.onnx", []
 

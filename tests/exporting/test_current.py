@@ -38,6 +38,7 @@ def is_reused(folder: Path, **options: Any) -> bool:
     return any("up to date: reused" in text for text in heard.notes)
 
 
+@pytest.mark.slow
 def test_an_export_is_reused_until_the_model_the_options_or_its_files_change(copied: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(copied, tmp_path / "derived"))
     before = (folder / "export" / "export.json").read_bytes()
@@ -70,6 +71,7 @@ def test_an_export_whose_accuracy_was_not_checked_is_made_anew_where_there_are_i
     assert ModelFolder(folder).export.record().accuracy is not None
 
 
+@pytest.mark.slow
 def test_an_export_judged_on_a_sample_is_made_anew_where_all_images_are_asked_for(copied: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(copied, tmp_path / "derived"))
     everything = ModelFolder(folder).export.record().accuracy
@@ -84,6 +86,7 @@ def test_an_export_judged_on_a_sample_is_made_anew_where_all_images_are_asked_fo
     assert after and after.images == everything.images
 
 
+@pytest.mark.slow
 def test_an_export_of_other_weights_or_judged_by_less_is_made_anew(copied: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(copied, tmp_path / "derived"))
     report = ModelFolder(folder).export.record()

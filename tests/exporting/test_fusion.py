@@ -38,6 +38,7 @@ def test_equal_widths_fuse_in_every_block(tmp_path: Path) -> None:
     assert fusion_remark(fusion) is None
 
 
+@pytest.mark.slow
 def test_a_narrower_embedding_costs_no_fused_attention(tmp_path: Path) -> None:
     network = with_embedding(random_base(embed_dim=128), 80)
     fusion = fused_blocks(network, tmp_path / "model.onnx")
@@ -45,6 +46,7 @@ def test_a_narrower_embedding_costs_no_fused_attention(tmp_path: Path) -> None:
     assert (fusion.fused, fusion.expected, fusion.blocks) == (2, 2, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [{}, {"class_token": False, "global_pool": "avg"}], ids=["class token", "none"])
 def test_ranking_tokens_costs_no_fused_attention(args: Any, tmp_path: Path) -> None:
     network = with_fewer_tokens(random_base(embed_dim=128, **args), 12, 0, merged=True)
@@ -52,6 +54,7 @@ def test_ranking_tokens_costs_no_fused_attention(args: Any, tmp_path: Path) -> N
     assert (fusion.fused, fusion.expected, fusion.blocks) == (2, 2, 2)
 
 
+@pytest.mark.slow
 def test_unequal_and_tiny_widths_fuse_only_when_padded(tmp_path: Path) -> None:
     network = with_widths(random_base(depth=3), (24, 16), (16, 32), (8, 8))
     padded = pad_heads(network)
@@ -90,6 +93,7 @@ def test_an_operator_that_the_parser_lacks_is_named(tmp_path: Path) -> None:
         count_fused(file, blocks=1, expected=1)
 
 
+@pytest.mark.slow
 def test_rotated_queries_and_keys_cost_no_fused_attention(small_vit: Any, tmp_path: Path) -> None:
     network = small_vit("vit_small_patch16_dinov3", embed_dim=128)
     assert network.read()[0].dims.qk == 64

@@ -20,6 +20,7 @@ from edgevit.records.export import ExportRecord
 pytestmark = pytest.mark.usefixtures("traced_anew")
 
 
+@pytest.mark.quick("16-avg-dynamic")
 @pytest.mark.parametrize(("opset", "pool", "batch"), [(16, "avg", "dynamic"), (17, "token", "dynamic"), (18, "avg", 2)])
 def test_older_operator_sets_compute_the_same(tmp_path: Path, opset: int, pool: str, batch: Any) -> None:
     network = slimmed(random_base(depth=1, global_pool=pool, reg_tokens=1, init_values=0.1), 24, 16)
@@ -30,6 +31,7 @@ def test_older_operator_sets_compute_the_same(tmp_path: Path, opset: int, pool: 
     torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.quick("16-args0")
 @pytest.mark.parametrize(
     ("opset", "args"),
     [(16, {}), (16, {"class_token": False, "global_pool": "avg"}), (17, {"reg_tokens": 2}), (20, {"reg_tokens": 2})],
@@ -45,6 +47,7 @@ def test_no_shape_is_taken_in_part_which_tensorrt_8_would_give_the_whole_of(
     torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [{"class_token": False, "global_pool": "avg"}, {"no_embed_class": True}])
 def test_a_base_that_takes_images_of_any_size_is_written_for_its_own(tmp_path: Path, args: Any) -> None:
     network, path = random_base(depth=1, img_size=128, dynamic_img_size=True, **args), tmp_path / "model.onnx"
@@ -66,6 +69,7 @@ def test_a_shape_that_is_taken_in_part_is_refused(tmp_path: Path) -> None:
         check_graph(path, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("opset", "merged", "args"), [
     (16, True, {"class_token": False, "global_pool": "avg"}), (20, False, {}),
 ])  # fmt: skip
@@ -84,6 +88,7 @@ def test_tokens_leave_in_a_file_of_any_batch_as_they_do_in_torch(
         torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_of_tokens_that_are_looked_at_alike_the_first_go_on_in_a_file_too(tmp_path: Path) -> None:
     network = with_fewer_tokens(random_base(), 6, 0)
     with torch.no_grad():  # no query: all tokens are looked at alike
@@ -93,6 +98,7 @@ def test_of_tokens_that_are_looked_at_alike_the_first_go_on_in_a_file_too(tmp_pa
     torch.testing.assert_close(OnnxModel(path).predict(images), network(images).detach(), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_fp16_file_of_an_older_operator_set_is_fp16(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     how = {"input_size": (3, 32, 32), "batch": "dynamic", "metadata": {}}

@@ -106,6 +106,7 @@ def test_fp16_is_fp16_from_end_to_end(exported: Exported) -> None:
     assert report.inputs[0].dtypes == {"model.fp32.onnx": "float32", "model.fp16.onnx": "float16"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced_anew")
 def test_files_tell_nothing_of_this_machine_and_a_second_export_is_the_same(exported: Exported, tmp_path: Path) -> None:
     folder, report = exported
@@ -139,11 +140,13 @@ def test_metadata_names_classes_preprocessing_and_origin(exported: Exported) -> 
     assert model.metadata["precision"] == "fp16"
 
 
+@pytest.mark.slow
 def test_register_tokens_average_pooling_and_layer_scale_export(make_derived: Derive) -> None:
     folder = make_derived(16, 24, global_pool="avg", reg_tokens=2, init_values=1e-1)
     assert export(folder, accuracy=False, fp16=False).parity["fp32"].error < 1e-5
 
 
+@pytest.mark.slow
 def test_padded_heads_give_the_same_logits_and_fuse(make_derived: Derive) -> None:
     report = export(make_derived(24, 16), pad_heads=True)
     assert report.parity["fp32"].error < 1e-5
@@ -163,6 +166,7 @@ def test_a_model_whose_images_are_gone_exports_with_a_warning(make_derived: Deri
         export(folder, data="/nowhere/else")
 
 
+@pytest.mark.slow
 def test_the_order_of_classes_that_is_assumed_of_a_base_is_told(base_folder: Path, make_derived: Derive) -> None:
     class Told(Silent):
         def __init__(self) -> None:
@@ -253,6 +257,7 @@ def test_what_is_no_model_folder_is_refused(tmp_path: Path, make_derived: Derive
         export(folder)
 
 
+@pytest.mark.slow
 def test_a_model_of_half_blocks_is_exported_and_its_attentions_are_counted(tmp_path: Path) -> None:
     folder = write_halves(tmp_path / "m")
     report = export(folder, accuracy=False)
@@ -274,12 +279,14 @@ def write_rms(small_vit: Callable[..., Any], folder: Path, stream: float = 1.0) 
     return folder / "b"
 
 
+@pytest.mark.slow
 def test_a_model_of_rms_norms_and_gated_ffns_is_exported(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     report = export(write_rms(small_vit, tmp_path))
     assert (report.files["model.fp16.onnx"].nodes or {})["Reciprocal"] == 6 and set(report.parity) == {"fp32", "fp16"}
     assert report.fp32_modules == ()
 
 
+@pytest.mark.slow
 def test_rms_norms_whose_squares_overflow_fp16_are_in_fp32(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     folder = write_rms(small_vit, tmp_path, stream=1e4)
     report = export(folder)
@@ -293,6 +300,7 @@ def test_rms_norms_whose_squares_overflow_fp16_are_in_fp32(small_vit: Callable[.
     torch.testing.assert_close(logits, load(folder)(images).detach(), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.slow
 def test_a_model_with_a_narrower_embedding_is_exported(tmp_path: Path) -> None:
     folder = write_narrower(tmp_path / "m", 24)
     report = export(folder, accuracy=False)
@@ -301,6 +309,7 @@ def test_a_model_with_a_narrower_embedding_is_exported(tmp_path: Path) -> None:
     assert report.fusion is None or report.fusion.fused == report.fusion.blocks == 2
 
 
+@pytest.mark.slow
 def test_a_model_whose_tokens_leave_as_one_is_exported_in_fp16_without_a_cast(tmp_path: Path) -> None:
     report = export(write_fewer_tokens(tmp_path / "m", 9, 0, merged=True), accuracy=False)
     assert "Cast" not in (report.files["model.fp16.onnx"].nodes or {}), "torch's own fp16 of it has four"

@@ -88,6 +88,7 @@ def test_a_variant_is_the_same_file_every_time_and_tells_nothing_of_this_machine
     assert first == again and b"site-packages" not in first and str(tmp_path).encode() not in first
 
 
+@pytest.mark.slow
 def test_a_variant_that_is_kept_is_part_of_the_export(copied: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(copied, tmp_path / "derived"))
     exported = reopened(folder)
@@ -99,6 +100,7 @@ def test_a_variant_that_is_kept_is_part_of_the_export(copied: Path, tmp_path: Pa
     assert current_export(folder) == report, "it is still up to date"
 
 
+@pytest.mark.slow
 def test_variants_for_two_boards_that_are_built_at_once_are_both_kept(copied: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(copied, tmp_path / "derived"))
     one, other = reopened(folder), reopened(folder)
@@ -119,6 +121,7 @@ def test_a_variant_that_is_not_the_model_is_refused(copied: Path, tmp_path: Path
         exported.write(Variant("fp32.again", "fp32", 20), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not compiler_installed(), reason="TensorRT-RTX is not installed")
 def test_nvidia_s_compiler_fuses_attention_beside_fp32_norms_and_not_in_fp32_blocks(
     make_derived: Derive, tmp_path: Path

@@ -215,6 +215,7 @@ def test_no_workers_at_all_are_refused(workers: int, plan: Any, tmp_path: Path, 
 TRAINING = {"steps": 3000, "batch_size": 24, "device": "cpu", "evaluations": 30, "lr": 1e-4, "early_stop": False}
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent_and_what_trains_keeps_its_state(plan: Any, tmp_path: Path) -> None:
     """Where the parent ends by SIGTERM; tests/jobs/test_workers.py kills it."""
     file = plan(

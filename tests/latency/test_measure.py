@@ -82,6 +82,7 @@ def labels(bench):
     return Counter(run.label for run in bench.store.runs())
 
 
+@pytest.mark.slow
 def test_only_what_is_missing_is_measured_and_kept_and_void_runs_are_made_again(
     small_vit, tmp_path, short, monkeypatch
 ):
@@ -174,6 +175,7 @@ def test_the_clock_counts_on_a_quiet_machine_and_processor_time_where_other_prog
     assert "other programs were busy: the processor time" in warning
 
 
+@pytest.mark.slow
 def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
     small_vit, tmp_path, short, sshd, board_tree, monkeypatch
 ):

@@ -58,6 +58,7 @@ def command(tmp_path: Path) -> Iterator[list[object]]:
     yield ["derive", *TYPED, *given, *few, "--set", "forge.sensitivity_images=8", "--out", tmp_path / "t"]
 
 
+@pytest.mark.slow
 def test_a_model_is_built_judged_and_measured_on_a_board_that_is_lost_in_the_middle(
     orin: Any, command: list[object], edgevit_main: Any, small_vit: Any, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -108,6 +109,7 @@ def test_millijoules_of_a_board_whose_rails_cannot_be_read_are_refused(
     assert refused.code == 1 and f"--mj: no power can be read on {orin.host}" in refused.err
 
 
+@pytest.mark.slow
 def test_a_budget_in_millijoules_is_met_by_what_the_rails_tell(
     orin: Any, command: list[object], edgevit_main: Any, small_vit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_tables import rows, table
@@ -20,6 +21,7 @@ from edgevit.network.anatomy import BlockDims
 
 
 # The same examples each time: of 1000 held-out boards 4 use up their rounds (benchmarks/product/budgets.py).
+@pytest.mark.slow
 @settings(max_examples=5, derandomize=True)
 @given(constants=st.randoms(use_true_random=False), share=st.sampled_from([0.3, 0.5, 0.7]))
 def test_a_budget_is_met_in_five_rounds_or_said_to_be_out_of_reach(constants: Random, share: float) -> None:

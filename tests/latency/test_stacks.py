@@ -75,6 +75,7 @@ def test_a_base_whose_blocks_lost_their_sites_is_refused(small_vit):
         whole_blocks(network)
 
 
+@pytest.mark.slow
 def test_the_file_has_every_block_and_a_free_batch(base, tmp_path):
     write_stack(base, Stack(2, 1, 16, 0), tmp_path / "s.onnx", precision="fp16", opset=17)
     model = onnx.load(tmp_path / "s.onnx")

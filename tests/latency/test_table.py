@@ -50,6 +50,7 @@ def test_every_term_is_found_and_nothing_is_measured_again(fill, tmp_path, origi
     assert table.in_quantity("mj").base == pytest.approx(1200 * prices.base, rel=0.01)
 
 
+@pytest.mark.slow
 def test_narrower_embeddings_are_priced_from_a_few_stacks_each(fill, tmp_path):
     table = measured_table(fill(), TARGET, points=0, folder=tmp_path)
     assert (ms := table.in_quantity("ms")).embeds == [16, 32, 64] and ms.token_counts == [17]
@@ -62,6 +63,7 @@ def test_narrower_embeddings_are_priced_from_a_few_stacks_each(fill, tmp_path):
             assert there.fixed == pytest.approx(unit * (1 + embed / 64), rel=0.1)
 
 
+@pytest.mark.slow
 def test_fewer_tokens_are_priced_from_five_stacks_each_where_they_are_asked_for(fill, tmp_path):
     network = fill(tokens=True)
     with_all = measured_table(network, TARGET, points=0, folder=tmp_path).in_quantity("ms")
@@ -79,6 +81,7 @@ def test_fewer_tokens_are_priced_from_five_stacks_each_where_they_are_asked_for(
         assert narrow.ffn(200) == pytest.approx(unit * (0.2 + 2 * 32 / 64 * 8 / 17), rel=0.05)
 
 
+@pytest.mark.slow
 def test_an_embedding_that_cannot_be_narrowed_or_is_not_to_be_costs_no_stacks(fill, tmp_path, monkeypatch):
     network = fill(energy=False)
 
@@ -95,6 +98,7 @@ def test_an_embedding_that_cannot_be_narrowed_or_is_not_to_be_costs_no_stacks(fi
     assert asked() == {None}
 
 
+@pytest.mark.slow
 def test_sizes_that_are_asked_for_are_in_the_table_and_so_is_the_rest(fill, tmp_path, origin):
     network = fill(energy=False)
     table = measured_table(network, TARGET, sizes=SIZES, folder=tmp_path)
@@ -106,6 +110,7 @@ def test_sizes_that_are_asked_for_are_in_the_table_and_so_is_the_rest(fill, tmp_
     assert table.quantities == ("ms",), "energy of some runs is that of none"
 
 
+@pytest.mark.slow
 def test_sizes_that_noise_cannot_tell_apart_may_be_asked_for(fill, tmp_path):
     told = Warnings()
     close = [BlockDims(2, 24, 24, n) for n in range(96, 129)]  # steps of 0.04 in 10
@@ -125,6 +130,7 @@ def test_noise_is_told_with_what_to_do_and_refused_where_it_hides_nearly_everyth
         measured_table(fill(noise=3.0, energy=False), TARGET, points=0, folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_sizes_that_cost_next_to_nothing_are_told_and_make_a_table(fill, tmp_path):
     """A GPU that one image is far from filling: no noise is to blame that widths take no time."""
     told = Warnings()
@@ -151,6 +157,7 @@ def test_energy_is_refused_where_no_profile_says_which_rails_are_the_modules(fil
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.slow
 def test_noise_of_energy_is_judged_where_energy_is_asked_for(fill, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_check_power", lambda *_: None)
     told = Warnings()
@@ -158,6 +165,7 @@ def test_noise_of_energy_is_judged_where_energy_is_asked_for(fill, tmp_path, mon
     assert [text.split(" hides")[0].rpartition(" ")[2] for text in told.seen if "hides" in text] == ["ms", "mj"]
 
 
+@pytest.mark.slow
 def test_runs_that_tell_no_energy_are_made_again_where_energy_is_asked_for(fill, tmp_path, monkeypatch):
     """As those of a board that no profile was given for."""
     network = fill(energy=False, sizes=())

@@ -151,6 +151,7 @@ assert not any(name.partition(".")[0] == "edgevit" for name in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_the_code_in_the_readme_loads_a_model_in_plain_timm_without_edgevit(small_vit: Any, tmp_path: Path) -> None:
     expected = {}
     for i, (name, args) in enumerate([*KINDS, (NAME, {})]):

@@ -19,6 +19,7 @@ def test_the_threshold_lets_no_more_than_the_share_fall_below_it() -> None:
         assert rule.threshold in scores(logits).tolist()
 
 
+@pytest.mark.slow
 def test_the_promise_holds_on_images_it_was_not_calibrated_on() -> None:
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(4000, 25, 3, generator=generator)  # 25 images: the plain 5 % quantile rejects 7.7 %

@@ -504,6 +504,7 @@ def test_of_models_that_cost_the_same_the_most_accurate_is_taken(tmp_path: Path)
     assert answer(panel).endswith("closed costs the same, and is less accurate on the validation images.")
 
 
+@pytest.mark.slow
 def test_twice_as_many_models_or_runs_take_twice_the_work(tmp_path: Path) -> None:
     def work(models: int, repeats: int) -> int:
         root = tmp_path / f"{models} {repeats}"

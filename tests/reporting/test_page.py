@@ -59,6 +59,7 @@ def test_what_is_no_interval_of_95_percent_is_not_called_one(tmp_path: Path) -> 
     assert "; 1 was slower than shown, the slowest took 20.0 ms" in text
 
 
+@pytest.mark.slow
 def test_twenty_models_of_forty_classes_that_are_all_confused_are_no_page_that_mail_refuses(tmp_path: Path) -> None:
     found = gather([write_everything(tmp_path)])
     model = found.models[1]

@@ -60,7 +60,10 @@ FOREIGN: dict[str, list[tuple[str, dict[str, Any], Callable[[dict[str, Tensor]],
 }
 CASES = [(family, name, args) for family, examples in EXAMPLES.items() for name, args in examples]
 IN_HALVES = [(family, name, args) for family, examples in EXAMPLES.items() for name, args in examples[::3]]
-FORMS = [*((*case, "whole") for case in CASES), *((*case, "half") for case in IN_HALVES)]
+FORMS = [
+    *((*case, "whole") for case in CASES),
+    *(pytest.param(*case, "half", marks=pytest.mark.slow) for case in IN_HALVES),
+]
 sweep = pytest.mark.parametrize(("family_name", "name", "args"), CASES, ids=lambda v: str(v).replace(" ", ""))
 sweep_forms = pytest.mark.parametrize(
     ("family_name", "name", "args", "form"), FORMS, ids=lambda v: str(v).replace(" ", "")

@@ -36,6 +36,7 @@ for case in CASES:
 LEGACY, ATTRIBUTE = "torch.get_float32_matmul_precision()", "cuda.fp32_precision"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_products_are_exact_whatever_the_host_program_allows(device):
     cases = [

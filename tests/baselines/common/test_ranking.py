@@ -54,6 +54,7 @@ def test_the_highest_stay_and_of_equal_ones_the_first() -> None:
     assert top(torch.tensor([[1.0, 1.0], [0.0, 5.0]]), 1).tolist() == [[0], [1]]
 
 
+@pytest.mark.quick("isomorphic-fused", "uniform-fused")
 @pytest.mark.parametrize(
     ("grouping", "shape"), [*(("isomorphic", shape) for shape in POLICIES), ("uniform", "fused"), ("global", "free")]
 )

@@ -99,6 +99,7 @@ def test_moments_are_of_the_tokens_that_are_chosen(small_vit: Callable[..., Any]
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_of_moments_are_of_any_base(tmp_path: Path) -> None:
     start = {"base": NAME, "checkpoint": write_checkpoint(tmp_path), "model_args": ARGS, "preprocessing": PREPROCESSING}
     mine = Source("mine", Path("digits"), start, tuple("0123456789"))

@@ -34,6 +34,7 @@ def test_the_weights_of_least_magnitude_of_each_layer_are_zero() -> None:
             assert before[name][gone].abs().max() <= before[name][~gone].abs().min()
 
 
+@pytest.mark.slow
 def test_the_weights_of_products_are_int8_and_the_file_answers_for_any_batch(tmp_path: Path) -> None:
     network = Network(timm.create_model(NAME, num_classes=2, **ARGS).eval())
     file, int8 = tmp_path / "model.onnx", tmp_path / "int8.onnx"

@@ -87,6 +87,7 @@ def test_heart_s_tables_are_those_under_whose_figures_their_captions_stand() -> 
     assert full["heart", 0.2, 0.8] * 23.78 == pytest.approx(18.31) and full["heart", 0.8, 0.8] < 14.77 / 23.78
 
 
+@pytest.mark.slow
 def test_depth_is_cut_by_what_accuracy_misses_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = write_checkpoint(tmp_path, depth=4)
     start = Start(NAME, {**ARGS, "depth": 4}, made, Path("digits"), {}, {"preprocessing": PREPROCESSING})
@@ -153,6 +154,7 @@ def run_part(part: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *options:
     return told
 
 
+@pytest.mark.slow
 def test_engines_of_a_board_are_measured_beside_int8_on_its_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sshd: Callable[..., Any]
 ) -> None:
@@ -170,6 +172,7 @@ def test_engines_of_a_board_are_measured_beside_int8_on_its_processor(
     assert "| int8, on board: onnxruntime, CPUExecutionProvider" in section(told)
 
 
+@pytest.mark.slow
 def test_heads_of_unequal_widths_are_measured_beside_equal_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +210,7 @@ def test_a_share_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, capsys
     assert "--share is 50.0: it must be between 0 and 1; try 0.5" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_models_are_measured_beside_their_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = write_checkpoint(tmp_path)
     start = Start(NAME, ARGS, made, Path("digits"), {}, {"preprocessing": PREPROCESSING})

@@ -54,6 +54,7 @@ def test_the_length_is_as_many_passes_over_the_images_as_the_paper_has() -> None
     assert published.length(0.9, 1800) > published.length(0.8, 1800)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(published.TASKS))
 def test_every_case_is_another_reaches_its_rate_and_has_options_of_its_method(name: str) -> None:
     found = cases(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,12 +81,14 @@ def test_a_row_shows_its_intervals_and_no_ratio_that_was_not_measured(rows: list
 
 
 def test_the_base_has_learnt_from_other_images_than_the_user_has(tmp_path: Path) -> None:
-    looks = {"classes": demo.TARGETS[:1], "size": bases.DEMO_SIZE, "scene": bases.DEMO_SCENE, "val_per_class": 2}
-    learnt = images.ensure(tmp_path, train_per_class=3, **looks)
-    given = images.ensure(tmp_path, train_per_class=3, seed=1, **looks)
+    counts = {"classes": demo.TARGETS[:1], "train_per_class": 3, "val_per_class": 2}
+    learnt = images.ensure(tmp_path, seed=1, **counts)  # as `ensure_rendered` does
+    given = images.ensure(tmp_path, **counts)
     pixels = [{file.read_bytes() for file in folder.rglob("*.png")} for folder in (learnt, given)]
     assert len(pixels[0]) == len(pixels[1]) == 5 and not pixels[0] & pixels[1]
-    assert set(demo.TARGETS) < set(bases.DEMO_CLASSES) < set(images.CLASSES)
+    card = json.loads((bases.BASES / "rendered" / "base.json").read_text())
+    assert card["classes"] == list(images.CLASSES) and card["model_args"] == bases.RENDERED_ARGS
+    assert set(demo.TARGETS) < set(images.CLASSES)
 
 
 def test_a_base_that_was_trained_is_the_third_baseline(tmp_path: Path) -> None:
@@ -106,6 +109,6 @@ def test_a_base_that_was_trained_is_the_third_baseline(tmp_path: Path) -> None:
 
 def test_the_program_knows_every_command_of_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = parse_commands(monkeypatch, tmp_path / "demo")
-    monkeypatch.setattr(demo, "ensure_demo", lambda _: (tmp_path / "data", tmp_path / "base"))
+    monkeypatch.setattr(images, "ensure", lambda *_, **__: tmp_path / "data")
     demo.main()
     assert typed == ["base", "sweep", "derive", "export", "bench", "show", "report"]

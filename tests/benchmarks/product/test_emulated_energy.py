@@ -17,6 +17,7 @@ def test_the_meter_finds_the_energy_that_was_drawn_whatever_ran_before(tmp_path:
         assert tree.energy_mj(milliwatts) == pytest.approx(milliwatts * WINDOW_S, rel=0.01)
 
 
+@pytest.mark.slow
 def test_energy_is_measured_as_the_board_has_it_and_is_no_multiple_of_time(tmp_path: Path) -> None:
     bench = draw_energy(3, tmp_path / "tree")
     board, half = bench.board, bench.base[: len(bench.base) // 2]

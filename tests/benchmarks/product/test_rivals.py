@@ -30,6 +30,7 @@ def test_lower_rates_are_run_where_they_are_asked_for() -> None:
     assert {case.rate for case in lower} == {0.2, 0.4, 0.6} and {case.shape for case in lower} == {"fused"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_rival_reaches_the_lower_rates(name: str) -> None:
     network = Network(timm.create_model(bases.TIMM_NAME, num_classes=10, **MODELS[name]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from small_base import fewer_digits
 
 from benchmarks.derivations import parted, run
@@ -21,6 +22,7 @@ def test_every_variant_is_asked_for_with_options_that_there_are() -> None:
         assert case.settings().get("derive_from", "base") == case.derive_from
 
 
+@pytest.mark.slow
 def test_a_head_is_fitted_to_digits_and_the_trained_base_is_cut(tmp_path: Path) -> None:
     place = transfer.open_headless(tmp_path)
     (case,) = (c for c in transfer.cases((42,), (0.9,)) if c.variant == "vulcan, better base")

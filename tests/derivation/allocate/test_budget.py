@@ -104,6 +104,7 @@ def test_the_measured_table_is_of_the_benchmarks_base():
     assert "torch" in table.measured_on and prices.fixed < prices.base == prices.cost(dims)
 
 
+@pytest.mark.slow
 def test_a_model_is_derived_inside_the_milliseconds_asked_for(derive, tabled):
     table = load_cost_table(TABLE)
     prices = table.in_quantity("ms")

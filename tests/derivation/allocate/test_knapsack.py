@@ -82,6 +82,7 @@ def spent_in_any_case(menus):
     )
 
 
+@pytest.mark.quick("milliseconds")
 @pytest.mark.parametrize("costs", ["MACs", "milliseconds"])
 @given(data=st.data())
 def test_with_a_common_divisor_the_loss_is_the_least_there_is(costs, data):
@@ -98,6 +99,7 @@ def test_with_a_common_divisor_the_loss_is_the_least_there_is(costs, data):
     assert loss_of(menus, found) == best
 
 
+@pytest.mark.quick("odd counts")
 @pytest.mark.parametrize("costs", ["odd counts", "any number"])
 @given(data=st.data(), bins=st.integers(1, 300), share=st.floats(0, 1))
 def test_rounded_to_bins_it_is_no_worse_than_for_a_limit_lower_by_a_bin_per_module(costs, data, bins, share):

@@ -84,6 +84,7 @@ def test_a_supernetwork_is_not_trained_from_such_a_base(digits_checkpoint: Path,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_two_names_exchanged_are_told_of(digits_checkpoint: Path, tmp_path: Path) -> None:
     told, names = Told(), [*DIGITS]
     names[3], names[6] = "6", "3"
@@ -103,6 +104,7 @@ def exchanged(digits_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
     return file
 
 
+@pytest.mark.slow
 def test_an_assumed_order_that_several_classes_contradict_stops_the_work_though_their_other_halves_are_no_targets(
     exchanged: Path, tmp_path: Path
 ) -> None:
@@ -120,6 +122,7 @@ def test_an_assumed_order_that_several_classes_contradict_stops_the_work_though_
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [["1", "0", "2", "6", "4", "5", "3", "7", "8", "9"], DIGITS], ids=["right", "wrong"])
 def test_an_order_that_was_given_is_not_doubted_for_a_class_that_is_taken_for_another(
     exchanged: Path, tmp_path: Path, names: list[str]
@@ -150,6 +153,7 @@ def test_an_assumed_order_is_doubted_for_outputs_beside_the_task_and_for_classes
     assert answers.exchanged(task, order_assumed=False, near_chance=False) == []
 
 
+@pytest.mark.slow
 def test_a_base_without_numbers_is_said_to_be_so(digits_checkpoint: Path, tmp_path: Path) -> None:
     state = load_file(digits_checkpoint)
     state["head.weight"][0] = 3e38  # a number, but sums of it are none
@@ -224,6 +228,7 @@ def uncropped(framed: Path, tmp_path_factory: pytest.TempPathFactory, small_vit:
 HINT = "with --crop-pct 1 the base is right on "
 
 
+@pytest.mark.slow
 def test_a_base_that_is_read_with_a_crop_it_was_not_trained_with_stops_the_work(
     framed: Path, uncropped: Path, tmp_path: Path
 ) -> None:
@@ -286,6 +291,7 @@ def test_what_was_accepted_is_repeated_last_and_wherever_the_model_is_shown(
         assert text.count(f"not read as it was trained: {HINT}") == times
 
 
+@pytest.mark.slow
 def test_the_check_is_kept_for_the_next_derivation(
     framed: Path, uncropped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from small_base import derive as derive_small
 
 
+@pytest.mark.slow
 def test_the_finetuned_base_is_baseline_and_teacher_and_trained_once(digits_checkpoint: Path, tmp_path: Path) -> None:
     given: Any = {"method": "nuwa", "options": {"purification": "none"}, "cache": False}
     taught: Any = {"steps": 4, "evaluations": 2, "teacher": "finetuned", "teacher_weight": 1.0}

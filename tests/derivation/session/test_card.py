@@ -45,6 +45,7 @@ def run(code, folder, monkeypatch, capsys):
     return name, ast.literal_eval(brace + probabilities)
 
 
+@pytest.mark.quick("squash")
 @pytest.mark.parametrize(
     ("options", "called"),
     [

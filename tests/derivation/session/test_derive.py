@@ -42,6 +42,7 @@ def assert_close(a, b):
     torch.testing.assert_close(edgevit.load(a)(images), edgevit.load(b)(images), rtol=1e-2, atol=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"as_published": True}])
 def test_an_interrupted_derivation_resumed_ends_in_the_same_weights(
     checkpoint, derived, tmp_path, options, monkeypatch
@@ -65,6 +66,7 @@ def test_an_interrupted_derivation_resumed_ends_in_the_same_weights(
     assert steps(whole) == lines
 
 
+@pytest.mark.slow
 def test_where_blocks_are_dropped_at_random_a_resumed_training_drops_the_same(checkpoint, tmp_path, monkeypatch):
     given = {"model_args": {**ARGS, "drop_path_rate": 0.3}}
     whole = derive(checkpoint, tmp_path / "whole", **given)
@@ -82,12 +84,14 @@ def test_too_few_images_for_second_moments_are_refused_before_the_baselines(chec
         derive(checkpoint, tmp_path / "t", method=method, training={"steps": 0}, options={"calibration_images": 4})
 
 
+@pytest.mark.slow
 def test_micro_batches_match_one_batch(checkpoint, tmp_path):
     one = derive(checkpoint, tmp_path / "one", training={"lr": 1e-4})
     three = derive(checkpoint, tmp_path / "three", training={"lr": 1e-4, "grad_accum": 3})
     assert_close(one.folder, three.folder)
 
 
+@pytest.mark.slow
 def test_two_processes_match_one(checkpoint, tmp_path, image_folder):
     teacher, start = {"teacher": "restricted", "token_weight": 0.1}, {"derive_from": "finetuned", "base_steps": 3}
     more = image_folder(tmp_path / "more", {"any": 40})
@@ -121,11 +125,13 @@ def test_two_processes_match_one(checkpoint, tmp_path, image_folder):
         assert lines[-1][name] == pytest.approx(ours[-1][name], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(checkpoint, derived, tmp_path):
     two = derive(checkpoint, tmp_path / "two", training={"workers": 1})
     assert_same_weights(weights(derived), weights(two.folder))
 
 
+@pytest.mark.slow
 def test_bf16_trains_and_the_model_folder_is_fp32(checkpoint, tmp_path):
     derivation = derive(checkpoint, tmp_path / "bf16", training={"precision": "bf16"})
     images = torch.randn(2, 3, 32, 32)
@@ -144,6 +150,7 @@ def test_a_loss_that_is_no_number_stops_with_advice(checkpoint, tmp_path):
     assert not (tmp_path / "random.partial").exists()
 
 
+@pytest.mark.slow
 def test_training_stops_once_both_accuracies_have_met(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr("edgevit.train.stopping.MET", 1.0)  # a random base never meets closely
     training = {"steps": 60, "evaluations": 30, "early_stop": True, "lr": 1e-7, "schedule": "constant"}

@@ -59,6 +59,7 @@ class Warned(Silent):
         self.lines.append(text)
 
 
+@pytest.mark.quick("42-0.3-True")
 @pytest.mark.parametrize(("seed", "fraction", "warned"), [(42, 0.1, False), (7, 0.1, True), (42, 0.3, True)])
 def test_images_that_the_base_was_made_with_are_not_held_out_without_a_word(tmp_path, seed, fraction, warned):
     base, said = derive(write_checkpoint(tmp_path), tmp_path / "base", method="random", training={"steps": 0}), Warned()

@@ -28,6 +28,7 @@ from edgevit.train.settings import Training
 CLASSES = ["3", "5", "8"]
 
 
+@pytest.mark.slow
 def test_foreign_images_that_are_counted_are_not_trained_on(digits_checkpoint: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"unlabelled": "digits", "training": {"steps": 1, "teacher": "restricted"}}
     task = open_task("digits", CLASSES, preprocessing={**PREPROCESSING, "input_size": (3, 32, 32)}, base_outputs=10)
@@ -57,6 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, digits_checkpoint: Path) -> 
     return out
 
 
+@pytest.mark.slow
 def test_the_folder_says_what_is_counted_by_hand(model: Path) -> None:
     opened = load(model)
     rule = opened.spec.rejection
@@ -81,6 +83,7 @@ def test_the_folder_says_what_is_counted_by_hand(model: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_evaluate_finds_the_same_in_the_folder_and_in_the_exported_files(model: Path) -> None:
     told = json.loads((model / "derivation.json").read_text())["accuracy"]["derived"]["rejection"]
     for part in ("validation", "test"):
@@ -108,6 +111,7 @@ def test_the_command_line_tells_of_it(model: Path, edgevit_main: Any) -> None:
     assert "called `other`" in (model / "README.md").read_text()
 
 
+@pytest.mark.quick("forge")
 @pytest.mark.parametrize("method", [*own_method_names(), "taylor"])
 def test_a_method_takes_it(method: str, tmp_path: Path, digits_checkpoint: Path) -> None:
     few = {"nuwa": {"purification": "none"}, "forge": {"calibration_images": 64, "sensitivity_images": 16}}
@@ -134,6 +138,7 @@ def test_a_rule_of_a_later_version_is_not_ignored(model: Path, tmp_path: Path) -
         load(tmp_path / "later")
 
 
+@pytest.mark.slow
 def test_without_it_nothing_is_called_other(tmp_path: Path, digits_checkpoint: Path) -> None:
     made = derived(digits_checkpoint, tmp_path / "m", reject=None, method="magnitude", training={"steps": 0})
     images = torch.zeros(2, 3, 32, 32)

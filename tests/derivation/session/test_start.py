@@ -99,6 +99,7 @@ def test_to_be_surer_alone_is_not_better(digits_checkpoint: Path, tmp_path: Path
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0] > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lr", "taken"), [(3e-3, "finetuned"), (1.0, "base")])
 def test_the_better_of_both_is_the_one_of_less_loss(
     digits_checkpoint: Path, tmp_path: Path, lr: float, taken: str
@@ -114,6 +115,7 @@ def test_the_better_of_both_is_the_one_of_less_loss(
     assert "cut from" not in (tmp_path / "other" / "README.md").read_text() or taken == "finetuned"
 
 
+@pytest.mark.slow
 def test_budgets_share_one_trained_base(digits_checkpoint: Path, tmp_path: Path) -> None:
     made = [
         start(digits_checkpoint, tmp_path / str(rate), "finetuned", rate=rate, cache=tmp_path / "cache")
@@ -126,6 +128,7 @@ def test_budgets_share_one_trained_base(digits_checkpoint: Path, tmp_path: Path)
     assert_same_weights(made[1].model.state_dict(), alone.model.state_dict())
 
 
+@pytest.mark.slow
 def test_methods_share_one_trained_base(
     digits_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +149,7 @@ def test_methods_share_one_trained_base(
     assert record.facts.steps == 2 * math.ceil(record.data.images.train / 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("teacher", ["restricted", "finetuned"])
 def test_its_answers_are_the_restricted_teachers_too(digits_checkpoint: Path, tmp_path: Path, teacher: str) -> None:
     training = {"steps": 2, "lr": 1e-9, "teacher": teacher}
@@ -156,6 +160,7 @@ def test_its_answers_are_the_restricted_teachers_too(digits_checkpoint: Path, tm
     assert taught and max(taught) < 0.02
 
 
+@pytest.mark.slow
 def test_a_teacher_is_trained_where_anything_learns_from_it(digits_checkpoint: Path, tmp_path: Path) -> None:
     closed = start(
         digits_checkpoint, tmp_path / "closed", "base", base_steps=5, cache=False,
@@ -169,6 +174,7 @@ def test_a_teacher_is_trained_where_anything_learns_from_it(digits_checkpoint: P
     assert "finetune base" in stages(trained.folder)
 
 
+@pytest.mark.slow
 def test_going_on_with_another_start_is_refused(
     digits_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +211,7 @@ def test_what_cannot_be_is_one_line(
     assert not (tmp_path / "m").exists() and not (tmp_path / "m.partial").exists()
 
 
+@pytest.mark.slow
 def test_a_base_that_training_makes_better_is_named_where_it_is_only_a_baseline(
     digits_checkpoint: Path, tmp_path: Path, edgevit_main: Any
 ) -> None:

@@ -87,6 +87,7 @@ def test_the_folder_is_a_model_folder_and_its_curve_is_that_of_its_slices(net):
     assert lines[-1]["accuracy_pruned"] == net.curve[-1].top1 and lines[-1]["accuracy_trained"] == net.curve[0].top1
 
 
+@pytest.mark.slow
 def test_training_under_dropout_makes_the_small_slices_better(net, digits_checkpoint, tmp_path):
     untrained = make(digits_checkpoint, tmp_path / "net", training={"steps": 0})
     assert untrained.curve[0].top1 == pytest.approx(untrained.record.base_top1, abs=0.01), "the same function"
@@ -132,6 +133,7 @@ def test_a_general_network_serves_any_classes_by_their_rows(net, tmp_path):
         torch.testing.assert_close(some.model(images), everything.model(images)[:, [7, 2]])
 
 
+@pytest.mark.slow
 def test_a_restricted_network_keeps_its_classes_or_some_of_them(task_net, tmp_path):
     assert load(task_net.folder).classes == ["3", "7", "9"]
     whole = derive(method="skd", supernet=task_net.folder, rate=0.5, out=tmp_path / "whole")
@@ -146,6 +148,7 @@ def test_a_restricted_network_keeps_its_classes_or_some_of_them(task_net, tmp_pa
     assert sorted(f.name for f in tmp_path.iterdir()) == ["two", "whole"]
 
 
+@pytest.mark.slow
 def test_steps_train_the_slice_through_the_shared_loop(net, tmp_path):
     how = Training(**{**QUICK, "steps": 30})
     same = {"method": "skd", "supernet": net.folder, "rate": 0.65, "classes": "3,5,8"}
@@ -156,6 +159,7 @@ def test_steps_train_the_slice_through_the_shared_loop(net, tmp_path):
     assert tuned.record.accuracy.derived.top1 > max(judged.top1, 0.6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", ["piad", "weighted"])  # all others draw as weighted does
 def test_an_interrupted_training_resumed_ends_in_the_same_network(digits_checkpoint, tmp_path, monkeypatch, dropout):
     short = {"training": {"steps": 8, "batch_size": 16}, "options": {"growth": 1.0, "dropout": dropout}}
@@ -171,6 +175,7 @@ def test_an_interrupted_training_resumed_ends_in_the_same_network(digits_checkpo
     assert not (tmp_path / "resumed.partial").exists()
 
 
+@pytest.mark.slow
 def test_one_thread_or_several_give_the_same_accuracy(digits_checkpoint, tmp_path):
     before = torch.get_num_threads()
     curves = []
@@ -213,6 +218,7 @@ def test_a_slice_keeps_milliseconds_by_a_table_or_is_refused_with_the_least(net,
         derive(method="skd", supernet=net.folder, mj=3, out=tmp_path / "m")
 
 
+@pytest.mark.slow
 def test_the_embedding_narrows_with_the_slices_if_that_is_asked_for(digits_checkpoint, tmp_path):
     how = {"options": {"cut_embedding": True}, "training": {"steps": 4}, "rate": 0.9}
     with pytest.raises(BudgetError, match=r"let more go \(supernet\.cut_embedding=true\)"):
@@ -309,6 +315,7 @@ def test_options_that_do_not_belong_together_are_refused(net, digits_checkpoint,
     assert by_folder.record.config["supernet"] == str(net.folder)
 
 
+@pytest.mark.slow
 def test_what_a_step_drops_and_how_much_of_it_makes_another_network(digits_checkpoint, tmp_path):
     training, made, fixed = {"steps": 4, "batch_size": 16}, {}, {"updates": 1}
     ways = {"piad": {}, "none": {"dropout": "none"}}
@@ -323,6 +330,7 @@ def test_what_a_step_drops_and_how_much_of_it_makes_another_network(digits_check
     assert json.loads(lines[-1])["units_kept"] == pytest.approx(0.6, abs=0.1)
 
 
+@pytest.mark.slow
 def test_the_base_can_teach_the_network_while_it_trains(net, digits_checkpoint, tmp_path):
     taught = {"teacher": "restricted", "teacher_weight": 1.0}
     made = make(digits_checkpoint, tmp_path / "net", training={"steps": 4, **taught})

@@ -58,6 +58,7 @@ def given(headless: Path, **more: Any) -> dict[str, Any]:
     return {**opening, **more}
 
 
+@pytest.mark.slow
 def test_a_base_without_a_head_is_written_with_one_for_all_classes_of_the_data(headless: Path, tmp_path: Path) -> None:
     progress = Notes()
     model = edgevit.base(NAME, out=tmp_path / "base", progress=progress, **given(headless))
@@ -92,6 +93,7 @@ def test_the_head_of_a_distilled_deit_is_one_for_both_tokens(small_vit: Any, tmp
     assert model.classes == ["3", "5", "8"] and edgevit.evaluate(tmp_path / "base", "digits").top1 > 0.7
 
 
+@pytest.mark.quick("forge-options0-subset")
 @pytest.mark.parametrize(
     ("method", "options", "head"),
     [
@@ -118,6 +120,7 @@ def test_a_method_derives_from_a_fitted_head(
     assert edgevit.evaluate(tmp_path / "small").top1 == record["accuracy"]["derived"]["top1"]
 
 
+@pytest.mark.slow
 def test_without_a_cache_the_same_head_is_fitted_again(headless: Path, tmp_path: Path) -> None:
     asked = given(headless, classes="3,5,8", rate=0.3, method="nuwa", options={"purification": "none"}, cache=False)
     one, two = (edgevit.derive(NAME, out=tmp_path / name, **asked).model.spec for name in ("one", "two"))
@@ -147,6 +150,7 @@ def test_the_base_that_derive_names_has_its_head(headless: Path, edgevit_main: A
     assert small.base == whole.base and small.class_names == whole.class_names
 
 
+@pytest.mark.slow
 def test_a_network_for_every_size_is_made_of_a_base_without_a_head(headless: Path, tmp_path: Path) -> None:
     training = Training(steps=2, batch_size=32, device="cpu", evaluations=1)
     made = edgevit.supernet(

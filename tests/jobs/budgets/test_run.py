@@ -167,6 +167,7 @@ def test_rounds_correct_what_is_wrong_with_the_table(asked: dict[str, Any], tmp_
     assert len(computed.measured) == len(met.rounds) + 1 and computed.measured[-1] == "t"
 
 
+@pytest.mark.slow
 def test_every_round_cuts_the_base_that_was_trained_once(
     asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_every_round_cuts_the_base_that_was_trained_once(
     assert met is not None and len(met.rounds) > 1 and len(trained) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["nuwa", "vulcan", "mdp"])
 def test_a_method_that_chooses_a_rate_meets_a_budget_by_the_table(
     method: str, asked: dict[str, Any], tmp_path: Path, computed: Computed
@@ -191,6 +193,7 @@ def test_a_method_that_chooses_a_rate_meets_a_budget_by_the_table(
     assert made.record.method == method and (met.outcome == "met" or met.ended)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "ms"), [("heart", 9.0), ("forge", 2.3)])
 def test_a_budget_is_spent_on_tokens_where_the_method_lets_them_leave(
     method: str, ms: float, asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
@@ -213,6 +216,7 @@ def test_a_budget_is_spent_on_tokens_where_the_method_lets_them_leave(
     assert any(dims.tokens for dims in made.model.spec.blocks)
 
 
+@pytest.mark.slow
 def test_a_slice_of_a_super_network_meets_a_budget_without_any_image(
     asked: dict[str, Any], tmp_path: Path, computed: Computed
 ) -> None:
@@ -272,6 +276,7 @@ def typed(asked: dict[str, Any]) -> list[object]:
     return ["derive", NAME, *of_base, *given, *few, *how]
 
 
+@pytest.mark.slow
 def test_several_budgets_share_the_base_and_what_was_learnt_and_end_in_one_table(
     asked: dict[str, Any], typed: list[object], tmp_path: Path, computed: Computed, edgevit_main: Any
 ) -> None:
@@ -313,6 +318,7 @@ def test_several_budgets_that_were_stopped_end_as_if_they_had_not_been(
         assert one.record.met.rounds == other.record.met.rounds and one.record.met.factors == other.record.met.factors
 
 
+@pytest.mark.slow
 def test_what_several_budgets_are_to_overwrite_is_neither_taken_for_done_nor_for_the_base(
     asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +347,7 @@ def test_what_several_budgets_are_to_overwrite_is_neither_taken_for_done_nor_for
     assert [list(ModelFolder(folder).spec().class_names) for folder in folders] == [["3", "8"]] * 3
 
 
+@pytest.mark.slow
 def test_a_model_of_other_options_or_of_another_checkpoint_is_not_taken_for_one_of_several_budgets(
     asked: dict[str, Any], tmp_path: Path, computed: Computed
 ) -> None:
@@ -366,6 +373,7 @@ def test_a_model_of_other_options_or_of_another_checkpoint_is_not_taken_for_one_
         edgevit.meet(NAME, ms=(6, 4), **given)
 
 
+@pytest.mark.slow
 def test_images_per_second_are_a_budget_and_training_follows_once_on_the_final_shape(
     asked: dict[str, Any], typed: list[object], tmp_path: Path, computed: Computed, edgevit_main: Any
 ) -> None:
@@ -414,6 +422,7 @@ def test_one_of_several_budgets_that_cannot_be_met_is_refused_before_any_takes_i
     assert computed.measured == [] and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_verification_above_the_budget_is_told_with_the_least_that_a_plan_takes(
     asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +439,7 @@ def test_a_verification_above_the_budget_is_told_with_the_least_that_a_plan_take
     assert met.ended.startswith("measured once more, the plan that is kept takes more than in its round; by the")
 
 
+@pytest.mark.slow
 def test_a_model_may_be_called_as_the_folder_of_the_base_is(
     asked: dict[str, Any], tmp_path: Path, computed: Computed
 ) -> None:
@@ -475,6 +485,7 @@ def test_a_model_above_the_budget_is_told_with_the_least_that_a_plan_takes_and_e
     assert made.model.geometry.embed == 128, "the table says nothing of other widths"
 
 
+@pytest.mark.slow
 def test_a_budget_is_spent_on_the_embedding_where_the_table_lists_it(
     asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -500,6 +511,7 @@ def test_a_budget_is_spent_on_the_embedding_where_the_table_lists_it(
     assert told == [(False, None)], "what the method cannot use is not measured"
 
 
+@pytest.mark.slow
 def test_a_table_of_another_place_or_base_is_refused_and_one_of_this_place_is_where_to_begin(
     asked: dict[str, Any], tmp_path: Path, computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from edgevit.progress import Silent
 pytestmark = pytest.mark.usefixtures("short", "two", "examined_once")
 
 
+@pytest.mark.slow
 def test_networks_are_measured_in_turns_here_and_runs_are_in_the_file_before_the_board_forgets_them(
     tmp_path, monkeypatch
 ):

@@ -99,6 +99,7 @@ def test_the_same_sweep_again_does_nothing(copy: Path, asked: dict[str, Any]) ->
     assert {file: file.stat().st_mtime_ns for file in copy.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_done_and_all_are_measured_again(copy: Path, asked: dict[str, Any]) -> None:
     shutil.rmtree(copy / "r0.7")
     kept = (copy / "r0.4" / "model.safetensors").stat().st_mtime_ns
@@ -114,6 +115,7 @@ def test_what_is_missing_is_done_and_all_are_measured_again(copy: Path, asked: d
     assert again.points[1].latency != before.points[1].latency, "measured in turns with the new one"
 
 
+@pytest.mark.slow
 def test_with_other_threads_all_are_measured_again_and_nothing_else_is_done(copy: Path, asked: dict[str, Any]) -> None:
     before, runs = read_sweep(copy), load_runs(copy / "runs.jsonl")
     again = edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7), threads=1, **asked)
@@ -161,6 +163,7 @@ def test_a_sweep_of_something_else_and_other_folders_are_refused(copy: Path, ask
         edgevit.sweep(BASE, out=copy, rates=(0.5, 1.5), **asked)
 
 
+@pytest.mark.slow
 def test_without_the_cache_the_work_is_shared_and_the_base_has_the_head_that_its_models_were_derived_with(
     small_vit: Any, asked: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -176,6 +179,7 @@ def test_without_the_cache_the_work_is_shared_and_the_base_has_the_head_that_its
     assert small.base == whole.base and small.class_names == whole.class_names == ["3", "5", "8"]
 
 
+@pytest.mark.slow
 def test_the_base_is_judged_on_the_images_that_its_models_are_however_many_are_held_out(
     asked: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -207,6 +211,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, asked: dict[str, Any]) -> 
     return out
 
 
+@pytest.mark.slow
 def test_the_base_is_trained_once_for_all_rates_without_the_cache_too(trained: Path) -> None:
     found = read_sweep(trained)
     lines = {f: (trained / f / "history.jsonl").read_text().splitlines() for f in ("r0.4", "r0.7")}
@@ -217,6 +222,7 @@ def test_the_base_is_trained_once_for_all_rates_without_the_cache_too(trained: P
     assert [p.folder for p in found.points] == ["base", "r0.4", "r0.7"], "the trained base is in no folder"
 
 
+@pytest.mark.slow
 def test_a_derivation_by_the_same_options_cuts_the_same_base_which_is_as_good_as_the_sweep_says(
     trained: Path, asked: dict[str, Any], tmp_path: Path
 ) -> None:

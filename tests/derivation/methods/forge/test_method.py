@@ -138,6 +138,7 @@ def test_the_least_that_is_told_can_be_reached(checkpoint: Path, tmp_path: Path)
     assert made.model.spec.macs <= macs
 
 
+@pytest.mark.quick("forge-missing0", "nuwa-missing3")
 @pytest.mark.parametrize(
     ("method", "missing"),
     [
@@ -158,6 +159,7 @@ def test_a_base_without_biases_keeps_its_budget_of_parameters(method: str, missi
     assert sum(p.numel() for p in made.model.parameters()) == made.model.spec.params <= 60_000
 
 
+@pytest.mark.slow
 def test_the_classes_in_another_order_of_the_base_are_another_task(
     checkpoint: Path, tmp_path: Path, cache_home: Path
 ) -> None:
@@ -173,6 +175,7 @@ def test_the_classes_in_another_order_of_the_base_are_another_task(
         assert torch.equal(value, fresh.model.state_dict()[key])
 
 
+@pytest.mark.slow
 def test_a_second_budget_reuses_the_curves(checkpoint: Path, tmp_path: Path, cache_home: Path) -> None:
     """Also with another batch of the optimiser, and another number of images above that of all there are."""
 
@@ -192,6 +195,7 @@ def test_a_second_budget_reuses_the_curves(checkpoint: Path, tmp_path: Path, cac
         assert torch.equal(value, again.model.state_dict()[key]), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

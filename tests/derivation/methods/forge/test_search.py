@@ -116,6 +116,7 @@ def costs(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_few_of_many_validation_images_judge_the_plans_of_a_search(
     tmp_path: Path, digits_checkpoint: Path, few_digits: object, costs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ def test_few_of_many_validation_images_judge_the_plans_of_a_search(
     assert min(seen[judged:]) > 5, "all of them judge what is tried in the end"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("searched", [True, False])
 def test_where_many_sites_go_it_is_tried_and_kept_if_it_is_nearer_to_the_base(
     tmp_path: Path, digits_checkpoint: Path, few_digits: object, costs: Path, searched: bool

@@ -80,6 +80,7 @@ def test_as_many_gates_are_open_as_tokens_go_on() -> None:
     assert (head_gates(torch.tensor([3.0, 1.0, 2.0]), [1]) > 0).tolist() == [True, False, True]
 
 
+@pytest.mark.slow
 def test_a_training_that_was_interrupted_ends_in_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(made(checkpoint, tmp_path_factory.mktemp("m") / "m", 0.2).folder)
 
 
+@pytest.mark.slow
 def test_a_choice_is_told_with_what_it_is_predicted_to_lose(folder: Path) -> None:
     files = ModelFolder(folder)
     record, spec, plan = files.derivation(), files.spec(), files.plan()
@@ -57,6 +58,7 @@ def test_a_choice_is_told_with_what_it_is_predicted_to_lose(folder: Path) -> Non
     assert report.files["model.fp32.onnx"].nodes["TopK"] == sum(b.tokens > 0 for b in spec.blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "method", "options"),
     [
@@ -155,6 +157,7 @@ def test_a_share_of_heads_that_cannot_be_had_is_told_with_the_one_that_is(checkp
     assert gone < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token_depths", [0, 1])
 def test_shut_gates_compare_the_tokens_that_the_cut_model_does(
     checkpoint: Path, tmp_path: Path, token_depths: int

@@ -145,6 +145,7 @@ def test_training_is_only_done_when_asked_for() -> None:
     assert nuwa.default_steps(nuwa.Config(finetune_epochs=3), 0.6, 1000, 64) == 48
 
 
+@pytest.mark.quick("options0")
 @pytest.mark.parametrize(
     "options", [{"as_published": True}, {"neurons": "random", "refit": False}, {"purification": "validated"}]
 )
@@ -235,6 +236,7 @@ def test_a_budget_in_milliseconds_is_met_by_the_table(
 # -- the embedding -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_narrower_embedding_reaches_what_blocks_alone_do_not(checkpoint: Path, tmp_path: Path) -> None:
     options = {"calibration_images": 96, "purification": "none", "cut_embedding": True}
     given: dict[str, Any] = {"method": "nuwa", "rate": 0.8, "shape": "fused"}
@@ -251,6 +253,7 @@ def test_a_narrower_embedding_reaches_what_blocks_alone_do_not(checkpoint: Path,
     assert asked.model.geometry.embed == 24 and asked.model.spec.rate >= 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("narrower", "ms"), [((), 2.0), ((32,), 0.6)])
 def test_by_a_cost_table_the_embedding_is_as_narrow_as_that_lists(
     checkpoint: Path, tmp_path: Path, narrower: tuple[int, ...], ms: float

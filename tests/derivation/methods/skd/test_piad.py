@@ -212,6 +212,7 @@ def test_each_step_trains_a_sub_network_that_seed_and_step_decide(small_vit, ima
     assert dims_of(dropout.pruned()) == list(dims_without(dims_of(network), dropout.dropped))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["channel", "weighted", "layer", "none"])
 def test_a_rival_draws_the_steps_and_the_list_grows_as_ever(small_vit, images, passes, kind):
     network, x = small_vit().train(), torch.randn(4, 3, 32, 32)

@@ -95,6 +95,7 @@ def test_every_neuron_is_in_the_cluster_whose_mean_is_nearest():
     assert torch.equal(distances.argmin(1), labels)
 
 
+@pytest.mark.slow
 def test_clusters_are_as_tight_as_those_of_scikit_learn():
     from sklearn.cluster import KMeans
 

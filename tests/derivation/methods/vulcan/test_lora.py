@@ -123,6 +123,7 @@ def test_constraints_draw_the_updates_as_they_draw_the_weights(small_vit: Any) -
             torch.testing.assert_close(own.bias.grad, layer.bias.grad, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_is_gone_on_with_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a teacher, an average, half precision and steps in parts, too."""
     checkpoint = write_checkpoint(tmp_path)

@@ -126,6 +126,7 @@ def test_steps_follow_the_published_rule():
     assert default_steps(Config(), 0.6, 1000, 64) == 3000
 
 
+@pytest.mark.slow
 def test_the_embedding_is_narrowed_before_anything_collapses(tmp_path, monkeypatch):
     """Also where it is interrupted and gone on with; and its teacher's tokens have the base's width."""
     checkpoint = write_checkpoint(tmp_path)

@@ -49,6 +49,7 @@ def test_the_gradient_of_a_small_tail_is_its_own_and_that_of_none_is_zero(share,
     assert float((weights.grad - expected).norm() / 32**0.5) <= error  # of 2 times 16 directions
 
 
+@pytest.mark.slow
 def test_descent_on_the_tail_reaches_exact_low_rank_in_single_precision():
     weights = torch.randn(2, 8, 12, generator=torch.Generator().manual_seed(0)).requires_grad_()
     for lr, steps in ((1e-2, 400), (1e-3, 50)):

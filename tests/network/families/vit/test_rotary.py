@@ -260,6 +260,7 @@ def test_biases_that_are_not_zero_are_not_left_out(tmp_path: Path) -> None:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("opset", "precision", "tolerance"), [(16, "fp32", 1e-5), (20, "fp16", 0.02)])
 @torch.no_grad()
 def test_a_file_holds_the_rotation_as_constants(
