@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from places import ROOT, TESTS
+from places import ROOT, TESTS, syntax_of
 
 # What tests no single module, and why.
 OF_MANY_MODULES = {
@@ -65,7 +65,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 def has_code(file: Path) -> bool:
     """Whether there is anything to test: a function, or a class that has one."""
-    return any(isinstance(node, ast.FunctionDef) and node.body for node in ast.walk(ast.parse(file.read_text())))
+    return any(isinstance(node, ast.FunctionDef) and node.body for node in ast.walk(syntax_of(file)))
 
 
 def mirror(module: str) -> str:
@@ -75,7 +75,7 @@ def mirror(module: str) -> str:
 
 def has_tests(file: Path) -> bool:
     return file.exists() and any(
-        isinstance(node, ast.FunctionDef) and node.name.startswith("test_") for node in ast.parse(file.read_text()).body
+        isinstance(node, ast.FunctionDef) and node.name.startswith("test_") for node in syntax_of(file).body
     )
 
 
@@ -107,7 +107,7 @@ def defined_twice(kind: type[ast.ClassDef | ast.FunctionDef]) -> dict[str, list[
     """The public names that several modules define on their top level, each with its files."""
     where: dict[str, list[str]] = {}
     for file in sorted((ROOT / "edgevit").rglob("*.py")):
-        for node in ast.parse(file.read_text()).body:
+        for node in syntax_of(file).body:
             if isinstance(node, kind) and not node.name.startswith("_"):
                 where.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
     return {name: files for name, files in where.items() if len(files) > 1}

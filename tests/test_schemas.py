@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 from made_schemas import COST_TABLE_SCHEMA, FOLDER, KINDS, schemas
 from model_folders import derivation_of, export_of, some_spec, spec_text
-from places import ROOT
+from places import ROOT, syntax_of
 from small_base import write_cost_table
 from some_runs import DENSE
 
@@ -65,10 +65,9 @@ NO_RECORDS = {  # what no later run of edgevit reads by a schema
 }
 
 
-def calls(file: Path) -> Iterator[tuple[str, ast.Call]]:
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
+@cache
+def calls(file: Path) -> list[tuple[str, ast.Call]]:
+    return [(ast.unparse(node.func), node) for node in ast.walk(syntax_of(file)) if isinstance(node, ast.Call)]
 
 
 def test_every_kind_of_file_has_its_schema() -> None:

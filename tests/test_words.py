@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from places import ROOT
+from places import ROOT, syntax_of
 
 BANNED = frozenset(
     """asked beside comes feel feels felt found given goes going gone here hold holds how kept known left lies made
@@ -30,7 +30,7 @@ def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
 def test_no_identifier_is_a_riddle() -> None:
     names, riddles = 0, []
     for file in sorted(Path(ROOT, "edgevit").rglob("*.py")):
-        for name, line in identifiers(ast.parse(file.read_text())):
+        for name, line in identifiers(syntax_of(file)):
             names += 1
             if name.strip("_") in BANNED:
                 riddles.append(f"{file.relative_to(ROOT)}:{line} {name}")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import timm
 import torch
 from family_examples import EXAMPLES
-from places import ROOT
+from places import ROOT, syntax_of
 from small_models import ARGS
 from torch import nn
 
@@ -94,7 +94,7 @@ def test_no_file_but_a_family_knows_an_attribute_of_a_timm_class() -> None:
     package, timms = ROOT / "edgevit", names_of_timm()
     assert {"qkv", "blocks", "cls_token", "fc1", "attn_mask", "num_features", "head", "gamma"} <= timms
     trees = {
-        file.relative_to(package).as_posix(): ast.parse(file.read_text("utf-8"))
+        file.relative_to(package).as_posix(): syntax_of(file)
         for file in sorted(package.rglob("*.py"))
         if "families" not in file.relative_to(package).parts[:-1] or file.parent.name == "families"
     }

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import ast
 
-from places import ROOT
+from places import ROOT, syntax_of
 
 from edgevit.records import names
 from edgevit.records.names import MODEL_FOLDER, onnx_name
@@ -48,7 +48,7 @@ def test_nobody_else_names_a_file_of_a_model_folder() -> None:
         (str(file.relative_to(ROOT)), name)
         for file in code
         if own not in file.parents
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(syntax_of(file))
         if (name := named(node)) is not None
     }
     assert found == set()

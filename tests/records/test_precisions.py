@@ -3,7 +3,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-from places import ROOT
+from places import ROOT, syntax_of
 
 from edgevit.errors import UnknownNameError
 from edgevit.exporting.request import Tolerances
@@ -31,7 +31,7 @@ def test_code_names_a_precision_by_its_row() -> None:
         str(file.relative_to(ROOT))
         for file in (ROOT / "edgevit").rglob("*.py")
         if ROOT / "edgevit" / "agent" not in file.parents
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(syntax_of(file))
         if isinstance(node, ast.Constant) and node.value in PRECISIONS
     }
     assert named <= LITERALS
