@@ -1,0 +1,94 @@
+"""What features are worth: classifiers that are fitted to them, by hand and of real files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import edgevit
+from edgevit.derivation.session.features import features_model
+from edgevit.errors import ModelError, OptionError
+from edgevit.exporting.probes import Labelled, knn, linear, read_features
+from edgevit.network.checkpoint import Headless, open_network, save
+
+PREPROCESSING: dict[str, Any] = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
+
+
+def clouds(seed: int, spread: float, count: int = 40) -> Labelled:
+    """Features around three directions of very different length."""
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 3
+    noise = spread * torch.randn(count, 8, generator=random, dtype=torch.float64)
+    length = torch.logspace(-2, 2, count, dtype=torch.float64)[torch.randperm(count, generator=random)]
+    return Labelled(length[:, None] * (torch.eye(8, dtype=torch.float64)[labels] + noise), labels)
+
+
+def test_neighbours_are_found_by_direction_and_not_by_length() -> None:
+    train, tested = clouds(0, 0.1), clouds(1, 0.1)
+    assert torch.equal(knn(train, tested), tested.labels)
+
+
+def test_nearer_neighbours_have_more_votes() -> None:
+    train = Labelled(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64), torch.tensor([1, 0, 0]))
+    tested = Labelled(torch.tensor([[1.0, 0.1]], dtype=torch.float64), torch.tensor([1]))
+    assert knn(train, tested).tolist() == [1]
+
+
+def test_a_linear_probe_separates_what_is_separable_wherever_it_lies() -> None:
+    random = torch.Generator().manual_seed(0)
+
+    def part() -> Labelled:
+        labels = torch.arange(60) % 3
+        noise = 0.2 * torch.randn(60, 8, generator=random, dtype=torch.float64)
+        return Labelled(torch.eye(8, dtype=torch.float64)[labels] + noise + 5, labels)
+
+    train, validation, tested = part(), part(), part()
+    assert (linear(train, validation, tested) == tested.labels).double().mean() > 0.95
+
+
+def test_features_that_are_no_numbers_are_one_line() -> None:
+    class Two:
+        def batches(self, *_: Any) -> Any:
+            yield torch.zeros(2, 3, 4, 4), torch.tensor([0, 1])
+
+    images: Any = Two()
+    with pytest.raises(ModelError, match="not finite"):
+        read_features(lambda batch: batch.mean((2, 3)) / 0, images, 2, 0, lambda _: None)
+    tokens = read_features(lambda batch: torch.arange(12.0).reshape(2, 3, 2), images, 2, 0, lambda _: None)
+    assert tokens.features.tolist() == [[2, 3], [8, 9]]
+
+
+@pytest.fixture(scope="module")
+def backbone(digits_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a base that knows most digits, with its features as outputs."""
+    arguments = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}
+    base = open_network(
+        "vit_tiny_patch16_224", checkpoint=digits_checkpoint, model_args=arguments, preprocessing=PREPROCESSING
+    )
+    assert not isinstance(base, Headless)
+    folder = tmp_path_factory.mktemp("backbone") / "base"
+    save(features_model(base), folder)
+    return folder
+
+
+def test_probes_tell_what_a_backbone_knows_in_torch_and_in_its_file(backbone: Path) -> None:
+    result = edgevit.evaluate(backbone, data="digits", probe=("knn", "linear"), device="cpu")
+    assert result.probes is not None and min(result.probes.values()) > 0.6 and result.top1 is None
+    files = edgevit.export(backbone, data="digits", fp16=False, max_images=20)
+    of_file = edgevit.evaluate(files.folder / "model.fp32.onnx", data="digits", probe=("knn",), device="cpu")
+    assert of_file.form == "onnx" and of_file.probes == {"knn": pytest.approx(result.probes["knn"], abs=0.01)}
+
+
+def test_probes_of_logits_and_without_labels_are_refused(backbone: Path, digits_checkpoint: Path) -> None:
+    with pytest.raises(OptionError, match="give them with --data"):
+        edgevit.evaluate(backbone, probe=("knn",))
+    with pytest.raises(OptionError, match="gives features: --probe knn,linear"):
+        edgevit.evaluate(backbone, data="digits")
+    arguments = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}
+    with pytest.raises(OptionError, match="classifies images itself"):
+        edgevit.evaluate(
+            "vit_tiny_patch16_224", checkpoint=digits_checkpoint, model_args=arguments, data="digits", probe=("knn",)
+        )
