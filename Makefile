@@ -49,7 +49,7 @@ test: .venv/ready sshd
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: .venv/ready
-	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile=quick -n 4 --dist worksteal  # more workers than cores: they wait for programs
+	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile=quick -n 3 --dist worksteal  # one more than cores: they wait for programs
 
 # Before a release: the slow tests too (docs/decisions/031-quick-and-slow-tests.md).
 test-all: lint sshd
@@ -76,7 +76,7 @@ demo-real: .venv/ready  # on DINOv2 ViT-S/14 and drawings, which it downloads
 	$(BIN)/python -m benchmarks.product.demo_real
 
 drawings: .venv/ready  # of some of the demo's models: training curves and remaining blocks
-	$(BIN)/python -m benchmarks.product.drawings demo/sweep/r0.5 demo/sweep/r0.8 demo/sweep/*-distilled --out demo/drawings
+	$(BIN)/python -m benchmarks.product.drawings demo/sweep/r0.8 demo/sweep/*-distilled --out demo/drawings
 
 picture: browser  # of the demo's page, for README
 	$(BIN)/python -m benchmarks.product.picture

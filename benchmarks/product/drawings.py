@@ -1,7 +1,7 @@
 """Draw derived models from their folders: training curves, sizes of blocks, effective ranks; as SVG.
 
     python -m benchmarks.product.drawings runs/vulcan_0.6 runs/vulcan_0.8 --out drawings
-    python -m benchmarks.product.drawings demo/sweep/r0.5 demo/sweep/*-distilled    # after `make demo`
+    python -m benchmarks.product.drawings demo/sweep/r0.8 demo/sweep/*-distilled    # after `make demo`
 
 Files in the folder of `--out`:
 

@@ -108,7 +108,7 @@ class Command(TyperCommand):
 
 
 @cache
-def _with_params(name: str, main: Main) -> Any:
+def _with_params(name: str | None, main: Main) -> Any:
     """Make the command with its parameters: once for each, as it takes most of the time of parsing."""
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name)(with_options(main))
