@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.product import (
     accuracy,
     axes,
+    backbone,
     budgets,
     cost_tables,
     derivation_cost,
@@ -36,8 +37,8 @@ commits that made them: except on real weights, forge's are of the closed form b
 to all images. The tables of the papers are in [benchmarks/papers](../papers/README.md).
 """
 SCRIPTS = (
-    accuracy, real, rivals, transfer, shapes, axes, cost_tables, budgets, equal_latency, derivation_cost, suite, turns,
-    hostile,
+    accuracy, real, backbone, rivals, transfer, shapes, axes, cost_tables, budgets, equal_latency, derivation_cost,
+    suite, turns, hostile,
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from edgevit.data.task import Split
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import Policy, limits
 from edgevit.derivation.feasibility import SearchSpace
-from edgevit.derivation.measure.divergence import divergence, outputs_of
+from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.method import Method
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, FfnPlan, Plan
 from edgevit.derivation.problem import Derived, Problem
@@ -52,7 +52,7 @@ def search_space(network: Network, config: Config, policy: Policy) -> SearchSpac
 
 def losses(network: Network, images: Split, passes: Passes) -> list[float]:
     """Measure how much the answers change without each block's attention, in nats per image, by one pass per block."""
-    original, losses_by_block = outputs_of(network, images, passes), []
+    original, losses_by_block = network_outputs(network, images, passes), []
     for attention, _ in network.layers:
         if attention is None:
             losses_by_block.append(0.0)  # the block has none, and is cut first
@@ -61,7 +61,7 @@ def losses(network: Network, images: Split, passes: Passes) -> list[float]:
         *_, last = attention.output, *attention.after
         hook = last.register_forward_hook(lambda _, __, out: torch.zeros_like(out))
         try:
-            losses_by_block.append(divergence(network.output, original, outputs_of(network, images, passes)))
+            losses_by_block.append(divergence(network.output, original, network_outputs(network, images, passes)))
         finally:
             hook.remove()
     return losses_by_block

@@ -21,7 +21,7 @@ from edgevit.data.task import Split
 from edgevit.errors import CheckpointError, ModelError, OptionError
 from edgevit.exporting.images import Judging, Subject, data_record, open_judging, subject_of
 from edgevit.exporting.imported import open_imported
-from edgevit.exporting.probes import Labelled, probe, read_features
+from edgevit.exporting.probes import Labelled, probe_features, read_features
 from edgevit.exporting.request import ONNX, JudgeRequest, Part
 from edgevit.exporting.session import OUTPUT_KIND, OnnxModel
 from edgevit.network.accuracy import measure_accuracy
@@ -214,7 +214,7 @@ def _probed(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress
         with progress.stage("features", len(images), "image") as stage:
             return read_features(candidate.predict, images, request.batch_size, workers, stage.update)
 
-    shares = probe(request.probe, judging.task, judging.split, read)
+    shares = probe_features(request.probe, judging.task, judging.split, read)
     return Evaluation(
         str(request.model), candidate.form, judging.data, judging.part, len(judging.split), None, None, 0, {}, {},
         probes=shares,
@@ -230,8 +230,8 @@ def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
     """
     if candidate.form == "torch":
         raise OptionError(
-            f"{request.model} gives {judging.output.noun}: --probe knn,linear with labelled images tells what they are "
-            "worth"
+            f"{request.model} has no classifier, and gives {judging.output.noun}: --probe knn,linear tells what they "
+            "are worth on labelled images"
         )
     if candidate.folder is None or not candidate.folder.is_model:
         raise CheckpointError(

@@ -63,7 +63,9 @@ def linear(train: Labelled, validation: Labelled, tested: Labelled) -> Tensor:
     return (tested.features @ weight.mT + bias).argmax(1)
 
 
-def probe(names: tuple[str, ...], task: Task, tested: Split, read: Callable[[Split], Labelled]) -> dict[str, float]:
+def probe_features(
+    names: tuple[str, ...], task: Task, tested: Split, read: Callable[[Split], Labelled]
+) -> dict[str, float]:
     """Fit each named probe to a task's training images, and return its share of right answers on `tested`."""
     train, judged = read(task.train), read(tested)
     answers = {}

@@ -15,7 +15,7 @@ from torch import Tensor
 from edgevit.baselines.corp import METHOD, Config, compensated, complement, derive, fitted_logits, query_second_moment
 from edgevit.data.task import open_task
 from edgevit.derivation.feasibility import target_of
-from edgevit.derivation.measure.divergence import divergence, outputs_of
+from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.problem import Problem
 from edgevit.errors import DataError, OptionError
 from edgevit.network.anatomy import Attention
@@ -31,11 +31,11 @@ def opened(network: Any, folder: Path) -> Problem:
 def test_what_is_made_up_for_is_nearer_to_the_base(small_vit: Callable[..., Any], tmp_path: Path) -> None:
     problem = opened(small_vit(depth=2, num_heads=4), tmp_path)
     images = problem.task.validation
-    whole = outputs_of(problem.network, images, problem.passes)
+    whole = network_outputs(problem.network, images, problem.passes)
     lost = {}
     for compensate in (True, False):
         made = derive(problem, Config(compensate=compensate, calibration_images=48))
-        found = outputs_of(made.network, images, problem.passes)
+        found = network_outputs(made.network, images, problem.passes)
         lost[compensate] = divergence(problem.network.output, whole, found)
         assert made.facts["steps"] == 0
     assert lost[True] < 0.8 * lost[False]

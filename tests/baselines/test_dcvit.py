@@ -15,7 +15,7 @@ from edgevit.baselines.dcvit import Config, choose_blocks, derive, losses, plan_
 from edgevit.data.task import open_task
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import make_policy
-from edgevit.derivation.measure.divergence import divergence, outputs_of
+from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.problem import Problem
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.anatomy import BlockDims
@@ -81,11 +81,11 @@ def test_what_is_lost_is_that_of_the_cut_model(small_vit: Callable[..., Any], tm
     problem = opened(network, tmp_path, 0.2)
     images = problem.task.train.subset(24)
     found = losses(problem.network, images, problem.passes)
-    whole = outputs_of(problem.network, images, problem.passes)
+    whole = network_outputs(problem.network, images, problem.passes)
     for i, lost in enumerate(found):
         blocks = problem.network.read()
         blocks[i] = replace(blocks[i], attention=None)
-        cut = outputs_of(problem.network.build(blocks).eval(), images, problem.passes)
+        cut = network_outputs(problem.network.build(blocks).eval(), images, problem.passes)
         assert lost == pytest.approx(divergence(problem.network.output, whole, cut), rel=1e-4, abs=1e-9)
 
 

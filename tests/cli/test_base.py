@@ -122,7 +122,7 @@ def test_a_base_without_a_classifier_is_exported_evaluated_and_measured_by_its_f
         "base", "vit_tiny_patch16_224", *given, "--checkpoint", tmp_path / "backbone.safetensors", "--out", out
     )
     assert made.code == 0 and "vit_tiny_patch16_224, no classifier; " in made.out, made.err
-    assert "no classifier: its outputs are features" in edgevit_main("show", out).out
+    assert "its outputs are 64 features" in edgevit_main("show", out).out
     exported = edgevit_main("export", out, *some)
     assert exported.code == 0 and "error of features" in " ".join(exported.out.split()), exported.out
     judged = edgevit_main("evaluate", out / "export" / "model.fp16.onnx", *some)

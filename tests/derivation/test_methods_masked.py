@@ -23,7 +23,7 @@ from problems import untrained
 from torch import Tensor, nn
 
 from edgevit.data.task import Task, open_task
-from edgevit.derivation.measure.divergence import divergence, outputs_of
+from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.method import find_method
 from edgevit.derivation.methods import baseline_names, method_names, own_method_names
 from edgevit.derivation.plan import BlockPlan, FfnPlan, Plan
@@ -197,7 +197,7 @@ def test_forge_changes_nothing_of_such_a_base_where_the_budget_leaves_all_of_it(
     made = forge.derive(whole, forge.make_config({**FEW["forge"], "drop_sites": True}))
     assert made.plan.dims == whole.network.dims
     # On the task's own images: what these do not determine is drawn to zero, by little.
-    of_base, of_made = (outputs_of(n, task.validation, whole.passes) for n in (whole.network, made.network))
+    of_base, of_made = (network_outputs(n, task.validation, whole.passes) for n in (whole.network, made.network))
     torch.testing.assert_close(of_made, of_base, rtol=0, atol=0.01)
     assert divergence(whole.network.output, of_base, of_made) < 1e-5 < of_base.std(0).mean()
 

@@ -18,7 +18,7 @@ import edgevit
 from edgevit.cli.evaluate import agreement_line
 from edgevit.data.task import open_task
 from edgevit.engines.run import evaluate
-from edgevit.errors import CheckpointError, DataError, ModelError, OptionError, UnknownNameError, UnsupportedModelError
+from edgevit.errors import CheckpointError, DataError, ModelError, OptionError, UnknownNameError
 from edgevit.network.checkpoint import load
 from edgevit.progress import Silent
 from edgevit.records.export import ExportRecord
@@ -210,5 +210,5 @@ def test_features_of_a_file_are_compared_with_those_of_its_model_folder(tmp_path
     assert evaluate(Path(shutil.copy(file, other / "export")), "digits", max_images=20).agreement < 0.5
     with pytest.raises(CheckpointError, match="gives features, to be compared with those of its model folder"):
         evaluate(Path(shutil.copy(file, tmp_path)), "digits")
-    with pytest.raises(UnsupportedModelError, match="has no classifier"):
+    with pytest.raises(OptionError, match="has no classifier, and gives features"):
         evaluate(folder, "digits")

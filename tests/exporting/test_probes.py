@@ -85,7 +85,7 @@ def test_probes_tell_what_a_backbone_knows_in_torch_and_in_its_file(backbone: Pa
 def test_probes_of_logits_and_without_labels_are_refused(backbone: Path, digits_checkpoint: Path) -> None:
     with pytest.raises(OptionError, match="give them with --data"):
         edgevit.evaluate(backbone, probe=("knn",))
-    with pytest.raises(OptionError, match="gives features: --probe knn,linear"):
+    with pytest.raises(OptionError, match="gives features: --probe knn,linear tells"):
         edgevit.evaluate(backbone, data="digits")
     arguments = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}
     with pytest.raises(OptionError, match="classifies images itself"):

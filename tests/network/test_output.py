@@ -98,12 +98,12 @@ def test_logits_of_other_classes_do_not_count() -> None:
     torch.testing.assert_close(found, (p * (p / q).log()).sum()[None])
 
 
-def test_features_score_by_their_cosine_and_differ_by_half_their_squared_distance() -> None:
+def test_features_score_by_their_cosine_and_differ_by_half_their_mean_squared_difference() -> None:
     a, b = torch.tensor([[3.0, 4.0], [1.0, 0.0], [1.0, 0.0]]), torch.tensor([[4.0, 3.0], [0.0, 2.0], [-1.0, 0.0]])
     torch.testing.assert_close(Features().score(a, b), torch.tensor([24 / 25, 0.0, 0.0]))
-    torch.testing.assert_close(Features().divergence(a, b), torch.tensor([1.0, 2.5, 2.0]))
+    torch.testing.assert_close(Features().divergence(a, b), torch.tensor([0.5, 1.25, 1.0]))
     units = Features(torch.tensor([1.0, 2.0]))
-    torch.testing.assert_close(units.divergence(a, b), torch.tensor([0.625, 1.0, 2.0]))
+    torch.testing.assert_close(units.divergence(a, b), torch.tensor([0.3125, 0.5, 1.0]))
     torch.testing.assert_close(units.score(a, b)[0], torch.tensor((12 + 3) / (13 * 18.25) ** 0.5))
     tokens = Features().score(torch.stack([a[0], a[1]])[None], torch.stack([a[0], b[1]])[None])
     torch.testing.assert_close(tokens, torch.tensor([0.5]))  # of tokens it is the mean

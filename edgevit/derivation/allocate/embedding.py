@@ -25,7 +25,7 @@ from torch import Tensor
 
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import Policy
-from edgevit.derivation.measure.divergence import base_outputs, divergence, outputs_of
+from edgevit.derivation.measure.divergence import base_outputs, divergence, network_outputs
 from edgevit.derivation.measure.embedding import (
     TokenStatistics,
     enough_images,
@@ -188,7 +188,7 @@ class Slices:
         p = self.problem
         if self.outputs is None:
             self.outputs = base_outputs(p, self.judged, quick=self.quick)
-        outputs = outputs_of(network, self.judged, p.passes, quick=self.quick)
+        outputs = network_outputs(network, self.judged, p.passes, quick=self.quick)
         return divergence(p.network.output, self.outputs, outputs)
 
     def _plan(self, encode: Tensor) -> EmbedPlan:

@@ -14,7 +14,7 @@ from edgevit.network.output import Output
 from edgevit.train.passes import Passes
 
 
-def outputs_of(network: Network, images: Split, passes: Passes, *, quick: bool = False) -> Tensor:
+def network_outputs(network: Network, images: Split, passes: Passes, *, quick: bool = False) -> Tensor:
     """The outputs [images, ...] of a network, in every process; on the CPU.
 
     `quick` is as for `Passes.show`.
@@ -27,11 +27,11 @@ def outputs_of(network: Network, images: Split, passes: Passes, *, quick: bool =
 
 
 def base_outputs(problem: Problem, images: Split, *, quick: bool = False) -> Tensor:
-    """The `outputs_of` the problem's network, which every budget shares through the cache."""
+    """The `network_outputs` the problem's network, which every budget shares through the cache."""
     key = {**problem.identity, "images": images.content_sha256(), "quick": quick}
 
     def measure() -> dict[str, Tensor]:
-        return {"outputs": outputs_of(problem.network, images, problem.passes, quick=quick)}
+        return {"outputs": network_outputs(problem.network, images, problem.passes, quick=quick)}
 
     return problem.cache.tensors("outputs", key, measure)["outputs"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edgevit.data.task import Split, Task
 from edgevit.derivation.cache import Cache
-from edgevit.derivation.measure.divergence import outputs_of
+from edgevit.derivation.measure.divergence import network_outputs
 from edgevit.errors import DataError
 from edgevit.network.checkpoint import Headless, Model, derived_spec, tensors_sha256
 from edgevit.network.classifier import with_features
@@ -46,7 +46,7 @@ def with_units(model: Model, task: Task, passes: Passes, cache: Cache, identity:
     key = {**identity, "images": images.content_sha256()}
 
     def measure() -> dict[str, Tensor]:
-        outputs = outputs_of(model, images, passes).double()
+        outputs = network_outputs(model, images, passes).double()
         if not bool(torch.isfinite(outputs).all()):
             raise DataError("the base's features are no finite numbers; check its weights, --mean and --std")
         return {"scale": outputs.flatten(0, -2).std(0)}
@@ -67,7 +67,7 @@ def units_sha256(network: Network) -> str | None:
 
 def measure_similarity(base: Network, derived: Network, images: Split, passes: Passes) -> SimilarityRecord:
     """Compare the features of a derived network with those of its base on held-out images."""
-    outputs = [outputs_of(network.to(passes.compute.device).eval(), images, passes) for network in (base, derived)]
+    outputs = [network_outputs(network.to(passes.compute.device).eval(), images, passes) for network in (base, derived)]
     of_base, of_derived = (each.flatten(1).double() for each in outputs)
     cosines = F.cosine_similarity(of_base, of_derived, dim=1)
     return SimilarityRecord(len(images), float(cosines.mean().clamp(0, 1)), same_neighbours(*outputs))

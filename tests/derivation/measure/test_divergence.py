@@ -11,7 +11,7 @@ from problems import untrained
 
 from edgevit.data.task import open_task
 from edgevit.derivation.cache import Cache
-from edgevit.derivation.measure.divergence import base_outputs, divergence, outputs_of
+from edgevit.derivation.measure.divergence import base_outputs, divergence, network_outputs
 from edgevit.network.checkpoint import describe
 from edgevit.network.output import Features, Logits
 from edgevit.train.products import multiplies_bf16
@@ -32,7 +32,7 @@ def test_the_bases_answers_are_taken_once(small_vit: Any, tmp_path: Path) -> Non
     problem = replace(untrained(base, task, 0.5, tmp_path), cache=Cache(tmp_path / "cache"))
     images = task.train.subset(5)
     first = base_outputs(problem, images)
-    assert torch.equal(first, outputs_of(problem.network, images, problem.passes))
+    assert torch.equal(first, network_outputs(problem.network, images, problem.passes))
     assert problem.cache.reused == []
     later = replace(problem, cache=Cache(tmp_path / "cache"))  # another derivation, of any budget
     assert torch.equal(base_outputs(later, images), first)

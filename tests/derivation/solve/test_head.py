@@ -17,7 +17,7 @@ import edgevit
 from edgevit.derivation.request import DeriveRequest, SupernetRequest
 from edgevit.derivation.session.opening import open_for
 from edgevit.derivation.solve.head import FEWEST, open_task_for
-from edgevit.errors import DataError, OptionError, UnsupportedModelError
+from edgevit.errors import DataError, OptionError
 from edgevit.network.checkpoint import open_network
 from edgevit.progress import Silent
 from edgevit.train.settings import Teacher, Training
@@ -195,7 +195,7 @@ def test_what_a_base_without_a_head_cannot_do_is_one_line(headless: Path, tmp_pa
     asked = given(headless)
     with pytest.raises(OptionError, match="no classifier whose outputs --base-classes could name"):
         edgevit.base(NAME, out=tmp_path / "base", base_classes=DIGITS, **asked)
-    with pytest.raises(UnsupportedModelError, match="edgevit base and edgevit derive fit one to the images of --data"):
+    with pytest.raises(OptionError, match="has no classifier, and gives features: --probe knn,linear tells"):
         edgevit.evaluate(NAME, **asked)
     with pytest.raises(DataError, match="give --data, images of the classes"):
         edgevit.base(NAME, out=tmp_path / "base", **given(headless, data=None, classes="3,5"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from edgevit.data.task import Split
-from edgevit.derivation.measure.divergence import base_outputs, divergence, outputs_of
+from edgevit.derivation.measure.divergence import base_outputs, divergence, network_outputs
 from edgevit.derivation.measure.thinning import thinning
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.head import Taught, refit_head
@@ -125,7 +125,7 @@ def judge_plans(
             _solve(problem, config, slims, images, by_token)
         for network, plan in zip(networks, batch, strict=True):
             slim = leave_tokens(network, plan)
-            of_slim = outputs_of(slim, validation, problem.passes, quick=config.quick)
+            of_slim = network_outputs(slim, validation, problem.passes, quick=config.quick)
             losses.append(divergence(base.output, target, of_slim))
     return losses
 
@@ -144,7 +144,7 @@ def _judged(problem: Problem, of_plans: Mapping[str, Network], images: Split | N
     judge = Taught(validation, base_outputs(problem, validation))
 
     def judged(network: Network) -> _Candidate:
-        of_network = outputs_of(network, validation, problem.passes)
+        of_network = network_outputs(network, validation, problem.passes)
         return _Candidate(network, divergence(problem.network.output, judge.outputs, of_network))
 
     (best_name, best), *alternatives = ((name, judged(network)) for name, network in of_plans.items())

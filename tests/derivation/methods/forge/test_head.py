@@ -10,7 +10,7 @@ import torch
 from small_base import ARGS
 
 from edgevit.data.task import open_task
-from edgevit.derivation.measure.divergence import divergence, outputs_of
+from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.methods.forge.head import Taught, refit_head
 from edgevit.network.checkpoint import describe
 from edgevit.network.copies import bare_copy
@@ -38,11 +38,11 @@ def test_a_spoilt_head_is_mended_in_the_columns_asked_for(name: str) -> None:
         head.weight.mul_(0.3)
         head.bias.add_(torch.arange(10.0))
     parts = [task.train.subset(200), task.validation.subset(50)]
-    train, judge = (Taught(images, outputs_of(base, images, PASSES)) for images in parts)
+    train, judge = (Taught(images, network_outputs(base, images, PASSES)) for images in parts)
     spoilt = {key: value.clone() for key, value in slim.state_dict().items()}
 
     def loss() -> float:
-        return divergence(OUTPUT, judge.outputs, outputs_of(slim, judge.images, PASSES))
+        return divergence(OUTPUT, judge.outputs, network_outputs(slim, judge.images, PASSES))
 
     before = loss()
     told = refit_head(slim.with_columns(COLUMNS), train, judge, PASSES)
@@ -62,7 +62,7 @@ def test_a_head_without_a_bias_stays_without_one(small_vit: Any) -> None:
     slim = bare_copy(base)
     slim.module.head.weight.zero_()
     images = task.train.subset(100)
-    taught = Taught(images, outputs_of(base, images, PASSES))
+    taught = Taught(images, network_outputs(base, images, PASSES))
     found = refit_head(slim.with_columns(COLUMNS), taught, taught, PASSES)
-    told = divergence(OUTPUT, taught.outputs, outputs_of(slim, images, PASSES))
+    told = divergence(OUTPUT, taught.outputs, network_outputs(slim, images, PASSES))
     assert slim.module.head.bias is None and found == pytest.approx(told, rel=1e-3)

@@ -18,7 +18,7 @@ from edgevit.network.checkpoint import describe
 
 def divergence(reference: Tensor, outputs: Tensor, logits: bool) -> float:
     if not logits:
-        return float((outputs - reference).square().sum(1).mean() / 2)
+        return float((outputs - reference).square().mean() / 2)
     taught, told = (F.log_softmax(x.double(), 1) for x in (reference, outputs))
     return float(F.kl_div(told, taught, log_target=True, reduction="batchmean"))
 

@@ -122,11 +122,11 @@ def test_few_of_many_validation_images_judge_the_plans_of_a_search(
 ) -> None:
     seen: list[int] = []
 
-    def answers(network: torch.nn.Module, images: Split, *rest: Any, **how: Any) -> torch.Tensor:
+    def network_outputs(network: torch.nn.Module, images: Split, *rest: Any, **options: Any) -> torch.Tensor:
         seen.append(len(images))
-        return divergence.answers(network, images, *rest, **how)
+        return divergence.network_outputs(network, images, *rest, **options)
 
-    monkeypatch.setattr(solve, "answers", answers)
+    monkeypatch.setattr(solve, "network_outputs", network_outputs)
     monkeypatch.setattr(solve, "JUDGED_TOKENS", 5 * 17)  # tokens of an image
     made = derive(
         digits_checkpoint, tmp_path / "m", method="forge", rate=None, ms=0.55, cost_table=costs, training={"steps": 0},

@@ -9,7 +9,7 @@ import torch
 from problems import untrained
 
 from edgevit.data.task import open_task
-from edgevit.derivation.measure.divergence import divergence, outputs_of
+from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.solve import solve
 from edgevit.derivation.plan import Plan
@@ -33,7 +33,7 @@ def _solve(problem: Problem, width: int, **options: Any) -> Any:
     even = [(torch.ones(17).double(), torch.ones(17).double())] * 2
     solved = solve(problem, Config(calibration_images=128, **options), even, {"": plan})
     images = problem.task.validation
-    judged = [outputs_of(n, images, problem.passes) for n in (problem.network, solved.network)]
+    judged = [network_outputs(n, images, problem.passes) for n in (problem.network, solved.network)]
     return solved, divergence(problem.network.output, *judged)
 
 
@@ -54,8 +54,8 @@ def test_what_does_not_help_is_left_out(problem: Problem, monkeypatch: pytest.Mo
     """A head whose fit ends elsewhere, as on images that are not like those of the validation part."""
     from edgevit.derivation.methods.forge import head
 
-    fitted = head._fitted
-    monkeypatch.setattr(head, "_fitted", lambda *a: 3 + fitted(*a).flip(0))
+    fitted = head._of_logits
+    monkeypatch.setattr(head, "_of_logits", lambda *a: 3 + fitted(*a).flip(0))
     solved, loss = _solve(problem, 8, align=False)
     tried = solved.tried["refit_head"]
     assert not tried.helped and loss == pytest.approx(tried.before, rel=1e-4) and tried.after > tried.before
