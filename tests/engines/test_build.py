@@ -254,7 +254,7 @@ def test_a_model_without_fp16_gets_an_engine_in_fp32(folder: Path, play: Callabl
     assert with_it.precision_level == "fp16" and with_it.key != record.key
 
 
-@pytest.mark.quick("8.5.2-16")
+@pytest.mark.slow
 @pytest.mark.parametrize(("release", "opset"), [("8.5.2", 16), ("8.6.1", 17)])
 def test_older_releases_get_a_file_of_operators_that_they_know(
     folder: Path, play: Callable[..., None], release: str, opset: int
@@ -426,6 +426,7 @@ def test_an_export_that_cannot_be_made_builds_nothing(folder: Path, play: Callab
         build(folder, fp16_error=1e-9)
 
 
+@pytest.mark.slow
 def test_an_engine_without_classes_is_judged_by_its_features_and_evaluated_by_them(
     tmp_path: Path, play: Callable[..., None]
 ) -> None:

@@ -81,6 +81,7 @@ def figures(result: Evaluation) -> dict[str, Any]:
     return {**vars(result), "model": None, "form": None}
 
 
+@pytest.mark.slow
 def test_an_engine_gets_the_figures_of_the_file_that_it_was_built_from(built: Path, play: Play) -> None:
     own = judge(engine_in(built))
     assert (own.form, own.part, own.data, own.outputs) == ("engine", "test", "digits", 10)
