@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 WIDTH, HEIGHT = 60, 9
 LEVEL = 3  # rows of a plot whose dots are all as accurate: a row for them, and one above and below for labels
-MODEL, BASE = "●", "○"
-_ASCII = str.maketrans({MODEL: "*", BASE: "o", "┤": "|", "└": "+", "─": "-"})
+MODEL, BASE, READY_MADE = "●", "○", "◆"
+_ASCII = str.maketrans({MODEL: "*", BASE: "o", READY_MADE: "x", "┤": "|", "└": "+", "─": "-"})
 
 
 @dataclass(frozen=True)

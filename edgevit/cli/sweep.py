@@ -63,13 +63,14 @@ def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:
     from edgevit.records.model_folder import ModelFolder
 
     console.show(sweep_table(folder, sweep))
-    for figure in sorted({point.latency.figure for point in sweep.points if point.latency} & NOTES.keys()):
+    points = (*sweep.points, *sweep.ready_made)
+    for figure in sorted({point.latency.figure for point in points if point.latency} & NOTES.keys()):
         console.show(NOTES[figure])
     if len(sweep.points) > 1:
         console.show(sweep_drawing(sweep))
     for reason in sweep.left_out:
         console.show(f"left out: {reason}")
-    if replaced := [point.folder for point in sweep.points if not point.is_of(ModelFolder(folder / point.folder))]:
+    if replaced := [point.folder for point in points if not point.is_of(ModelFolder(folder / point.folder))]:
         console.warn(
             f"{', '.join(replaced)}: another model than the one that was swept, whose figures these are; give the same "
             "`edgevit sweep` again, or report on the folder"
@@ -89,6 +90,9 @@ def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:
             f"On the {tested.images} test images, which `edgevit report` shows, the {base} has {of_base.top1:.2%} and "
             f"{model.folder} {tested.top1:.2%}"
         )
+    for point in sweep.ready_made:
+        if sweep.outdoes(point, model):
+            console.show(ready_made_line(point, model))
     if recalled := sweep.recalled():
         part = "the models are judged on the test images" if sweep.part == "test" else "judge on test: --split test"
         console.warn(f"{recalled}; {part}")
@@ -97,6 +101,20 @@ def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:
         console.warn(f"{loss.images} {sweep.part} images tell little: give more, as by --validation-fraction{on_test}")
     if (hint := accepted_hint(folder, sweep)) is not None:
         console.warn(hint)
+
+
+def ready_made_line(point: SweepPoint, model: SweepPoint) -> str:
+    """Say that a ready-made model is as accurate as a derived one, and not slower."""
+    assert point.latency is not None and model.latency is not None
+    costs = {"MACs": (model.macs, point.macs), "parameters": (model.params, point.params)}
+    fewer = [name for name, (derived, ready_made) in costs.items() if derived < ready_made]
+    gain = f"only for {' and '.join(fewer)}" if fewer else "in none of these figures"
+    top1 = f"{point.top1:.2%} against {model.top1:.2%}"
+    ratios = f"{point.latency.ratio:.2f} of the base's latency against {model.latency.ratio:.2f}"
+    return (
+        f"{point.folder}.onnx is ready-made, at least as accurate as {model.folder} ({top1}) and not slower "
+        f"({ratios}): deriving pays {gain}"
+    )
 
 
 def accepted_hint(folder: Path, sweep: Sweep) -> str | None:
@@ -136,38 +154,41 @@ def sweep_table(folder: Path, sweep: Sweep) -> Table:
 
     for point in sweep.points:
         cost = (format_count(point.macs), format_count(point.params))
-        add(point.folder, share_text(point.top1, point.images), *cost, *latency_cells(point))
+        add(point.folder, share_text(point.top1, point.images), *cost, *latency_cells(point, sweep.base))
         if point.rate is None:
             if (finetuned := sweep.finetuned) is not None:  # as large and as fast as the base
                 add("base, fine-tuned", share_text(finetuned.top1, finetuned.images), *cost, "", "")
             table.add_section()
+    table.add_section()
+    for point in sweep.ready_made:
+        cost = (format_count(point.macs), format_count(point.params))
+        share = share_text(point.top1, point.images)
+        add(f"{point.folder}.onnx, ready-made", share, *cost, *latency_cells(point, sweep.base))
     return table
 
 
-def latency_cells(point: SweepPoint) -> tuple[str, str]:
+def latency_cells(point: SweepPoint, base: SweepPoint | None) -> tuple[str, str]:
     from edgevit.board.comparison import three_digits
 
     if (measured := point.latency) is None:
         return "-", "-"
     has_interval = measured.low is not None and measured.high is not None
     interval = f" ({measured.low:.2f} to {measured.high:.2f})" if has_interval else ""
-    return three_digits(measured.ms), f"{measured.ratio:.2f}{interval}" if point.rate is not None else ""
+    return three_digits(measured.ms), f"{measured.ratio:.2f}{interval}" if point is not base else ""
 
 
 def sweep_drawing(sweep: Sweep) -> str:
     """Draw accuracy against latency, or against MACs where latency is not measured."""
     from edgevit.board.comparison import three_digits
-    from edgevit.cli.drawing import BASE, MODEL, Dot, scatter
+    from edgevit.cli.drawing import BASE, MODEL, READY_MADE, Dot, scatter
     from edgevit.text import format_count
 
-    costs = [point.latency.ms if point.latency else None for point in sweep.points]
-    measured = [cost for cost in costs if cost is not None]
-    in_ms = len(measured) == len(sweep.points)
-    costs_drawn = measured if in_ms else [float(point.macs) for point in sweep.points]
-    dots = [
-        Dot(cost, p.top1, "base" if p.rate is None else f"{p.rate:g}", BASE if p.rate is None else MODEL)
-        for p, cost in zip(sweep.points, costs_drawn, strict=True)
-    ]
+    marked = [(p, "base", BASE) if p is sweep.base else (p, f"{p.rate:g}", MODEL) for p in sweep.points]
+    marked += [(p, p.folder, READY_MADE) for p in sweep.ready_made]
+    measured = [p.latency.ms for p, _, _ in marked if p.latency]
+    in_ms = len(measured) == len(marked)
+    costs_drawn = measured if in_ms else [float(p.macs) for p, _, _ in marked]
+    dots = [Dot(cost, p.top1, label, mark) for (p, label, mark), cost in zip(marked, costs_drawn, strict=True)]
     least, most = min(costs_drawn), max(costs_drawn)
     if in_ms:
         return scatter(dots, (three_digits(least), f"{three_digits(most)} ms"))

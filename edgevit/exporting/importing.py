@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from onnxscript import optimizer
 from edgevit.data.assumptions import assumptions, order_line
 from edgevit.data.classes import label_names
 from edgevit.errors import CheckpointError, ExportError, OptionError, OutputError
+from edgevit.exporting.counting import count_macs, count_params
 from edgevit.exporting.evaluate import open_onnx
 from edgevit.exporting.graph import INPUT, exporter_boundary, plain_shapes
 from edgevit.exporting.images import Judging, Subject, open_judging
@@ -166,12 +168,17 @@ def _classes(subject: Subject, judging: Judging | None, progress: Progress) -> t
 
 
 def _prepared(
-    request: FilesRequest, interface: Interface, metadata: Mapping[str, str], release: ReleaseFacts, progress: Progress
+    request: FilesRequest,
+    interface: Interface,
+    metadata: Mapping[str, str],
+    release: ReleaseFacts,
+    of_models: Mapping[str, Any],
+    progress: Progress,
 ) -> dict[str, Any]:
     """The preprocessing for the input size of the file; notes the origin of each part."""
     file, size = request.model, resolve_size(request.model, interface, request.input_size)
     options = {**request.preprocessing, "input_size": size, "crop_mode": request.crop_mode}
-    preprocessing, origin = stated_preprocessing(file, metadata, options, release)
+    preprocessing, origin = stated_preprocessing(file, metadata, options, release, of_models)
     resolve_size(file, interface, preprocessing["input_size"])
     if size is not None and request.input_size is None:
         origin["input_size"] = "as its input is"
@@ -211,8 +218,10 @@ def _write_onnx(
     return structure, outputs
 
 
-def _write(request: FilesRequest, folder: ModelFolder, progress: Progress) -> ImportedDocument:
-    """Write all files to a new folder."""
+def import_file(
+    request: FilesRequest, folder: ModelFolder, progress: Progress, of_models: Mapping[str, Any] = MappingProxyType({})
+) -> ImportedDocument:
+    """Write all files to a new folder; `of_models` is the preprocessing of derived models, for parts not stated."""
     file = request.model
     model = read_file(file)
     opset = check_nodes(file, model)
@@ -225,7 +234,7 @@ def _write(request: FilesRequest, folder: ModelFolder, progress: Progress) -> Im
     batch = resolve_batch(file, interface.batch, request.batch)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     release = read_release(file.parent)
-    preprocessing = _prepared(request, interface, metadata, release, progress)
+    preprocessing = _prepared(request, interface, metadata, release, of_models, progress)
     size = preprocessing["input_size"]
     structure, outputs = _write_onnx(
         file, model, folder.imported_onnx, batch, size, request.output_name, tolerance, progress
@@ -248,6 +257,8 @@ def _write(request: FilesRequest, folder: ModelFolder, progress: Progress) -> Im
         seed=subject.seed,
         validation_fraction=subject.validation_fraction,
         data=judging.task.record() if judging else None,
+        macs=count_macs(folder.imported_onnx, np.zeros((1 if batch == "dynamic" else batch, *size), np.float32)),
+        params=count_params(folder.imported_onnx),
         edgevit=written_by(),
     )
     folder.write_imported(document)
@@ -274,16 +285,17 @@ def imported(request: Target, progress: Progress | None = None) -> Target:
         progress.note(f"files of {request.model} are written to {target.path}; --out names another folder")
     if target.is_imported:
         with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
-            document = _write(request, ModelFolder(Path(scratch)), progress)
+            document = import_file(request, ModelFolder(Path(scratch)), progress)
         before = target.imported()
-        if replace(before, edgevit=document.edgevit) != document:
+        alike = replace(before, edgevit=document.edgevit, macs=document.macs, params=document.params, answers={})
+        if alike != document:
             raise OutputError(
                 f"{target.path} has another file, or {before.file} with other options; choose another --out"
             )
         progress.note(f"{target.path} is up to date: kept")
     else:
         with new_folder(target.path) as temporary:
-            document = _write(request, ModelFolder(temporary), progress)
+            document = import_file(request, ModelFolder(temporary), progress)
     return replace(
         request, model=target.path, out=None, data=None, classes=None, base_classes=None, input_size=None,
         crop_mode=None, output_name=None, preprocessing={}, batch="dynamic",

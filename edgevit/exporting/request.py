@@ -22,7 +22,7 @@ from edgevit.records.names import SPEC, WEIGHTS_ALONE, suffix_of
 from edgevit.records.precisions import FP16, FP32
 from edgevit.records.release import is_release
 from edgevit.records.writing import refuse_existing
-from edgevit.request import CHECKS, COMPUTING, DATA, FILES, PREPROCESSING, Nested, Option
+from edgevit.request import CHECKS, COMPUTING, DATA, FILES, JUDGING, PREPROCESSING, Nested, Option
 from edgevit.train.settings import Workers
 
 Part = Literal["test", "validation"]
@@ -374,6 +374,38 @@ def _check_engine(engine: Path) -> None:
             f"{engine} is in no model folder, whose {SPEC} has its classes and preprocessing; leave it in "
             "MODEL/export/engines/BOARD and copy all of MODEL, or evaluate that"
         )
+
+
+ReadyMade = Annotated[
+    Sequence[Path],
+    Option(
+        "ONNX file of a ready-made model, such as resnet50.onnx, to compare with the derived ones on the same images; "
+        "repeatable.",
+        JUDGING,
+        name="--beside",
+        metavar="FILE",
+        repeated=True,
+        common=True,
+    ),
+]
+
+
+def ready_made_files(files: Path | Sequence[str | Path]) -> list[Path]:
+    """The files of --beside, which are ONNX files of different names.
+
+    Raises:
+        CheckpointError: there is no such file.
+        OptionError: it is not an ONNX file, or two files have one name.
+    """
+    paths = [files] if isinstance(files, Path) else list(map(Path, files))
+    for file in paths:
+        if not file.is_file():
+            raise CheckpointError(f"there is no {file}; check the path of --beside")
+        if suffix_of(file) != ONNX:
+            raise OptionError(f"--beside {file} is not an ONNX file; export the model to ONNX, and give that")
+    if len({file.stem for file in paths}) < len(paths):
+        raise OptionError(f"--beside has two files named {paths[-1].name}; rename one")
+    return paths
 
 
 def check_part(part: str) -> None:

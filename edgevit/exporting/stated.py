@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from edgevit.errors import CheckpointError, OptionError
@@ -31,11 +32,16 @@ def _of_metadata(metadata: Mapping[str, str]) -> Values:
 
 
 def stated_preprocessing(
-    file: Path, metadata: Mapping[str, str], options: Values, release: ReleaseFacts
+    file: Path,
+    metadata: Mapping[str, str],
+    options: Values,
+    release: ReleaseFacts,
+    of_models: Values = MappingProxyType({}),
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Collect the preprocessing, and the origin of each part of it.
 
-    Images are cropped at the centre if only `crop_pct` is stated.
+    Images are cropped at the centre if only `crop_pct` is stated. `of_models` has what derived models read, which a
+    ready-made model reads too where nothing else is stated.
 
     Raises:
         OptionError: parts are missing; the message names all of them.
@@ -50,6 +56,7 @@ def stated_preprocessing(
     for name in dict.fromkeys(release.origin.values()):
         parts_of_file = {part: value for part, value in release.preprocessing.items() if release.origin[part] == name}
         sources.append((f"by {name}", parts_of_file))
+    sources.append(("as the derived models", of_models))
     for source, parts in sources:
         for part in PARTS:
             if part not in preprocessing and parts.get(part) is not None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edgevit.errors import CheckpointError
-from edgevit.records.derivation import DataRecord, Fraction, Seed
+from edgevit.records.answers import RightImages
+from edgevit.records.derivation import DataRecord, Fraction, JudgedPart, Seed
 from edgevit.records.documents import Reader
 from edgevit.records.export import Batch
 from edgevit.records.kinds import RecordKind
-from edgevit.records.model import Preprocessing, Rejection, Sha256, Size, TargetClass
+from edgevit.records.model import Count, Preprocessing, Rejection, Sha256, Size, TargetClass
 
 READER = Reader(CheckpointError, hint="copy the folder again, or import the ONNX file again with edgevit export")
 
@@ -41,8 +42,15 @@ class ImportedDocument:
     rejection: Rejection | None = None
     seed: Seed  # of the split of images
     validation_fraction: Fraction
-    data: DataRecord | None = None  # images given at the import
+    data: DataRecord | None = None  # images given at the import, or those of the derived models beside it
+    answers: dict[JudgedPart, RightImages] = field(default_factory=dict)  # to images of `data`, as a ready-made model
+    macs: Count | None = None  # of one image; None: an older edgevit did not count them
+    params: Count | None = None
     edgevit: str
+
+    def is_judged_on(self, data: DataRecord) -> bool:
+        """Whether `answers` are to these images."""
+        return bool(self.answers) and self.data is not None and self.data.images_sha256 == data.images_sha256
 
     def fault(self) -> str | None:
         """Describe a contradiction, as the end of a sentence that starts with the file's name; None: there is none."""

@@ -28,7 +28,7 @@ from edgevit.data.pairs import Loss, RightCount, loss_of, recalled_text
 from edgevit.data.shares import wilson
 from edgevit.errors import RunsError
 from edgevit.records.answers import RightImages
-from edgevit.records.derivation import AccuracyRecord, DerivationRecord, JudgedPart
+from edgevit.records.derivation import DerivationRecord, JudgedPart
 from edgevit.records.model import ModelSpec
 from edgevit.records.names import onnx_name
 from edgevit.reporting.axes import AccuracyTask, BaseIdentity, LatencyPlace, places, task_of
@@ -43,6 +43,9 @@ BASELINES: dict[Kind, str] = {
     "restricted": "base, restricted to the classes",
     "fine-tuned": "base, fine-tuned on them",
 }
+READY_MADE: Kind = "ready-made"
+IMPORTED = "the imported file"
+WHOLE = ("torch", IMPORTED)  # networks, as opposed to their exported files
 HEADS: dict[Kind, str] = {"full head": "full", "restricted": "subset"}  # of a baseline's folder; others have none
 
 
@@ -58,7 +61,7 @@ class Entry(EntryRecord):
     hint: str | None = None  # at preprocessing with which its base does better than as it was read
     answers: Mapping[JudgedPart, RightImages | None] = field(
         default_factory=dict, repr=False
-    )  # of the network in torch
+    )  # of the network, not of a file of it
 
     def on(self, part: JudgedPart) -> RightCount | None:
         """The accuracy on a part of the images; None if not judged there."""
@@ -66,8 +69,8 @@ class Entry(EntryRecord):
             right = self.validation
         else:
             right = None if self.top1 is None or not self.images else (round(self.top1 * self.images), self.images)
-        of_torch = part == "validation" or self.judged == "torch"
-        return None if right is None else RightCount(*right, self.answers.get(part) if of_torch else None)
+        of_network = part == "validation" or self.judged in WHOLE
+        return None if right is None else RightCount(*right, self.answers.get(part) if of_network else None)
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -177,7 +180,7 @@ class Panel:
     @cached_property
     def part(self) -> JudgedPart:
         """The part of the images that models are chosen by."""
-        models = [e for e in self.entries if e.kind == "model" and e.top1 is not None]
+        models = [e for e in self.entries if e.kind in ("model", READY_MADE) and e.top1 is not None]
         judged = [e.validation for e in (*self.references, *models)]
         return "test" if not self.references or None in judged or self.recalled else "validation"
 
@@ -192,7 +195,7 @@ class Panel:
 
     def _reaches(self, entry: Entry) -> bool:
         loss, on_test = self.loss(entry, self.part), self.loss(entry, "test")
-        alone = entry.judged != "torch"
+        alone = entry.judged not in WHOLE
         return loss is not None and loss.may_be_chance and not (alone and on_test and not on_test.may_be_chance)
 
     def loss(self, entry: Entry, part: JudgedPart) -> Loss | None:
@@ -215,6 +218,20 @@ class Panel:
         by_cost = self._by_cost()
         level = [entry for entry in by_cost if are_level(entry, by_cost[0], self.axes[0])]
         return max(level, key=self.merit, default=None)  # of equals the first, which is cheaper
+
+    def derived(self) -> Entry | None:
+        """The recommended one of the models that are not ready-made, or else the most accurate."""
+        panel = replace(self, entries=tuple(entry for entry in self.entries if entry.kind != READY_MADE))
+        judged = [entry for entry in panel.models if entry.top1 is not None]
+        return panel.recommended() or max(judged, key=panel.merit, default=None)
+
+    def outdoes(self, entry: Entry, other: Entry) -> bool:
+        """Whether a model costs no more than another one, and what it loses against that may be chance."""
+        accuracies = entry.on(self.part), other.on(self.part)
+        costs = [cost_on_axis(e, axis) for axis in self.axes[:1] for e in (entry, other)]
+        if None in accuracies or None in costs or not is_eligible(entry):
+            return False
+        return costs[0] <= costs[1] and loss_of(*accuracies).may_be_chance  # type: ignore[arg-type,operator]
 
     def _by_cost(self) -> list[Entry]:
         axis = next(iter(self.axes), None)
@@ -393,7 +410,10 @@ def _entries(models: Sequence[GatheredModel], place: LatencyPlace | None) -> Ite
             reference = [run for base in folders for run in _runs_of(base, place)] or reference
     yield from (_with_ratio(entry, reference) for entry in baselines)
     for model in derived:
-        yield from _of_model(model, "model", model.name, place, reference)
+        if model.imported is None:
+            yield from _of_model(model, "model", model.name, place, reference)
+        else:
+            yield from _of_model(model, READY_MADE, model.imported.file, place, reference)
 
 
 def _runs_of(model: GatheredModel, place: LatencyPlace | None) -> list[Run]:
@@ -439,22 +459,19 @@ def _of_model(
 ) -> Iterator[Entry]:
     """One entry for each measured file of a model, or one without figures."""
     derivation, document = model.derivation, model.document
+    counted = document or model.imported
     entry = Entry(
         kind=kind,
         title=title,
         model=model.name,
-        method=derivation.format_method() if derivation else None,
+        method=derivation.format_method() if derivation else READY_MADE if kind == READY_MADE else None,
         rate=document.rate if document is not None and kind == "model" else None,
         seed=derivation.training.seed if derivation and derivation.training else None,
         steps=derivation.facts.steps if derivation else None,
-        validation=(derivation.validation.derived, derivation.validation.images)
-        if derivation and derivation.validation
-        else None,
-        answers={part: right_images.derived for part, right_images in (derivation.answers or {}).items()}
-        if derivation
-        else {},
-        macs=document.macs if document is not None else None,
-        params=document.params if document is not None else None,
+        validation=_on_validation(model),
+        answers=model.answers,
+        macs=counted.macs if counted is not None else None,
+        params=counted.params if counted is not None else None,
         embed=document.embed if document is not None else None,
         file_bytes=_bytes(model, place),
         hint=None if derivation is None else hint_in(derivation),
@@ -470,6 +487,14 @@ def _of_model(
         yield _with_ratio(with_runs(of_file, runs, several=len(by_file) > 1), reference)
 
 
+def _on_validation(model: GatheredModel) -> tuple[int, int] | None:
+    """How many validation images the model classifies correctly, and of how many."""
+    if model.derivation is not None and (validation := model.derivation.validation) is not None:
+        return validation.derived, validation.images
+    right = model.answers.get("validation")
+    return None if right is None else (right.right, right.images)
+
+
 def _bytes(model: GatheredModel, place: LatencyPlace | None) -> int | None:
     """Bytes of the file of an unmeasured model that corresponds to the measured files of others."""
     if place is not None:
@@ -482,32 +507,35 @@ def _bytes(model: GatheredModel, place: LatencyPlace | None) -> int | None:
 
 def _accuracy(model: GatheredModel, digest: str | None) -> dict[str, object]:
     """The accuracy of the file if it was judged on the same images, else of the network in torch."""
-    accuracy = model.derivation.accuracy.derived if model.derivation is not None else None
-    whole = {} if accuracy is None else {"top1": accuracy.top1, "images": accuracy.images, "judged": "torch"}
+    whole: dict[str, object] = {}
+    if model.derivation is not None and (accuracy := model.derivation.accuracy.derived) is not None:
+        whole = {"top1": accuracy.top1, "images": accuracy.images, "judged": "torch"}
+    elif model.imported is not None and (test := model.imported.answers.get("test")) is not None:
+        whole = {"top1": test.right / test.images, "images": test.images, "judged": IMPORTED}
     for engine in model.engines:
         judged = engine.accuracy
         if judged is None or judged.board is None or engine.sha256 != digest:
             continue
-        if _same_images(judged.part, judged.images, accuracy):
+        if _same_images(judged.part, judged.images, whole):
             return {"top1": judged.board, "images": judged.images, "judged": engine.file}
     export = model.export
     if (
         export is not None
         and (check := export.accuracy) is not None
         and check.torch is not None
-        and _same_images(check.part, check.images, accuracy)
+        and _same_images(check.part, check.images, whole)
     ):
         for label, file_check in check.files.items():
             name = onnx_name(label)
             if digest is not None and name in export.files and export.files[name].sha256 == digest:
                 return {"top1": file_check.top1, "images": check.images, "judged": name}
-        if accuracy is None:  # an imported file, which only its export has judged
-            return {"top1": check.torch, "images": check.images, "judged": "the imported file"}
+        if not whole:  # an imported file, which only its export has judged
+            return {"top1": check.torch, "images": check.images, "judged": IMPORTED}
     return whole
 
 
-def _same_images(part: str, images: int, accuracy: AccuracyRecord | None) -> bool:
-    return part == "test" and (accuracy is None or accuracy.images == images)
+def _same_images(part: str, images: int, whole: Mapping[str, object]) -> bool:
+    return part == "test" and whole.get("images", images) == images
 
 
 def _without_folder(place: LatencyPlace, digests: set[str]) -> Iterator[Entry]:

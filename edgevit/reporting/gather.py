@@ -19,7 +19,8 @@ from edgevit.board.layers import LAYERS_KIND, LayerProfile
 from edgevit.errors import EdgeVitError, OptionError, RunsError
 from edgevit.jobs.jobs_file import RESULTS
 from edgevit.jobs.jobs_table import TABLE_KIND
-from edgevit.records.derivation import DerivationRecord
+from edgevit.records.answers import RightImages
+from edgevit.records.derivation import DerivationRecord, JudgedPart
 from edgevit.records.documents import Reader
 from edgevit.records.engine import EngineRecord
 from edgevit.records.export import ExportRecord
@@ -64,6 +65,14 @@ class GatheredModel:
     def class_names(self) -> tuple[str, ...]:
         document = self.document or self.imported
         return tuple(c.name for c in document.classes) if document else ()
+
+    @property
+    def answers(self) -> dict[JudgedPart, RightImages | None]:
+        """Which images the model classifies correctly, by part."""
+        if self.imported is not None:
+            return dict(self.imported.answers)
+        by_part = (self.derivation.answers if self.derivation is not None else None) or {}
+        return {part: answers.derived for part, answers in by_part.items()}
 
     @cached_property
     def files(self) -> dict[str, int]:

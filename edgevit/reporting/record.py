@@ -10,7 +10,7 @@ from edgevit.records.documents import Reader
 from edgevit.records.kinds import RecordKind
 from edgevit.reporting.gather import Skipped
 
-Kind = Literal["full head", "restricted", "fine-tuned", "model", "gone"]
+Kind = Literal["full head", "restricted", "fine-tuned", "model", "ready-made", "gone"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class EntryRecord:
     kind: Kind
     title: str
     model: str | None  # name of its folder; None: it was not found
-    method: str | None = None  # several in their order: corp, then forge
+    method: str | None = None  # several in their order: corp, then forge; or "ready-made"
     rate: float | None = None  # share of the base's MACs that is gone
     seed: int | None = None
     steps: int | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
+from edgevit.exporting.request import ReadyMade
 from edgevit.request import JUDGING, OUTPUT, Option
 
 Format = Literal["html", "md", "csv", "json"]
@@ -82,6 +83,7 @@ class ReportRequest:
             repeated=True,
         ),
     ] = ()
+    ready_made: ReadyMade = ()
     thumbnails: Annotated[
         int,
         Option(

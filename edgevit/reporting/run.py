@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from edgevit.board.gates import parse_gate
 from edgevit.errors import GateError, OptionError, OutputError, UnknownNameError
+from edgevit.exporting.request import ready_made_files
 from edgevit.numbers import check_number
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.writing import write_whole, writing
 from edgevit.reporting.choice import Panel, not_shown, panels
 from edgevit.reporting.gather import Evidence, gather
 from edgevit.reporting.page import as_html
+from edgevit.reporting.ready_made import judge_files
 from edgevit.reporting.request import FORMATS, Format, ReportRequest
 from edgevit.reporting.tables import as_csv, as_json, as_markdown
 from edgevit.request import as_request, takes_options
@@ -87,7 +89,11 @@ def run(request: ReportRequest, progress: Progress | None = None) -> Report:
         file = None
     if file is not None:
         _refuse_foreign(file, chosen)
-    evidence = gather([Path(path) for path in request.paths])
+    files = ready_made_files(request.ready_made)
+    paths = [Path(path) for path in request.paths]
+    evidence = gather(paths)
+    if files:
+        evidence = gather([*paths, *judge_files(files, evidence, progress or Silent())])
     shown = tuple(panels(evidence, gates))
     evidence.skipped += not_shown(evidence, shown)
     verdicts = [verdict for panel in shown for entry in panel.entries for verdict in entry.verdicts]

@@ -14,7 +14,7 @@ from edgevit.board.comparison import three_digits
 from edgevit.board.gates import Verdict
 from edgevit.data.shares import share_text
 from edgevit.reporting.axes import apart, apart_tasks
-from edgevit.reporting.choice import UNSTEADY, Axis, Entry, Panel, cost_on_axis, is_eligible
+from edgevit.reporting.choice import READY_MADE, UNSTEADY, Axis, Entry, Panel, cost_on_axis, is_eligible
 from edgevit.reporting.details import drawable
 from edgevit.reporting.gather import Skipped
 from edgevit.reporting.record import REPORT_KIND, EntryRecord, PanelRecord, ReportRecord
@@ -140,7 +140,28 @@ def _as_accurate(panel: Panel) -> str:
 
 
 def answer(panel: Panel) -> str:
-    """The answer in a sentence or two."""
+    """The answer in a few sentences."""
+    derived, sentences = panel.derived(), [_recommendation(panel)]
+    for entry in panel.models if derived is not None else ():
+        if entry.kind == READY_MADE and derived is not None and panel.outdoes(entry, derived):
+            sentences.append(_outdone(panel, entry, derived))
+    return " ".join(sentences)
+
+
+def _outdone(panel: Panel, ready_made: Entry, derived: Entry) -> str:
+    """Say by which figures a derived model is still better than a ready-made one that is as accurate and cheaper."""
+    axis, *others = panel.axes
+    costs = " against ".join(three_digits(cost_on_axis(entry, axis)) for entry in (ready_made, derived))
+    pairs = [(axis.title, cost_on_axis(derived, axis), cost_on_axis(ready_made, axis)) for axis in others]
+    fewer = [title for title, of_derived, cost in pairs if of_derived is not None and cost and of_derived < cost]
+    return (
+        f"{ready_made.title} is ready-made, at least as accurate as {derived.title} ({_judged(panel, ready_made)} "
+        f"against {_judged(panel, derived)}) and costs no more ({axis.title} {f'{costs} {axis.unit}'.strip()}): "
+        f"deriving pays {f'only for {_some(fewer)}' if fewer else 'in none of these figures'}."
+    )
+
+
+def _recommendation(panel: Panel) -> str:
     if panel.task is None:
         return (
             "The folders of these models were not given, are gone, cannot be read, or hold other files by now, so "

@@ -156,6 +156,31 @@ def test_derive_with_several_rates_names_sweep(given: list[str], edgevit_main: A
     assert "--rate 0,7 is not a number; try 0.7" in with_comma.error
 
 
+def test_a_ready_made_model_has_a_row_and_a_point_and_a_line_where_it_is_better(
+    edgevit_main: Any, tmp_path: Path
+) -> None:
+    points = [
+        SweepPoint(folder, rate, right, 300, macs, macs // 20, Latency("p50", ratio, ratio, None, None))
+        for folder, rate, right, macs, ratio in (
+            ("base", None, 270, 9_000, 1), ("r0.5", 0.5, 268, 4_500, 0.6), ("resnet50", None, 275, 6_000, 0.41)
+        )
+    ]  # fmt: skip
+    versions = {"edgevit": "0.1.0"}
+    sweep = Sweep(
+        {}, "validation", "2026-01-01T00:00:00+00:00", versions, tuple(points[:2]), ready_made=tuple(points[2:])
+    )
+    write_sweep(tmp_path, sweep)
+    shown = edgevit_main("show", tmp_path).out
+    assert "resnet50.onnx, ready-made" in shown and "◆ resnet50" in shown
+    line = (
+        "resnet50.onnx is ready-made, at least as accurate as r0.5 (91.67% against 89.33%) and not slower (0.41 of the "
+        "base's latency against 0.60): deriving pays only for MACs and parameters"
+    )
+    assert line in shown.splitlines()
+    write_sweep(tmp_path, replace(sweep, ready_made=(replace(points[2], right=200),)))
+    assert "deriving pays" not in edgevit_main("show", tmp_path).out
+
+
 def test_the_table_fits_80_columns_and_says_what_stands_for_the_p50(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,7 +116,7 @@ def _judged(item: ListedFolder, record: DerivationRecord) -> ListedFolder:
 
 def _of_sweep(item: ListedFolder, folder: Path, sweep: Sweep) -> ListedFolder:
     """Add the measurements of the sweep, if the folder still holds the same model."""
-    point = next((point for point in sweep.points if point.folder == folder.name), None)
+    point = next((point for point in (*sweep.points, *sweep.ready_made) if point.folder == folder.name), None)
     if point is None or item.kind == "damaged" or not point.is_of(ModelFolder(folder)):
         return item
     latency_ms = point.latency.ms if point.latency is not None else item.latency_ms

@@ -63,7 +63,7 @@ class SweepPoint(OnImages):
     """One model: a folder beside sweep.json."""
 
     folder: str
-    rate: float | None  # None: the base
+    rate: float | None  # None: the base, or a ready-made model
     right: Index
     images: Index
     macs: Count
@@ -106,6 +106,7 @@ class Sweep:
     threads: int | None = None  # that latency was measured with; None: all cores
     finetuned: FinetunedBase | None = None  # None: the base was cut as it is, and nothing else was asked for
     fingerprint: Sha256 | None = None  # of the images; None: nothing is judged yet
+    ready_made: tuple[SweepPoint, ...] = ()  # ONNX files of --beside, each in the folder of its name without .onnx
 
     @property
     def base(self) -> SweepPoint | None:
@@ -123,12 +124,18 @@ class Sweep:
             return finetuned
         return base
 
-    def loss(self, point: SweepPoint) -> Loss:
-        """What a model loses against `reference`, on the images of `part`."""
-        reference = self.reference
+    def loss(self, point: SweepPoint, other: SweepPoint | None = None) -> Loss:
+        """What a model loses against another one or `reference`, on the images of `part`."""
+        reference = other or self.reference
         assert reference is not None, "the base is judged before its models"
         model, base = (o.on(self.part) or RightCount(o.right, o.images) for o in (point, reference))
         return loss_of(model, base)
+
+    def outdoes(self, point: SweepPoint, other: SweepPoint) -> bool:
+        """Whether a model is not slower than another one, and what it loses against that may be chance."""
+        if point.latency is None or other.latency is None or point.latency.ratio > other.latency.ratio:
+            return False
+        return self.loss(point, other).may_be_chance
 
     def chosen(self) -> SweepPoint | None:
         """The smallest model that loses no more than chance.
@@ -145,7 +152,7 @@ class Sweep:
     def judged_on(self, part: JudgedPart) -> Sweep:
         """The same sweep by the answers on this part; as it is, where any model's are not recorded."""
         finetuned = self.finetuned
-        if any(o is not None and o.judged is None for o in (*self.points, finetuned)):
+        if any(o is not None and o.judged is None for o in (*self.points, *self.ready_made, finetuned)):
             return self
 
         def counts(judged: OnImages) -> dict[str, int]:
@@ -153,10 +160,13 @@ class Sweep:
             assert count is not None
             return {"right": count.right, "images": count.images}
 
-        points = tuple(replace(point, **counts(point)) for point in self.points)  # type: ignore[arg-type]
+        points, ready_made = (
+            tuple(replace(point, **counts(point)) for point in some)  # type: ignore[arg-type]
+            for some in (self.points, self.ready_made)
+        )
         if finetuned is not None:
             finetuned = replace(finetuned, **counts(finetuned))  # type: ignore[arg-type]
-        return replace(self, part=part, points=points, finetuned=finetuned)
+        return replace(self, part=part, points=points, ready_made=ready_made, finetuned=finetuned)
 
 
 SWEEP_KIND = RecordKind("sweep", Sweep, READER)

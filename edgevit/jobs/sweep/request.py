@@ -16,6 +16,8 @@ from edgevit.derivation.methods import method_names
 from edgevit.derivation.options import describe
 from edgevit.derivation.request import METHOD, Cache, DeriveFrom, DeriveRequest, Request, method_options
 from edgevit.errors import OptionError, OutputError, UnknownNameError
+from edgevit.exporting.request import ReadyMade, ready_made_files
+from edgevit.jobs.sweep.record import BASE as BASE_FOLDER
 from edgevit.jobs.sweep.record import PARTS, RATES, RECORD
 from edgevit.network.request import BASE
 from edgevit.numbers import COUNT, check_number
@@ -85,6 +87,7 @@ class SweepRequest(Request):
         Nested(without=("steps", "lr_by_loss", "early_stop", *TEACHING)),
     ] = field(default_factory=lambda: Training(steps=0))
     threads: Threads = None
+    ready_made: ReadyMade = ()
     cache: Cache = True
 
     def check(self) -> None:
@@ -97,6 +100,11 @@ class SweepRequest(Request):
             check_number("--threads", self.threads, COUNT)
         if self.part is not None and self.part not in PARTS:
             raise UnknownNameError("part of the data", self.part, PARTS)
+        names = {BASE_FOLDER, *(self.at(rate).out.name for rate in self.rates)}
+        if clashing := [file for file in ready_made_files(self.ready_made) if file.stem in names]:
+            raise OptionError(
+                f"--beside {clashing[0]}: {self.out / clashing[0].stem} is the folder of another model; rename the file"
+            )
         if self.method in method_names() and describe(self.method).slices:
             raise OptionError("slices of a super-network need no sweep: `edgevit show NET` draws their accuracy")
         if self.derive_from == "base" and (idle := self._of_training()):

@@ -19,6 +19,8 @@ from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.resolved import versions
 from edgevit.errors import BudgetError, DataError, EdgeVitError, SweepError
 from edgevit.exporting.current import current_export
+from edgevit.exporting.ready_made import check_classifier, judge_ready_made
+from edgevit.exporting.request import ready_made_files
 from edgevit.exporting.session import find_runtime
 from edgevit.jobs.folder import working_in
 from edgevit.jobs.runners import Job, Results, run_here
@@ -157,7 +159,9 @@ def run(request: SweepRequest, progress: Progress | None = None) -> Sweep:
     request.check()
     with working_in(request.out, "the rates that are not done"), shared_cache(request.cache) as shared:
         work = _Work(replace(request, cache=shared), OnlyOnce(progress or Silent()))
-        return _measured(_derived(_opened(request), work), work)
+        for file in ready_made_files(request.ready_made):
+            check_classifier(file)  # before derivations of hours
+        return _measured(_with_ready_made(_derived(_opened(request), work), work), work)
 
 
 def _opened(request: SweepRequest) -> Sweep:
@@ -226,6 +230,32 @@ def _derived(record: Sweep, work: _Work) -> Sweep:
     return settled
 
 
+def _with_ready_made(record: Sweep, work: _Work) -> Sweep:
+    """Judge and export the files of --beside on the images of the models."""
+    model = ModelFolder(work.out / record.derived[0].folder)
+    derivation = model.derivation()
+    assert derivation is not None and derivation.data is not None
+    points = {point.folder: point for point in record.ready_made}
+    for file in ready_made_files(work.request.ready_made):
+        folder = ModelFolder(work.out / file.stem)
+        document = judge_ready_made(file, folder, derivation.data, model.document().preprocessing, work.progress)
+        work.progress.note(f"{file.name}: export")
+        current_export(folder.path, fp16=False, accuracy=False, progress=work.progress)
+        answers = document.answers[record.part]
+        assert document.macs is not None and document.params is not None
+        point = SweepPoint(
+            file.stem, None, answers.right, answers.images, document.macs, document.params, judged=document.answers,
+            weights_sha256=document.weights_sha256,
+        )  # fmt: skip
+        earlier = points.get(file.stem)
+        if earlier is None or replace(earlier, latency=None) != point:
+            points[file.stem] = point
+    settled = replace(record, ready_made=tuple(points[name] for name in sorted(points)))
+    if settled != record:
+        write_sweep(work.out, settled)
+    return settled
+
+
 def _on_its_part(record: Sweep, part_option: str | None) -> Sweep:
     """The sweep on the requested part, or else on the part that the base was not trained on.
 
@@ -245,16 +275,17 @@ def _on_its_part(record: Sweep, part_option: str | None) -> Sweep:
 def _measured(record: Sweep, work: _Work) -> Sweep:
     """Measure all models in turns, unless they were measured with as many threads."""
     threads = work.request.threads
-    if all(point.latency for point in record.points) and record.threads == threads:
+    points = (*record.points, *record.ready_made)
+    if all(point.latency for point in points) and record.threads == threads:
         return record
-    models = [work.out / point.folder for point in record.points]
+    models = [work.out / point.folder for point in points]
     work.progress.note(f"latency of {len(models)} models in turns, {ROUNDS} rounds")
-    labels = [point.folder for point in record.points]
+    labels = [point.folder for point in points]
     conditions = replace(CONDITIONS, threads=threads)
     runs = bench_in_turns(models, conditions, rounds=ROUNDS, labels=labels, progress=work.progress).runs
     with writing(work.out):
         write_whole(work.out / RUNS, "".join(run.to_json() + "\n" for run in runs))
-    comparisons = {c.after.split()[0]: c for c in decisive(compare_within(runs))}
+    comparisons = {c.after.rpartition(" ")[0]: c for c in decisive(compare_within(runs))}
     for reason in sorted({reason for c in comparisons.values() for reason in c.void}):
         work.progress.warn(f"latency: {reason}")
     if any(c.figure == "mean" for c in comparisons.values()):
@@ -262,7 +293,10 @@ def _measured(record: Sweep, work: _Work) -> Sweep:
     first = next(iter(comparisons.values()))
     latencies = {BASE: Latency(first.figure, first.before_value, 1.0, None, None)}
     latencies |= {name: Latency(c.figure, c.after_value, c.ratio, c.low, c.high) for name, c in comparisons.items()}
-    points = tuple(replace(point, latency=latencies[point.folder]) for point in record.points)
-    record = replace(record, points=points, threads=threads)
+    measured, ready_made = (
+        tuple(replace(point, latency=latencies[point.folder]) for point in some)
+        for some in (record.points, record.ready_made)
+    )
+    record = replace(record, points=measured, ready_made=ready_made, threads=threads)
     write_sweep(work.out, record)
     return record

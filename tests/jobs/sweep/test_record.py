@@ -56,6 +56,15 @@ def test_models_that_were_judged_on_the_same_images_are_compared_by_pairs() -> N
     assert sweep_of(BASE, few).loss(few).lost is None, "an older record of the base"
 
 
+def test_a_ready_made_model_outdoes_one_that_is_not_faster_or_better() -> None:
+    model, rival = point(0.9, 258, 10), replace(point(None, 257, 10), folder="cnn")
+    sweep = replace(sweep_of(BASE, model), ready_made=(rival,))
+    assert sweep.outdoes(rival, model) and sweep.base == BASE and sweep.derived == [model]
+    assert not sweep.outdoes(replace(rival, right=200), model)
+    assert not sweep.outdoes(replace(rival, latency=Latency("p50", 1.2, 0.6, 0.5, 0.7)), model)
+    assert not sweep.outdoes(replace(rival, latency=None), model)
+
+
 @pytest.mark.parametrize(
     ("cut", "right", "chosen"),
     [("finetuned", 285, 0.5), ("finetuned", 240, 0.8), ("base", 285, 0.8)],  # of 300; the base has 270

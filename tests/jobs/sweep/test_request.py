@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgevit.errors import EdgeVitError, OptionError, OutputError, UnknownNameError
+from edgevit.errors import CheckpointError, EdgeVitError, OptionError, OutputError, UnknownNameError
 from edgevit.jobs.sweep.request import SweepRequest
 from edgevit.train.settings import Training
 
@@ -49,6 +49,18 @@ def test_what_cannot_be_swept_is_refused(
     asked = replace(asked, checkpoint=digits_checkpoint)
     with pytest.raises(error, match=said):
         replace(asked, **changed).check()  # type: ignore[arg-type]
+
+
+def test_a_ready_made_file_has_a_folder_of_its_own(
+    asked: SweepRequest, tmp_path: Path, digits_checkpoint: Path
+) -> None:
+    asked = replace(asked, checkpoint=digits_checkpoint)
+    for name in ("base", "r0.5"):
+        (tmp_path / f"{name}.onnx").touch()
+        with pytest.raises(OptionError, match=f"--beside .*{name} is the folder of another model; rename the file"):
+            replace(asked, ready_made=[tmp_path / f"{name}.onnx"]).check()
+    with pytest.raises(CheckpointError, match=r"there is no none\.onnx; check the path of --beside"):
+        replace(asked, ready_made=[Path("none.onnx")]).check()
 
 
 def test_a_folder_that_holds_something_else_is_not_written_to(asked: SweepRequest) -> None:

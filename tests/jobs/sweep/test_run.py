@@ -14,13 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_base import ARGS, assert_same_weights
+from tiny_cnn import write_cnn
 
 import edgevit
 from edgevit.board.comparison import load_runs
 from edgevit.board.request import Conditions
 from edgevit.data.task import open_task
 from edgevit.derivation.cache import derivations_folder, entries
-from edgevit.errors import BudgetError, ExportError, OptionError, OutputError, SweepError
+from edgevit.errors import BudgetError, CheckpointError, ExportError, OptionError, OutputError, SweepError
 from edgevit.jobs.sweep import run
 from edgevit.jobs.sweep.record import read_sweep, write_sweep
 from edgevit.records.model_folder import ModelFolder
@@ -186,6 +187,30 @@ def test_the_base_is_judged_on_the_images_that_its_models_are_however_many_are_h
     base, small = edgevit.sweep(BASE, out=tmp_path / "s", rates=(0.4,), validation_fraction=0.3, **asked).points
     held_out = json.loads((tmp_path / "s" / "r0.4" / "derivation.json").read_text())["data"]["images"]["validation"]
     assert base.images == small.images == held_out
+
+
+def test_a_ready_made_file_is_judged_on_the_same_images_and_measured_in_turns(
+    copy: Path, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    file = write_cnn(tmp_path / "my cnn.onnx", ["3", "5", "8"])
+    with pytest.raises(CheckpointError, match="has no nodes, so it is not a model"):
+        broken = tmp_path / "broken.onnx"
+        broken.write_bytes(b"x" * 100)
+        edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7), ready_made=[broken], **asked)
+    before = read_sweep(copy)
+    again = edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7), ready_made=[file], **asked)
+    (point,) = again.ready_made
+    assert point.judged is not None and (point.folder, point.rate, point.macs) == ("my cnn", None, 33_024)
+    assert point.right == point.judged["validation"].right > 0.8 * point.images
+    assert [p.images for p in again.points] == [point.images] * 3 and again.base == again.points[0]
+    assert point.latency is not None and point.latency.ratio != 1
+    assert [replace(p, latency=None) for p in again.points] == [replace(p, latency=None) for p in before.points]
+    assert {run.label for run in load_runs(copy / "runs.jsonl")} == {"base", "r0.4", "r0.7", "my cnn"}
+    on_test = edgevit.sweep(BASE, out=copy, rates=(0.4, 0.7), part="test", **asked)
+    assert on_test.ready_made[0].right == point.judged["test"].right and on_test.ready_made[0].latency == point.latency
+    (panel,) = edgevit.report(copy, format="md").panels
+    (entry,) = [entry for entry in panel.entries if entry.kind == "ready-made"]
+    assert entry.title == "my cnn.onnx" and entry.on("validation") == again.ready_made[0].on("validation")
 
 
 def test_nothing_is_derived_where_nothing_can_be_measured(

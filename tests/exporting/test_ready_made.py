@@ -1,0 +1,144 @@
+"""An ONNX file that somebody else trained is judged on the images of derived models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_base import PREPROCESSING
+from tiny_cnn import write_cnn
+
+from edgevit.data.task import open_task
+from edgevit.engines.run import evaluate
+from edgevit.errors import CheckpointError, DataError, EdgeVitError, ExportError, OptionError, OutputError
+from edgevit.exporting.ready_made import check_classifier, judge_ready_made
+from edgevit.progress import Silent
+from edgevit.records.derivation import DataRecord
+from edgevit.records.imported import ImportedDocument
+from edgevit.records.model_folder import ModelFolder
+
+OF_MODELS = {**PREPROCESSING, "input_size": [3, 32, 32], "crop_mode": "center"}
+
+
+class Told(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+@pytest.fixture(scope="module")
+def data() -> DataRecord:
+    """The images of a model for three of ten classes."""
+    names = [str(digit) for digit in range(10)]
+    return open_task("digits", ["5", "3", "8"], preprocessing=OF_MODELS, base_outputs=10, base_names=names).record()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    write_cnn(folder / "some.onnx", ["3", "5", "8"])
+    write_cnn(folder / "all.onnx", None)
+    return folder
+
+
+def judge(file: Path, data: DataRecord, told: Told | None = None) -> ImportedDocument:
+    return judge_ready_made(file, ModelFolder(file.with_suffix("")), data, OF_MODELS, told or Told())
+
+
+@pytest.mark.parametrize(("name", "columns"), [("some", [1, 0, 2]), ("all", [5, 3, 8])])
+def test_its_answers_to_the_same_images_are_recorded(
+    files: Path, data: DataRecord, tmp_path: Path, name: str, columns: list[int]
+) -> None:
+    file, told = Path(shutil.copy(files / f"{name}.onnx", tmp_path)), Told()
+    document = judge(file, data, told)
+    assert ModelFolder(tmp_path / name).imported() == document
+    assert [(c.name, c.base_index) for c in document.classes] == list(zip(["5", "3", "8"], columns, strict=True))
+    assert document.data == data and document.preprocessing == {**OF_MODELS, "input_size": [3, 16, 16]}
+    for part in ("validation", "test"):
+        answers = document.answers[part]
+        assert answers.images == getattr(data.images, part) and answers.right > 0.8 * answers.images
+        seen = evaluate(tmp_path / name, part=part)
+        assert (seen.images, round(seen.top1 * seen.images)) == (answers.images, answers.right)
+    assert "crop_mode center, as the derived models" in told.notes[0] and not told.warnings
+    assert told.notes[-1].startswith(f"{name}.onnx: classes: 5 is output {columns[0]}, ")
+    assert told.notes[-1].endswith("from the alphabet of the data's folders: id2label in a config.json beside it gives "
+                                   "another order")  # fmt: skip
+
+
+def test_the_judgement_is_kept_with_the_file(files: Path, data: DataRecord, tmp_path: Path) -> None:
+    file, told = Path(shutil.copy(files / "some.onnx", tmp_path)), Told()
+    document = judge(file, data)
+    written = (tmp_path / "some" / "onnx.json").stat().st_mtime_ns
+    assert judge(file, data, told) == document and (tmp_path / "some" / "onnx.json").stat().st_mtime_ns == written
+    assert told.notes == [f"{tmp_path / 'some'} has the answers of some.onnx to these images: reused"]
+    others = replace(data, fingerprint="0" * 64)
+    with pytest.raises(OutputError, match=r"some is some\.onnx for 3 classes of digits, and the models are for 3"):
+        judge(file, others)
+    shutil.copy(files / "all.onnx", file)
+    with pytest.raises(OutputError, match=r"has another some\.onnx than .*; remove the folder, or rename the file"):
+        judge(file, data)
+
+
+def test_a_file_that_was_imported_before_is_judged_where_it_lies(files: Path, data: DataRecord, tmp_path: Path) -> None:
+    from edgevit.exporting.importing import imported
+    from edgevit.exporting.request import FilesRequest
+
+    file = Path(shutil.copy(files / "all.onnx", tmp_path))
+    imported(FilesRequest(model=file, preprocessing=PREPROCESSING))
+    (tmp_path / "all" / "export").mkdir()
+    assert judge(file, data).answers and (tmp_path / "all" / "export").is_dir()
+
+
+def test_names_and_preprocessing_beside_the_file_come_first(files: Path, data: DataRecord, tmp_path: Path) -> None:
+    file, told = Path(shutil.copy(files / "some.onnx", tmp_path)), Told()
+    config = {"id2label": {"0": "8", "1": "5", "2": "3"}, "pretrained_cfg": {"mean": [0.25] * 3}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    document = judge(file, data, told)
+    assert [(c.name, c.base_index) for c in document.classes] == [("5", 1), ("3", 2), ("8", 0)]
+    assert document.preprocessing["mean"] == [0.25] * 3 and document.preprocessing["std"] == [0.5] * 3
+    assert "mean 0.25,0.25,0.25, by config.json" in told.notes[0]
+    assert len(told.warnings) == 1 and "which is near chance; check the order of its outputs" in told.warnings[0]
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": {"0": "8", "1": "5", "2": "cat"}}))
+    shutil.rmtree(tmp_path / "some")
+    with pytest.raises(DataError, match="has no output for the class '3'; name its outputs by id2label"):
+        judge(file, data)
+    assert not (tmp_path / "some").exists()
+
+
+def test_a_file_of_other_outputs_is_refused(data: DataRecord, tmp_path: Path) -> None:
+    file = write_cnn(tmp_path / "two.onnx", ["3", "5"], steps=0)
+    with pytest.raises(DataError, match=r"has 2 outputs, expected 3 \(the classes of the models\) or 10 \(those of"):
+        judge(file, data)
+    assert sorted(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_takes_another_size_than_its_preprocessing_is_refused(data: DataRecord, tmp_path: Path) -> None:
+    import onnx
+
+    model = onnx.load(write_cnn(tmp_path / "m.onnx", ["3", "5", "8"], steps=0))
+    model.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "wide"
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(OptionError, match="takes images of 3x16x"):
+        judge(tmp_path / "m.onnx", data)
+
+
+def test_what_is_no_classifier_is_refused_before_anything_is_derived(files: Path, tmp_path: Path) -> None:
+    check_classifier(files / "some.onnx")
+    cases: list[tuple[bytes, type[EdgeVitError], str]] = [
+        (b"no ONNX at all", CheckpointError, "is not an ONNX file, or is damaged"),
+        ((files / "some.onnx").read_bytes()[:2000], CheckpointError, "not an ONNX file|not a complete ONNX file"),
+        ((files / "some.onnx").read_bytes().replace(b"Relu", b"Relx"), EdgeVitError, "Relx|not a complete"),
+    ]
+    for content, error, words in cases:
+        (tmp_path / "m.onnx").write_bytes(content)
+        with pytest.raises((error, ExportError), match=words):
+            check_classifier(tmp_path / "m.onnx")
