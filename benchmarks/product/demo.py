@@ -25,7 +25,7 @@ from edgevit.records.model_folder import ModelFolder
 
 TARGETS = ("checkered_cross", "checkered_star", "dotted_cross", "dotted_star")
 RATES = "0.8,0.95,0.98"
-DISTIL = "--steps 60 --batch-size 48 --lr 3e-4 --evaluations 4"
+DISTIL = "--steps 60 --batch-size 48 --lr 3e-4 --evaluations 4 --finetune-base"
 
 
 def edgevit(command: str) -> None:
