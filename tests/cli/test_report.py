@@ -60,3 +60,13 @@ def test_tables_go_to_standard_output_and_nothing_beside_them(everything: Path, 
 
 def test_nothing_to_report_is_one_line(tmp_path: Path, edgevit_main: Any) -> None:
     assert "nothing to report in" in edgevit_main("report", tmp_path, "-o", tmp_path / "x.html").error
+
+
+def test_a_ready_made_file_is_given_by_beside(everything: Path, edgevit_main: Any, tmp_path: Path) -> None:
+    done = edgevit_main("report", everything, "--beside", tmp_path / "none.onnx")
+    assert (done.code, done.told) == (1, [f"error: there is no {tmp_path / 'none.onnx'}; check the path of --beside"])
+    (tmp_path / "weights.pt").touch()
+    done = edgevit_main("report", everything, "--beside", tmp_path / "weights.pt")
+    assert done.code == 1 and done.told[-1].endswith(
+        "weights.pt is not an ONNX file; export the model to ONNX, and give that"
+    )
