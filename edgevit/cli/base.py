@@ -34,7 +34,9 @@ def main(
     named = f": {', '.join(spec.class_names)}" if len(spec.classes) <= 20 else ""
     if not spec.classes:
         named = ", whose names are not known (--base-classes FILE gives them)"
-    outputs = f"{spec.outputs} of {spec.base.outputs} outputs{named}" if spec.outputs else "no classifier"
+    outputs = f"{spec.outputs} of {spec.base.outputs} outputs{named}"
+    if spec.output_kind == "features":
+        outputs = f"{spec.outputs or spec.embed} features"
     images = f" --data {shlex.quote(str(request.data))}" if request.data else ""
     if images and request.skip_bad_images:
         images += " --skip-bad-images"

@@ -355,6 +355,38 @@ class Deriving(Request):
         """Whether the base itself is trained, too: as a baseline, or to be cut."""
         return self.finetune_base or self.derive_from != "base"
 
+    def _check_output(self) -> None:
+        """Refuse options of classes, and methods that read labels, for a model that puts out features."""
+        if self.output not in OUTPUTS:
+            raise UnknownNameError("output", self.output, OUTPUTS)
+        if not self.puts_out_features:
+            return
+        if describe(self.method).needs_labels:
+            able = " or ".join(name for name in method_names() if not describe(name).needs_labels)
+            raise OptionError(
+                f"--output features is for images without labels, and {self.method} reads them; try {able}"
+            )
+        of_classes = {
+            "--classes": self.classes is not None,
+            "--base-classes": self.base_classes is not None,
+            "--reject": self.reject is not None,
+            "--finetune-base": self.finetune_base,
+            "--derive-from": self.derive_from != STARTS[0],
+            "--head full": self.head != HEADS[0],
+            f"--teacher {self.training.teacher}": self.training.teacher not in (None, "restricted"),
+        }
+        refuse_classes(of_classes)
+
+    @property
+    def puts_out_features(self) -> bool:
+        return self.output == "features"
+
+    def _check_images(self, data: str | Path, unlabelled: str | Path | None) -> None:
+        if self.puts_out_features:
+            check_pictures(data, unlabelled)
+        else:
+            super()._check_images(data, unlabelled)
+
     def supernet_folder(self) -> Path | None:
         """The super-network that is sliced; None where the method works on a base.
 
@@ -424,38 +456,6 @@ class DeriveRequest(Deriving):
         self._check_out(resume=self.resume, overwrite=None if self.job else self.overwrite)
         self._check_output()
         self._check(base, self.method, self.settings, self.unlabelled)
-
-    def _check_output(self) -> None:
-        """Refuse options of classes, and methods that read labels, for a model that puts out features."""
-        if self.output not in OUTPUTS:
-            raise UnknownNameError("output", self.output, OUTPUTS)
-        if not self.puts_out_features:
-            return
-        if describe(self.method).needs_labels:
-            able = " or ".join(name for name in method_names() if not describe(name).needs_labels)
-            raise OptionError(
-                f"--output features is for images without labels, and {self.method} reads them; try {able}"
-            )
-        of_classes = {
-            "--classes": self.classes is not None,
-            "--base-classes": self.base_classes is not None,
-            "--reject": self.reject is not None,
-            "--finetune-base": self.finetune_base,
-            "--derive-from": self.derive_from != STARTS[0],
-            "--head full": self.head != HEADS[0],
-            f"--teacher {self.training.teacher}": self.training.teacher not in (None, "restricted"),
-        }
-        refuse_classes(of_classes)
-
-    @property
-    def puts_out_features(self) -> bool:
-        return self.output == "features"
-
-    def _check_images(self, data: str | Path, unlabelled: str | Path | None) -> None:
-        if self.puts_out_features:
-            check_pictures(data, unlabelled)
-        else:
-            super()._check_images(data, unlabelled)
 
     def _check_start(self) -> None:
         """Refuse a wrong choice of the network to cut."""

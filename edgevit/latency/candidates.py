@@ -117,9 +117,18 @@ class CandidateBuilder:
         request = self.request
         base = request.on_its_base().base
         assert base is not None
-        shared = ("data", "training", "validation_fraction", "group_by", "skip_bad_images", "cache", "base_classes")
+        shared = (
+            "data",
+            "training",
+            "validation_fraction",
+            "group_by",
+            "skip_bad_images",
+            "cache",
+            "base_classes",
+            "output",
+        )
         options: dict[str, Any] = {**request.opening(), **{name: getattr(request, name) for name in shared}}
-        options |= {"classes": ModelFolder(model).spec().class_names}
+        options |= {"classes": ModelFolder(model).spec().class_names or None}
         options |= {"overwrite": self.base.is_dir(), "checked": True}
         write_base(BaseRequest(name=base, out=self.base, **options), self.progress)
 

@@ -22,7 +22,7 @@ from edgevit.derivation.problem import Stopwatch
 from edgevit.derivation.session.base_check import check_opened
 from edgevit.derivation.session.derive import Derivation
 from edgevit.derivation.session.derive import run as derive
-from edgevit.derivation.session.opening import open_for
+from edgevit.derivation.session.opening import open_features, open_for
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import (
     BudgetError,
@@ -41,6 +41,7 @@ from edgevit.latency.rounds import MeasuredFigure, Round, Search, Terms
 from edgevit.latency.search import OUT_OF_REACH, SearchOutcome, search_plans
 from edgevit.latency.target import probe
 from edgevit.network.checkpoint import load, network_without_weights, open_network
+from edgevit.network.classifier import with_features
 from edgevit.network.network import Network
 from edgevit.progress import Progress, rounded_duration
 from edgevit.records.derivation import FigureRecord, MetRecord, RoundRecord
@@ -82,6 +83,8 @@ def open_costs(request: MeetRequest, progress: Progress) -> GrowingTable:
     on_its_base = request.on_its_base()
     assert on_its_base.base is not None
     network = network_without_weights(on_its_base.base, request.model_args, checkpoint=request.checkpoint)
+    if request.puts_out_features:
+        network = with_features(network)
     _refuse_method(on_its_base, network)
     _check_base(on_its_base, progress)
     return GrowingTable(network, request, request.run_target, progress)
@@ -106,8 +109,11 @@ def _check_base(request: MeetRequest, progress: Progress) -> None:
         return
     assert request.base is not None
     network = open_network(request.base, **request.opening(), progress=progress)
-    task = open_task_for(network, request, progress)
-    check_opened(open_for(network, request, request.head, task, progress), request, progress)
+    if request.puts_out_features:
+        open_features(network, request, progress)
+    else:
+        task = open_task_for(network, request, progress)
+        check_opened(open_for(network, request, request.head, task, progress), request, progress)
     close_compute()
 
 

@@ -121,7 +121,7 @@ def test_a_base_without_a_classifier_is_exported_evaluated_and_measured_by_its_f
     made = edgevit_main(
         "base", "vit_tiny_patch16_224", *given, "--checkpoint", tmp_path / "backbone.safetensors", "--out", out
     )
-    assert made.code == 0 and "vit_tiny_patch16_224, no classifier; " in made.out, made.err
+    assert made.code == 0 and "vit_tiny_patch16_224, 64 features; " in made.out, made.err
     assert "its outputs are 64 features" in edgevit_main("show", out).out
     exported = edgevit_main("export", out, *some)
     assert exported.code == 0 and "error of features" in " ".join(exported.out.split()), exported.out

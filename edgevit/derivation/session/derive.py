@@ -9,19 +9,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgevit.data.task import Task, open_unlabelled_task, without
+from edgevit.data.task import Task, without
 from edgevit.data.unseen import without_images
 from edgevit.derivation.allocate.budget import Budget, make_budget
 from edgevit.derivation.allocate.cost_table import load_cost_table
 from edgevit.derivation.allocate.policy import Policy, make_policy
 from edgevit.derivation.compatibility import refuse_base, refuse_silent, refuse_untaught
+from edgevit.derivation.estimate import estimate
 from edgevit.derivation.feasibility import Target
 from edgevit.derivation.method import Method, find_method
 from edgevit.derivation.problem import Problem
 from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.session.baselines import NO_IMAGES, evaluate_base, evaluate_derived
 from edgevit.derivation.session.card import model_card
-from edgevit.derivation.session.features import features_model, measure_similarity
+from edgevit.derivation.session.features import measure_similarity
 from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.opening import (
     known_classes,
@@ -125,8 +126,7 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
         method.check_base(base, config, request)
     rejection = None
     if request.puts_out_features:
-        base = features_model(base)
-        opened = open_features(base, request, _open_pictures(base, request, progress), progress)
+        opened = open_features(base, request, progress)
         training = replace(training, teacher_weight=1.0)  # there are no labels
     else:
         task, rejection = _open_images(base, request, progress)
@@ -165,22 +165,6 @@ def _base_steps(request: DeriveRequest, steps: int | None, images: int) -> int |
     return request.training.steps or usual_steps(images, request.training.batch_size)
 
 
-def _open_pictures(base: Model, request: DeriveRequest, progress: Progress) -> Task:
-    """Open images without labels."""
-    assert request.data is not None, "else the method would slice a super-network, which has a head"
-    return open_unlabelled_task(
-        request.data,
-        preprocessing=base.preprocessing,
-        outputs=base.spec.outputs,
-        validation_fraction=request.validation_fraction,
-        seed=request.training.seed,
-        group_by=request.group_by,
-        skip_bad_images=request.skip_bad_images,
-        unlabelled=request.unlabelled,
-        progress=progress,
-    )
-
-
 def _open_images(
     base: Model | Headless, request: DeriveRequest, progress: Progress
 ) -> tuple[Task, RejectionImages | None]:
@@ -202,6 +186,10 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
     has_labels, similarity = task.has_images and bool(task.classes), None
     torch.manual_seed(problem.training.seed)
     with resumable(problem.folder, is_main=problem.compute.is_main):
+        if request.puts_out_features:
+            problem.progress.note(
+                f"this derivation takes {estimate(problem, resolved.config, finetune_base=False).text()}"
+            )
         baselines, checked = evaluate_base(resolved, problem) if has_labels else (None, None)
         is_trained = baselines is not None and baselines.base_finetuned is not None
         start, start_record = start_from(request.derive_from, problem, is_trained=is_trained)

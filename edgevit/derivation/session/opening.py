@@ -14,13 +14,13 @@ from edgevit.data.assumptions import Assumptions, assumptions
 from edgevit.data.classes import imagenet_names, listed, resolve
 from edgevit.data.sources import Reference
 from edgevit.data.splitting import Splitting
-from edgevit.data.task import Task
+from edgevit.data.task import Task, open_unlabelled_task
 from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.cache import Cache, derivations_folder
 from edgevit.derivation.problem import Problem, Stopwatch
 from edgevit.derivation.request import BaseRequest, DeriveRequest, Deriving, SupernetRequest
-from edgevit.derivation.session.features import units_sha256, with_units
+from edgevit.derivation.session.features import features_model, units_sha256, with_units
 from edgevit.derivation.solve.head import with_fitted_head
 from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError, UnknownNameError
 from edgevit.network.checkpoint import Headless, Model, save, tensors_sha256
@@ -113,12 +113,25 @@ def open_for(
     return Opened(str(request.base), model, fitted, task, assumed, passes, cache, head, network)
 
 
-def open_features(base: Model, request: Deriving, task: Task, progress: Progress) -> Opened:
-    """Open a base that puts out features (`features_model`) with images that have no labels.
+def open_features(base: Model | Headless, request: Deriving, progress: Progress) -> Opened:
+    """Open a base, which is to put out features, and images without labels.
 
     Raises:
-        DataError: its features are not finite, or all images have the same.
+        DataError: there are no images or too few, or the features are not finite, or the same for all images.
     """
+    base = features_model(base)
+    assert request.data is not None, "else the method would slice a super-network, which has a head"
+    task = open_unlabelled_task(
+        request.data,
+        preprocessing=base.preprocessing,
+        outputs=base.spec.outputs,
+        validation_fraction=request.validation_fraction,
+        seed=request.training.seed,
+        group_by=request.group_by,
+        skip_bad_images=request.skip_bad_images,
+        unlabelled=request.unlabelled,
+        progress=progress,
+    )
     passes = open_passes(request.training, progress)
     cache = _cache(request, task, passes)
     assumed = _assumed(base, request, task, progress)
