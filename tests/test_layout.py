@@ -37,7 +37,7 @@ FUNCTIONS_BY_PROTOCOL = {
     "every method (edgevit/derivation/method.py)": {
         "derive", "default_steps", "search_space", "check_options"
     },
-    "every source of images": {"class_names", "matches", "open_pictures", "open_source"},
+    "every source of images": {"class_names", "matches", "open_images", "open_pictures", "open_source"},
     "every runner of the agent": {"open_runner", "open_profiler"},
     "every meter of the agent": {"why_not"},
     "every family (`Family`), and other code for a network": {"answers", "blocks", "build"},

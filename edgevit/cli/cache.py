@@ -21,14 +21,14 @@ def main(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all entries.", rich_help_panel="Cache")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Show or clear the cached statistics, measured costs, and data given from Python on this machine."""
+    """Show or clear cached statistics, measured costs, unpacked data, and data given from Python on this machine."""
     from edgevit.derivation import cache
     from edgevit.latency import store
 
     console = Console(json=json)
     folder, costs = cache.derivations_folder(), store.costs_folder()
     entries = [*cache.clear(folder), *store.clear(costs)] if clear else [*cache.entries(folder), *store.entries(costs)]
-    entries += cache.from_python(clear=clear)
+    entries += cache.folders(clear=clear)
     total = sum(entry.bytes for entry in entries)
     if entries and not clear:
         console.show(entries_table(entries) if all else bases_table(entries))

@@ -14,7 +14,8 @@ from edgevit.request import DATA, Option
 
 DATA_KINDS = (
     "Images: a folder of class folders, optionally in train/, val/ and test/ (without test/, val/ is the test part); "
-    "a table of file names and labels (.csv); a CIFAR folder; a folder of IDX files such as MNIST; or the name digits."
+    "an archive of such (.zip, .tar, .tar.gz, ...); Parquet files as Hugging Face has them; a table of file names and "
+    "labels (.csv); a CIFAR folder; a folder of IDX files such as MNIST; or the name digits."
 )
 _IMAGES = Option(DATA_KINDS, DATA, metavar="FOLDER", common=True)
 Data = Annotated[str | Path, _IMAGES]

@@ -38,6 +38,7 @@ SCHEMA = "11"  # of the entries
 MADE_BY = f"edgevit {edgevit.__version__} with torch {torch.__version__}, schema {SCHEMA}"
 KILLED_S = 3600.0  # no entry is written for so long
 LIMIT_BYTES = 20 * 10**9
+FROM_PYTHON = "given from Python"  # in place of a base
 STREAMS = "streams"  # the largest entries, and the quickest to compute again: they may use half of the limit
 
 Tensors = dict[str, Tensor]
@@ -103,15 +104,15 @@ def clear(folder: Path) -> list[CacheEntry]:
     return removed
 
 
-def from_python(*, clear: bool = False) -> list[CacheEntry]:
-    """List the folders of modules and images that were given from Python, and remove them if asked."""
+def folders(*, clear: bool = False) -> list[CacheEntry]:
+    """List the folders of modules and images given from Python, and of unpacked data; remove them if asked."""
     listing = []
-    for part in ("modules", "images"):
+    for part, base in (("modules", FROM_PYTHON), ("images", FROM_PYTHON), ("unpacked", "unpacked data")):
         for folder in sorted(path for path in cache_folder(part).glob("[!.]*") if path.is_dir()):
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-            listing.append(CacheEntry(folder, part, "given from Python", "", size, folder.stat().st_mtime))
-            if clear:
-                shutil.rmtree(folder, ignore_errors=True)
+            listing.append(CacheEntry(folder, part, base, "", size, folder.stat().st_mtime))
+        if clear:
+            shutil.rmtree(cache_folder(part), ignore_errors=True)
     return listing
 
 

@@ -38,14 +38,17 @@ def test_entries_are_shown_with_what_they_were_made_for_and_cleared(cache: Cache
     assert json.loads(edgevit_main("cache", "--json").out)["entries"] == []
 
 
-def test_modules_and_images_given_from_python_are_shown_and_cleared(cache: Cache, edgevit_main: Any) -> None:
-    for part, name in (("modules", "model.safetensors"), ("images", "0/a.png")):
+def test_modules_images_and_unpacked_data_are_shown_and_cleared(cache: Cache, edgevit_main: Any) -> None:
+    for part, name in (("modules", "model.safetensors"), ("images", "0/a.png"), ("unpacked", "0/a.png")):
         file = derivations_folder().parent / part / "0123" / name
         file.parent.mkdir(parents=True)
         file.write_bytes(b"0" * 500)
     assert {(e["what"], e["bytes"]) for e in json.loads(edgevit_main("cache", "--json").out)["entries"]} == {
-        ("modules", 500), ("images", 500),
+        ("modules", 500), ("images", 500), ("unpacked", 500),
     }  # fmt: skip
-    assert "given from Python" in edgevit_main("cache").out
-    assert "removed 2 entries" in edgevit_main("cache", "--clear").out
+    (derivations_folder().parent / "unpacked" / ".0123").write_text("the hash of a file")
+    shown = edgevit_main("cache").out
+    assert "given from Python" in shown and "unpacked data" in shown
+    assert "removed 3 entries" in edgevit_main("cache", "--clear").out
     assert json.loads(edgevit_main("cache", "--json").out)["entries"] == []
+    assert not (derivations_folder().parent / "unpacked").exists()

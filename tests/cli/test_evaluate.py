@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 from small_base import NAME, TYPED
 from small_models import write_derived
+
+from edgevit.data.sources import open_source
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 DATA = ["--data", "digits", "--classes", "3,5,8"]
@@ -34,6 +37,24 @@ def test_evaluate_says_what_it_assumes_and_warns(
     assert "preprocessing: std 0.5, given; crop_pct 0.9, interpolation bicubic, mean 0.5, assumed" in right.err
     wrong = edgevit_main(*asked, "--base-classes", reversed_names, "-q")
     assert wrong.code == 0 and f"warning: {NAME} is right on " in wrong.err and "--base-classes" in wrong.err
+
+
+def test_an_archive_is_evaluated_as_its_folder_or_refused_in_one_line(
+    edgevit_main: Any, digits_checkpoint: Path, tmp_path: Path
+) -> None:
+    digits = open_source("digits")
+    for name in digits.class_names:
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for reference in digits.references("train", name)[:8]:
+            digits.read(reference).save(tmp_path / "photos" / name / f"{reference}.png")
+    archive = Path(shutil.make_archive(str(tmp_path / "photos"), "tar", tmp_path, "photos"))
+    asked = ["evaluate", *TYPED, "--checkpoint", digits_checkpoint, "--classes", "3,5,8", "--json"]
+    folder, packed = (edgevit_main(*asked, "--data", data) for data in (tmp_path / "photos", archive))
+    assert packed.code == 0, packed.err
+    assert {**json.loads(packed.out), "data": ""} == {**json.loads(folder.out), "data": ""}
+    assert edgevit_main(*asked, "--data", archive, "--classes", "nine").error.startswith("error: no class 'nine'")
+    archive.write_bytes(archive.read_bytes()[:5000])
+    assert "photos.tar: " in (error := edgevit_main(*asked, "--data", archive).error) and "if it is cut off" in error
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgevit.data.sources import FROM_PARQUET, class_names, open_source, open_unlabelled
+from edgevit.data.sources import class_names, open_source, open_unlabelled
 from edgevit.errors import DataError
 
 
@@ -46,28 +46,3 @@ def test_folders_may_be_links_and_what_is_hidden_is_no_image(tmp_path: Path, ima
     folders = [Path(str(r)).parent.name for r in open_source(tmp_path / "some").references("train", "pets")]
     assert folders == ["cat", "cat", "dog"]
     assert len(open_unlabelled(tmp_path / "some")[1]) == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("a b.zip", r"is packed; `unzip '.*/a b.zip' -d photos` unpacks it: give --data photos$"),
-        ("a.tar.gz", r"is packed; `mkdir -p photos && tar -xf .*/a.tar.gz -C photos` unpacks it: give --data photos$"),
-        (
-            "train-0.parquet",
-            r"is packed; with pyarrow installed, `python -c 'import .*' .*/train-0.parquet photos` unpacks",
-        ),
-    ],
-)
-def test_what_is_packed_says_how_it_is_unpacked(tmp_path: Path, name: str, said: str) -> None:
-    (tmp_path / name).touch()
-    with pytest.raises(DataError, match=said):
-        class_names(tmp_path / name)
-    compile(FROM_PARQUET, "", "exec")
-
-
-def test_a_folder_of_parquet_names_a_file_of_it(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train-0.parquet").touch()
-    with pytest.raises(DataError, match=r"holds Parquet files; --data .*/train-0.parquet says how"):
-        class_names(tmp_path / "data")

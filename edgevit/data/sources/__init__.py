@@ -12,13 +12,13 @@ Sources are tried in the order of their names; `folder` matches any directory an
 from __future__ import annotations
 
 import pkgutil
-import shlex
 from collections.abc import Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from edgevit.data.archives import SUFFIXES
 from edgevit.errors import DataError
 from edgevit.records.reading import AS_STORED, Reading
 
@@ -65,39 +65,12 @@ def _matching(text: str) -> ModuleType | None:
 def _kind(text: str) -> ModuleType:
     if module := _matching(text):
         return module
-    path = Path(text)
-    if path.exists() and (way := _way_to_unpack(path)):
-        raise DataError(f"data {text} is packed; {way}")
-    fault = "is not a folder" if path.exists() else "does not exist"
+    fault = "is not a folder" if Path(text).exists() else "does not exist"
     raise DataError(
-        f"data {text} {fault}; expected a folder of class folders (or train/ and val/ of them), a table of labels "
-        f"(.csv), a CIFAR folder as torchvision lays it out, IDX files as MNIST has them, or the name digits"
+        f"data {text} {fault}; expected a folder of class folders (or train/ and val/ of them), an archive of such "
+        f"({', '.join(SUFFIXES)}), Parquet files, a table of labels (.csv), a CIFAR folder as torchvision lays it out, "
+        "IDX files as MNIST has them, or the name digits"
     )
-
-
-def _way_to_unpack(path: Path) -> str | None:
-    """Say how to unpack an archive or Parquet file into class folders; None: it is neither."""
-    file, suffix = shlex.quote(str(path)), path.suffix.lower()
-    if suffix == ".zip":
-        return f"`unzip {file} -d photos` unpacks it: give --data photos"
-    if suffix in (".tar", ".tgz") or ".tar." in path.name.lower():
-        return f"`mkdir -p photos && tar -xf {file} -C photos` unpacks it: give --data photos"
-    if suffix == ".parquet":
-        code = shlex.quote(FROM_PARQUET)
-        return f"with pyarrow installed, `python -c {code} {file} photos` unpacks it: give --data photos"
-    return None
-
-
-# Writes the images of a Parquet file, in the format of Hugging Face's data sets, into a folder for each class.
-FROM_PARQUET = (
-    "import json, pathlib, sys, pyarrow.parquet as q; t = q.ParquetFile(sys.argv[1]); "
-    "m = t.schema_arrow.metadata or {}; "
-    'n = json.loads(m.get(b"huggingface", "{}")).get("info", {}).get("features", {}).get("label", {}).get("names"); '
-    "s = pathlib.Path(sys.argv[1]).stem; "
-    '[((d := pathlib.Path(sys.argv[2], n[r["label"]] if n else str(r["label"]))).mkdir(parents=True, exist_ok=True), '
-    '(d / f"{s}-{b}-{i}.png").write_bytes(r["image"]["bytes"])) for b, u in enumerate(t.iter_batches(256)) '
-    "for i, r in enumerate(u.to_pylist())]"
-)
 
 
 def class_names(data: str | Path) -> Sequence[str]:
@@ -133,14 +106,24 @@ def refuse_missing_unlabelled(data: str | Path) -> ModuleType:
     return kind
 
 
+def open_images(data: str | Path) -> ImageSource:
+    """Open images that need not be sorted by class: those in a folder, at any depth, or another source.
+
+    Raises:
+        DataError: there is no data.
+    """
+    kind = refuse_missing_unlabelled(data)
+    source: ImageSource = getattr(kind, "open_images", kind.open_source)(str(data))
+    return source
+
+
 def open_unlabelled(data: str | Path) -> tuple[ImageSource, list[Reference]]:
-    """Open unlabelled images: those in a folder, at any depth, or the training part of another source.
+    """Open unlabelled images: those of `open_images`, of the training part.
 
     Raises:
         DataError: there is no data, or it has no images.
     """
-    kind = refuse_missing_unlabelled(data)
-    source: ImageSource = getattr(kind, "open_images", kind.open_source)(str(data))
+    source = open_images(data)
     references = [r for name in source.class_names for r in source.references("train", name)]
     if not references:
         raise DataError(f"{data} holds no images; give a folder that has some, at any depth")

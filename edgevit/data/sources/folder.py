@@ -35,7 +35,7 @@ _LITTER = frozenset({
     "lost+found", "__pycache__",
 })  # fmt: skip
 # Extensions of annotations and lists, which many data sets have beside images.
-_ANNOTATIONS = frozenset({
+ANNOTATIONS = frozenset({
     ".txt", ".xml", ".json", ".jsonl", ".csv", ".tsv", ".yaml", ".yml", ".toml", ".ini", ".md", ".html", ".log",
 })  # fmt: skip
 
@@ -44,7 +44,7 @@ def is_litter(name: str) -> bool:
     return name.startswith(".") or name.lower() in _LITTER
 
 
-def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+def list_entries(folder: str | Path) -> list[os.DirEntry[str]]:
     """List a folder by name, without litter.
 
     Raises:
@@ -61,7 +61,7 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
         ) from error
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:  # a link to itself, which is reported when it is read as an image
@@ -75,9 +75,9 @@ def _class_folders(folder: Path) -> dict[str, Path]:
         DataError: a name is not UTF-8, a folder is a broken link, or two names are equal in two Unicode forms.
     """
     folders: dict[str, Path] = {}
-    for entry in _entries(folder):
+    for entry in list_entries(folder):
         path, name = folder / entry.name, composed(entry.name)
-        if not _is_folder(entry):
+        if not is_folder(entry):
             if not path.exists():
                 raise DataError(f"{path} is a link to nothing, and may be a class; repair or remove it")
             continue
@@ -161,16 +161,16 @@ class Images:
         pending, listed = [str(folder)], set[tuple[int, int]]()
         while pending:  # no recursion: folders may be deeper than Python's stack
             current = pending.pop()
-            entries, status = _entries(current), os.stat(current)
+            entries, status = list_entries(current), os.stat(current)
             if (identity := (status.st_dev, status.st_ino)) in listed:
                 continue
             listed.add(identity)
             for entry in entries:
                 if entry.is_symlink():
                     self._refuse_shared(entry.path, name)
-                if _is_folder(entry):
+                if is_folder(entry):
                     pending.append(entry.path)
-                elif os.path.splitext(entry.name)[1].lower() in _ANNOTATIONS:
+                elif os.path.splitext(entry.name)[1].lower() in ANNOTATIONS:
                     self.annotations.add(entry.path)
                 else:  # a file that is not an image is an error when it is read
                     files.append(entry.path)
@@ -201,8 +201,6 @@ class Folder(Images):
         self.parts = {part: _class_folders(path) for part, path in self.folders.items()}
         self.class_names = tuple(self.parts["train"])
         if not self.class_names:
-            if packed := next(root.rglob("*.parquet"), None):
-                raise DataError(f"{root} holds Parquet files; --data {packed} says how each is unpacked")
             raise DataError(f"{root} holds no class folders; expected one folder of images per class")
 
     def untrained(self) -> list[Path]:

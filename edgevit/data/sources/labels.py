@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from edgevit.data.parquet import LABEL_COLUMNS
 from edgevit.data.sources import Part, Reference
 from edgevit.data.sources.folder import NAMES, Images
 from edgevit.errors import DataError
@@ -20,11 +21,11 @@ from edgevit.records.class_names import class_name as composed
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _COLUMNS = {  # usual names of each column, in lower case
     "file": ("file_name", "filename", "file", "image", "image_path", "filepath", "path", "img"),
-    "class": ("label", "class", "class_name", "category", "labels", "target"),
+    "class": LABEL_COLUMNS,
     "part": ("split", "part", "subset", "set"),
 }
 _LIMIT_BYTES = 1 << 30
-_PART_OF: Mapping[str, Part] = {
+PART_OF: Mapping[str, Part] = {
     **{word: part for part, words in NAMES.items() for word in words}, "training": "train", "testing": "test",
     "dev": "validation",
 }  # fmt: skip
@@ -77,7 +78,7 @@ def _read(table: Path, changed_ns: int) -> Rows:
                 if len(row) < len(header) or not row[file_at].strip() or not row[class_at].strip():
                     raise DataError(f"{location} lacks a file or a class; complete or remove it")
                 word = "train" if part_at is None else row[part_at].strip().lower()
-                if (part := _PART_OF.get(word)) is None:
+                if (part := PART_OF.get(word)) is None:
                     raise DataError(f"{location} has the part {word!r}; expected train, val or test")
                 image = str(table.parent / row[file_at].strip())
                 place = part, composed(row[class_at].strip())
@@ -90,9 +91,9 @@ def _read(table: Path, changed_ns: int) -> Rows:
 
 
 class Labels(Images):
-    """The images that a table lists."""
+    """The images that a table lists, and its classes: by name, or in the order in which it has them."""
 
-    def __init__(self, table: Path) -> None:
+    def __init__(self, table: Path, *, sort: bool = True) -> None:
         super().__init__(table.parent)
         rows = dict(_read(table, table.stat().st_mtime_ns))
         if "validation" in rows and "test" not in rows:
@@ -100,7 +101,7 @@ class Labels(Images):
         if "train" not in rows or (len(rows) > 1 and "test" not in rows):
             raise DataError(f"{table} has no {'training' if 'train' not in rows else 'test'} images; add some")
         self._rows = {part: rows[part] for part in NAMES if part in rows}
-        self.class_names = tuple(sorted(self._rows["train"]))
+        self.class_names = tuple(sorted(self._rows["train"]) if sort else self._rows["train"])
         self.parts = {part: dict.fromkeys(classes, table.parent) for part, classes in self._rows.items()}
 
     def references(self, part: Part, class_name: str) -> list[Reference]:
