@@ -69,8 +69,10 @@ def start(send: Send, root: str, job: str, method: str, args: dict[str, Any], ow
         return {"state": state, "message": message, "owner": _owner(job)}
 
 
-def follow(send: Send, root: str, job: str) -> dict[str, Any]:
+def follow(send: Send, root: str, job: str, attached: bool = False) -> dict[str, Any]:
     """Tell a job's progress from its beginning until its outcome is there; return that.
+
+    With `attached` the job is cancelled when its last follower's host is gone.
 
     It is `result` or `error` (what an agent would have answered), `started` and `collected_late`: it was finished
     before anybody followed.
@@ -82,6 +84,10 @@ def follow(send: Send, root: str, job: str) -> dict[str, Any]:
             return {**_stream(send, job, progress), "collected_late": late}
     except FileNotFoundError:
         raise RunnerError(NO_JOB) from None
+    except BrokenPipeError:  # the host was killed
+        if attached and not _is_followed(job):
+            cancel(send, root, job=job)
+        raise
 
 
 def _stream(send: Send, job: str, progress: IO[bytes]) -> dict[str, Any]:

@@ -167,10 +167,10 @@ class Board:
     ) -> Any:
         """Run a method as a job and return `keep(read(result))`.
 
-        A job of the same method and arguments that runs or has finished is collected instead. A job outlives the
-        connection, this process and Ctrl-C. The board keeps its result until `keep` has returned: if `keep` fails, or
-        this process is killed, the next call collects the result again. A result for which `read` raises AgentError is
-        deleted. `name` is shown with the job's progress.
+        A job of the same method and arguments that runs or has finished is collected instead. A job on a board outlives
+        the connection, this process and Ctrl-C; one on this machine ends with this process. The board keeps its result
+        until `keep` has returned: if `keep` fails, or this process is killed, the next call collects the result again.
+        A result for which `read` raises AgentError is deleted. `name` is shown with the job's progress.
 
         Raises:
             AgentError: the job failed or died, or its result is wrong; the next call starts it anew.
@@ -222,7 +222,7 @@ class Board:
             show(progress)
 
         try:
-            return agent.call("follow", on_progress, job=job)
+            return agent.call("follow", on_progress, job=job, attached=self.host == THIS_MACHINE)
         except AgentError as error:
             if agent.idle:  # it lives, so this is its answer
                 raise

@@ -63,7 +63,7 @@ def start(agent, args=REQUEST, job="a", method="measure"):
     return agent.call("start", job=job, method=method, args=args, owner="anna@desk")
 
 
-def working(agent, job="a"):
+def working(agent, job="a", **options):
     """Follow until the job measures; the agent is left in the middle of its answer."""
 
     class Working(Exception):
@@ -74,7 +74,7 @@ def working(agent, job="a"):
             raise Working
 
     with pytest.raises(Working):
-        agent.call("follow", on_progress, job=job)
+        agent.call("follow", on_progress, job=job, **options)
 
 
 def wait_until(condition, seconds=10):
@@ -232,6 +232,28 @@ def test_a_job_that_does_not_end_when_asked_is_killed(careful, monkeypatch):
     with Agent() as agent:
         assert agent.call("cancel") == {"cancelled": ["a"], "others": []}
         assert agent.call("jobs") == {"jobs": []}
+
+
+def test_a_job_here_ends_with_the_last_host_that_follows_it_even_if_it_hangs(folder, monkeypatch):
+    jobs = shutil.copytree(client.AGENT_DIR, folder.parents[1] / "sources") / "jobs.py"
+    quick = jobs.read_text().replace("GENTLY_S = 20.0", "GENTLY_S = 0.3").replace("REPEAT_S = 5.0", "REPEAT_S = 0.1")
+    jobs.write_text(quick)
+    monkeypatch.setattr(client, "AGENT_DIR", jobs.parent)
+    with Agent() as agent, Agent() as other:
+        start(agent, LONG)
+        pid = int((folder / "a" / "pid").read_text())
+        working(agent, attached=True)
+        working(other, attached=True)
+        os.kill(pid, signal.SIGSTOP)  # it hangs
+        agent._process.stdout.close()  # as when the host is killed
+        agent._process.wait(10)
+        assert (folder / "a").is_dir(), "another host follows it"
+        other._process.stdout.close()
+        other._process.wait(10)
+    command = Path(f"/proc/{pid}/cmdline")
+    assert not (folder / "a").exists() and not (command.exists() and command.read_bytes()), "of a zombie it is empty"
+    with Agent() as agent:
+        assert start(agent, job="b")["state"] == "new" and agent.call("follow", job="b")["result"], "the lock is free"
 
 
 def test_two_who_start_the_same_job_share_one(folder):
