@@ -117,7 +117,8 @@ def _run() -> int:
         if (error.name or "").partition(".")[0] == "edgevit":
             raise  # a mistake of ours
         reason = shortened(str(error).partition("\n")[0], LONGEST_REASON)
-        say(f"error: cannot import {error.name or 'a library'}: {reason}; {MORE_MEMORY}, or install edgevit again")
+        because = f": {reason}" if reason else ""
+        say(f"error: cannot import {error.name or 'a library'}{because}; {MORE_MEMORY}, or install edgevit again")
         return 1
     except MemoryError as error:
         reason = shortened(str(error).partition("\n")[0], LONGEST_REASON)

@@ -101,6 +101,7 @@ def test_a_working_folder_that_was_removed_is_one_line(edgevit_main: Any, tmp_pa
     ("failure", "said"),
     [
         (ImportError("libtorch_cpu.so: failed to map segment", name="torch"), "cannot import torch: libtorch_cpu.so:"),
+        (ImportError(), "cannot import a library; make more memory available"),  # of torch in 3 GB of addresses
         (MemoryError(), "out of memory; make more memory available"),
         (OptionError("x" * 10**6), "xxx...xxx"),
     ],
