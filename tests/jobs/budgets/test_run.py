@@ -123,6 +123,12 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Computed:
     return Computed(monkeypatch)
 
 
+def test_a_backbone_meets_a_budget_by_its_features(asked: dict[str, Any], computed: Computed, tmp_path: Path) -> None:
+    (made,) = edgevit.meet(NAME, ms=6.0, output="features", out=tmp_path / "t", **{**asked, "classes": None})
+    assert made.model.spec.output_kind == "features" and made.record.met is not None and made.record.met.keeps
+    assert made.record.similarity is not None and made.record.data is not None and made.record.data.classes == ()
+
+
 def test_a_model_is_derived_measured_and_verified_through_onnx_runtime(
     asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
