@@ -89,7 +89,7 @@ class AccuracyTask:
     @property
     def title(self) -> str:
         if not self.classes:
-            return "unknown classes"
+            return "no named classes"
         more = f", and {len(self.classes) - NAMED} more" if len(self.classes) > NAMED else ""
         return f"{len(self.classes)} classes: {', '.join(self.classes[:NAMED])}{more}"
 

@@ -130,6 +130,11 @@ class Panel:
         return not self.is_of_bases and any(entry.top1 is not None or entry.runs for entry in self.models)
 
     @property
+    def is_of_features(self) -> bool:
+        """Whether its models put out features, which have no accuracy."""
+        return any(entry.cosine is not None for entry in self.entries)
+
+    @property
     def baselines(self) -> list[Entry]:
         return [entry for entry in self.entries if entry.is_baseline]
 
@@ -401,7 +406,8 @@ def _entries(models: Sequence[GatheredModel], place: LatencyPlace | None) -> Ite
     document = next(m.document for m in derived if m.document is not None)
     baselines: list[Entry] = []
     reference: list[Run] = []
-    for kind, title in BASELINES.items():
+    kinds: dict[Kind, str] = {"full head": "base"} if document.output_kind == "features" else BASELINES
+    for kind, title in kinds.items():
         folders = [base for base in bases if base.document is not None and HEADS.get(kind) == base.document.head]
         folders.sort(key=lambda base: -len(_runs_of(base, place)))  # each sweep has a folder of its base
         judged = _judged_baseline(kin, kind)
@@ -475,6 +481,7 @@ def _of_model(
         embed=document.embed if document is not None else None,
         file_bytes=_bytes(model, place),
         hint=None if derivation is None else hint_in(derivation),
+        cosine=derivation.similarity.cosine if derivation and derivation.similarity else None,
         **_accuracy(model, None),  # type: ignore[arg-type]
     )
     by_file: dict[str, list[Run]] = {}

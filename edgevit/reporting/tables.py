@@ -76,6 +76,7 @@ def _field(name: str) -> Callable[[Entry], Any]:
 COLUMNS = (
     Column("model", lambda e: e.title, lambda e: e.title),
     Column("top-1", _field("top1"), lambda e: _top1(e)[0], lambda e: _top1(e)[1]),
+    Column("cosine", _field("cosine"), lambda e: "-" if e.cosine is None else f"{e.cosine:.4f}"),
     Column("p50 ms", _field("p50_ms"), _digits("p50_ms"), _latency_more),
     Column("of the base's", _field("ratio"), _digits("ratio"), lambda e: _between(e.ratio_low, e.ratio_high)),
     Column("p99 ms", _field("p99_ms"), _digits("p99_ms")),
@@ -111,6 +112,8 @@ def heading(panel: Panel) -> str:
         return f"Take {chosen.title}" if panel.goal is not None else f"{chosen.title} is the {panel.axes[0].best}"
     if any(entry.top1 is not None for entry in panel.models):
         return none_reaching(panel)
+    if panel.is_of_features:
+        return "Smaller backbones, and how like their base's the features are"
     return "How accurate these models are is not known"
 
 
@@ -171,6 +174,11 @@ def _recommendation(panel: Panel) -> str:
     base = reference_text(panel)
     if chosen is None:
         best = max((e for e in panel.models if e.top1 is not None), key=panel.merit, default=None)
+        if best is None and panel.is_of_features:
+            return (
+                "Features have no accuracy: `edgevit evaluate MODEL --data IMAGES --probe knn,linear` tells what they "
+                "are worth on labelled images."
+            )
         if best is None:
             return "Derive models with --data and --classes, so that they are judged on test images."
         of_base = None if panel.reference is None else panel.reference.on(panel.part)

@@ -329,12 +329,14 @@ def _provenance(model: GatheredModel) -> list[tuple[str, str]]:
             parts = f"{counts.train} training, {counts.validation} validation and {counts.test} test images"
             rows += [("data", derivation.data.data), ("images", f"{parts}, seed {derivation.data.seed}")]
             rows.append(("hash of the images", derivation.data.images_sha256[:DIGITS]))
+        if derivation.similarity is not None:
+            rows.append(("features", derivation.similarity.format()))
         if derivation.met is not None:
             rows.append(("met by measuring", _met(derivation.met)))
         rows.append(("seconds", ", ".join(f"{name} {s:.3g}" for name, s in derivation.seconds.items())))
     if document is not None:
         rows += [
-            ("classes", ", ".join(document.class_names) or "not named"),
+            ("classes", ", ".join(document.class_names) or ("not named" if document.output_kind == "logits" else "")),
             ("weights", document.weights_sha256[:DIGITS]),
         ]
         rows.append(("base's weights", document.base.weights_sha256[:DIGITS]))

@@ -93,6 +93,13 @@ def test_the_record_has_the_images_and_no_accuracy(derived: Any) -> None:
     assert "cosine" in (derived.folder / "README.md").read_text()
 
 
+def test_a_report_shows_how_like_the_bases_the_features_are(derived: Any, tmp_path: Path) -> None:
+    edgevit.report([derived.folder], output=tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert "## Smaller backbones" in page and f"| {derived.record.similarity.cosine:.4f} |" in page
+    assert "--probe knn,linear" in page and "| base |" in page and "restricted" not in page
+
+
 def test_distillation_brings_the_features_nearer(digits_checkpoint: Path, photos: Path, tmp_path: Path) -> None:
     training = Training(device="cpu", steps=40, batch_size=32, lr=1e-3, evaluations=4)
     made = derive(digits_checkpoint, photos, tmp_path / "model", rate=0.8, training=training)
