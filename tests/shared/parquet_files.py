@@ -17,14 +17,14 @@ def png(grey: int) -> bytes:
     return stream.getvalue()
 
 
-def written(file: Path, names: Any = None, label: str = "label", **columns: Any) -> Path:
-    """Write a Parquet file, with class names as Hugging Face's metadata has them."""
+def written(file: Path, names: Any = None, named: str = "label", /, **columns: Any) -> Path:
+    """Write a Parquet file, with class names of the column `named` as Hugging Face's metadata has them."""
     arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from pyarrow import parquet
 
     table = arrow.table(columns)
     if names is not None:
-        features = {"image": {"_type": "Image"}, label: {"_type": "ClassLabel", "names": names}}
+        features = {"image": {"_type": "Image"}, named: {"_type": "ClassLabel", "names": names}}
         stated = json.dumps({"info": {"features": features}})
         table = table.replace_schema_metadata({b"huggingface": stated.encode()})
     file.parent.mkdir(parents=True, exist_ok=True)

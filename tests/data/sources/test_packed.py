@@ -175,10 +175,10 @@ def test_a_parquet_file_without_labels_has_pictures(tmp_path: Path) -> None:
 
 def test_parquet_files_in_a_folder_for_each_part_are_a_data_set(tmp_path: Path, image_folder: Any) -> None:
     for part in ("train", "test"):
-        written(tmp_path / "default" / part / "0000.parquet", image=records(1, 2), label=["cat", "dog"])
-    assert set(open_source(tmp_path).parts) == {"train", "test"}
-    image_folder(tmp_path / "default" / "cat", {"dog": 1})
-    assert tuple(class_names(tmp_path)) == ("default",), "a folder of other folders is none of Parquet files"
+        written(tmp_path / "set" / "default" / part / "0000.parquet", image=records(1, 2), label=["cat", "dog"])
+    assert set(open_source(tmp_path / "set").parts) == {"train", "test"}
+    image_folder(tmp_path / "set" / "default" / "cat", {"dog": 1})
+    assert tuple(class_names(tmp_path / "set")) == ("default",), "a folder of other folders is none of Parquet files"
 
 
 def test_a_parquet_file_among_images_makes_no_data_set_of_them(tmp_path: Path, image_folder: Any) -> None:
