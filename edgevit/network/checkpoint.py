@@ -88,6 +88,8 @@ class Model(Network):
             ModelError: a logit is not finite.
         """
         check_number("batch_size", batch_size, COUNT, "try 32")
+        if self.spec.output_kind == "features":
+            raise UnsupportedModelError("this model puts out features: call it on images that `transform` prepared")
         if not self.classes:
             raise UnsupportedModelError(
                 "this base has no class names; write it with `edgevit base ... --base-classes FILE`"

@@ -260,6 +260,8 @@ class ModelSpec:
             return fault
         if len(set(names)) < len(names) or len(set(self.class_columns)) < len(names):
             return "has a class twice"
+        if self.output is not None and (self.output != "features" or names):
+            return f"has the output {self.output!r} and {len(names)} classes"
         if self.head == "subset" and len(names) != outputs:
             return f"has {len(names)} classes and {outputs} outputs"
         if any(c.base_index >= self.base.outputs for c in self.classes):

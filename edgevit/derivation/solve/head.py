@@ -43,6 +43,11 @@ def open_task_for(
     data, classes = request.data, request.classes
     assert data is not None
     names: str | Path | Sequence[str] | None
+    if isinstance(base, Model) and base.spec.output_kind == "features":
+        raise OptionError(
+            f"{request.base} puts out features: derive from it with --output features, or from the base that it came "
+            "from for classes"
+        )
     if isinstance(base, Model):
         outputs, names = base.spec.outputs, request.base_classes or base.spec.output_names
         if names is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from small_base import ARGS, NAME, assert_same_weights, press_ctrl_c_in_step
 import edgevit
 from edgevit.data.task import UNLABELLED, open_task
 from edgevit.derivation.session.features import features_model, same_neighbours, with_units
-from edgevit.errors import DataError, Interrupted, OptionError
+from edgevit.errors import DataError, Interrupted, OptionError, UnsupportedModelError
 from edgevit.network.checkpoint import describe
+from edgevit.records.model import TargetClass
 from edgevit.train.settings import Training
 
 PREPROCESSING: dict[str, Any] = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
@@ -130,6 +132,15 @@ def test_a_derived_backbone_is_the_base_of_a_smaller_one(derived: Any, photos: P
     )  # fmt: skip
     assert smaller.model.spec.macs < 0.61 * derived.model.spec.macs
     assert smaller.record.similarity is not None and smaller.record.similarity.cosine > 0.8
+
+
+def test_features_are_no_classes(derived: Any, photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"puts out features: derive from it with --output features"):
+        edgevit.derive(derived.folder, data=photos, rate=0.4, out=tmp_path / "classes")
+    with pytest.raises(UnsupportedModelError, match="puts out features: call it on images"):
+        edgevit.load(derived.folder).predict([next(photos.rglob("*.png"))])
+    spec = replace(derived.model.spec, classes=(TargetClass("a", 0),))
+    assert spec.fault() == "has the output 'features' and 1 classes"
 
 
 def test_parts_that_the_data_has_are_kept_and_classes_are_not(
