@@ -7,6 +7,7 @@ Face has it; or a folder of Parquet files alone, `train-...`, `validation-...` a
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -14,7 +15,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from csv import writer
-from json import loads
 from pathlib import Path, PurePosixPath
 
 from edgevit.data import parquet, sources
@@ -167,7 +167,7 @@ def _pairs(folder: Path, data: str) -> list[Row]:
         if kind.lower() in ("cls", "json"):
             with reading_packed(path):
                 text = path.read_text("utf-8")
-                stated = loads(text) if kind.lower() == "json" else text.strip()
+                stated = json.loads(text) if kind.lower() == "json" else text.strip()
                 label = stated.get("label") if isinstance(stated, dict) else stated
                 if isinstance(label, (int, str)) and label != "":
                     labels[key] = int(label) if str(label).isdecimal() else label
