@@ -49,7 +49,7 @@ test: .venv/ready sshd
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
 pytest: .venv/ready
-	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile=quick -n 4 --dist worksteal  # one more than cores: they wait for programs
+	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile=quick -n 4 --dist worksteal  # more than cores: they wait for programs
 
 # Before a release: the slow tests too (docs/decisions/031-quick-and-slow-tests.md).
 test-all: lint sshd
