@@ -106,15 +106,20 @@ def refuse_missing_unlabelled(data: str | Path) -> ModuleType:
     return kind
 
 
+def _open_by(function: str, data: str | Path) -> ImageSource:
+    """Open data by a function of its kind, or by `open_source` where the kind has no such function."""
+    kind = refuse_missing_unlabelled(data)
+    source: ImageSource = getattr(kind, function, kind.open_source)(str(data))
+    return source
+
+
 def open_images(data: str | Path) -> ImageSource:
     """Open images that need not be sorted by class: those in a folder, at any depth, or another source.
 
     Raises:
         DataError: there is no data.
     """
-    kind = refuse_missing_unlabelled(data)
-    source: ImageSource = getattr(kind, "open_images", kind.open_source)(str(data))
-    return source
+    return _open_by("open_images", data)
 
 
 def open_unlabelled(data: str | Path) -> tuple[ImageSource, list[Reference]]:
@@ -136,6 +141,4 @@ def open_pictures(data: str | Path) -> ImageSource:
     Raises:
         DataError: there is no data.
     """
-    kind = refuse_missing_unlabelled(data)
-    source: ImageSource = getattr(kind, "open_pictures", kind.open_source)(str(data))
-    return source
+    return _open_by("open_pictures", data)
