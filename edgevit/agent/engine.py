@@ -92,7 +92,7 @@ class Settings:
     """What an engine is built from."""
 
     onnx: str
-    precision: str  # "fp16" or "fp32"
+    precision: str  # "int8", "fp16" or "fp32"
     batches: Sequence[int] | None
     fp32_layers: Sequence[str]
     workspace_bytes: int | None
@@ -300,8 +300,10 @@ def _set_precision(trt: Any, network: Any, config: Any, precision: str, fp32_lay
                 "send the fp16 file"
             )
         return
-    if precision != "fp16":
+    if precision == "fp32":
         return
+    if precision == "int8":
+        config.set_flag(trt.BuilderFlag.INT8)
     config.set_flag(trt.BuilderFlag.FP16)
     if not fp32_layers:
         return

@@ -53,9 +53,8 @@ def find_file(model: Path, precision: str | None, provider: str | None) -> Measu
             export is of another model.
     """
     if model.is_dir():
-        if precision is None:
-            precision = usual_precision(on_cpu=provider in (None, "cpu"))
         folder = ModelFolder(model)
+        precision = precision or folder.own_precision or usual_precision(on_cpu=provider in (None, "cpu"))
         path = _find_exported(folder, precision)
         record = folder.export_record() if folder.export.record_file.is_file() else None
         if record is None or path.name not in record.files:

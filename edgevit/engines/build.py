@@ -15,7 +15,7 @@ from edgevit.board.profiles import load_profile
 from edgevit.engines.builder import EngineBuilder, batches_of, mode_name, tidied
 from edgevit.engines.gate import LEAST_IMAGES, Sample, images_file, take_sample, unlabelled_sample
 from edgevit.engines.options import MOST_OUTPUTS
-from edgevit.engines.precision_levels import first_level, search_precision
+from edgevit.engines.precision_levels import PrecisionLevel, first_level, search_precision
 from edgevit.engines.request import ExportRequest
 from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.exporting.current import current_export
@@ -100,8 +100,8 @@ def _few_enough(judging: Judging | None, report: ExportRecord) -> Judging | None
 
 def _take_sample(exported: Exported, judging: Judging | None, path: Path, workers: int, progress: Progress) -> Sample:
     if judging is not None:
-        fp32 = exported.report.folder / onnx_name(FP32.name)
-        return take_sample(judging, fp32, path, progress, workers=workers)
+        reference = exported.report.folder / onnx_name(exported.report.reference)
+        return take_sample(judging, reference, path, progress, workers=workers)
     subject = exported.source.subject
     return unlabelled_sample(exported.images, subject.output, path)
 
@@ -142,10 +142,11 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
         with tidied(board, builder.leftovers):
             search = search_precision(
                 builder.attempt,
-                fp16=FP16.name in request.precisions,
+                fp16=FP16.name in request.precisions and report.reference == FP32.name,
                 norms=bool(source.norms),
                 blocks=len(source.blocks),
                 start=first_level(report.fp32_modules, source.blocks),
+                last=PrecisionLevel(report.reference),
                 most_probes=request.engine.most_probes,
                 note=progress.note,
             )

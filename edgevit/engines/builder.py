@@ -35,7 +35,7 @@ from edgevit.records.engine import (
 )
 from edgevit.records.export import ExportRecord
 from edgevit.records.names import onnx_name
-from edgevit.records.precisions import FP32, precision_of
+from edgevit.records.precisions import precision_of
 from edgevit.records.writing import file_sha256, writing
 from edgevit.version import written_by
 
@@ -203,14 +203,14 @@ class EngineBuilder:
         return written.path, written
 
     def _untyped_file(self) -> tuple[Path, WrittenVariant | None]:
-        """Return one fp32 file for all levels, for TensorRT that chooses types itself and has no newer operators."""
-        report = self.exported.report
+        """Return one file for all levels, for TensorRT that chooses types itself and has no newer operators."""
+        report, precision = self.exported.report, self.exported.report.reference
         opset = NATIVE_OPSET if self.facts.tensorrt.native_layer_norm else OLDEST_OPSET
         if report.opset <= opset:
-            return report.folder / onnx_name(FP32.name), None
+            return report.folder / onnx_name(precision), None
         if self.older is None:
             with self.progress.stage(f"write opset {opset}"):
-                self.older = self.exported.write(Variant(f"{FP32.name}.opset{opset}", FP32.name, opset), self.scratch)
+                self.older = self.exported.write(Variant(f"{precision}.opset{opset}", precision, opset), self.scratch)
         return self.older.path, self.older
 
     def _build(self, level: PrecisionLevel, onnx: Path, fp32_layers: list[str]) -> dict[str, Any]:

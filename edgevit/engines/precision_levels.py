@@ -63,7 +63,7 @@ class PrecisionLevel:
         return modules_in_fp32(norms, blocks, all_norms=self.norms, chosen=self.blocks)
 
 
-FIRST = PrecisionLevel(FP16.name)
+FIRST, LAST = PrecisionLevel(FP16.name), PrecisionLevel(FP32.name)
 
 
 def first_level(fp32_modules: Sequence[str], blocks: Sequence[str]) -> PrecisionLevel:
@@ -169,6 +169,7 @@ def search_precision(
     most_probes: int,
     note: Callable[[str], None],
     start: PrecisionLevel = FIRST,
+    last: PrecisionLevel = LAST,
 ) -> PrecisionSearch[J]:
     """Try one level after the other until an engine is correct; note the failure of each.
 
@@ -176,14 +177,13 @@ def search_precision(
     model has none, as it would equal fp16.
 
     Raises:
-        EngineError: even fp32 is wrong.
+        EngineError: even the last one is wrong.
     """
     attempts = _Attempts(attempt)
 
     def failed(level: PrecisionLevel, then: str) -> None:
         note(f"{level} {attempts.done[level].failure}; trying {then}")
 
-    full = PrecisionLevel(FP32.name)
     if fp16:
         first = PrecisionLevel(FP16.name, norms=norms, blocks=start.blocks)
         if start == FIRST:
@@ -196,7 +196,7 @@ def search_precision(
         others = [i for i in range(blocks) if i not in start.blocks]
         probes = min(most_probes, max(LEAST_PROBES, int(SEARCH_S / max(attempts.seconds, 1e-3))))
         each = f"up to {probes} builds of about {attempts.seconds / 60:.0f} min" if attempts.seconds >= 60 else ""
-        failed(first, f"single blocks in fp32{each and f', {each}'}" if others else str(full))
+        failed(first, f"single blocks in fp32{each and f', {each}'}" if others else str(last))
 
         def with_blocks(chosen: Sequence[int]) -> PrecisionLevel:
             return PrecisionLevel(FP16.name, norms=norms, blocks=tuple(sorted({*start.blocks, *chosen})))
@@ -210,9 +210,9 @@ def search_precision(
         if needed := smallest_set(others, passes, probes):
             return attempts.ended(with_blocks(needed))
         if others:
-            note(f"not even {with_blocks(others)} is right; trying fp32")
-    if attempts.passes(full):
-        return attempts.ended(full)
+            note(f"not even {with_blocks(others)} is right; trying {last}")
+    if attempts.passes(last):
+        return attempts.ended(last)
     raise EngineError(
-        f"no engine is right: {full} {attempts.done[full].failure}; TensorRT itself is wrong there: try another JetPack"
+        f"no engine is right: {last} {attempts.done[last].failure}; TensorRT itself is wrong there: try another JetPack"
     )

@@ -11,9 +11,10 @@ import onnx_ir as ir
 
 from edgevit.errors import CheckpointError
 from edgevit.exporting.graph import INPUT
-from edgevit.exporting.halving import FLOAT
-from edgevit.exporting.session import find_runtime, runtime_boundary, session_options
+from edgevit.exporting.halving import FLOAT, HALF
+from edgevit.exporting.session import DTYPES, find_runtime, runtime_boundary, session_options
 
+WEIGHTS = (FLOAT, HALF, ir.DataType.INT8)
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
 Shape = tuple[int, ...]
 
@@ -43,7 +44,7 @@ def _shapes(model: ir.Model, path: Path, images: Any, values: list[ir.Value | No
     content = ir.to_proto(model).SerializeToString()
     with runtime_boundary(path, CheckpointError):
         session = find_runtime().InferenceSession(content, session_options(), providers=["CPUExecutionProvider"])
-        shapes = session.run(None, {INPUT: images})
+        shapes = session.run(None, {INPUT: images.astype(DTYPES[session.get_inputs()[0].type])})
     yield from (tuple(map(int, shape)) for shape in shapes)
 
 
@@ -64,6 +65,7 @@ def _macs(node: ir.Node, first: Shape, second: Shape, out: Shape) -> int:
 
 
 def count_params(path: Path) -> int:
-    """The number of floating-point constants: the parameters, where constants are folded."""
-    return sum(value.const_value.size for value in ir.load(path).graph.initializers.values()
-               if value.dtype == FLOAT and value.const_value is not None)  # fmt: skip
+    """The number of constants in floating point or INT8: the parameters, where constants are folded."""
+    values = ir.load(path).graph.initializers.values()
+    return sum(value.const_value.size for value in values
+               if value.dtype in WEIGHTS and value.const_value is not None)  # fmt: skip

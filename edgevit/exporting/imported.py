@@ -111,7 +111,8 @@ class ImportedSource:
                 f"export the original model with that, such as by torch.onnx.export(..., opset_version={form.opset})"
             )
         model = ir.load(self.path)
-        convert(model.graph, form.precision, form.fp32_modules)
+        if form.precision != self.document.precision:
+            convert(model.graph, form.precision, form.fp32_modules)
         save_graph(model, path, metadata)
 
 

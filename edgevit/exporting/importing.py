@@ -29,6 +29,7 @@ from edgevit.exporting.images import Judging, Subject, open_judging
 from edgevit.exporting.reading import (
     Interface,
     check_nodes,
+    precision_in,
     read_file,
     read_interface,
     resolve_batch,
@@ -46,13 +47,14 @@ from edgevit.records.export import Batch
 from edgevit.records.imported import ImportedDocument
 from edgevit.records.model import TargetClass
 from edgevit.records.model_folder import ModelFolder
+from edgevit.records.precisions import FP32
 from edgevit.records.release import ReleaseFacts, read_release
 from edgevit.records.writing import file_sha256, new_folder
 from edgevit.version import written_by
 
 Target = TypeVar("Target", bound=FilesRequest)
 TOLERANCE = 1e-4  # relative L2 error of the imported file against the original
-HALF_TOLERANCE = 2e-2  # the same for an original in half precision
+ROUNDED_TOLERANCE = 2e-2  # the same for a file that rounds: ONNX Runtime may fuse its nodes in another order
 OUTPUT = Logits.noun
 WRITER = "edgevit_version"  # metadata key of files that edgevit wrote
 
@@ -226,10 +228,11 @@ def import_file(
     model = read_file(file)
     opset = check_nodes(file, model)
     select_output(file, model.graph, request.output_name)
-    tolerance = TOLERANCE
-    if widen(model):
-        tolerance = HALF_TOLERANCE
-        progress.note(f"{file} is in half precision: imported in fp32 with the same weights")
+    if widened := widen(model):
+        progress.note(f"{file} is in bfloat16: imported in fp32 with the same weights")
+    if (precision := precision_in(model)) != FP32.name:
+        progress.note(f"{file} is in {precision}: exported, judged and built as it is")
+    tolerance = ROUNDED_TOLERANCE if widened or precision != FP32.name else TOLERANCE
     interface = read_interface(file, model.graph)
     batch = resolve_batch(file, interface.batch, request.batch)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
@@ -248,6 +251,7 @@ def import_file(
         weights_sha256=file_sha256(folder.imported_onnx),
         batch=batch,
         opset=opset,
+        precision=precision,
         outputs=outputs,
         norms=structure.norms,
         blocks=structure.blocks,

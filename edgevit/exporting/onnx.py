@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import Tensor
 
@@ -43,7 +44,7 @@ from edgevit.records.export import (
 )
 from edgevit.records.model_folder import ExportFolder, ModelFolder
 from edgevit.records.names import ENGINES, onnx_name
-from edgevit.records.precisions import PRECISIONS
+from edgevit.records.precisions import FP16, FP32, PRECISIONS
 from edgevit.records.writing import file_sha256, replaced_folder
 from edgevit.version import written_by
 
@@ -231,15 +232,26 @@ def _fusion(source: Source, written: _Written, warnings: list[str]) -> Fusion | 
     return fusion
 
 
-def _description(source: Source, shape: Sequence[int], batch: Batch, precisions: tuple[str, ...]) -> dict[str, Any]:
+def _dtypes(path: Path) -> tuple[str, str]:
+    """The types of the input and of the output of a file."""
+    graph = onnx.load(path, load_external_data=False).graph
+    of_input, of_output = (
+        onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
+        for value in (graph.input[0], graph.output[0])
+    )
+    return of_input, of_output
+
+
+def _description(source: Source, shape: Sequence[int], batch: Batch, written: _Written) -> dict[str, Any]:
     """The part of the record without checks; `shape` is that of the outputs of one image."""
     subject = source.subject
-    dtypes = {onnx_name(precision): PRECISIONS[precision].dtype for precision in precisions}
+    files = [written.folder.onnx(precision) for precision in written.nodes]
+    of_inputs, of_outputs = ({file.name: _dtypes(file)[end] for file in files} for end in (0, 1))
     first = "batch" if batch == "dynamic" else batch
     named = zip(subject.class_names, subject.class_columns, strict=True)
     return {
-        "inputs": (TensorInfo(INPUT, (first, *input_size(source)), dtypes),),
-        "outputs": (TensorInfo(subject.output.noun, (first, *shape), dtypes),),
+        "inputs": (TensorInfo(INPUT, (first, *input_size(source)), of_inputs),),
+        "outputs": (TensorInfo(subject.output.noun, (first, *shape), of_outputs),),
         "classes": tuple(OutputClass(name, column) for name, column in named),
         "rejection": subject.rejection,
         "preprocessing": subject.preprocessing,
@@ -274,7 +286,8 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
     exported, padding = source.padded() if request.pad_heads else (source, None)
     checks: dict[str, Any] = {"padded": padding, "accuracy": None}
     with stages("check ranges"):
-        checks["range"] = exported.check_range(images) if request.fp16 else None
+        halved = {FP32.name, FP16.name} <= {*precisions}
+        checks["range"] = exported.check_range(images) if halved else None
     fp32_modules = checks["fp32_modules"] = _fp32_modules(source, checks["range"], warnings)
     forms = [
         Form(precision, batch, opset, fp32_modules if PRECISIONS[precision].mixes else ()) for precision in precisions
@@ -306,7 +319,7 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
             files=written.files(),
             batch=batch,
             opset=opset,
-            **_description(source, reference.shape[1:], batch, precisions),
+            **_description(source, reference.shape[1:], batch, written),
             **checks,
             warnings=tuple(warnings),
             versions=_versions(),

@@ -15,10 +15,12 @@ from edgevit.errors import CheckpointError, ExportError, OptionError, UnknownNam
 from edgevit.exporting.graph import PROTOBUF_LIMIT_BYTES
 from edgevit.exporting.request import OPSETS
 from edgevit.records.export import Batch
+from edgevit.records.precisions import FP16, FP32, INT8
 from edgevit.records.release import refuse_lfs_pointer
 
 STANDARD_DOMAINS = ("", "ai.onnx")
-QUANTISED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")
+QUANTISED = ("QuantizeLinear", "DequantizeLinear")
+INTEGER = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,10 @@ def check_nodes(file: Path, model: onnx.ModelProto) -> int:
             f"{file} has {', '.join(strange[:3])}, which TensorRT does not support; export the model without the "
             "optimisations of the program that adds them"
         )
-    if quantised := sorted({name for _, name in operators if name in QUANTISED}):
+    if integer := sorted({name for _, name in operators if name in INTEGER}):
         raise ExportError(
-            f"{file} is quantised ({', '.join(quantised)}), and export takes fp32 and fp16; give the file in one of "
-            f"these, or measure it as it is with `edgevit bench {shlex.quote(str(file))}`"
+            f"{file} is quantised by {', '.join(integer)}, which TensorRT does not support; quantise it with "
+            f"{' and '.join(QUANTISED)}, or measure it as it is with `edgevit bench {shlex.quote(str(file))}`"
         )
     opset = next((entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS), 0)
     if opset > OPSETS[-1]:
@@ -77,6 +79,14 @@ def check_nodes(file: Path, model: onnx.ModelProto) -> int:
     with _reading(file):
         onnx.checker.check_model(str(file), full_check=True)
     return opset
+
+
+def precision_in(model: onnx.ModelProto) -> str:
+    """The precision of a file, by its weights and operators."""
+    if any(node.op_type in QUANTISED for node in model.graph.node):
+        return INT8.name
+    types = {tensor.data_type for tensor in model.graph.initializer}
+    return FP16.name if onnx.TensorProto.FLOAT16 in types else FP32.name
 
 
 def select_output(file: Path, graph: onnx.GraphProto, name: str | None) -> None:
@@ -110,7 +120,7 @@ def read_interface(file: Path, graph: onnx.GraphProto) -> Interface:
             )
     tensor = inputs[0].type.tensor_type
     shape = [dim.dim_value if dim.dim_value > 0 else None for dim in tensor.shape.dim]  # -1 or 0: dynamic
-    if tensor.elem_type != onnx.TensorProto.FLOAT:
+    if tensor.elem_type not in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16):
         kind = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
         raise CheckpointError(f"{file} takes images of {kind}; give the model in fp32 or fp16")
     if len(shape) != 4 or shape[1] not in (None, 3):

@@ -19,7 +19,7 @@ from edgevit.numbers import COUNT, check_number
 from edgevit.records.export import Batch
 from edgevit.records.model_folder import ModelFolder, model_of
 from edgevit.records.names import SPEC, WEIGHTS_ALONE, suffix_of
-from edgevit.records.precisions import FP16, FP32
+from edgevit.records.precisions import FP16, FP32, INT8
 from edgevit.records.release import is_release
 from edgevit.records.writing import refuse_existing
 from edgevit.request import CHECKS, COMPUTING, DATA, FILES, JUDGING, PREPROCESSING, Nested, Option
@@ -78,6 +78,8 @@ class Tolerances:
         Option("Largest allowed relative L2 error of the fp16 logits against torch.", CHECKS, name="--fp16-tolerance"),
     ] = FP16.error  # 1e-3 is usual
     fp32_agreement: float = FP32.agreement  # share of real images with the same top-1
+    int8_error: float = INT8.error
+    int8_agreement: float = INT8.agreement
     fp16_agreement: Annotated[
         float,
         Option(
@@ -201,7 +203,9 @@ class FilesRequest:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """The precisions of the files."""
+        """The precisions of the files; an imported file in another than fp32 is exported as it is."""
+        if own := ModelFolder(self.model).own_precision:
+            return (own,)
         return (FP32.name, FP16.name) if self.fp16 else (FP32.name,)
 
     def check(self) -> None:

@@ -24,7 +24,7 @@ from edgevit.records.imported import ImportedBlock
 from edgevit.records.model import BlockDims
 
 NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
-PASSING = ("Cast", "Identity", "Dropout")
+PASSING = ("Cast", "Identity", "Dropout", "QuantizeLinear", "DequantizeLinear")
 MASKING = ("Add", "Sub", "Mul", "Div", "Where", "Reshape", *PASSING)  # between a product and its softmax
 STEM, HEAD, WHOLE = "patch_embed", "head", "model"
 

@@ -1,4 +1,4 @@
-"""Convert an ONNX graph in half precision to fp32, with bit-identical weights."""
+"""Convert an ONNX graph in bfloat16, which ONNX Runtime does not run on a CPU, to fp32 with bit-identical weights."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import onnx
 from onnx import numpy_helper
 
 FLOAT = onnx.TensorProto.FLOAT
-HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+BFLOAT16 = onnx.TensorProto.BFLOAT16
 TYPED = ("to", "dtype")  # attributes with a type
 
 
 def widen(model: onnx.ModelProto) -> bool:
-    """Convert float16 and bfloat16 to float32, in place; return whether there was any."""
+    """Convert bfloat16 to float32, in place; return whether there was any."""
     changed = [_widen_graph(model.graph)]
     changed += [_widen_nodes(function.node) for function in model.functions]
     return any(changed)
@@ -23,7 +23,7 @@ def widen(model: onnx.ModelProto) -> bool:
 def _widen_graph(graph: onnx.GraphProto) -> bool:
     changed = [_widen_tensor(weight) for weight in graph.initializer]
     for value in (*graph.input, *graph.output, *graph.value_info):
-        half = value.type.tensor_type.elem_type in HALVES
+        half = value.type.tensor_type.elem_type == BFLOAT16
         if half:
             value.type.tensor_type.elem_type = FLOAT
         changed.append(half)
@@ -34,7 +34,7 @@ def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> bool:
     changed = False
     for node in nodes:
         for attribute in node.attribute:
-            if attribute.name in TYPED and attribute.i in HALVES:
+            if attribute.name in TYPED and attribute.i == BFLOAT16:
                 attribute.i = FLOAT
                 changed = True
             elif attribute.type == onnx.AttributeProto.TENSOR:
@@ -45,7 +45,7 @@ def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> bool:
 
 
 def _widen_tensor(tensor: onnx.TensorProto) -> bool:
-    if tensor.data_type not in HALVES:
+    if tensor.data_type != BFLOAT16:
         return False
     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
     return True

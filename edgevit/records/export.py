@@ -11,6 +11,7 @@ from edgevit.records.documents import Reader
 from edgevit.records.kinds import PLACE, Place, RecordKind, Versions
 from edgevit.records.model import Index, Rejection, Sha256, Size
 from edgevit.records.names import onnx_name
+from edgevit.records.precisions import FP32
 
 READER = Reader(ExportError, hint="export the model again")
 
@@ -144,6 +145,11 @@ class ExportRecord:
     warnings: tuple[str, ...]
     versions: Versions
     seconds: dict[str, float]
+
+    @property
+    def reference(self) -> str:
+        """The precision of the file that engines are compared with: fp32, unless a file is exported as it is."""
+        return FP32.name if FP32.name in self.parity else next(iter(self.parity))
 
     def __post_init__(self) -> None:
         if missing := [name for label in self.parity if (name := onnx_name(label)) not in self.files]:

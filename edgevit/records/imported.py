@@ -13,6 +13,7 @@ from edgevit.records.documents import Reader
 from edgevit.records.export import Batch
 from edgevit.records.kinds import RecordKind
 from edgevit.records.model import Count, Preprocessing, Rejection, Sha256, Size, TargetClass
+from edgevit.records.precisions import FP32
 
 READER = Reader(CheckpointError, hint="copy the folder again, or import the ONNX file again with edgevit export")
 
@@ -34,6 +35,7 @@ class ImportedDocument:
     weights_sha256: Sha256  # of model.onnx; identifies the model in records of engines
     batch: Batch
     opset: Size
+    precision: str = FP32.name  # another: the file is exported, judged and built as it is
     outputs: Size
     norms: tuple[str, ...]  # layer normalisations: names of their nodes up to the slash
     blocks: tuple[ImportedBlock, ...]  # in order; empty: none recognised

@@ -26,6 +26,7 @@ from edgevit.records.history import HISTORY_KIND, HistoryLine
 from edgevit.records.imported import IMPORTED_KIND, ImportedDocument, read_imported
 from edgevit.records.model import MODEL_KIND, ModelDocument, ModelSpec, read_model
 from edgevit.records.plan import PLAN_KIND, PlanRecord
+from edgevit.records.precisions import FP32
 from edgevit.records.supernet import SUPERNET_KIND, SupernetRecord
 from edgevit.records.writing import file_sha256, write_whole, writing
 from edgevit.version import written_by
@@ -159,6 +160,16 @@ class ModelFolder:
             CheckpointError: it is missing, damaged, altered or of another schema.
         """
         return read_imported(self.imported_file)
+
+    @property
+    def own_precision(self) -> str | None:
+        """The precision of an imported file that is exported as it is, as it is not in fp32; None: of other models.
+
+        Raises:
+            CheckpointError: as by `imported`.
+        """
+        precision = self.imported().precision if self.is_imported else FP32.name
+        return None if precision == FP32.name else precision
 
     def weights_sha256(self) -> str:
         """Read the hash of the weights, by which records of exports, engines and runs identify their model.

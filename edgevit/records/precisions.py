@@ -36,7 +36,12 @@ FP16 = Precision(
     name="fp16", dtype="float16", value_bytes=2, peak_share=1.0, calibrated=False, mixes=True, fuses=True,
     error=2e-2, agreement=0.99, skipping="--no-fp16",
 )  # fmt: skip
-PRECISIONS = {row.name: row for row in (FP32, FP16)}
+# Linear layers in INT8, and all else in floating point. The drop in accuracy decides, so that these two are wide.
+INT8 = Precision(
+    name="int8", dtype="float32", value_bytes=1, peak_share=2.0, calibrated=True, mixes=False, fuses=False,
+    error=0.5, agreement=0.9, skipping=None,
+)  # fmt: skip
+PRECISIONS = {row.name: row for row in (FP32, FP16, INT8)}
 MIXED = "mixed"  # an engine in FP16 with modules in FP32
 
 

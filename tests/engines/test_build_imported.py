@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 import pytest
 from board_fixtures import playing
-from foreign_onnx import PREPARED, write_vit
+from foreign_onnx import PREPARED, quantised, write_vit
 
 from edgevit.board.connection import open_board
 from edgevit.board.facts import examine
@@ -165,3 +165,16 @@ def test_operators_that_an_older_release_lacks_are_told_in_one_line(tmp_path: Pa
     play("8.5.2")
     with pytest.raises(ExportError, match=r"new.onnx has operator set 17, and the board needs 16; export the"):
         build(out, fp16=False)
+
+
+@pytest.mark.parametrize("release", ["10.3.0", "8.5.2"])
+def test_a_quantised_file_is_built_as_it_is_and_compared_with_itself(tmp_path: Path, play: Play, release: str) -> None:
+    file = quantised(write_vit(tmp_path / "other.onnx", depth=1))
+    export(file, out=tmp_path / "m", data="digits", preprocessing=PREPARED, accuracy=False)
+    play(release=release, fault="always")
+    with pytest.raises(EngineError, match="no engine is right: int8 "):
+        build(tmp_path / "m")
+    play(release=release)
+    record = build(tmp_path / "m")
+    assert (record.precision, record.precision_level, record.onnx.name) == ("int8", "int8", "model.int8.onnx")
+    assert record.attempts == () and record.accuracy is not None and record.accuracy.agreement == 1

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from foreign_onnx import PREPARED, write_vit
+from foreign_onnx import PREPARED, quantised, write_vit
 from onnx import TensorProto, helper
 
 from edgevit.board.models import find_file
@@ -21,7 +21,6 @@ from edgevit.exporting.current import current_export
 from edgevit.exporting.importing import batch_and_opset, imported
 from edgevit.exporting.request import FilesRequest
 from edgevit.exporting.session import OnnxModel
-from edgevit.exporting.widening import widen
 from edgevit.progress import Silent
 from edgevit.records.model_folder import ModelFolder
 
@@ -219,14 +218,27 @@ def test_of_several_outputs_the_one_that_is_named_holds_the_logits(tmp_path: Pat
         OnnxModel(file)
 
 
-def test_a_file_in_half_precision_is_imported_with_its_weights_as_they_are(tmp_path: Path) -> None:
-    file = write_vit(tmp_path / "m.onnx", depth=1, kind=TensorProto.FLOAT16)
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_a_typed_file_is_exported_and_judged_as_it_is(tmp_path: Path, precision: str) -> None:
+    halved = precision == "fp16"
+    file = write_vit(tmp_path / "m.onnx", depth=1, kind=TensorProto.FLOAT16 if halved else TensorProto.FLOAT)
+    file = file if halved else quantised(file)
     told, images = Told(), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    taken = take(file, told)
-    half, full = (OnnxModel(path).predict(images) for path in (file, taken.imported_onnx))
-    torch.testing.assert_close(full, half, rtol=2e-2, atol=2e-2)
-    assert f"{file} is in half precision: imported in fp32 with the same weights" in told.notes
-    assert not widen(onnx.load(taken.imported_onnx))
+    report = export(file, out=tmp_path / "m", max_images=20, progress=told, **QUICK)
+    taken = ModelFolder(tmp_path / "m")
+    assert f"{file} is in {precision}: exported, judged and built as it is" in told.notes
+    name = taken.export.onnx(precision).name
+    assert list(report.files) == [name] and find_file(taken.path, None, None).path.name == name
+    assert report.inputs[0].dtypes == {name: "float16" if halved else "float32"}
+    kinds = [{w.data_type for w in onnx.load(path).graph.initializer} for path in (file, taken.export.onnx(precision))]
+    assert kinds[0] - {TensorProto.INT64} == kinds[1] - {TensorProto.INT64}
+    own, exported = (OnnxModel(path).predict(images) for path in (file, taken.export.onnx(precision)))
+    torch.testing.assert_close(exported, own, rtol=2e-2, atol=2e-2)
+    assert report.accuracy is not None and report.accuracy.files[precision].agreement == 1
+    assert [block.name for block in taken.imported().blocks] == ["blocks.0"]
+    told.notes.clear()
+    assert current_export(taken.path, accuracy=False, progress=told).files == report.files
+    assert any("is up to date: reused" in text for text in told.notes)
 
 
 def test_an_input_that_no_machine_holds_is_one_line(tmp_path: Path) -> None:

@@ -115,12 +115,12 @@ def test_other_images_than_fp32_are_refused(tmp_path: Path, options: Any, said: 
         read_interface(file, onnx.load(file).graph)
 
 
-def test_a_quantised_file_is_refused(vit: Path, tmp_path: Path) -> None:
+def test_a_file_of_integer_operators_is_refused(vit: Path, tmp_path: Path) -> None:
     def quantise(model: Any) -> None:
-        model.graph.node[-1].op_type = "DequantizeLinear"
+        model.graph.node[-1].op_type = "MatMulInteger"
 
     file = changed(vit, tmp_path, quantise)
-    with pytest.raises(ExportError, match=r"is quantised \(DequantizeLinear\), .* as it is with `edgevit bench"):
+    with pytest.raises(ExportError, match=r"is quantised by MatMulInteger, .* as it is with `edgevit bench"):
         check_nodes(file, onnx.load(file))
 
 

@@ -1,4 +1,4 @@
-"""A file in half precision is imported in fp32, and is the same function."""
+"""A file in bfloat16 is imported in fp32, and is the same function."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edgevit.exporting.widening import widen
 
 
 def test_weights_stay_to_the_last_bit_and_every_type_is_fp32(tmp_path: Path) -> None:
-    model = onnx.load(write_vit(tmp_path / "m.onnx", depth=1, kind=TensorProto.FLOAT16))
+    model = onnx.load(write_vit(tmp_path / "m.onnx", depth=1, kind=TensorProto.BFLOAT16))
     model.graph.node.append(helper.make_node("Cast", ["prob"], ["half"], to=TensorProto.BFLOAT16))
-    value = numpy_helper.from_array(np.array([1 / 3], np.float16))
+    value = helper.make_tensor("third", TensorProto.BFLOAT16, [1], [1 / 3])
     model.graph.node.append(helper.make_node("Constant", [], ["third"], value=value))
     before = {weight.name: numpy_helper.to_array(weight) for weight in model.graph.initializer}
     assert widen(model) and not widen(model)

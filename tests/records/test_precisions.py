@@ -7,14 +7,14 @@ from places import ROOT, syntax_of
 
 from edgevit.errors import UnknownNameError
 from edgevit.exporting.request import Tolerances
-from edgevit.records.precisions import FP16, FP32, PRECISIONS, precision_of, usual_precision
+from edgevit.records.precisions import FP16, FP32, INT8, PRECISIONS, precision_of, usual_precision
 
 # Where a type needs the names themselves.
 LITERALS = {"edgevit/records/precisions.py", "edgevit/jobs/suite/plan.py", "edgevit/train/settings.py"}
 
 
 def test_a_precision_is_found_by_its_name() -> None:
-    assert [precision_of(name) for name in PRECISIONS] == [FP32, FP16]
+    assert [precision_of(name) for name in PRECISIONS] == [FP32, FP16, INT8]
     assert (usual_precision(on_cpu=True), usual_precision(on_cpu=False)) == ("fp32", "fp16")
     with pytest.raises(UnknownNameError, match="no precision 'fp61'; did you mean 'fp16'"):
         precision_of("fp61")
