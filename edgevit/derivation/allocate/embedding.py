@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import inf, sqrt
 from typing import Generic, TypeVar
 
@@ -151,6 +151,8 @@ class Slices:
         }
         self.outputs: Tensor | None = None  # of the base
         self.slices = dict[int, tuple[Tensor, float]]()
+        # Dozens of plans of a search share a few widths, whose decoders take seconds and many megabytes.
+        self._plan = lru_cache(maxsize=4)(lambda width: self._planned(self._slice(width)[0]))
 
     @cached_property
     def tokens(self) -> TokenStatistics:
@@ -177,7 +179,7 @@ class Slices:
         """The plan of the embedding at a width; None at its own."""
         if width == self.whole:
             return None
-        return self._plan(self._slice(width)[0])
+        return self._plan(width)
 
     def nats(self, width: int) -> float:
         """The loss at a width; 0 at its own."""
@@ -191,7 +193,7 @@ class Slices:
         outputs = network_outputs(network, self.judged, p.passes, quick=self.quick)
         return divergence(p.network.output, self.outputs, outputs)
 
-    def _plan(self, encode: Tensor) -> EmbedPlan:
+    def _planned(self, encode: Tensor) -> EmbedPlan:
         return EmbedPlan(len(encode), encode, self.tokens.decoders(encode) if self.fitted else None)
 
     def _slice(self, width: int) -> tuple[Tensor, float]:
@@ -202,7 +204,7 @@ class Slices:
             with self.problem.stopwatch.stage("embedding"):
                 encode = tokens.encoder(width) if self.fitted else encoder(tokens.directions, width)
                 network = self.problem.network.to(self.problem.compute.device)
-                nats = self.lost(narrow_embedding(network, self._plan(encode)))
+                nats = self.lost(narrow_embedding(network, self._planned(encode)))
                 return {"encode": encode, "nats": torch.tensor([nats], dtype=torch.float64)}
 
         if width not in self.slices:

@@ -23,6 +23,7 @@ W t. It is drawn to E^T d / d' where the tokens say little.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from math import pi, sqrt
 
 import torch
@@ -137,43 +138,81 @@ def refined(directions: Tensor, width: int, moments: Sequence[Tensor], worth: Se
         return spanned
 
 
+@dataclass(frozen=True)
+class _Moments:
+    """Second moments of tokens n [d] and of E n [d'] in the precision of the sums: linear in the images they are of."""
+
+    weight: Tensor  # of the images
+    mean: Tensor  # [d], of n
+    encoded: Tensor  # [d'], of E n
+    cross: Tensor  # [d, d'], of n (E n)^T
+    gram: Tensor  # [d', d'], of E n (E n)^T
+
+    @classmethod
+    def of(cls, encode: Tensor, moment: Tensor) -> _Moments:
+        """Shapes: encode [d', d]; moment [d + 1, d + 1], of [n 1]^T [n 1]."""
+        encode, second, mean = encode.to(moment.dtype), moment[:-1, :-1], moment[:-1, -1]
+        cross = second @ encode.mT
+        return cls(moment[-1, -1], mean, encode @ mean, cross, encode @ cross)
+
+    def map(self, change: Callable[..., Tensor], *others: _Moments) -> _Moments:
+        """Apply a linear function to each of the sums."""
+        names = [field.name for field in fields(self)]
+        return _Moments(*(change(*(getattr(moments, name) for moments in (self, *others))) for name in names))
+
+    def means(self) -> _Moments:
+        """The means over the images; 0 if there are none."""
+        weight = self.weight.clamp_min(torch.finfo(self.weight.dtype).tiny)
+        return self.map(lambda sums: sums / weight)
+
+    @property
+    def rescaling(self) -> Tensor:
+        """k, by which the norm rescales E n: k^2 E|E n|^2 = d'."""
+        square = self.gram.trace()
+        return (len(self.gram) / square).sqrt() if square > 0 else square.new_ones(())  # 0: no output depends on it
+
+    def decoder(self, plain: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+        """D [d, d'] and t [d] of means over images, D drawn to `plain`."""
+        scaled = self.rescaling * self.encoded
+        cross = self.rescaling * self.cross - torch.outer(self.mean, scaled)
+        gram = self.rescaling**2 * self.gram - torch.outer(scaled, scaled)
+        gram.diagonal().add_(ridge)
+        weight = torch.cholesky_solve((cross + ridge * plain).mT, torch.linalg.cholesky(gram)).mT
+        return weight, self.mean - weight @ scaled
+
+    def error(self, weight: Tensor, bias: Tensor, rescaling: Tensor) -> float:
+        """The sum of |n - D k E n - t|^2 less that of |n|^2, which no decoder changes."""
+        scaled = rescaling * weight
+        explained = scaled @ self.gram - 2 * self.cross
+        shifted = self.weight * bias + 2 * (scaled @ self.encoded - self.mean)
+        return float((explained * scaled).sum(dtype=torch.float64) + (shifted * bias).sum(dtype=torch.float64))
+
+
 def judged_decoder(encode: Tensor, moments: Sequence[Tensor]) -> Decoder:
     """The fitted decoder whose ridge has the least error on groups of images that it is not fitted to.
 
     Shapes: encode [d', d]; moments [d + 1, d + 1] of each group, weighted by its images, as for `fitted_decoder`.
     """
-    whole = torch.stack(list(moments)).sum(0)
-    parts = [moment for moment in moments if moment[-1, -1] > 0]
-    if len(parts) < 2:
-        return fitted_decoder(encode, whole / whole[-1, -1].clamp_min(torch.finfo(whole.dtype).tiny))
+    # Products with the encoder are made once for all ridges.
+    with one_thread(), exact_products(encode.device, wide=True):
+        groups = [_Moments.of(encode, moment) for moment in moments]
+        whole = groups[0].map(lambda *sums: torch.stack(sums).sum(0), *groups[1:])
+        plain = decoder(encode).weight.to(whole.gram)
+        parts = [group for group in groups if group.weight > 0]
 
-    def error(ridge: float) -> float:
-        total = 0.0
-        for held_out in parts:
-            others = whole - held_out
-            weight = others[-1, -1]
-            # The lift of the sum stays the same with fewer images.
-            fitted = fitted_decoder(encode, others / weight, ridge * float(whole[-1, -1] / weight))
-            total += _decoding_error(encode, fitted, others / weight, held_out)
-        return total
+        def error(ridge: float) -> float:
+            total = 0.0
+            for held_out in parts:
+                others = whole.map(torch.sub, held_out)
+                means = others.means()
+                # The lift of the sum stays the same with fewer images.
+                fitted = means.decoder(plain, ridge * float(whole.weight / others.weight))
+                total += held_out.error(*fitted, means.rescaling)
+            return total
 
-    return fitted_decoder(encode, whole / whole[-1, -1], least_of(DECODER_RIDGES, error))
-
-
-def _decoding_error(encode: Tensor, decode: Decoder, of: Tensor, moment: Tensor) -> float:
-    """E|n - D E' n - t|^2 over a moment [d + 1, d + 1], with E' as rescaled for the moment `of`."""
-    assert decode.bias is not None
-    encoded = _rescaled(encode.to(of.dtype), of[:-1, :-1])
-    # [1 - D E', -t] times [n 1]
-    residual = torch.cat([-decode.weight.to(of.dtype) @ encoded, -decode.bias.to(of.dtype).unsqueeze(1)], dim=1)
-    residual.diagonal().add_(1)
-    return float(((residual @ moment.to(of.dtype)) * residual).sum())
-
-
-def _rescaled(encode: Tensor, second: Tensor) -> Tensor:
-    """E' [d', d]: the encoder as the norm rescales it, given E n n^T [d, d]."""
-    square = ((encode @ second) * encode).sum()
-    return (len(encode) / square).sqrt() * encode if square > 0 else encode  # 0: the outputs do not depend on it
+        ridge = DECODER_RIDGE if len(parts) < 2 else least_of(DECODER_RIDGES, error)
+        weight, bias = whole.means().decoder(plain, ridge)
+        return Decoder(weight.double(), bias.double())
 
 
 def fitted_decoder(encode: Tensor, moment: Tensor, ridge: float = DECODER_RIDGE) -> Decoder:
@@ -183,11 +222,5 @@ def fitted_decoder(encode: Tensor, moment: Tensor, ridge: float = DECODER_RIDGE)
     precision is that of the sums. On the CPU.
     """
     with one_thread(), exact_products(moment.device, wide=True):
-        second, mean = moment[:-1, :-1], moment[:-1, -1]
-        scaled = _rescaled(encode.to(moment.dtype), second)
-        cross = second @ scaled.mT - torch.outer(mean, scaled @ mean)
-        gram = scaled @ cross
-        gram.diagonal().add_(ridge)
-        plain = decoder(encode).weight.to(moment.dtype)
-        weight = torch.linalg.solve(gram, (cross + ridge * plain).mT).mT
-        return Decoder(weight.double(), (mean - weight @ (scaled @ mean)).double())
+        weight, bias = _Moments.of(encode, moment).decoder(decoder(encode).weight.to(moment), ridge)
+        return Decoder(weight.double(), bias.double())
