@@ -19,9 +19,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forks
 import pytest
 from hypothesis import HealthCheck, settings
-from places import OWN_LOCK
+from places import OWN_LOCK, syntax_of
+from quick_hypothesis import make_tables_quickly
 from rewriting import share_rewriting
 
 pytest_plugins = ("board_fixtures", "exports")
@@ -46,6 +48,14 @@ frozen = {"modules": 0}  # how many were imported when they were last kept out o
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow, and put first what shares the server of forks, or the syntax of all files.
+
+    Each worker that needs one makes its own, in 3 to 12 s, and the first tests go to one worker.
+    """
+    shared = {id(made) for made in (forks, forks.Program, forks.server, forks.in_two_processes, syntax_of)}
+    files = {item.path: getattr(item, "module", None) for item in items}
+    first = {path for path, module in files.items() if shared & set(map(id, vars(module).values()))}
+    items.sort(key=lambda item: item.path not in first)
     for item in items:
         quick = item.get_closest_marker("quick")
         if quick and not any(fnmatchcase(item.callspec.id, ids) for ids in quick.args):  # type: ignore[attr-defined]
@@ -83,6 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Clean up last of all, after pytest's own collections: else each goes through all that was imported."""
     config.add_cleanup(gc.unfreeze)  # or libraries would report what they think has leaked
     share_rewriting(config)
+    make_tables_quickly(constants=config.getoption("hypothesis_profile", None) != "quick")
 
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 10}

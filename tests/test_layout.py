@@ -74,9 +74,7 @@ def mirror(module: str) -> str:
 
 
 def has_tests(file: Path) -> bool:
-    return file.exists() and any(
-        isinstance(node, ast.FunctionDef) and node.name.startswith("test_") for node in syntax_of(file).body
-    )
+    return file.exists() and "\ndef test_" in file.read_text("utf-8")
 
 
 def test_every_module_with_code_has_tests_in_a_file_of_its_name() -> None:

@@ -607,14 +607,14 @@ def _with_ratio(entry: Entry, reference: Sequence[Run]) -> Entry:
 def _compared(before: Sequence[Run], after: Sequence[Run]) -> Comparison | None:
     if not before or not after or before[0].model_sha256 == after[0].model_sha256:
         return None
-    shared = {run.session for run in before} & {run.session for run in after} - {None}
-    if shared:
-        created: dict[str, list[str]] = {str(session): [] for session in sorted(map(str, shared))}
-        for run in (*before, *after):
+    sessions = {run.session for run in after} - {None}
+    if shared := [run for run in before if run.session in sessions]:  # of a base, few of its many runs
+        created: dict[str, list[str]] = {session: [] for session in sorted({str(run.session) for run in shared})}
+        for run in (*shared, *after):
             if run.session in created:
                 created[run.session].append(run.created)
         session = max(created, key=lambda s: (len(created[s]), max(created[s])))
-        before, after = ([run for run in side if run.session == session] for side in (before, after))
+        before, after = ([run for run in side if run.session == session] for side in (shared, after))
     try:
         return next(iter(decisive(compare_within([*before, *after]))), None)
     except RunsError:

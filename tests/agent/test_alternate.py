@@ -110,6 +110,7 @@ def test_each_has_its_own_processor_time_and_the_others_is_not_that_of_other_pro
     assert [run.cpu_busy_ns for run in bare] == [None, None]
 
 
+@pytest.mark.quick("ctypes")
 @pytest.mark.parametrize("binding", ["ctypes", "pycuda"])
 def test_engines_alternate_each_with_its_gpu_times(
     binding: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

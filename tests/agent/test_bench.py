@@ -32,6 +32,7 @@ def test_every_run_of_a_bench_says_its_session_and_its_turn(tmp_path, told):
     assert {(p["run"], p["of"], p["batch"]) for p in progress} == {(1, 2, 1), (2, 2, 8)}
 
 
+@pytest.mark.slow
 def test_the_first_that_fails_ends_the_bench_and_what_was_measured_is_kept(tmp_path, told):
     answer = bench(told.append, str(tmp_path), requests=[[request()], [request(runner="nope")], [request()]])
     assert len(answer["runs"]) == 1

@@ -166,6 +166,7 @@ def test_clocks_that_were_locked_are_locked_again_in_the_old_mode(root, state_di
     assert everything(root) == before
 
 
+@pytest.mark.quick("9")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_the_guardian_puts_back_when_the_worker_is_killed(root, state_dir, start_worker, how):
     worker = start_worker()

@@ -195,6 +195,7 @@ def test_the_stand_in_jetson_clocks_shows_what_the_real_one_does(any_board):
     assert lines[-1] == f"NV Power Mode: {jetson.power_mode(any_board)['name']}"
 
 
+@pytest.mark.quick("*5.1.1", "*7.2.1")
 @pytest.mark.skipif(PYTHON_38 is None, reason="no Python 3.8 here, which is JetPack 5's")
 def test_everything_about_a_board_is_read_by_python_3_8(any_board):
     program = """

@@ -14,6 +14,7 @@ from edgevit.errors import AgentError, UnreachableError
 REQUEST = MeasurementRequest("/models/any.onnx", "0" * 64, "any", None, "fake", 4, 20, 0, 3, 0, {"latency_ms": 1})
 
 
+@pytest.mark.quick("3.8")
 @pytest.mark.parametrize("version", ["3.8", "3.10", "3.12"])
 def test_the_agent_measures_under_each_python(version):
     with Agent(python=interpreter(version)) as agent:
@@ -25,6 +26,7 @@ def test_the_agent_measures_under_each_python(version):
     assert version in run.environment["python"]
 
 
+@pytest.mark.quick("3.8", "3.12")
 @pytest.mark.parametrize("version", ["3.8", "3.10", "3.12"])
 def test_a_job_runs_under_each_python(version, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -39,6 +41,7 @@ def test_a_job_runs_under_each_python(version, tmp_path, monkeypatch):
     assert told[0]["stage"] == "load"
 
 
+@pytest.mark.quick("2.7", "3.7")
 @pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])
 def test_a_python_that_is_too_old_is_told_so(version):
     with (

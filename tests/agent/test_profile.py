@@ -36,6 +36,7 @@ def test_onnx_runtimes_nodes_have_a_time_for_each_inference_and_the_node_they_co
     assert all(nodes <= whole for nodes, whole in zip(within, found["inferences_ns"], strict=True))
 
 
+@pytest.mark.quick("8.5.2", "10.3.0", "11.4")
 @pytest.mark.parametrize("release", RELEASES)
 def test_tensorrts_layers_have_a_time_for_each_inference(
     release: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

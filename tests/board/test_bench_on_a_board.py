@@ -139,6 +139,7 @@ def test_a_bench_outlives_its_host_and_the_same_command_collects_it(orin_nx, mod
     assert not [job for job in orin_nx.cache.glob("jobs/*") if job.is_dir()]
 
 
+@pytest.mark.slow
 def test_a_measurement_that_dies_is_named_and_those_before_it_are_kept(orin_nx, model):
     seen = []
     with pytest.raises(AgentError, match=r"cannot measure .*t1\.onnx at batch 1 on board: OverflowError"):

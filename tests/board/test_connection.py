@@ -122,6 +122,7 @@ def test_an_ssh_process_that_is_killed_here_is_replaced(server):
         assert len(measure(board, told)["latencies_ns"]) > 5
 
 
+@pytest.mark.slow
 def test_the_same_command_collects_the_result_after_the_board_was_out_of_reach(server):
     def unplug():
         server.stop()
@@ -261,6 +262,7 @@ def test_a_question_to_a_board_that_is_gone_ends(server):
             board.call("hello")
 
 
+@pytest.mark.slow
 def test_two_hosts_take_turns(server):
     with ExitStack() as stack:
         one, two = (stack.enter_context(open_board(server.host, ssh_config=server.config)) for _ in range(2))

@@ -50,6 +50,7 @@ def test_a_file_of_plain_runs_is_none_of_profiles(tmp_path: Path) -> None:
         load_profiles(file)
 
 
+@pytest.mark.slow
 def test_a_bench_profiles_each_shape_after_its_plain_runs_and_keeps_them_apart(tmp_path: Path) -> None:
     model = write_model(tmp_path / "small.onnx")
     how = dict(samples=12, duration_s=0, warmup=1, warmup_seconds=0, threads=1)

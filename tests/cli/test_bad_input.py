@@ -85,6 +85,7 @@ def test_a_class_that_is_mistyped_is_corrected(refused: Any, tmp_path: Path, ima
     assert "3 classes ('koala', 'tabby', 'terrier') and the base 10 outputs" in error and "--base-classes" in error
 
 
+@pytest.mark.quick("cut off")
 @pytest.mark.parametrize("content", [b"hello", b"", b"\x89PNG\r\n\x1a\n1234"], ids=["text", "empty", "cut off"])
 def test_a_bad_image_is_named_and_can_be_left_out(
     refused: Any, edgevit_main: Any, digits_checkpoint: Path, tmp_path: Path, image_folder: Make, content: bytes
@@ -283,6 +284,7 @@ def test_an_output_that_exists_is_not_touched(refused: Any, tmp_path: Path) -> N
     assert "file is not a folder, so file/below cannot be created" in refused("--out", "file/below", without=("out",))
 
 
+@pytest.mark.quick("0", "150000")
 @pytest.mark.parametrize("limit", [0, 1000, 20_000, 150_000, 400_000])
 def test_a_full_disk_is_one_line_and_no_model_folder(
     edgevit_main: Any, digits_checkpoint: Path, tmp_path: Path, limit: int

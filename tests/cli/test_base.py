@@ -90,6 +90,7 @@ def test_names_come_from_a_file_from_a_folder_or_not_at_all(
     assert "--base-classes" in refused.error and not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_derive_names_the_command_that_writes_its_base(given: list[str], edgevit_main: Any, tmp_path: Path) -> None:
     task = ["--data", "digits", "--classes", "3,5,8"]
     budget = ["--rate", "0.5", "--method", "nuwa", "--set", "nuwa.purification=none"]
@@ -110,6 +111,7 @@ def test_a_budget_that_removes_nothing_is_refused_with_the_command_for_it(
     assert "use `edgevit base`" in refused.error
 
 
+@pytest.mark.slow
 def test_a_base_without_a_classifier_is_exported_evaluated_and_measured_by_its_features(
     edgevit_main: Any, tmp_path: Path
 ) -> None:

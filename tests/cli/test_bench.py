@@ -124,6 +124,7 @@ def test_a_full_disk_loses_no_figures(run_bench, model, tmp_path):
     assert "collecting" not in run_bench(model, "--output", full, *FAST).err and len(load_runs(full)) == 2
 
 
+@pytest.mark.quick("cut_off1")
 @pytest.mark.parametrize("cut_off", [DENSE.to_json()[:40], DENSE.to_json()])
 def test_a_run_behind_a_line_that_a_kill_cut_off_has_a_line_of_its_own(run_bench, model, tmp_path, cut_off):
     path = tmp_path / "runs.jsonl"

@@ -166,6 +166,7 @@ REQUIRED = {
 }
 
 
+@pytest.mark.quick("derive-*", "export-*", "bench-*", "evaluate-*", "cost-*", "prove-*", "report-*", "derive-many-*")
 @pytest.mark.parametrize(("command", "option", "whole"), number_options(), ids=lambda v: str(v))
 def test_numbers_that_cannot_be_are_refused_in_one_line(
     edgevit_main: Any, tmp_path: Path, command: str, option: str, whole: bool

@@ -125,8 +125,8 @@ def test_json_is_all_there_is_on_stdout_and_the_model_can_be_a_base(
 ) -> None:
     out, _ = derived
     again = tmp_path / "t2"
-    done = edgevit_main("derive", out, "--data", "digits", "--classes", "5,3", "--params", "30k", *SHORT,
-                        "--shape", "paper", "--head", "full", "--out", again, "--json")  # fmt: skip
+    done = edgevit_main("derive", out, "--data", "digits", "--classes", "5,3", "--params", "30k", *SHORT, "--method",
+                        "magnitude", "--shape", "paper", "--head", "full", "--out", again, "--json")  # fmt: skip
     assert done.code == 0, done.err
     told = json.loads(done.out)
     assert told["folder"] == str(again) and told["params"] <= 30_000 and told["shape"]["name"] == "paper"
@@ -174,6 +174,7 @@ def test_ctrl_c_leaves_a_state_that_the_same_command_resumes(
 ) -> None:
     out = tmp_path / "t1"
     long = ["--steps", "60", "--batch-size", "16", "--evaluations", "3", "--device", "cpu", "--rate", "0.5"]
+    long += ["--method", "magnitude"]  # soon trains
     arguments = ["derive", *TYPED, "--checkpoint", digits_checkpoint, *TASK, *long, "--out", out]
     program = Program("-c", PROGRAM, *arguments)
     history = tmp_path / "t1.partial" / "history.jsonl"

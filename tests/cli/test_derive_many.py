@@ -15,6 +15,7 @@ from edgevit.jobs.jobs_file import read_jobs
 from edgevit.jobs.many import run_job
 
 
+@pytest.mark.slow
 def test_a_plan_may_accept_a_weak_base(
     edgevit_main: Any, digits_checkpoint: Path, reversed_names: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def assert_same(found: Any, split: Split) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.quick("1-*")
 @pytest.mark.parametrize("limit", [0, 3 * IMAGE_BYTES, 1000 * IMAGE_BYTES])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_every_pass_sees_what_is_on_disk(split: Split, limit: int, workers: int) -> None:

@@ -84,7 +84,9 @@ def derived(checkpoint, tmp_path_factory):
         folder = tmp_path_factory.mktemp(name) / "m"
         training = {"steps": 2, "evaluations": 1} if shape == "fused" else {"steps": 0}
         rate = RATES.get(name, 0.45)
-        return derive(checkpoint, folder, method=name, shape=shape, rate=rate, training=training), folder
+        options = {"purification_steps": 4} if name == "nuwa" else {}
+        made = derive(checkpoint, folder, method=name, shape=shape, rate=rate, training=training, options=options)
+        return made, folder
 
     return make
 

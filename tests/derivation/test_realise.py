@@ -63,6 +63,7 @@ def satisfy(model, dims):
     return Plan(tuple(plans))
 
 
+@pytest.mark.quick("vit-*", "*-fused", "*-free")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_pruning_is_exact_where_both_constraints_hold(kind, shape):

@@ -320,6 +320,7 @@ def board_facts() -> BoardFacts:
         return examine(board)
 
 
+@pytest.mark.slow
 def test_an_engine_belongs_to_its_release(stored: EngineRecord, play: Callable[..., None]) -> None:
     built_on, folder = stored.fingerprint, folder_of(stored)
     play("10.16")

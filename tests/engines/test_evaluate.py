@@ -123,6 +123,7 @@ def test_images_go_to_the_board_in_several_jobs_where_they_are_many(
     assert sum(name.startswith("send images") for name in told.stages) == -(-whole.images // 20) > 1
 
 
+@pytest.mark.quick("no-context")
 @pytest.mark.parametrize("fault", ["", "no-context"])
 def test_the_board_keeps_the_engine_and_none_of_the_images(
     built: Path, sshd: Callable[..., Server], fault: str, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ from edgevit.records.model_folder import ModelFolder
 pytestmark = pytest.mark.usefixtures("examined_once")
 
 
+@pytest.mark.slow
 def test_an_engine_is_built_and_judged_from_python(tmp_path: Path, play: Callable[..., None]) -> None:
     play()
     folder = write_derived(tmp_path / "t1", 16, 16, depth=1)

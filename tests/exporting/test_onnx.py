@@ -89,9 +89,13 @@ def check_attention(path: Path, opset: int) -> None:
     assert not {"Cast", "Attention"} & {node.op_type for node in graph.graph.node}
 
 
-def test_the_graph_is_decomposed_with_the_scale_on_q_and_no_casts(exported: Exported, make_derived: Derive) -> None:
+def test_the_graph_is_decomposed_with_the_scale_on_q_and_no_casts(exported: Exported) -> None:
     for name in ("model.fp32.onnx", "model.fp16.onnx"):
         check_attention(exported[0] / "export" / name, 20)
+
+
+@pytest.mark.slow
+def test_the_graph_of_an_older_operator_set_is_decomposed_alike(make_derived: Derive) -> None:
     older = make_derived(24, 16)
     export(older, opset=17, accuracy=False)
     check_attention(older / "export" / "model.fp16.onnx", 17)
@@ -117,6 +121,7 @@ def test_files_tell_nothing_of_this_machine_and_a_second_export_is_the_same(expo
     assert export(tmp_path / "moved", accuracy=False).files == report.files
 
 
+@pytest.mark.slow
 def test_a_dynamic_batch_runs_at_any_size_and_a_static_one_at_its_own(exported: Exported, make_derived: Derive) -> None:
     images = torch.randn(3, 3, 32, 32)
     session = OnnxModel(exported[0] / "export" / "model.fp32.onnx").session

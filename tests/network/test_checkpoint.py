@@ -81,6 +81,7 @@ def derived(
     return Model(slim, derived_spec(base.spec, slim, head, labels))
 
 
+@pytest.mark.quick("*-vit_tiny_patch16_224-{}", "narrow-*", "equal-deit*", "unequal-*'proj_bias': False, 'qkv_bias*")
 @kinds
 @pytest.mark.parametrize("form", ["base", "equal", "unequal", "full head", "narrow"])
 def test_a_saved_model_is_the_same_model(small_vit: Any, tmp_path: Path, name: str, args: Any, form: str) -> None:

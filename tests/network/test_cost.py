@@ -26,6 +26,7 @@ def numel(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+@pytest.mark.quick("deit_small*")
 @pytest.mark.parametrize(
     ("name", "macs"),
     [("deit_base_patch16_224", 17.57), ("deit_small_patch16_224", 4.60), ("deit_tiny_patch16_224", 1.25)],

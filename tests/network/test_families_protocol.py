@@ -293,6 +293,7 @@ def test_a_base_that_is_resized_takes_the_weights_of_the_cut_model(
         close(again.eval()(images()), network(images()))
 
 
+@pytest.mark.quick("whole-*", "unequal-*")
 @sweep
 @pytest.mark.parametrize("form", ["whole", "half", "equal", "unequal"])
 def test_the_plain_loader_makes_the_model_without_edgevit(

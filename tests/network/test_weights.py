@@ -33,6 +33,7 @@ class Payload:
         return (os.mkdir, (str(self.marker),))
 
 
+@pytest.mark.quick("-*", "module.-model_ema", "*-state_dict")
 @pytest.mark.parametrize("wrapped", [None, "model", "state_dict", "model_state_dict", "model_ema"])
 @pytest.mark.parametrize("prefix", ["", "module.", "model.", "net._orig_mod."])
 def test_checkpoints_are_found_under_their_usual_wrappings(

@@ -60,6 +60,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.quick("*-half")
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_state_is_one_line_that_says_how_to_begin_anew(

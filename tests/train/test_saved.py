@@ -16,6 +16,7 @@ from edgevit.train.history import History
 
 
 # The best state is a late one, or that before the first step.
+@pytest.mark.quick("0.001-True")
 @pytest.mark.parametrize(("lr", "by_loss"), [(1e-3, True), (0.3, False)])
 def test_an_interrupted_distillation_resumed_ends_in_the_same_weights(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lr: float, by_loss: bool

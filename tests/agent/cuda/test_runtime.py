@@ -51,6 +51,7 @@ def test_a_capture_that_is_refused_leaves_the_stream_in_order(monkeypatch: pytes
         cuda.capture(stream, lambda: None)()
 
 
+@pytest.mark.quick("3.8")
 @pytest.mark.parametrize("version", ["3.8", "3.12"])
 def test_the_ctypes_binding_works_under_other_pythons(
     version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

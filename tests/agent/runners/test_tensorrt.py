@@ -36,6 +36,7 @@ def opened(engine: str, batch: int = 4, **options: Any) -> Iterator[Loaded]:
         yield loaded
 
 
+@pytest.mark.quick("8.5.2-*", "10.3.0-*", "11.4-*")
 @pytest.mark.parametrize("binding", ["ctypes", "pycuda"])
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_release_runs_with_either_binding(

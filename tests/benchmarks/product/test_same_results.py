@@ -18,16 +18,9 @@ def test_the_record_has_every_method_shape_and_head_on_every_base() -> None:
     assert json.loads(written({}, KEPT)) == {"made_with": {}, "cases": KEPT}
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
-    folder = tmp_path_factory.mktemp("same")
-    return dict(cases(Path(folder), ["class token"], ANYWHERE, ["fused"], ["subset"]))
-
-
+@pytest.mark.quick("vulcan", "heart", "mdp", "taylor")
 @pytest.mark.parametrize("method", ANYWHERE)
-def test_widths_and_costs_are_those_of_the_record_and_answers_but_for_rounding(
-    method: str, made: dict[str, dict[str, object]]
-) -> None:
-    case = f"class token; {method}; fused; subset"
-    assert not set(differences(made[case], KEPT[case])) - {"weights", "answers"}
-    assert made[case]["answers"] == pytest.approx(KEPT[case]["answers"], abs=0.01)
+def test_widths_and_costs_are_those_of_the_record_and_answers_but_for_rounding(method: str, tmp_path: Path) -> None:
+    ((case, made),) = cases(tmp_path, ["class token"], [method], ["fused"], ["subset"])
+    assert not set(differences(made, KEPT[case])) - {"weights", "answers"}
+    assert made["answers"] == pytest.approx(KEPT[case]["answers"], abs=0.01)

@@ -197,7 +197,7 @@ def framed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, random = tmp_path_factory.mktemp("framed"), np.random.default_rng(0)
     for label, name in enumerate(("a", "b", "c")):
         (root / name).mkdir()
-        for i in range(100):
+        for i in range(60):
             pixels = random.integers(90, 160, (32, 32, 3), np.uint8)
             pixels[[0, -1], :, label] = pixels[:, [0, -1], label] = 255
             if i % 2:

@@ -189,6 +189,7 @@ def half(checkpoint, tmp_path_factory):
     return derivation
 
 
+@pytest.mark.slow
 def test_a_derived_folder_is_the_base_of_another_derivation_and_their_plans_chain(half, tmp_path):
     given = {"rate": 0.4, "options": FORGE, "cache": tmp_path / "cache", **AGAIN}
     second = edgevit.derive(half.folder, out=tmp_path / "second", **given)

@@ -43,7 +43,7 @@ def make(checkpoint, out, *, training=None, options=None, **more):
 
 @pytest.fixture(scope="module")
 def net(digits_checkpoint, tmp_path_factory):
-    return make(digits_checkpoint, tmp_path_factory.mktemp("general") / "net", training={"steps": 120})
+    return make(digits_checkpoint, tmp_path_factory.mktemp("general") / "net", training={"steps": 60})
 
 
 @pytest.fixture(scope="module")

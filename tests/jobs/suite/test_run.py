@@ -162,6 +162,7 @@ def work_on(board, asked, scratch, progress=None, mode=None):
     return module._Work(asked, how, board, setting, progress, start, limit, on_board)
 
 
+@pytest.mark.quick("False-4.5-70.0-False", "True-4.2*")
 @pytest.mark.parametrize(
     ("quick", "run_s", "build_s", "whole"),
     [

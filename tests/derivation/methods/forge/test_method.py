@@ -88,6 +88,7 @@ def test_a_width_that_is_asked_for_is_taken_or_refused(checkpoint: Path, tmp_pat
         Config(embed_width=32, cut_embedding=False)
 
 
+@pytest.mark.quick("options0-*")
 @pytest.mark.parametrize(
     ("options", "args", "said"),
     [

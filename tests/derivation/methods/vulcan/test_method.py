@@ -110,6 +110,7 @@ def test_the_plan_that_holds_now_has_the_anchors_of_now(small_vit, plan, compute
     assert list(constraint.pruned().dims) == list(plan.dims)
 
 
+@pytest.mark.slow
 def test_anchors_are_chosen_by_the_images_of_all_processes(tmp_path):
     """Each of two processes has half of a step's images, and both end with the state of one process."""
     in_two_processes(collapsing.__file__, tmp_path / "two")
