@@ -153,7 +153,7 @@ def request_of(kind: type[R], keywords: Given, function: str) -> R:
     """
     options = {declared.field: declared for declared in options_of(cast("Any", kind))}
     records = {declared.path[0] for declared in options.values() if len(declared.path) > 1}
-    hints, values, inside = get_type_hints(kind), dict[str, Any](), dict[str, Any]()
+    hints, values, inside = _hints(kind), dict[str, Any](), dict[str, Any]()
     for name, value in keywords.items():
         declared = options.get(name)
         if declared is None and name not in records:
@@ -176,6 +176,12 @@ def request_of(kind: type[R], keywords: Given, function: str) -> R:
         if declared.required and declared.field not in values:
             raise OptionError(f"{function} needs {declared.field!r}, which was not given")
     return kind(**values, **_records(kind, inside))
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a record's fields: a jobs file has thousands of requests, and typing takes milliseconds for one."""
+    return get_type_hints(kind)
 
 
 def _whole(value: Any, kind: Any, context: str) -> Any:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -54,32 +54,32 @@ LENIENT = ("skip_bad_images", "accept_weak_base", "accept_preprocessing")
 DEFAULTS = {f.name: default_of(f) for f in fields(DeriveRequest)}
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _Named(_Strict):
+class NamedEntry(Strict):
     name: str
 
 
-def _keys(names: Iterable[str]) -> dict[str, Any]:
+def keys_of(names: Iterable[str]) -> dict[str, Any]:
     """Keys for fields of a derivation, with the types of a file's values and with their defaults."""
     hints = get_type_hints(DeriveRequest)
     return {name: (plain_type(hints[name]), DEFAULTS[name] if DEFAULTS[name] != () else None) for name in names}
 
 
-TaskEntry: type[_Named] = create_model("TaskEntry", __base__=_Named, **_keys(TASK_KEYS))
-BudgetEntry: type[_Named] = create_model("BudgetEntry", __base__=_Named, **_keys(BUDGET_KEYS))
+TaskEntry: type[NamedEntry] = create_model("TaskEntry", __base__=NamedEntry, **keys_of(TASK_KEYS))
+BudgetEntry: type[NamedEntry] = create_model("BudgetEntry", __base__=NamedEntry, **keys_of(BUDGET_KEYS))
 
 
-class MethodEntry(_Named):
+class MethodEntry(NamedEntry):
     method: str | None = None  # None: the name
     options: dict[str, Any] = {}
     training: dict[str, Any] = {}  # overrides the file's
     supernet: str | None = None  # to cut slices from, instead of the base
 
 
-class PlannedJob(_Strict):
+class PlannedJob(Strict):
     name: str
     task: str
     budget: str
@@ -87,7 +87,7 @@ class PlannedJob(_Strict):
     out: str | None = None  # None: a folder of the job's name in the file's folder
 
 
-class Layout(_Strict):
+class Layout(Strict):
     """The keys that lay out the jobs; all other keys are options of every job."""
 
     base: str
@@ -109,10 +109,10 @@ COMMON_KEYS = tuple(
     )
 )
 # The keys of a jobs file; options of `edgevit derive` have the same names.
-JobsFile: type[Layout] = create_model("JobsFile", __base__=Layout, **_keys(COMMON_KEYS))
+JobsFile: type[Layout] = create_model("JobsFile", __base__=Layout, **keys_of(COMMON_KEYS))
 
 
-class _Trained(_Strict):
+class _Trained(Strict):
     training: Training
 
 
@@ -139,7 +139,7 @@ class DeriveJob:
     files: dict[str, str]  # sha256 of the files in the arguments, and of models' weights; not of the images
 
     def sha256(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(vars(self), sort_keys=True).encode()).hexdigest()
 
     def hashes(self) -> set[str]:
         """The hashes of this job with and without lenient options."""
@@ -171,14 +171,15 @@ def read_jobs(file: str | Path) -> tuple[list[DeriveJob], Layout]:
         raise JobsError(f"{file}: {place_keys[0]} says how models are measured; {TABLE}")
     layout = READER.checked(content, JobsFile, str(file))
     try:
-        return _jobs(layout, file), layout
+        return lay_out(layout, file), layout
     except (OptionError, UnknownNameError) as error:
         raise JobsError(f"{file}: {error}") from error
 
 
-def _jobs(layout: Layout, file: Path) -> list[DeriveJob]:
-    tasks, budgets = _by_name("tasks", layout.tasks, file), _by_name("budgets", layout.budgets, file)
-    methods = _by_name("methods", layout.methods, file)
+def lay_out(layout: Layout, file: Path) -> list[DeriveJob]:
+    """The derivations of a file; raises as `read_jobs` does, or the errors of their options."""
+    tasks, budgets = entries_by_name("tasks", layout.tasks, file), entries_by_name("budgets", layout.budgets, file)
+    methods = entries_by_name("methods", layout.methods, file)
     for method in layout.methods:
         _check_method(layout, method, file)
         _check_supernet(layout, method, file)
@@ -190,7 +191,7 @@ def _jobs(layout: Layout, file: Path) -> list[DeriveJob]:
             PlannedJob(name=f"{t}-{b}-{m}", task=t, budget=b, method=m) for t in tasks for b in budgets for m in methods
         ]
     jobs: list[DeriveJob] = []
-    for entry in _by_name("jobs", planned, file).values():
+    for entry in entries_by_name("jobs", planned, file).values():
         for kind, name, entries in (("task", entry.task, tasks), ("budget", entry.budget, budgets)):
             if name not in entries:
                 raise UnknownNameError(kind, name, entries, owner=f"the file of job {entry.name!r}")
@@ -215,7 +216,8 @@ def tasks_side_by_side(jobs: Sequence[DeriveJob], workers: int) -> list[DeriveJo
     return sorted(jobs, key=lambda job: (turn[job.task], first[job.task] != job.name))
 
 
-def _by_name(kind: str, entries: Sequence[Any], file: Path) -> dict[str, Any]:
+def entries_by_name(kind: str, entries: Sequence[Any], file: Path) -> dict[str, Any]:
+    """Entries by their names, which differ, and can be those of folders."""
     named: dict[str, Any] = {}
     for entry in entries:
         name = entry.name
@@ -261,7 +263,7 @@ def _check_supernet(layout: Layout, method: MethodEntry, file: Path) -> None:
         raise JobsError(f"{file}: method {method.name!r} slices no super-network, as {able} does; leave {supernet} out")
 
 
-def _check_budget(budget: _Named, file: Path) -> None:
+def _check_budget(budget: NamedEntry, file: Path) -> None:
     limits = {name: getattr(budget, name) for name in BUDGET_KEYS if name != "cost_table"}
     names = [name for name, value in limits.items() if value is not None]
     if len(names) != 1:
@@ -275,7 +277,9 @@ def _check_budget(budget: _Named, file: Path) -> None:
         check_number(f"budget {budget.name!r}: rate", limits["rate"], "(0, 1)", "0.6 leaves 40 % of the MACs")
 
 
-def _job(layout: Layout, entry: PlannedJob, task: _Named, budget: _Named, method: MethodEntry, file: Path) -> DeriveJob:
+def _job(
+    layout: Layout, entry: PlannedJob, task: NamedEntry, budget: NamedEntry, method: MethodEntry, file: Path
+) -> DeriveJob:
     arguments = {
         "base": layout.base if method.supernet is None else None,
         **{name: getattr(layout, name) for name in COMMON_KEYS},

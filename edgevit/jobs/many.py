@@ -26,7 +26,7 @@ from edgevit.errors import CheckpointError, EdgeVitError, JobsError, OptionError
 from edgevit.jobs.folder import working_in
 from edgevit.jobs.jobs_file import RESULTS, DeriveJob, DeriveManyRequest, read_jobs, tasks_side_by_side
 from edgevit.jobs.jobs_table import READER, TABLE_KIND, JobRow, JobsTable
-from edgevit.jobs.runners import Job, run_in_processes
+from edgevit.jobs.runners import Job, Later, run_in_processes
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.derivation import DerivationRecord
 from edgevit.records.model import ModelSpec
@@ -42,7 +42,7 @@ from edgevit.version import written_by
 
 def run_job(job: DeriveJob, *_: object) -> JobRow:
     """Run one job. An error of edgevit is its result; any other exception is a bug."""
-    row, began, heard = _started(job), time.monotonic(), _Warnings()
+    row, began, heard = _started(job), time.monotonic(), Heard()
     try:
         derivation = run(_request(job), OnlyOnce(heard))
         row = _done(row, derivation.model.spec, derivation.record)
@@ -57,7 +57,7 @@ def with_keys(error: str) -> str:
     return re.sub("--(skip-bad-images|accept-[a-z-]+)", lambda option: f"{option[1].replace('-', '_')}: true", error)
 
 
-class _Warnings(Silent):
+class Heard(Silent):
     """Collects the warnings of a derivation in another process."""
 
     def __init__(self) -> None:
@@ -232,6 +232,9 @@ def _work_off(jobs: Sequence[DeriveJob], results: _Results, workers: int, progre
         done, warned = 0, set[str]()
         try:
             for job, result in events:
+                if isinstance(result, Later):
+                    progress.warn(f"{job.name}: {result.reason}")
+                    continue
                 row = _row(job.record, result)
                 results.add(row)
                 if row.state != "started":

@@ -6,19 +6,26 @@ with None when it begins, and when it ends with its result, or with the error th
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from heapq import heapify, heappop, heappush
 from typing import Any, Generic, TypeVar
 
 from edgevit.errors import EdgeVitError, JobsError
-from edgevit.jobs.workers import Died, work_off
+from edgevit.jobs.workers import Died, Pool
 from edgevit.progress import Progress, Silent
 
 P = TypeVar("P")
 R = TypeVar("R")
 Results = Mapping[str, Any]  # of jobs, by name
+
+# What a job occupies: one of the workers, all of them, so that nothing disturbs it, or else a board by its name.
+WORKER, ALL_WORKERS = "", "*"
+PAUSE_S = 10.0  # before another try of what was not there
+TRIES = 3  # with nothing else to do, and of a job whose process was killed
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,17 @@ class Job(Generic[P, R]):
     record: P
     do: Callable[[P, Results, Progress], R]  # a function of a module
     needs: tuple[str, ...] = ()  # names of jobs before it; `do` gets their results
+    place: str = WORKER
+
+
+@dataclass(frozen=True)
+class Later:
+    """The result of a job that is tried again, because its board does not answer, or another process does it."""
+
+    reason: str
+
+
+Event = tuple[Job[P, R], R | EdgeVitError | Later | None]
 
 
 def run_here(
@@ -64,22 +82,142 @@ def run_here(
 
 def run_in_processes(
     jobs: Sequence[Job[P, R]], results: Results, *, workers: int, threads: int
-) -> Generator[tuple[Job[P, R], R | EdgeVitError | None], None, None]:
-    """Do jobs of one function, which need no others, in worker processes of so many threads each.
+) -> Generator[Event[P, R], None, None]:
+    """Do jobs in worker processes of so many threads each; of those that can begin, the first in order begins.
 
-    Closing the iterator ends the processes: see `work_off`.
+    A job on a board has a process beside the `workers`. A job whose process is killed is tried again, and so is one
+    that gives `Later`; what needs a job that ended with an error ends with one, too. Closing the iterator ends the
+    processes: see `Pool`.
+
+    Args:
+        results: of what is done, by name.
     """
-    due = [job for job in jobs if job.name not in results]
-    if not due:
+    queue = _Queue([job for job in jobs if job.name not in results], results, workers)
+    if not queue.unfinished:
         return
     # A worker imports the function's module before its first job.
-    with closing(work_off(partial(_do, due[0].do), due, workers, threads)) as events:
-        for job, result in events:
-            yield job, _error(result) if isinstance(result, Died) else result
+    with Pool(partial(_do, jobs[0].do), threads) as pool:
+        while queue.unfinished:
+            while (job := queue.take()) is not None:
+                pool.begin((job, {name: queue.results[name] for name in job.needs}))
+                yield job, None
+            for (job, _), result in pool.ended(queue.pause_s()):
+                yield from queue.end(job, result)
 
 
-def _do(_: object, job: Job[Any, R]) -> R:
-    return job.do(job.record, {}, Silent())
+def _do(_: object, piece: tuple[Job[Any, R], Results]) -> R:
+    job, results = piece
+    return job.do(job.record, results, Silent())
+
+
+class _Queue(Generic[P, R]):
+    """The jobs that have not ended."""
+
+    def __init__(self, jobs: Sequence[Job[P, R]], results: Results, workers: int) -> None:
+        self.results, self.workers = dict(results), workers
+        self.unfinished = {job.name: job for job in jobs}
+        self._order = {job.name: number for number, job in enumerate(jobs)}
+        self._missing = {job.name: {name for name in job.needs if name not in results} for job in jobs}
+        self._dependents: dict[str, list[str]] = {}
+        for job in jobs:
+            for name in job.needs:
+                self._dependents.setdefault(name, []).append(job.name)
+        self._running: Counter[str] = Counter()  # by place
+        self._ready: dict[str, list[tuple[int, str]]] = {}  # heaps, by place
+        self._paused: dict[str, float] = {}  # until when, by place or job
+        self._tries: Counter[str] = Counter()
+        for job in jobs:
+            if not self._missing[job.name]:
+                self._ready.setdefault(job.place, []).append((self._order[job.name], job.name))
+        for heap in self._ready.values():
+            heapify(heap)
+
+    def take(self) -> Job[P, R] | None:
+        """The next job that can begin; None: there is none now."""
+        now = time.monotonic()
+        for place, heap in self._ready.items():
+            if not self._has_room(place) or self._paused.get(place, 0) > now:
+                continue
+            paused = []
+            while heap and self._paused.get(heap[0][1], 0) > now:
+                paused.append(heappop(heap))
+            name = heappop(heap)[1] if heap else None
+            for entry in paused:
+                heappush(heap, entry)
+            if name is not None:
+                self._running[place] += 1
+                return self.unfinished[name]
+        return None
+
+    def _has_room(self, place: str) -> bool:
+        if place == WORKER:
+            return self._running[WORKER] < self.workers and not self._running[ALL_WORKERS]
+        if place == ALL_WORKERS:
+            return not (self._running[WORKER] or self._ready.get(WORKER) or self._running[ALL_WORKERS])
+        return not self._running[place]
+
+    def pause_s(self) -> float | None:
+        """Seconds until something that was put off is tried again; None: nothing is."""
+        now = time.monotonic()
+        return min((until - now for until in self._paused.values() if until > now), default=None)
+
+    def end(self, job: Job[P, R], result: R | Died | Later | EdgeVitError) -> Iterator[Event[P, R]]:
+        """Take note of a job that ended; yield it, and what ends with it."""
+        self._running[job.place] -= 1
+        if isinstance(result, Died):
+            self._tries[job.name] += 1
+            if result.code < 0 and self._tries[job.name] < TRIES:
+                self._make_ready(job)
+                yield job, Later(f"its process was ended from outside (signal {-result.code}), and it is done again")
+                return
+            result = _error(result)
+        if isinstance(result, Later):
+            yield from self._put_off(job, result)
+            return
+        self._tries.pop(job.place, None)
+        if isinstance(result, EdgeVitError):
+            yield from self._fail(job, result)
+            return
+        del self.unfinished[job.name]
+        self.results[job.name] = result
+        for name in self._dependents.get(job.name, ()):
+            self._missing[name].discard(job.name)
+            if not self._missing[name] and name in self.unfinished:
+                self._make_ready(self.unfinished[name])
+        yield job, result
+
+    def _make_ready(self, job: Job[P, R]) -> None:
+        heappush(self._ready.setdefault(job.place, []), (self._order[job.name], job.name))
+
+    def _put_off(self, job: Job[P, R], later: Later) -> Iterator[Event[P, R]]:
+        """Try again after a pause: all jobs of its board, or it alone. Give up if nothing else is left to do."""
+        shared = job.place not in (WORKER, ALL_WORKERS)
+        delayed = job.place if shared else job.name
+        self._paused[delayed] = time.monotonic() + PAUSE_S
+        self._tries[delayed] = 1 if self._is_busy() else self._tries[delayed] + 1
+        self._make_ready(job)
+        if self._tries[delayed] < TRIES:
+            yield job, later
+            return
+        for name in [name for _, name in sorted(self._ready[job.place])] if shared else [job.name]:
+            self._ready[job.place].remove((self._order[name], name))
+            yield from self._fail(self.unfinished[name], JobsError(later.reason))
+        heapify(self._ready[job.place])
+
+    def _is_busy(self) -> bool:
+        """Whether a job runs, or can begin, that was not put off."""
+        now = time.monotonic()
+        return bool(+self._running) or any(
+            self._paused.get(place, 0) <= now and any(self._paused.get(name, 0) <= now for _, name in heap)
+            for place, heap in self._ready.items()
+        )
+
+    def _fail(self, job: Job[P, R], error: EdgeVitError) -> Iterator[Event[P, R]]:
+        del self.unfinished[job.name]
+        yield job, error
+        for name in self._dependents.get(job.name, ()):
+            if name in self.unfinished:
+                yield from self._fail(self.unfinished[name], JobsError(f"it needs {job.name}: {error}"))
 
 
 def _error(end: Died) -> JobsError:

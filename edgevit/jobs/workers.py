@@ -12,8 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
@@ -39,51 +38,54 @@ class Died:
     code: int  # as in subprocess: a negative number is a signal
 
 
-def work_off(
-    do: Callable[[P], R], pieces: Sequence[P], processes: int, threads: int
-) -> Generator[tuple[P, R | Died | None], None, None]:
-    """Run every piece; yield it with None when it begins, and with its result, or `Died`, when it ends.
+class Pool(Generic[P, R]):
+    """Processes that each do one piece of work at a time.
 
-    Closing the iterator ends the processes; a KeyboardInterrupt during that kills them.
+    Leaving the block ends the processes; a KeyboardInterrupt during that kills them.
 
     Args:
         do: a function of a module. It, its argument and its result are sent between processes.
         threads: the number of threads in each process.
     """
-    waiting = deque(pieces)
-    workers: dict[Connection, _Worker[P]] = {}
-    try:
-        while waiting or workers:
-            while waiting and len(workers) < processes:
-                with _stops_blocked():
-                    worker = _Worker(do, threads)
-                    workers[worker.link] = worker
-                yield worker.begin(waiting.popleft()), None
-            for link in wait(list(workers)):
-                assert isinstance(link, Connection)
-                worker = workers[link]
-                try:
-                    message = link.recv()
-                except (EOFError, ConnectionResetError):
-                    worker.process.join()
-                    del workers[link]
-                    yield worker.piece, Died(worker.process.exitcode or 0)
-                    continue
-                if message == _READY:
-                    worker.ready = True
-                    continue
-                done = worker.piece
-                if waiting:
-                    begun = worker.begin(waiting.popleft())
-                    yield done, message
-                    yield begun, None
-                else:
-                    link.close()
-                    worker.process.join()
-                    del workers[link]
-                    yield done, message
-    finally:
-        _end(list(workers.values()))
+
+    def __init__(self, do: Callable[[P], R], threads: int) -> None:
+        self._do, self._threads = do, threads
+        self._workers: dict[Connection, _Worker[P]] = {}
+
+    def __enter__(self) -> Pool[P, R]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _end(list(self._workers.values()))
+
+    def begin(self, piece: P) -> None:
+        """Give a piece to an idle process, or to a new one."""
+        worker = next((worker for worker in self._workers.values() if worker.idle), None)
+        if worker is None:
+            with _stops_blocked():
+                worker = _Worker(self._do, self._threads)
+                self._workers[worker.link] = worker
+        worker.begin(piece)
+
+    def ended(self, timeout_s: float | None) -> list[tuple[P, R | Died]]:
+        """Wait for a message of the processes; return the pieces that have ended, with their results."""
+        ends: list[tuple[P, R | Died]] = []
+        for link in wait(list(self._workers), timeout_s):
+            assert isinstance(link, Connection)
+            worker = self._workers[link]
+            try:
+                message = link.recv()
+            except (EOFError, ConnectionResetError):
+                worker.process.join()
+                del self._workers[link]
+                ends += [] if worker.idle else [(worker.piece, Died(worker.process.exitcode or 0))]
+                continue
+            if message == _READY:
+                worker.ready = True
+            else:
+                worker.idle = True
+                ends.append((worker.piece, message))
+        return ends
 
 
 class _Worker(Generic[P]):
@@ -92,7 +94,7 @@ class _Worker(Generic[P]):
     piece: P
 
     def __init__(self, do: Callable[[P], Any], threads: int) -> None:
-        self.ready = False
+        self.ready, self.idle = False, True
         self.link, theirs = _SPAWN.Pipe()
         self.process = _SPAWN.Process(target=_work, args=(theirs, threads))
         with _environment(OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE"):
@@ -100,13 +102,12 @@ class _Worker(Generic[P]):
         theirs.close()
         self._send(do)
 
-    def begin(self, piece: P) -> P:
-        self.piece = piece
+    def begin(self, piece: P) -> None:
+        self.piece, self.idle = piece, False
         self._send(piece)
-        return piece
 
     def _send(self, message: object) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it died, which `work_off` notices
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died, which `Pool.ended` notices
             self.link.send(message)
 
 

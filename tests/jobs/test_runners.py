@@ -1,14 +1,19 @@
-"""Jobs in this process, in order; tests/jobs/test_many.py has those in processes of their own."""
+"""Jobs in this process, in order, and in processes of their own, each as soon as it can begin."""
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import server
 
 from edgevit.errors import BudgetError, DataError, JobsError
-from edgevit.jobs.runners import Job, Results, run_here, run_in_processes
+from edgevit.jobs import runners
+from edgevit.jobs.runners import ALL_WORKERS, Job, Later, Results, run_here, run_in_processes
 from edgevit.progress import Progress, Silent
 
 
@@ -48,3 +53,60 @@ def test_a_job_can_be_sent_to_another_process_and_where_all_are_done_none_is_sta
     job = Job("a", 1, len, ("b",))  # type: ignore[arg-type]  # any function of a module
     assert pickle.loads(pickle.dumps(job)) == job
     assert list(run_in_processes([job], {"a": 1}, workers=1, threads=1)) == []
+
+
+def counted(record: tuple[str, str, int], results: Results, _: Progress) -> Any:
+    """Count the calls in a file, and end as asked in the first of them: killed, put off or with an error."""
+    file, ends, times = record
+    with Path(file).open("a") as opened:
+        opened.write("x")
+    count = len(Path(file).read_text())
+    if count > times:
+        return count + sum(results.values())
+    if ends == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Later("nobody answers") if ends == "later" else JobsError("no such class")
+
+
+def run_all(jobs: list[Job[Any, Any]], workers: int = 2) -> list[tuple[str, Any]]:
+    events = run_in_processes(jobs, {"done": 10}, workers=workers, threads=1)
+    return [(job.name, result) for job, result in events]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("edgevit.jobs.workers._SPAWN", server())
+    monkeypatch.setattr(runners, "PAUSE_S", 0.05)
+
+    def make(name: str, *needs: str, ends: str = "", times: int = 0, place: str = "") -> Job[Any, Any]:
+        return Job(name, (str(tmp_path / name), ends, times), counted, needs, place)
+
+    return make
+
+
+def test_a_job_begins_when_what_it_needs_is_there_and_one_that_is_killed_is_done_again(job: Any) -> None:
+    events = run_all([job("a", "b", "done"), job("b", ends="killed", times=1), job("quiet", place=ALL_WORKERS)])
+    again = next(result for name, result in events if isinstance(result, Later))
+    assert again.reason == "its process was ended from outside (signal 9), and it is done again"
+    assert [(name, result) for name, result in events if result is not again] == [
+        ("b", None), ("b", None), ("b", 2), ("a", None), ("a", 13), ("quiet", None), ("quiet", 1),
+    ]  # fmt: skip
+
+
+def test_what_needs_a_job_that_failed_ends_with_the_reason(job: Any) -> None:
+    ends = {name: str(result) for name, result in run_all([job("a", ends="fails", times=9), job("b", "a")]) if result}
+    assert ends == {"a": "no such class", "b": "it needs a: no such class"}
+
+
+def test_a_board_runs_one_job_at_a_time_and_while_it_does_not_answer_the_others_go_on(job: Any, tmp_path: Path) -> None:
+    dead = [job("dead", place="orin", ends="later", times=99), job("dead2", place="orin"), job("after", "dead2")]
+    slow = [job("slow", place="xavier", ends="later", times=1), job("next", place="xavier")]
+    events = run_all([*dead, *slow, job("other")])
+    ends = {name: result for name, result in events if result is not None and not isinstance(result, Later)}
+    assert [str(ends[name]) for name in ("dead", "dead2", "after")] == [
+        "nobody answers", "nobody answers", "it needs dead2: nobody answers",
+    ]  # fmt: skip
+    assert (ends["slow"], ends["next"], ends["other"]) == (2, 1, 1)
+    assert not (tmp_path / "dead2").exists(), "one job asks for all of a board"
+    of_board = [name for name, _ in events if name in ("slow", "next")]
+    assert of_board == ["slow", "slow", "slow", "slow", "next", "next"]

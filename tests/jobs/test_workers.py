@@ -6,10 +6,11 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from forks import Program
 
-from edgevit.jobs.workers import work_off
+from edgevit.jobs.workers import Died, Pool
 
 
 def told(name: str) -> tuple[str | None, int]:
@@ -17,23 +18,49 @@ def told(name: str) -> tuple[str | None, int]:
     return os.environ.get(name), os.getpid()
 
 
-def test_every_piece_is_told_when_it_begins_and_when_it_ends_and_workers_wait_without_spinning() -> None:
-    names = ["OMP_WAIT_POLICY", "OMP_NUM_THREADS"]
+def killed(when: str) -> int:
+    if when == "now":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.getpid()
+
+
+def ends(pool: Pool[str, Any], count: int) -> list[tuple[str, Any]]:
+    seen: list[tuple[str, Any]] = []
+    while len(seen) < count:
+        seen += pool.ended(60)
+    return seen
+
+
+def test_an_idle_process_gets_the_next_piece_and_waits_without_spinning() -> None:
     before = dict(os.environ)
-    events = list(work_off(told, names, processes=1, threads=1))
-    assert sorted(piece for piece, result in events if result is None) == sorted(names)
-    results = {piece: result for piece, result in events if isinstance(result, tuple)}
+    with Pool(told, threads=1) as pool:
+        pool.begin("OMP_WAIT_POLICY")
+        first = ends(pool, 1)
+        pool.begin("OMP_NUM_THREADS")
+        results = dict(first + ends(pool, 1))
     assert (results["OMP_WAIT_POLICY"][0], results["OMP_NUM_THREADS"][0]) == ("PASSIVE", "1")
-    assert {pid for _, pid in results.values()}.isdisjoint({os.getpid()})
+    assert len({pid for _, pid in results.values()} - {os.getpid()}) == 1
     assert dict(os.environ) == before
+
+
+def test_a_process_that_is_killed_ends_its_piece_alone_and_an_idle_one_ends_none() -> None:
+    with Pool(killed, threads=1) as pool:
+        pool.begin("")
+        ((_, process),) = ends(pool, 1)
+        os.kill(process, signal.SIGKILL)
+        assert pool.ended(60) == []
+        pool.begin("now")
+        assert ends(pool, 1) == [("now", Died(-signal.SIGKILL))]
 
 
 WAITING = """
 import sys
 from bad_jobs import wait
-from edgevit.jobs.workers import work_off
-for _ in work_off(wait, [sys.argv[1]], processes=1, threads=1):
-    pass
+from edgevit.jobs.workers import Pool
+with Pool(wait, threads=1) as pool:
+    pool.begin(sys.argv[1])
+    while not pool.ended(None):
+        pass
 """
 
 
