@@ -117,7 +117,7 @@ def show_model(console: Console, folder: Path) -> None:
         show_derivation(console, record, spec)
     origin = record or supernet
     if origin is not None and origin.fitted_head is not None:
-        console.show(f"the base had no classifier, and was given {origin.fitted_head.format()}")
+        console.show(f"the base was given {origin.fitted_head.format()}")
     if origin is not None and (hint := hint_in(origin)) is not None:
         console.warn(hint)
 

@@ -135,7 +135,8 @@ def base_order(data_names: Sequence[str], base_names: Sequence[str] | None, outp
         return {name: i for i, name in enumerate(data_names)}
     raise DataError(
         f"the data has {len(data_names)} classes ({_first(data_names)}) and the base {outputs} outputs, "
-        f"so it is not known which output is which class; give the base's class names in order with --base-classes FILE"
+        f"so it is not known which output is which class; give the base's class names in order with --base-classes "
+        f"FILE, or --new-head if it does not know these classes"
     )
 
 

@@ -29,6 +29,12 @@ Classes = Annotated[
         common=True,
     ),
 ]
+NewHead = Annotated[
+    bool,
+    Option(
+        "Leave the base's classifier out, and fit one to the images: for classes that the base does not know.", DATA
+    ),
+]
 BaseClasses = Annotated[
     Path | str | Sequence[str] | None,
     Option(

@@ -17,6 +17,7 @@ from edgevit.data.request import (
     Classes,
     Data,
     GroupBy,
+    NewHead,
     OptionalData,
     SkipBadImages,
     check_data,
@@ -118,6 +119,7 @@ class BaseRequest(BaseOptions):
         ),
     ] = None
     base_classes: BaseClasses = None
+    new_head: NewHead = False
     output: OutputOption = OUTPUTS[0]
     # How images are split and read, for the check of the base and for a head that is fitted.
     validation_fraction: ValidationFraction = 0.1
@@ -135,6 +137,10 @@ class BaseRequest(BaseOptions):
         """The base, by its name in other requests."""
         return self.name
 
+    def opening(self) -> dict[str, Any]:
+        """The arguments of `open_network`."""
+        return {**super().opening(), "new_head": self.new_head}
+
     def check(self) -> None:
         """Refuse a request that cannot be carried out; `edgevit.base` lists the errors."""
         refuse_existing(self.out, overwrite=self.overwrite)
@@ -144,7 +150,13 @@ class BaseRequest(BaseOptions):
         if self.output not in OUTPUTS:
             raise UnknownNameError("output", self.output, OUTPUTS)
         if self.output == "features":
-            refuse_classes({"--classes": self.classes is not None, "--base-classes": self.base_classes is not None})
+            refuse_classes(
+                {
+                    "--classes": self.classes is not None,
+                    "--base-classes": self.base_classes is not None,
+                    "--new-head": self.new_head,
+                }
+            )
         elif self.data is not None:
             check_data(self.data, self.classes, self.base_classes)
 
@@ -158,6 +170,7 @@ class Request(BaseOptions):
     out: Annotated[Path, OUT]
     classes: Classes = None
     base_classes: BaseClasses = None
+    new_head: NewHead = False
     validation_fraction: ValidationFraction = 0.1
     group_by: GroupBy = None
     skip_bad_images: SkipBadImages = False
@@ -184,6 +197,10 @@ class Request(BaseOptions):
         ),
     ] = None
     training: Annotated[Training, Nested()] = field(default_factory=Training)
+
+    def opening(self) -> dict[str, Any]:
+        """The arguments of `open_network`."""
+        return {**super().opening(), "new_head": self.new_head}
 
     def _check(
         self, base: str | Path, method: str, options: Mapping[str, Any], unlabelled: str | Path | None = None
@@ -369,6 +386,7 @@ class Deriving(Request):
         of_classes = {
             "--classes": self.classes is not None,
             "--base-classes": self.base_classes is not None,
+            "--new-head": self.new_head,
             "--reject": self.reject is not None,
             "--finetune-base": self.finetune_base,
             "--derive-from": self.derive_from != STARTS[0],
@@ -475,7 +493,7 @@ class DeriveRequest(Deriving):
 
     def needs_images(self) -> bool:
         """Whether anything is trained or measured: anything but an untrained slice."""
-        asks = (self.training.steps, self.finetunes_base, self.unlabelled, self.reject is not None)
+        asks = (self.training.steps, self.finetunes_base, self.unlabelled, self.reject is not None, self.new_head)
         return describe(self.method).needs_images or any(asks)
 
     def check_budget(self) -> None:

@@ -41,7 +41,7 @@ from edgevit.network.weights import FOREIGN, Weights, fill_network, first_line, 
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import Progress, Silent
 from edgevit.records.belonging import file_fault
-from edgevit.records.model import BaseFacts, ModelSpec, TargetClass
+from edgevit.records.model import BaseFacts, Head, ModelSpec, TargetClass
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.reading import Reading, reading_settings, transform_settings
 from edgevit.records.release import CONFIG, PROCESSOR, ReleaseFacts, is_release, read_release, weights_of
@@ -235,7 +235,7 @@ SOME_CLASSES = 1000  # of a random classifier
 
 @dataclass(frozen=True)
 class Headless:
-    """A base without a classifier: its network maps images [B, C, H, W] to pooled features [B, d]."""
+    """A base whose classifier is missing or does not count: images [B, C, H, W] to pooled features [B, d]."""
 
     network: Network
     timm_name: str
@@ -297,13 +297,31 @@ def open_network(
     pretrained: bool = False,
     model_args: Mapping[str, Any] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
+    new_head: bool = False,
     progress: Progress | None = None,
 ) -> Model | Headless:
-    """Open a base like `open_base`, or one without a classifier.
+    """Open a base like `open_base`, or one without a classifier, or whose classifier does not count (`new_head`).
 
     Raises:
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the base cannot be opened.
     """
+    given = {"checkpoint": checkpoint, "pretrained": pretrained, "model_args": model_args}
+    opened = _open(base, **given, preprocessing=preprocessing, progress=progress)
+    if isinstance(opened, Headless) or not new_head:
+        return opened
+    spec, network = opened.spec, Network(opened.module, opened.family)
+    return Headless(network, spec.timm_name, spec.timm_args, spec.preprocessing, opened.release)
+
+
+def _open(
+    base: str | Path,
+    *,
+    checkpoint: str | Path | None,
+    pretrained: bool,
+    model_args: Mapping[str, Any] | None,
+    preprocessing: Mapping[str, Any] | None,
+    progress: Progress | None,
+) -> Model | Headless:
     check_openable(base, checkpoint=checkpoint, pretrained=pretrained, model_args=model_args)
     base, progress = plain_base(base), progress or Silent()
     if is_builder(base):
@@ -610,11 +628,10 @@ def save(model: Model, folder: Path, *, overwrite: bool = False, **records: Any)
         files.write(model.spec, **records)
 
 
-def derived_spec(base: ModelSpec, network: Network, head: str, classes: tuple[TargetClass, ...]) -> ModelSpec:
+def derived_spec(base: ModelSpec, network: Network, head: Head, classes: tuple[TargetClass, ...]) -> ModelSpec:
     """Describe a network that was derived from `base`."""
     blocks = network.dims
     outputs = network.classifiers[0].out_features
-    assert head in ("subset", "full")
     geometry = network.geometry
     changed = network.timm_arguments(len(base.blocks), base.base.embed or geometry.embed)
     spec = ModelSpec(
@@ -622,7 +639,7 @@ def derived_spec(base: ModelSpec, network: Network, head: str, classes: tuple[Ta
         timm_args={**base.timm_args, "num_classes": outputs, **changed},
         family=base.family,
         blocks=blocks,
-        head="subset" if head == "subset" else "full",
+        head=head,
         classes=classes,
         preprocessing=dict(base.preprocessing),
         macs=geometry.macs(blocks),

@@ -239,7 +239,7 @@ def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None =
     use, code = "Classify an image", _classify(spec, loader) if spec.classes else _NAMELESS
     if features:
         use, code = "Compute the features of an image", _OUTPUTS.format(name="features")
-    fitted = "" if head is None else f"\nIt had no classifier, and has {head}.\n"
+    fitted = "" if head is None else f"\nIt was given {head}.\n"
     return f"""# {name}
 
 {spec.timm_name} {kept}. Nothing else was removed:

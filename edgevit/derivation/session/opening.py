@@ -22,13 +22,13 @@ from edgevit.derivation.problem import Problem, Stopwatch
 from edgevit.derivation.request import BaseRequest, DeriveRequest, Deriving, SupernetRequest
 from edgevit.derivation.session.features import features_model, units_sha256, with_units
 from edgevit.derivation.solve.head import with_fitted_head
-from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError, UnknownNameError
+from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError
 from edgevit.network.checkpoint import Headless, Model, save, tensors_sha256
 from edgevit.network.classifier import with_classes
 from edgevit.network.network import Network
 from edgevit.progress import Progress
 from edgevit.records.derivation import FittedHead
-from edgevit.records.model import ModelSpec, TargetClass
+from edgevit.records.model import Head, ModelSpec, TargetClass
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import HISTORY
 from edgevit.records.unfinished import open_partial, partial_folder, remove_cheap
@@ -50,7 +50,7 @@ class Opened:
     assumed: Assumptions | None  # None: there are no images
     passes: Passes
     cache: Cache
-    head: str
+    head: Head
     network: Network  # the base's, with the requested head
 
     def resume_key(self, training: Training) -> dict[str, Any]:
@@ -91,14 +91,13 @@ class Opened:
 def open_for(
     base: Model | Headless,
     request: Deriving | SupernetRequest | BaseRequest,
-    head: str,
+    head: Head,
     task: Task,
     progress: Progress,
 ) -> Opened:
     """Give the base the requested head, fitted to the task's images where it has none, and report the assumptions.
 
     Raises:
-        UnknownNameError: there is no such head.
         DataError: no head can be fitted to these images.
     """
     assert request.base is not None
@@ -106,9 +105,7 @@ def open_for(
     cache = _cache(request, task, passes)
     model, fitted = with_fitted_head(base, task, passes, cache)
     assumed = _assumed(base, request, task, progress, fitted=fitted is not None)
-    if head not in ("subset", "full"):
-        raise UnknownNameError("head", head, ["subset", "full"])
-    of_task = with_classes if head == "subset" else Network.with_columns
+    of_task = Network.with_columns if head == "full" else with_classes
     network = of_task(model, task.base_columns)
     return Opened(str(request.base), model, fitted, task, assumed, passes, cache, head, network)
 

@@ -71,7 +71,7 @@ class ResolvedDerivation:
             config=asdict(self.config),
             training=training_record(self.training) if task.has_images else None,
             shape=shape_record(self.policy),
-            head="subset" if self.opened.head == "subset" else "full",
+            head=self.opened.head,
             data=task.record() if task.has_images else None,
             assumptions=None if assumed is None else assumed.record(checked),
             fitted_head=self.opened.fitted,

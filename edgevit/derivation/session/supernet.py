@@ -45,7 +45,7 @@ from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import BaseCheckRecord, TrainingRecord
-from edgevit.records.model import ModelSpec
+from edgevit.records.model import Head, ModelSpec
 from edgevit.records.supernet import SettingsRecord, SlicePoint, SupernetRecord, Unit
 from edgevit.request import as_request, takes_options
 from edgevit.text import format_count
@@ -166,7 +166,7 @@ def run(request: SupernetRequest, progress: Progress | None = None) -> SuperNet:
     config = make_config(SUPERNET, Config, request.options)
     policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
     base = open_network(request.base, **request.opening(), progress=progress)
-    head = "full" if request.classes is None else "subset"
+    head: Head = "full" if request.classes is None else "subset"
     opened = open_for(base, request, head, open_task_for(base, request, progress), progress)
     task, spec, compute = opened.task, opened.base.spec, opened.passes.compute
     budget = make_budget(spec.macs, spec.params, rate=request.rate)

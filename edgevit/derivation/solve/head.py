@@ -45,8 +45,7 @@ def open_task_for(
     names: str | Path | Sequence[str] | None
     if isinstance(base, Model) and base.spec.output_kind == "features":
         raise OptionError(
-            f"{request.base} puts out features: derive from it with --output features, or from the base that it came "
-            "from for classes"
+            f"{request.base} puts out features: derive from it with --output features, or for classes with --new-head"
         )
     if isinstance(base, Model):
         outputs, names = base.spec.outputs, request.base_classes or base.spec.output_names
@@ -99,7 +98,7 @@ def with_fitted_head(
     images = _images_per_class(task)
     seconds = (len(task.train) + len(task.validation)) * sum(image_seconds(base.network, task.train, passes.compute))
     passes.progress.note(
-        f"{base.timm_name} has no classifier: a linear head is fitted to {len(task.train)} training images of "
+        f"{base.timm_name} gets a linear head, fitted to {len(task.train)} training images of "
         f"{len(images)} classes, in about {rounded_duration(seconds)}; less where the cache has it"
     )
     key = {

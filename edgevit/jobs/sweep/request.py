@@ -148,7 +148,7 @@ class SweepRequest(Request):
         """The options that must be the same to continue a sweep, as plain values."""
         weights = contents({"base": str(self.base), "checkpoint": self.checkpoint and str(self.checkpoint)})
         identity = {
-            **self.opening(),
+            **{name: value for name, value in self.opening().items() if name != "new_head" or value},
             **{name: getattr(self, name) for name in ("base", "data", "method", "options")},
             **{name: getattr(self, name) for name in ("shape", "ffn_multiple", "embed_multiple")},
             **{name: getattr(self, name) for name in ("skip_bad_images", "validation_fraction")},

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from small_base import ARGS, write_checkpoint
 
 import edgevit
@@ -64,9 +64,7 @@ def test_a_base_without_a_head_is_written_with_one_for_all_classes_of_the_data(h
     model = edgevit.base(NAME, out=tmp_path / "base", progress=progress, **given(headless))
     assert model.classes == DIGITS and model.spec.output_names == DIGITS and model.spec.head == "full"
     said = [note for note in progress.notes if "head" in note]
-    assert said[0].startswith(
-        f"{NAME} has no classifier: a linear head is fitted to 1297 training images of 10 classes"
-    )
+    assert said[0].startswith(f"{NAME} gets a linear head, fitted to 1297 training images of 10 classes")
     assert re.search(r", in about \d+ s; less where the cache has it$", said[0])
     assert "of 143 validation images" in said[1] and said[1] in (tmp_path / "base" / "README.md").read_text()
     seen = edgevit.evaluate(tmp_path / "base", "digits")
@@ -148,6 +146,38 @@ def test_the_base_that_derive_names_has_its_head(headless: Path, edgevit_main: A
     assert made.code == 0, made.err
     small, whole = (edgevit.load(tmp_path / name).spec for name in ("small", "base"))
     assert small.base == whole.base and small.class_names == whole.class_names
+
+
+def test_a_new_head_is_that_of_the_base_without_its_classifier(headless: Path, small_vit: Any, tmp_path: Path) -> None:
+    """Also where a slice of a super-network is to know other classes."""
+    vit = small_vit(num_classes=6)
+    vit.load_state_dict(load_file(headless), strict=False)
+    save_file(vit.state_dict(), tmp_path / "classifier.safetensors")
+    of_body = edgevit.base(NAME, out=tmp_path / "body", **given(headless))
+    asked = {**given(tmp_path / "classifier.safetensors"), "new_head": True}
+    made = edgevit.base(NAME, out=tmp_path / "new", **asked)
+    assert made.classes == DIGITS
+    torch.testing.assert_close(made.state_dict(), of_body.state_dict())
+    training = Training(steps=0, device="cpu")
+    derived = edgevit.derive(NAME, out=tmp_path / "m", rate=0.3, method="magnitude", training=training, **asked)
+    assert derived.record.fitted_head is not None and derived.record.accuracy.derived.images == 357
+    with pytest.raises(DataError, match=r"10 classes .* and the base 6 outputs, .* or --new-head if it does not know"):
+        edgevit.derive(NAME, out=tmp_path / "no", rate=0.3, **{**asked, "new_head": False})
+
+
+@pytest.mark.slow
+def test_a_slice_of_a_network_for_every_size_gets_a_new_head(headless: Path, tmp_path: Path) -> None:
+    training = Training(steps=2, batch_size=32, device="cpu", evaluations=1)
+    asked = {**given(headless), "classes": "3,5,8"}
+    options = {"points": 2, "proxy_images": 32}
+    edgevit.supernet(NAME, out=tmp_path / "net", rate=0.5, training=training, options=options, **asked)
+    slices = {"method": "skd", "supernet": tmp_path / "net", "rate": 0.2, "new_head": True}
+    derived = edgevit.derive(
+        data="digits", classes="0,1,2", out=tmp_path / "slice", training=Training(steps=0, device="cpu"), **slices
+    )
+    assert derived.record.accuracy.derived.top1 > 0.6 and edgevit.load(tmp_path / "slice").classes == ["0", "1", "2"]
+    with pytest.raises(OptionError, match="--data is missing"):
+        edgevit.derive(out=tmp_path / "none", **slices)
 
 
 @pytest.mark.slow
