@@ -63,9 +63,9 @@ def linked(text: str) -> str:
 
 EXIT_CODES = {
     0: "success",
-    1: "an error or a wrong option (see the last line of stderr); a job of `derive-many` failed; `board` found a "
-    "problem; a gate of `bench` could not be judged",
-    FAILED: "`bench`: a gate failed; `derive`: the model exceeds its measured budget",
+    1: "an error or a wrong option (see the last line of stderr); a job of `derive-many` or `fleet` failed or waits; "
+    "`board` found a problem; a gate of `bench` could not be judged",
+    FAILED: "`bench` and `fleet`: a gate failed; `derive`: the model exceeds its measured budget",
     VOID: "`bench` and `compare`: a run is void, because clocks changed or the board throttled",
     STOPPED: "stopped by Ctrl-C or SIGTERM; the last line of stderr says how to continue, where that is possible",
     CLOSED: "the reader of stdout, such as `head`, closed it",

@@ -17,6 +17,7 @@ from edgevit.agent.records import SCHEMA, Run
 from edgevit.board.layers import LAYERS_KIND
 from edgevit.derivation.allocate.cost_table import SCHEMA as COST_TABLE_SCHEMA
 from edgevit.derivation.allocate.cost_table import CostTable
+from edgevit.jobs.fleet.states import JOB_KIND
 from edgevit.jobs.jobs_table import TABLE_KIND
 from edgevit.jobs.suite.record import SUITE_KIND
 from edgevit.jobs.sweep.record import SWEEP_KIND
@@ -40,7 +41,7 @@ FOLDER = Path(__file__).parent / "schemas"
 KINDS: tuple[RecordKind[Any], ...] = (
     MODEL_KIND, DERIVATION_KIND, PLAN_KIND, SUPERNET_KIND, EXPORT_KIND, ENGINE_KIND, SWEEP_KIND, TABLE_KIND,
     LAYERS_KIND, SUITE_KIND, IMPORTED_KIND, HISTORY_KIND, REQUEST_KIND, BASELINES_KIND, DECIDED_KIND,
-    SAVED_KIND, SEARCH_KIND, KEY_KIND, ENGINES_KIND, REPORT_KIND,
+    SAVED_KIND, SEARCH_KIND, KEY_KIND, ENGINES_KIND, REPORT_KIND, JOB_KIND,
 )  # fmt: skip
 
 

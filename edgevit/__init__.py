@@ -57,6 +57,8 @@ if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when
     from edgevit.engines.run import evaluate as evaluate
     from edgevit.engines.run import export as export
     from edgevit.jobs.budgets.run import meet as meet
+    from edgevit.jobs.fleet.request import FleetRequest as FleetRequest
+    from edgevit.jobs.fleet.run import fleet as fleet
     from edgevit.jobs.jobs_file import DeriveManyRequest as DeriveManyRequest
     from edgevit.jobs.many import derive_many as derive_many
     from edgevit.jobs.suite.request import CharacterizeRequest as CharacterizeRequest
@@ -86,6 +88,7 @@ _MODULES = {  # of what the package gives at its top
     "EvaluateRequest": "edgevit.engines.request",
     "ExportRequest": "edgevit.engines.request",
     "DeriveManyRequest": "edgevit.jobs.jobs_file",
+    "FleetRequest": "edgevit.jobs.fleet.request",
     "MeetRequest": "edgevit.latency.request",
     "MeasurementTarget": "edgevit.latency.target",
     "ReportRequest": "edgevit.reporting.request",
@@ -102,6 +105,7 @@ _MODULES = {  # of what the package gives at its top
     "derive_many": "edgevit.jobs.many",
     "evaluate": "edgevit.engines.run",
     "export": "edgevit.engines.run",
+    "fleet": "edgevit.jobs.fleet.run",
     "load": "edgevit.network.checkpoint",
     "meet": "edgevit.jobs.budgets.run",
     "report": "edgevit.reporting.run",

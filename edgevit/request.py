@@ -153,7 +153,7 @@ def request_of(kind: type[R], keywords: Given, function: str) -> R:
     """
     options = {declared.field: declared for declared in options_of(cast("Any", kind))}
     records = {declared.path[0] for declared in options.values() if len(declared.path) > 1}
-    hints, values, inside = _hints(kind), dict[str, Any](), dict[str, Any]()
+    hints, values, inside = _hints(cast("Any", kind)), dict[str, Any](), dict[str, Any]()
     for name, value in keywords.items():
         declared = options.get(name)
         if declared is None and name not in records:

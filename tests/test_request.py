@@ -136,8 +136,8 @@ ASKED = {
     "base": edgevit.BaseRequest, "bench": edgevit.BenchRequest, "bench_in_turns": edgevit.BenchRequest,
     "compare": edgevit.CompareRequest, "cost": edgevit.CostRequest, "derive": edgevit.DeriveRequest,
     "derive_many": edgevit.DeriveManyRequest, "evaluate": edgevit.EvaluateRequest, "export": edgevit.ExportRequest,
-    "meet": edgevit.MeetRequest, "characterize": edgevit.CharacterizeRequest, "report": edgevit.ReportRequest,
-    "supernet": edgevit.SupernetRequest, "sweep": edgevit.SweepRequest,
+    "fleet": edgevit.FleetRequest, "meet": edgevit.MeetRequest, "characterize": edgevit.CharacterizeRequest,
+    "report": edgevit.ReportRequest, "supernet": edgevit.SupernetRequest, "sweep": edgevit.SweepRequest,
 }  # fmt: skip
 
 

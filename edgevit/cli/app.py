@@ -20,6 +20,7 @@ from edgevit.cli import (
     derive_many,
     evaluate,
     export,
+    fleet,
     ls,
     methods,
     profiles,
@@ -39,7 +40,7 @@ from edgevit.version import written_by
 
 # As `edgevit --help` lists them.
 FIRST = (derive, sweep, export, bench, report, evaluate, compare, show, methods, board)
-MORE = (base, derive_many, supernet, cost, ls, profiles, characterize, cache)
+MORE = (base, fleet, derive_many, supernet, cost, ls, profiles, characterize, cache)
 COMMANDS = (*FIRST, *MORE)
 ALIASES = {"prove": characterize}  # not listed
 

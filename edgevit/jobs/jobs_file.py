@@ -271,7 +271,7 @@ def _check_budget(budget: NamedEntry, file: Path) -> None:
         *first, last = limits
         raise JobsError(f"{file}: budget {budget.name!r} is {listed_names}; give one of {', '.join(first)} and {last}")
     timed = [name for name in names if name in MEASURED_BUDGETS]
-    if timed and budget.model_dump()["cost_table"] is None:
+    if timed and budget.model_dump()["cost_table"] is None and getattr(budget, "board", None) is None:
         raise JobsError(f"{file}: budget {budget.name!r} is in {timed[0]}, and has no cost_table; {TABLE}")
     if limits["rate"] is not None:
         check_number(f"budget {budget.name!r}: rate", limits["rate"], "(0, 1)", "0.6 leaves 40 % of the MACs")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heapify, heappop, heappush
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from edgevit.errors import EdgeVitError, JobsError
 from edgevit.jobs.workers import Died, Pool
@@ -92,17 +92,32 @@ def run_in_processes(
     Args:
         results: of what is done, by name.
     """
-    queue = _Queue([job for job in jobs if job.name not in results], results, workers)
+    queue = JobQueue([job for job in jobs if job.name not in results], results, workers)
     if not queue.unfinished:
         return
     # A worker imports the function's module before its first job.
     with Pool(partial(_do, jobs[0].do), threads) as pool:
-        while queue.unfinished:
-            while (job := queue.take()) is not None:
-                pool.begin((job, {name: queue.results[name] for name in job.needs}))
-                yield job, None
-            for (job, _), result in pool.ended(queue.pause_s()):
-                yield from queue.end(job, result)
+        yield from work_off(queue, pool)
+
+
+class Places(Protocol):
+    """Where jobs are done."""
+
+    def begin(self, piece: tuple[Job[Any, Any], Results], /) -> None:
+        """Begin a job with the results that it needs."""
+
+    def ended(self, timeout_s: float | None, /) -> Sequence[tuple[tuple[Job[Any, Any], Results], Any]]:
+        """Wait for jobs to end; return some with their results, or `Died`."""
+
+
+def work_off(queue: JobQueue[P, R], places: Places) -> Generator[Event[P, R], None, None]:
+    """Do all jobs of a queue."""
+    while queue.unfinished:
+        while (job := queue.take()) is not None:
+            places.begin((job, {name: queue.results[name] for name in job.needs}))
+            yield job, None
+        for (job, _), result in places.ended(queue.pause_s()):
+            yield from queue.end(job, result)
 
 
 def _do(_: object, piece: tuple[Job[Any, R], Results]) -> R:
@@ -110,7 +125,7 @@ def _do(_: object, piece: tuple[Job[Any, R], Results]) -> R:
     return job.do(job.record, results, Silent())
 
 
-class _Queue(Generic[P, R]):
+class JobQueue(Generic[P, R]):
     """The jobs that have not ended."""
 
     def __init__(self, jobs: Sequence[Job[P, R]], results: Results, workers: int) -> None:

@@ -17,6 +17,8 @@ from edgevit.agent.records import RecordError, Run
 from edgevit.board.comparison import RunReader
 from edgevit.board.layers import LAYERS_KIND, LayerProfile
 from edgevit.errors import EdgeVitError, OptionError, RunsError
+from edgevit.jobs.fleet.states import JOB_KIND
+from edgevit.jobs.fleet.states import RECORD as JOB
 from edgevit.jobs.jobs_file import RESULTS
 from edgevit.jobs.jobs_table import TABLE_KIND
 from edgevit.records.answers import RightImages
@@ -36,7 +38,9 @@ BEGINS = (b'{"batch"', b'{"schema"')  # lines of runs, whose keys are sorted, an
 NEAR = 16  # bytes
 FOREIGN = 1000  # lines, after which a file that nobody asked for and that has none of ours is read no further
 READER = Reader(RunsError, hint="remove the line if it was cut off")
-TABLES = (RESULTS[0], SWEEP)
+PLANS = (".yaml", ".yml")  # of a fleet, or of many derivations
+TABLES = (RESULTS[0], SWEEP, JOB)
+PLAN = Reader(RunsError, hint="`edgevit fleet --example` prints a plan")
 SWEPT = Reader(RunsError, hint="remove it to sweep again: models that are there stay")
 
 
@@ -114,11 +118,13 @@ def gather(paths: Sequence[Path]) -> Evidence:
     """Read everything below some paths.
 
     Args:
-        paths: folders, which are searched with all below them, and JSON-lines files of runs or of profiled layers.
+        paths: folders, which are searched with all below them, JSON-lines files of runs or of profiled layers, and
+            plans of `edgevit fleet` and `edgevit derive-many`, which stand for their folders.
 
     Raises:
         OptionError: a path does not exist or is another kind of file, or there is nothing to report.
     """
+    paths = [_folder_of(path) if path.suffix in PLANS and path.is_file() else path for path in paths]
     for path in paths:
         if not path.exists():
             raise OptionError(f"no {path}; give folders of models, and files that `edgevit bench --output` wrote")
@@ -143,6 +149,14 @@ def gather(paths: Sequence[Path]) -> Evidence:
         )
     evidence.models = _with_own_names(evidence.models)
     return evidence
+
+
+def _folder_of(plan: Path) -> Path:
+    """The folder of the models of a plan."""
+    out = PLAN.yaml(plan, dict[str, Any]).get("out")
+    if not isinstance(out, str):
+        raise RunsError(f"{plan} has no out, the folder of its models; {PLAN.hint}")
+    return Path(out)
 
 
 def _below(root: Path) -> Iterator[Path]:
@@ -173,6 +187,8 @@ def _take(evidence: Evidence, path: Path, *, named: bool) -> None:
         _take_lines(evidence, path, named=named)
     elif path.name == SWEEP:
         _take_sweep(evidence, path)
+    elif path.name == JOB:
+        _take_job(evidence, path)
     else:
         _take_jobs(evidence, path)
 
@@ -260,6 +276,16 @@ def _take_jobs(evidence: Evidence, file: Path) -> None:
             evidence.skip(f"{file}, job {row.job}", f"failed: {row.error or 'nobody knows why'}")
         elif row.state == "done" and not any(at.is_dir() for at in (Path(row.out), file.parent / Path(row.out).name)):
             evidence.skip(f"{file}, job {row.job}", f"its folder {row.out} is gone")
+
+
+def _take_job(evidence: Evidence, file: Path) -> None:
+    """List a job of a fleet that failed; ignore other files of that name."""
+    content = evidence.read(file, lambda: SWEPT.json(file, dict[str, Any])) or {}
+    if content.get("record") != JOB_KIND.name:
+        return
+    job = evidence.read(file, lambda: JOB_KIND.checked(content, str(file)))
+    if job is not None and job.state == "failed":
+        evidence.skip(f"{file}, job {job.job}", f"failed: {job.reason}")
 
 
 def _take_sweep(evidence: Evidence, file: Path) -> None:

@@ -58,7 +58,11 @@ class ReportRequest:
 
     paths: Annotated[
         Sequence[Path],
-        Option("Folders to search for models, and files written by `edgevit bench --output`.", None, repeated=True),
+        Option(
+            "Folders to search for models, plans of `edgevit fleet`, and files written by `edgevit bench --output`.",
+            None,
+            repeated=True,
+        ),
     ]
     output: Annotated[
         Path | None,

@@ -118,7 +118,7 @@ def test_help_of_all_commands_imports_no_request() -> None:
 # What a command may declare by hand, with the reason: every other option is a field of a request.
 SPOKEN = {"json", "quiet", "verbose"}  # how the terminal is spoken to, whatever is done
 BY_HAND = {
-    "derive-many": {"example"},  # prints a plan to begin with, and ends
+    "derive-many": {"example"}, "fleet": {"example"},  # prints a plan to begin with, and ends
     "methods": {"method"}, "profiles": {"profile"}, "show": {"folder"},  # what is printed; nothing is done
     "ls": {"folder"},  # the same
     "cache": {"all", "clear"},  # of this machine, and nothing that Python or a record would ask for

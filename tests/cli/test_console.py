@@ -160,6 +160,7 @@ REQUIRED = {
     "evaluate": ["nowhere"],
     "base": ["vit", "--out", "OUT"],
     "derive-many": ["nowhere"],
+    "fleet": ["nowhere"],
     "show": ["nowhere"],
     "report": ["nowhere"],
     "sweep": ["vit", "--out", "OUT", "--data", "digits", "--rates", "0.5"],

@@ -143,6 +143,8 @@ REFUSED: list[tuple[list[str], str]] = [
     (["show", "nowhere"], "nowhere does not exist"),
     (["show", "images"], "images is not a complete model folder"),
     (["derive-many", "nowhere.yaml"], "nowhere.yaml"),
+    (["fleet", "nowhere.yaml"], "nowhere.yaml"),
+    (["fleet", "nowhere.yaml", "--only", "5/4"], "--only 5/4 is not a part"),
     (["bench", "nowhere"], "no model at nowhere"),
     (["bench", "nowhere", "--compare", "nowhere.jsonl"], "nowhere.jsonl"),
     (["bench", "nowhere", "--gate", "speed"], "speed"),

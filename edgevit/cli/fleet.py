@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgevit.cli import arguments
+from edgevit.cli.command import asks
+from edgevit.cli.console import Console, JsonFlag, QuietFlag, VerboseFlag, write
+from edgevit.imports import importing
+from edgevit.request import OUTPUT
+
+if TYPE_CHECKING:
+    from edgevit.jobs.fleet.request import FleetRequest
+    from edgevit.jobs.fleet.states import JobProgress, JobState
+
+SHOWN = 20  # of the reasons to wait
+
+
+def _example(is_on: bool) -> None:
+    if is_on:
+        from edgevit.jobs.fleet.plan import EXAMPLE
+
+        write(EXAMPLE.read_text(encoding="utf-8").rstrip("\n"))
+        raise typer.Exit
+
+
+@asks(request="edgevit.jobs.fleet.request:FleetRequest")
+def main(
+    request: FleetRequest,
+    *,
+    example: Annotated[
+        bool,
+        typer.Option(
+            "--example",
+            callback=_example,
+            is_eager=True,
+            help="Print an example plan with every key.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    json: JsonFlag = False,
+    quiet: QuietFlag = False,
+    verbose: VerboseFlag = False,
+) -> int:
+    """Derive, export, build, check and measure all models of one plan. The same command continues whatever broke.
+
+    Begin with: edgevit fleet --example > plan.yaml
+
+    Exit code 0: all is done and all gates hold. 3: all is done, and a gate does not hold.
+    """
+    from dataclasses import asdict
+
+    from edgevit.board.gates import FAILED
+    from edgevit.jobs.fleet.plan import read_plan
+    from edgevit.jobs.fleet.states import states_of
+
+    console = Console(json=json, quiet=quiet, verbose=verbose)
+    plan = read_plan(request.plan)  # before torch is imported
+    if request.status:
+        states = states_of(plan.part(request.only))
+    else:
+        with importing():
+            from edgevit.jobs.fleet.run import run
+
+        states = run(request, console.progress)
+    show_states(console, states)
+    console.show(arguments.page_line(request.plan))
+    console.result({"folder": str(Path(plan.layout.out)), "jobs": [asdict(state) for state in states]})
+    if all(state.state == "done" for state in states):
+        return 0 if all(state.holds for state in states) else FAILED
+    return 1
+
+
+def show_states(console: Console, states: list[JobState]) -> None:
+    """Show how many jobs of each stage are in which state, and the reasons of those that are not done."""
+    from rich.table import Table
+
+    kinds: tuple[JobProgress, ...] = ("done", "running", "waiting", "failed")
+    table = Table("stage", *kinds, "hours")
+    for stage in dict.fromkeys(state.stage for state in states):
+        of_stage = [state for state in states if state.stage == stage]
+        counts = Counter(state.state for state in of_stage)
+        hours = sum(state.seconds or 0 for state in of_stage) / 3600
+        table.add_row(stage, *(str(counts[kind]) for kind in kinds), f"{hours:.2f}")
+    console.show(table)
+    for state in states:
+        broken = [f"{gate}: {verdict}" for gate, verdict in state.gates.items() if verdict != "pass"]
+        if state.state == "failed" or broken:
+            console.show(f"{state.job} failed: {state.reason or '; '.join(broken)}")
+        elif state.state == "running":
+            console.show(f"{state.job} is running")
+    waiting = Counter(state.reason for state in states if state.state == "waiting").most_common()
+    for reason, count in waiting[:SHOWN]:
+        console.show(f"{count} {'job waits' if count == 1 else 'jobs wait'} {reason}")
+    if len(waiting) > SHOWN:
+        console.show(f"{len(waiting) - SHOWN} more reasons to wait; --json lists them")

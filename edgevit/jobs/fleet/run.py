@@ -1,0 +1,196 @@
+"""`edgevit fleet PLAN`: do the jobs of a plan that are not done, in worker processes."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgevit.derivation.allocate.budget import make_budget
+from edgevit.derivation.allocate.cost_table import load_cost_table
+from edgevit.derivation.allocate.policy import make_policy
+from edgevit.derivation.compatibility import refuse_base
+from edgevit.derivation.feasibility import Target
+from edgevit.derivation.method import find_method, refuse_training
+from edgevit.derivation.request import DeriveRequest
+from edgevit.errors import EdgeVitError, Interrupted, JobsError, OptionError
+from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, read_plan
+from edgevit.jobs.fleet.request import FleetRequest
+from edgevit.jobs.fleet.stages import carry_out
+from edgevit.jobs.fleet.states import JobRecord, JobState, finished, states_of
+from edgevit.jobs.many import with_keys
+from edgevit.jobs.runners import Job, Later, run_in_processes
+from edgevit.network.checkpoint import network_without_weights
+from edgevit.network.classifier import with_classes, with_features
+from edgevit.network.network import Network
+from edgevit.numbers import COUNT, check_number
+from edgevit.progress import OnlyOnce, Progress, Silent
+from edgevit.request import as_request, takes_options
+
+MANY_IMAGES = 2**31  # of a task whose images are not listed yet
+RANKS = {"export": 0, "engine": 0, "bench": 0, "derive": 1}  # what ends a model comes before the next model
+
+
+@takes_options(FleetRequest)
+def fleet(
+    plan: str | Path | FleetRequest | None = None, *, progress: Progress | None = None, **options: Any
+) -> list[JobState]:
+    """Derive, export, build and measure every model of a plan. The same call continues whatever broke before.
+
+    A job that fails does not stop the others. A job that failed before is tried again, one that is done is not.
+
+    Args:
+        plan: a YAML file, or a whole request.
+        options: the fields of `FleetRequest`.
+
+    Returns:
+        the states of all jobs; `holds` of each says whether it is done and its gates hold.
+
+    Raises:
+        JobsError: the file is not valid, or budgets in it are below what can be made; nothing was started.
+        Interrupted: Ctrl-C or SIGTERM; the same call continues.
+    """
+    return run(as_request(FleetRequest, "plan", plan, options), progress)
+
+
+def run(request: FleetRequest, progress: Progress | None = None) -> list[JobState]:
+    """Carry out a request; see `fleet` for what is raised."""
+    plan = read_plan(request.plan)
+    jobs = plan.part(request.only)
+    if not request.status:
+        try:
+            _work_off(jobs, plan, request.workers, OnlyOnce(progress or Silent()))
+        except KeyboardInterrupt as stop:
+            raise Interrupted("stopped; the same command continues with the jobs that are not done") from stop
+    return states_of(jobs)
+
+
+def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, workers: int | None, progress: Progress) -> None:
+    done = {job.name: record for job in jobs if (record := _as_planned(job)) is not None}
+    due = [job for job in jobs if job.name not in done]
+    if done:
+        progress.note(f"{len(done)} of {len(jobs)} jobs are done already")
+    macs = refuse_impossible([job.derivation.request() for job in due if job.stage == "derive"], plan)
+    workers = workers if workers is not None else plan.layout.workers
+    workers = usual_workers(plan) if workers is None else workers
+    check_number("--workers", workers, COUNT)
+    threads = max(min(plan.layout.threads, (os.cpu_count() or 1) // workers), 1)
+    ordered = sorted(due, key=lambda job: (RANKS[job.stage], -macs.get(_base_of(job.derivation.request()), 0)))
+    tasks = [Job(job.name, job, carry_out, job.needs, job.place) for job in ordered]
+    remaining = _Remaining(jobs, done, workers)
+    events = run_in_processes(tasks, done, workers=workers, threads=threads)
+    with progress.stage("fleet", len(due), "job") as stage, closing(events):
+        ended, begun = 0, set[str]()
+        for job, result in events:
+            if result is None:
+                begun.add(job.name)
+            elif isinstance(result, Later):
+                progress.warn(f"{job.name} waits: {result.reason}")
+            else:
+                ended += 1
+                remaining.end(job.record, result)
+                stage.update(ended, minutes_left=remaining.minutes())
+                if job.name in begun:  # what needs a job that failed has nothing to add
+                    _tell(job.name, result, progress)
+
+
+def _as_planned(job: FleetJob) -> JobRecord | None:
+    """The record of a job that is done, unless it was judged by other gates."""
+    record = finished(job)
+    return record if record is not None and record.gates.keys() == set(job.gates) else None
+
+
+def _tell(name: str, result: JobRecord | EdgeVitError, progress: Progress) -> None:
+    if isinstance(result, EdgeVitError):
+        progress.note(f"{name}: {result}")
+        return
+    for text in result.warnings:
+        progress.warn(text)
+    broken = [f"{gate}: {state}" for gate, state in result.gates.items() if state != "pass"]
+    progress.note(f"{name}: {'; '.join(broken) if broken else 'done'} ({result.seconds:.0f} s)")
+
+
+class _Remaining:
+    """How long the rest takes, by the jobs of the same kind that are done."""
+
+    def __init__(self, jobs: Sequence[FleetJob], done: dict[str, JobRecord], workers: int) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)  # by kind
+        self.due = {job.name: _kind(job) for job in jobs}
+        self.workers = workers
+        for job in jobs:
+            if job.name in done:
+                self.end(job, done[job.name])
+
+    def end(self, job: FleetJob, result: JobRecord | EdgeVitError) -> None:
+        self.due.pop(job.name, None)
+        if isinstance(result, JobRecord):
+            self.seconds[_kind(job)].append(result.seconds)
+
+    def minutes(self) -> float:
+        means = {kind: sum(seconds) / len(seconds) for kind, seconds in self.seconds.items()}
+        return sum(means.get(kind, 0) for kind in self.due.values()) / self.workers / 60
+
+
+def _kind(job: FleetJob) -> str:
+    return f"{job.stage} {job.place} {job.derivation.arguments['base']} {job.derivation.method}"
+
+
+def usual_workers(plan: FleetPlan) -> int:
+    """As many workers as the processors have room for; one where all of them would use one GPU."""
+    if plan.layout.training.get("device", "auto") != "cpu" and torch.cuda.is_available():
+        return 1
+    return max((os.cpu_count() or 1) // plan.layout.threads, 1)
+
+
+def _base_of(request: DeriveRequest) -> str:
+    return f"{request.base} {request.checkpoint} {dict(request.model_args)}"
+
+
+def refuse_impossible(requests: Iterable[DeriveRequest], plan: FleetPlan) -> dict[str, int]:
+    """Refuse trainings and budgets that cannot be, all of them in one message; return the MACs of each base.
+
+    Raises:
+        JobsError: the budgets, each with its base and method.
+        UnknownNameError, OptionError, CheckpointError: a base, or a training, that cannot be.
+    """
+    networks: dict[str, Network] = {}
+    reasons: dict[str, str] = {}
+    for request in requests:
+        if request.supernet_folder() is not None or (request.measured and request.cost_table is None):
+            continue
+        refuse_training(request)
+        base = _base_of(request)
+        if base not in networks:
+            assert request.base is not None
+            networks[base] = network_without_weights(request.base, request.model_args, checkpoint=request.checkpoint)
+        key = f"{base} {request.budget()} {request.cost_table} {request.method} {dict(request.options)}"
+        if key not in reasons:
+            reasons[key] = _reason(request, networks[base])
+    if impossible := [reason for reason in reasons.values() if reason]:
+        raise JobsError(f"{len(impossible)} of {len(reasons)} budgets cannot be met: {'; '.join(impossible)}")
+    return {base: network.geometry.macs(network.dims) for base, network in networks.items()}
+
+
+def _reason(request: DeriveRequest, network: Network) -> str:
+    """Why no model of this base keeps its budget; empty: one may."""
+    policy = make_policy(request.shape, request.ffn_multiple, request.embed_multiple)
+    method = find_method(request.method)
+    config = method.make_config(request.settings)
+    params = sum(parameter.numel() for parameter in network.parameters())
+    # With the smallest head, as the classes of the task are not counted yet.
+    restricted = with_features(network) if request.puts_out_features else with_classes(network, [0])
+    table = None if request.cost_table is None else load_cost_table(request.cost_table)
+    try:
+        refuse_base(method, config, network, policy)
+        budget = make_budget(network.geometry.macs(network.dims), params, **request.budget(), table=table)
+        method.check(config, Target(restricted, budget, policy, MANY_IMAGES))
+    except OptionError as error:
+        return f"{request.base}: {with_keys(str(error))}"
+    except EdgeVitError as error:
+        return f"{request.base}: {error}"
+    return ""

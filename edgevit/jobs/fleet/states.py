@@ -1,0 +1,106 @@
+"""Which jobs of a plan are done, run, failed or wait, by what lies in their folders. Read without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edgevit.board.gates import State
+from edgevit.errors import JobsError
+from edgevit.jobs.fleet.plan import FleetJob, Stage
+from edgevit.jobs.runners import ALL_WORKERS, WORKER
+from edgevit.records.documents import Reader
+from edgevit.records.kinds import RecordKind, Versions
+from edgevit.records.lock import is_held
+from edgevit.records.model import Sha256
+from edgevit.records.model_folder import ModelFolder
+
+TURN = {WORKER: "for a worker", ALL_WORKERS: "until nothing else runs here"}  # else for the board
+VERBS = {"failed": "failed", "running": "runs", "waiting": "waits"}
+RECORD, RUNS = "job.json", "runs.jsonl"  # in the folder of a job
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """job.json: how a job ended."""
+
+    job: str
+    sha256: Sha256  # of what its result depends on
+    state: Literal["done", "failed", "waiting"]
+    reason: str | None = None  # why it failed or waits
+    seconds: float = 0.0
+    gates: dict[str, State] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    versions: Versions | None = None
+
+
+JOB_KIND = RecordKind("fleet_job", JobRecord, Reader(JobsError, hint="remove it: its job is done again"))
+
+
+JobProgress = Literal["done", "failed", "running", "waiting"]
+
+
+@dataclass(frozen=True)
+class JobState:
+    """The state of a job."""
+
+    job: str
+    stage: Stage
+    state: JobProgress
+    reason: str | None = None  # why it failed, or what it waits for
+    seconds: float | None = None
+    gates: dict[str, State] = field(default_factory=dict)
+    waits_for_another: bool = False  # job, which the reason names
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is done, and all its gates hold."""
+        return self.state == "done" and all(state == "pass" for state in self.gates.values())
+
+
+def record_of(job: FleetJob) -> JobRecord | None:
+    """How the job ended; None: it did not, or its record is of something else or cannot be read."""
+    try:
+        record = JOB_KIND.read(job.folder / RECORD)
+    except JobsError:
+        return None
+    return record if record.sha256 == job.sha256 else None
+
+
+def finished(job: FleetJob) -> JobRecord | None:
+    """The record of a job that is done and whose result is there."""
+    record = record_of(job)
+    return record if record is not None and record.state == "done" and _has_result(job) else None
+
+
+def _has_result(job: FleetJob) -> bool:
+    model = ModelFolder(job.model)
+    if job.stage == "derive":
+        return model.is_model
+    return (job.folder / RUNS).is_file() if job.stage == "bench" else model.export.record_file.is_file()
+
+
+def states_of(jobs: Sequence[FleetJob]) -> list[JobState]:
+    """The states of jobs, each of which stands after those that it needs."""
+    states: dict[str, JobState] = {}
+    for job in jobs:
+        states[job.name] = _state(job, states)
+    return list(states.values())
+
+
+def _state(job: FleetJob, before: dict[str, JobState]) -> JobState:
+    record = record_of(job)
+    if record is not None and record.state == "done" and _has_result(job):
+        gates = {gate: record.gates.get(gate, "not measured") for gate in job.gates}
+        return JobState(job.name, job.stage, "done", None, record.seconds, gates)
+    if is_held(job.folder):
+        return JobState(job.name, job.stage, "running")
+    if record is not None and record.state == "failed":
+        return JobState(job.name, job.stage, "failed", record.reason, record.seconds)
+    reason = f"as {record.reason}" if record is not None and record.reason else TURN.get(job.place, f"for {job.place}")
+    for name in job.needs:
+        if (needed := before[name]).state != "done":
+            reason = needed.reason if needed.waits_for_another else f"for {name}, which {VERBS[needed.state]}"
+            return JobState(job.name, job.stage, "waiting", reason, waits_for_another=True)
+    return JobState(job.name, job.stage, "waiting", reason)

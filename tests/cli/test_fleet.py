@@ -1,0 +1,66 @@
+"""`edgevit fleet` as a person types it, and the page of its plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import forks
+import pytest
+import yaml
+from small_base import ARGS, NAME, PLAN, PREPROCESSING, write_checkpoint
+
+from edgevit.jobs import workers
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    base = {"base": NAME, "checkpoint": str(write_checkpoint(tmp_path)), "model_args": ARGS}
+    content = {
+        **{key: PLAN[key] for key in ("data", "accept_weak_base", "training", "methods")},
+        "out": str(tmp_path / "fleet"),
+        "bases": [{"name": "tiny", **base, "preprocessing": PREPROCESSING}],
+        "tasks": [{"name": "odd", "classes": ["3", "7"]}, {"name": "bad", "classes": ["none"]}],
+        "budgets": [{"name": "half", "rate": 0.5}],
+        "boards": [{"name": "here"}],
+        "gates": ["p99<1ns"],
+        "export": {"accuracy": False},
+        "bench": {"samples": 3, "duration_s": 0.01, "warmup": 1, "warmup_seconds": 0.01},
+        "threads": 1,
+        "workers": 1,
+    }
+    file = tmp_path / "plan.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def test_the_states_are_listed_and_nothing_is_done(plan_file: Path, edgevit_main: Any, tmp_path: Path) -> None:
+    listed = edgevit_main("fleet", plan_file, "--status", "--json")
+    assert listed.code == 1 and {job["state"] for job in json.loads(listed.out)["jobs"]} == {"waiting"}
+    shown = edgevit_main("fleet", plan_file, "--status").out
+    assert "2 jobs wait for a worker" in shown
+    assert "2 jobs wait for odd-tiny-half-nuwa, which waits" in shown
+    assert not (tmp_path / "fleet").exists()
+
+
+@pytest.mark.slow
+def test_one_part_is_done_a_gate_that_fails_is_exit_code_3_and_the_page_is_of_the_plan(
+    plan_file: Path, edgevit_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_SPAWN", forks.server())
+    done = edgevit_main("fleet", plan_file, "--only", "1/2")
+    assert done.code == 3, done.err
+    assert "odd-tiny-half-nuwa.bench@here failed: p99<1ns: fail" in done.out
+    assert done.out.splitlines()[-1] == f"One page of it all: edgevit report {plan_file}"
+    whole = edgevit_main("fleet", plan_file)
+    assert whole.code == 1 and "bad-tiny-half-nuwa failed: " in whole.out
+    assert "2 jobs wait for bad-tiny-half-nuwa, which failed" in whole.out
+    page = edgevit_main("report", plan_file, "-o", tmp_path / "page.json")
+    assert page.code == 0 and "job bad-tiny-half-nuwa" in page.err + page.out
+    assert "odd-tiny-half-nuwa" in (tmp_path / "page.json").read_text()
+
+
+def test_the_example_is_printed(edgevit_main: Any) -> None:
+    printed = edgevit_main("fleet", "--example")
+    assert printed.code == 0 and yaml.safe_load(printed.out)["out"] == "fleet"

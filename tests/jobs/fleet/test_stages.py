@@ -1,0 +1,86 @@
+"""Each job of a plan, done here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import STANDINS
+
+from edgevit.board.comparison import load_runs
+from edgevit.errors import JobsError, OutputError
+from edgevit.jobs.fleet.plan import read_plan
+from edgevit.jobs.fleet.stages import carry_out
+from edgevit.jobs.fleet.states import RECORD, RUNS, JobRecord, states_of
+from edgevit.jobs.runners import Later
+from edgevit.records.lock import alone_in
+from edgevit.records.model_folder import ModelFolder
+
+
+def test_a_model_is_derived_exported_and_measured_once_and_judged_by_the_gates_of_the_plan(fleet_plan: Any) -> None:
+    derive, _, bench = jobs = read_plan(fleet_plan()).jobs
+    records = [carry_out(job) for job in jobs]
+    assert [record.state for record in records if isinstance(record, JobRecord)] == ["done"] * 3
+    derivation = ModelFolder(derive.model).derivation()
+    assert derivation is not None and derivation.job == derive.sha256
+    assert any("base" in text for text in json.loads((derive.folder / RECORD).read_text())["warnings"])
+    (run,) = load_runs(bench.folder / RUNS)
+    assert run.label == derive.name and run.model_sha256 in {
+        file.sha256 for file in ModelFolder(derive.model).export_record().files.values()
+    }
+    assert all(state.holds for state in states_of(jobs))
+
+    before = {file: file.stat().st_mtime_ns for file in derive.model.parent.rglob("*") if file.is_file()}
+    assert [carry_out(job) for job in jobs] == records
+    assert {file: file.stat().st_mtime_ns for file in derive.model.parent.rglob("*") if file.is_file()} == before
+
+    strict = read_plan(fleet_plan(gates=["p99<1ns", "p50<100s"])).jobs
+    assert isinstance(carry_out(strict[2]), JobRecord)
+    assert states_of(strict)[2].gates == {"p99<1ns": "fail", "p50<100s": "pass"} and not states_of(strict)[2].holds
+    assert (bench.folder / RUNS).stat().st_mtime_ns == before[bench.folder / RUNS], "nothing is measured for a gate"
+
+    (derive.folder / RECORD).unlink()
+    assert isinstance(carry_out(derive), JobRecord), "a model that is there names its job"
+    assert (derive.model / "model.json").stat().st_mtime_ns == before[derive.model / "model.json"]
+
+
+def test_an_error_is_the_result_of_its_job_with_the_keys_of_the_plan(fleet_plan: Any) -> None:
+    derive, *_ = jobs = read_plan(fleet_plan(tasks=[{"name": "bad", "classes": ["no such class"]}])).jobs
+    failed = carry_out(derive)
+    assert isinstance(failed, JobsError) and "no such class" in str(failed)
+    assert states_of(jobs)[0].state == "failed" and states_of(jobs)[0].reason == str(failed)
+
+
+def test_a_job_that_another_process_does_is_put_off(fleet_plan: Any) -> None:
+    derive, *_ = read_plan(fleet_plan()).jobs
+    derive.folder.mkdir(parents=True)
+    with alone_in(derive.folder, OutputError("busy")):
+        assert carry_out(derive) == Later(f"another edgevit does {derive.name}")
+    assert not derive.model.exists()
+
+
+def test_a_job_on_a_board_that_does_not_answer_waits_and_says_so(fleet_plan: Any, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host orin\n  HostName 127.0.0.1\n  Port 1\n")
+    jobs = read_plan(fleet_plan(boards=[{"name": "orin", "ssh_config": str(config)}])).jobs
+    for job in jobs[:2]:
+        carry_out(job)
+    put_off = carry_out(jobs[2])
+    assert isinstance(put_off, Later) and "orin" in put_off.reason
+    assert [state.state for state in states_of(jobs)] == ["done", "done", "waiting", "waiting"]
+    assert states_of(jobs)[2].reason == f"as {put_off.reason}"
+
+
+@pytest.mark.slow
+def test_on_a_board_the_engine_is_built_judged_and_measured(fleet_plan: Any, sshd: Any) -> None:
+    server = sshd(PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
+    board = {"name": "orin", "host": server.host, "ssh_config": str(server.config)}
+    bench = {"samples": 3, "duration_s": 0.01, "warmup": 1, "warmup_seconds": 0.01}
+    jobs = read_plan(fleet_plan(boards=[board], bench=bench, export={"max_images": 20})).jobs
+    ends = [carry_out(job) for job in jobs]
+    assert [end.state if isinstance(end, JobRecord) else str(end) for end in ends] == ["done"] * 4
+    (engine,) = ModelFolder(jobs[0].model).export.engines()
+    (run,) = load_runs(jobs[3].folder / RUNS)
+    assert (run.runner, run.model_sha256) == ("tensorrt", engine.sha256)
