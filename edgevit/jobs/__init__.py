@@ -1,7 +1,7 @@
 """Many jobs of one plan: `edgevit derive` for several budgets, `sweep`, `derive-many` and `characterize`.
 
 Each works in one folder (`folder`), runs every job once, and continues what an earlier command left. A job is a record
-and a function of it; `runners` does jobs here or in worker processes (`workers`).
+and a function of it; `runners` does jobs here or in worker processes (`workers`), `ray_cluster` on a cluster.
 
 budgets/   several measured budgets for one task, each met by `edgevit.latency`
 sweep/     several rates for one task, without training, compared with the base

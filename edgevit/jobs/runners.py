@@ -120,9 +120,14 @@ def work_off(queue: JobQueue[P, R], places: Places) -> Generator[Event[P, R], No
             yield from queue.end(job, result)
 
 
-def _do(_: object, piece: tuple[Job[Any, R], Results]) -> R:
+def do_piece(piece: tuple[Job[Any, R], Results]) -> R:
+    """Do a job in this process, with the results that it needs."""
     job, results = piece
     return job.do(job.record, results, Silent())
+
+
+def _do(_: object, piece: tuple[Job[Any, R], Results]) -> R:
+    return do_piece(piece)
 
 
 class JobQueue(Generic[P, R]):

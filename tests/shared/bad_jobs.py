@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,3 +37,11 @@ def wait(folder: str) -> None:
     except KeyboardInterrupt:
         Path(folder, "kept").touch()
         raise
+
+
+def count(file: str, results: Mapping[str, int], *_: object) -> int:
+    """Count the calls in a file of the working folder; add the results that it needs."""
+    with Path(file).open("a") as opened:
+        opened.write("x")
+    time.sleep(1)
+    return len(Path(file).read_text()) + sum(results.values())

@@ -46,8 +46,6 @@ JOBS = "jobs"  # folder of the plan's `out` with a folder for each job; the mode
 HERE = "here"  # the board that is this machine
 Stage = Literal["derive", "export", "engine", "bench"]
 BASE_KEYS = ("base", "checkpoint", "pretrained", "model_args", "preprocessing", "base_classes")
-# A budget in ms, mj or fps is counted by its cost_table, or measured on its `board`, one of the boards.
-PlanBudget: type[NamedEntry] = create_model("PlanBudget", __base__=BudgetEntry, board=(str | None, None))
 BaseEntry: type[NamedEntry] = create_model("BaseEntry", __base__=NamedEntry, **keys_of(BASE_KEYS))
 # Options of `edgevit export` and `edgevit bench` that are set for each job.
 OWN_OPTIONS = {
@@ -55,6 +53,10 @@ OWN_OPTIONS = {
     "bench": {"models", "labels", "board", "ssh_config", "profile", "precision", "power_mode"},
 }
 REQUESTS: dict[str, type] = {"export": ExportRequest, "bench": BenchRequest}
+
+
+class PlanBudget(BudgetEntry):  # type: ignore[valid-type,misc]  # a class made of fields
+    board: str | None = None  # by its name: where ms, mj or fps are measured that no cost_table counts
 
 
 class BoardEntry(NamedEntry):
@@ -80,7 +82,7 @@ class PlanLayout(Strict):
     out: str
     bases: list[BaseEntry]  # type: ignore[valid-type]  # a class made of fields
     tasks: list[TaskEntry]  # type: ignore[valid-type]
-    budgets: list[PlanBudget]  # type: ignore[valid-type]
+    budgets: list[PlanBudget]
     methods: tuple[MethodEntry, ...] = (MethodEntry(name="forge"),)
     precisions: tuple[Literal["fp32", "fp16"], ...] = ()  # to measure; empty: what `edgevit bench` measures
     boards: tuple[BoardEntry, ...] = ()
@@ -169,10 +171,10 @@ def _check(layout: PlanLayout, file: Path) -> None:
                 "that `edgevit cost` wrote"
             )
     for section, own in OWN_OPTIONS.items():
-        names = {option.field for option in options_of(REQUESTS[section])} - own
+        known = {option.field for option in options_of(REQUESTS[section])} - own
         for key in getattr(layout, section):
-            if key not in names:
-                raise JobsError(f"{file}: {section} has the unknown option {key!r}; {nearest(key, sorted(names))}")
+            if key not in known:
+                raise JobsError(f"{file}: {section} has the unknown option {key!r}; {nearest(key, sorted(known))}")
     for name, value in (("workers", layout.workers), ("threads", layout.threads)):
         if value is not None and value < 1:
             raise JobsError(f"{file}: {name} {value} is less than 1")

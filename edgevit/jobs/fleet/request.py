@@ -40,4 +40,13 @@ class FleetRequest:
         int | None,
         Option("Number of jobs in parallel, beside those on boards.  [default: as the plan states]", COMPUTING),
     ] = None
+    ray: Annotated[
+        str | None,
+        Option(
+            "Ray cluster to run on: auto, or an address such as head:6379.  [default: processes on this machine]",
+            COMPUTING,
+            metavar="ADDRESS",
+            common=True,
+        ),
+    ] = None
     status: Annotated[bool, Option("List the jobs and their states, and do nothing.", JOBS, common=True)] = False

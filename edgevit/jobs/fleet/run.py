@@ -24,7 +24,8 @@ from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.stages import carry_out
 from edgevit.jobs.fleet.states import JobRecord, JobState, finished, states_of
 from edgevit.jobs.many import with_keys
-from edgevit.jobs.runners import Job, Later, run_in_processes
+from edgevit.jobs.ray_cluster import run_on_ray
+from edgevit.jobs.runners import ALL_WORKERS, Job, Later, run_in_processes
 from edgevit.network.checkpoint import network_without_weights
 from edgevit.network.classifier import with_classes, with_features
 from edgevit.network.network import Network
@@ -64,26 +65,33 @@ def run(request: FleetRequest, progress: Progress | None = None) -> list[JobStat
     jobs = plan.part(request.only)
     if not request.status:
         try:
-            _work_off(jobs, plan, request.workers, OnlyOnce(progress or Silent()))
+            _work_off(jobs, plan, request, OnlyOnce(progress or Silent()))
         except KeyboardInterrupt as stop:
             raise Interrupted("stopped; the same command continues with the jobs that are not done") from stop
     return states_of(jobs)
 
 
-def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, workers: int | None, progress: Progress) -> None:
+def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, progress: Progress) -> None:
     done = {job.name: record for job in jobs if (record := _as_planned(job)) is not None}
     due = [job for job in jobs if job.name not in done]
     if done:
         progress.note(f"{len(done)} of {len(jobs)} jobs are done already")
     macs = refuse_impossible([job.derivation.request() for job in due if job.stage == "derive"], plan)
-    workers = workers if workers is not None else plan.layout.workers
+    workers = request.workers if request.workers is not None else plan.layout.workers
     workers = usual_workers(plan) if workers is None else workers
     check_number("--workers", workers, COUNT)
     threads = max(min(plan.layout.threads, (os.cpu_count() or 1) // workers), 1)
     ordered = sorted(due, key=lambda job: (RANKS[job.stage], -macs.get(_base_of(job.derivation.request()), 0)))
     tasks = [Job(job.name, job, carry_out, job.needs, job.place) for job in ordered]
     remaining = _Remaining(jobs, done, workers)
-    events = run_in_processes(tasks, done, workers=workers, threads=threads)
+    if request.ray is None:
+        events = run_in_processes(tasks, done, workers=workers, threads=threads)
+    elif any(job.place == ALL_WORKERS for job in due):
+        raise OptionError(
+            "--ray: the board `here` is this machine, and a cluster has several; name boards by their hosts"
+        )
+    else:
+        events = run_on_ray(tasks, done, address=request.ray, threads=plan.layout.threads)
     with progress.stage("fleet", len(due), "job") as stage, closing(events):
         ended, begun = 0, set[str]()
         for job, result in events:

@@ -101,6 +101,6 @@ def _state(job: FleetJob, before: dict[str, JobState]) -> JobState:
     reason = f"as {record.reason}" if record is not None and record.reason else TURN.get(job.place, f"for {job.place}")
     for name in job.needs:
         if (needed := before[name]).state != "done":
-            reason = needed.reason if needed.waits_for_another else f"for {name}, which {VERBS[needed.state]}"
-            return JobState(job.name, job.stage, "waiting", reason, waits_for_another=True)
+            cause = needed.reason if needed.waits_for_another else f"for {name}, which {VERBS[needed.state]}"
+            return JobState(job.name, job.stage, "waiting", cause, waits_for_another=True)
     return JobState(job.name, job.stage, "waiting", reason)

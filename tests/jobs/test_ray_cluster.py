@@ -1,0 +1,63 @@
+"""Jobs on a Ray cluster of two nodes, one of which is lost."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import bad_jobs
+import pytest
+
+from edgevit.errors import OptionError
+from edgevit.jobs import ray_cluster, runners
+from edgevit.jobs.ray_cluster import run_on_ray
+from edgevit.jobs.runners import Job, Later
+
+
+def test_without_ray_it_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(OptionError, match=r"--ray needs Ray: pip install 'edgevit\[fleet\]'"):
+        list(run_on_ray([Job("a", "", bad_jobs.count)], {}, address="auto", threads=1))
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    monkeypatch.setattr(runners, "PAUSE_S", 0.1)
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    yield started
+    started.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_the_jobs_of_a_lost_node_are_done_again_and_a_board_is_on_the_node_that_offers_it(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    second = cluster.add_node(num_cpus=1, resources={"orin": 1})
+    jobs = [Job("lost", "lost", bad_jobs.count), Job("b", "b", bad_jobs.count, ("a",)), Job("a", "a", bad_jobs.count)]
+    jobs += [Job("board", "board", bad_jobs.count, place="orin")]
+    results: dict[str, Any] = {}
+    later = []
+    for job, result in run_on_ray(jobs, {}, address=cluster.address, threads=1):
+        if isinstance(result, Later):
+            later.append(job.name)
+        elif result is not None:
+            results[job.name] = result
+            if job.name == "board":
+                cluster.remove_node(second, allow_graceful=False)
+    assert results == {"lost": results["lost"], "a": 1, "b": 2, "board": 1}, results
+    assert {*later} <= {"lost", "a", "b"}
+
+
+def test_a_node_with_another_edgevit_or_without_the_folder_refuses(tmp_path: Path) -> None:
+    piece = (Job("a", "", bad_jobs.count), dict[str, Any]())
+    other = ray_cluster._on_node(str(tmp_path), "0.0.1", 1, piece)
+    assert "and the command 0.0.1; install the same on all nodes" in str(other)
+    missing = ray_cluster._on_node(str(tmp_path / "none"), ray_cluster.written_by(), 1, piece)
+    assert f"does not see {tmp_path / 'none'}" in str(missing)
