@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edgevit.engines.request import ExportRequest
     from edgevit.engines.run import Export
     from edgevit.records.engine import EngineRecord
-    from edgevit.records.export import ExportRecord
+    from edgevit.records.export import ExportRecord, Quantisation
 
 
 @asks(request="edgevit.engines.request:ExportRequest")
@@ -58,6 +58,8 @@ def show(console: Console, report: Export) -> None:
         f = report.fusion
         of = f"in {f.fused} of {f.blocks} blocks" if f.fused <= f.blocks else f"{f.fused} times"  # of unknown blocks
         console.show(f"attention fused {of} by {f.compiler} {f.version} for {f.target}: {f.note}")
+    if report.quantisation:
+        console.show(int8_line(report.quantisation))
     if engine:
         console.show(engine_table(engine))
     for text in (*report.warnings, *(engine.warnings if engine else ())):
@@ -97,6 +99,15 @@ def files_table(report: ExportRecord) -> Table:
             f"{check.agreement:.2%}" if check else "",
         )
     return table
+
+
+def int8_line(quantisation: Quantisation) -> str:
+    count = sum(layer.int8 for layer in quantisation.layers)
+    return (
+        f"INT8 in {count} of {len(quantisation.layers)} linear layers, {quantisation.share:.1%} of their MACs; "
+        f"calibrated on {quantisation.images} training images, and judged by ONNX Runtime, whose INT8 kernels are not "
+        "TensorRT's"
+    )
 
 
 def engine_table(engine: EngineRecord) -> Table:

@@ -13,7 +13,7 @@ from edgevit.board.facts import BoardFacts, examine
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.profiles import load_profile
 from edgevit.engines.builder import EngineBuilder, batches_of, mode_name, tidied
-from edgevit.engines.gate import LEAST_IMAGES, Sample, images_file, take_sample, unlabelled_sample
+from edgevit.engines.gate import Sample, images_file, take_sample, unlabelled_sample
 from edgevit.engines.options import MOST_OUTPUTS
 from edgevit.engines.precision_levels import PrecisionLevel, first_level, search_precision
 from edgevit.engines.request import ExportRequest
@@ -21,6 +21,7 @@ from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.exporting.current import current_export
 from edgevit.exporting.images import Judging
 from edgevit.exporting.importing import imported
+from edgevit.exporting.losses import LEAST_IMAGES
 from edgevit.exporting.onnx import judging_images, note_class_order, open_model_source
 from edgevit.exporting.source import Source
 from edgevit.exporting.variants import Exported
@@ -30,7 +31,7 @@ from edgevit.records.engine import ENGINE_KIND, EngineRecord, key_of, store_engi
 from edgevit.records.export import ExportRecord
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import onnx_name
-from edgevit.records.precisions import FP16, FP32
+from edgevit.records.precisions import FP16, FP32, INT8
 
 
 def check_board(host: str, facts: BoardFacts, profile: str | None) -> None:
@@ -122,6 +123,12 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
     facts = examine(board, progress)
     check_board(board.host, facts, request.profile)
     request = imported(request, progress)
+    adds_int8 = INT8.name in request.precisions and ModelFolder(request.model).own_precision is None
+    if adds_int8 and not facts.tensorrt.strongly_typed:
+        raise EngineError(
+            f"TensorRT {facts.tensorrt.version} takes no types from a file, which an engine in INT8 needs; TensorRT 10 "
+            "(JetPack 6) and newer do: leave --precision int8 out"
+        )
     report, folder, board_name = current_export(request, progress=progress), request.model, fingerprint(facts)
     if large := [name for name in report.files if name.endswith(".onnx.data")]:
         raise EngineError(
@@ -150,6 +157,8 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
                 most_probes=request.engine.most_probes,
                 note=progress.note,
             )
+            if adds_int8:
+                search = builder.with_int8(search)
             builder.leftovers.discard(search.judged.built["engine"])
         record = builder.record(search, target, key, warnings)
         with builder.fetched(search, target) as engine:

@@ -16,9 +16,13 @@ import torch
 from torch import Tensor
 
 from edgevit.board.answers import wrong_answer
+from edgevit.board.bench import Setting, in_turns, requests_of, take_turns
+from edgevit.board.comparison import compare_within, decisive
 from edgevit.board.connection import Board
 from edgevit.board.facts import BoardFacts
 from edgevit.board.fingerprint import fingerprint
+from edgevit.board.models import Measurable
+from edgevit.board.request import Conditions
 from edgevit.engines.gate import EngineVerdict, Sample, judge, remarks
 from edgevit.engines.options import EngineOptions
 from edgevit.engines.precision_levels import PrecisionLevel, PrecisionSearch, node_patterns
@@ -35,10 +39,11 @@ from edgevit.records.engine import (
 )
 from edgevit.records.export import ExportRecord
 from edgevit.records.names import onnx_name
-from edgevit.records.precisions import precision_of
+from edgevit.records.precisions import FP16, INT8, precision_of
 from edgevit.records.writing import file_sha256, writing
 from edgevit.version import written_by
 
+ROUNDS, TIMED_S = 5, 1.0  # of two engines that alternate
 STALE_S = 3600.0  # without a write, after which a partly fetched file is abandoned
 NATIVE_OPSET, OLDEST_OPSET = 17, 16  # with LayerNormalization as one operator, for TensorRT 8.6 and newer; without
 RECORDED = (  # fields of the agent's answer
@@ -193,9 +198,43 @@ class EngineBuilder:
             _discard(self.board, [built["engine"]])
         return Attempt(onnx, written, modules, built, verdict)
 
+    def with_int8(self, search: PrecisionSearch[Attempt]) -> PrecisionSearch[Attempt]:
+        """Also build the engine in INT8, with what this one has in fp32; take it if it is correct, and faster."""
+        level = PrecisionLevel(INT8.name, search.level.norms, search.level.blocks)
+        attempt = self.attempt(level)
+        if attempt.failure is None and (slow := self._not_faster(attempt, search)):
+            attempt = replace(attempt, verdict=replace(attempt.verdict, failure=slow))
+        if attempt.failure is not None:
+            self.progress.note(f"{level} {attempt.failure}; {search.level} stays")
+            return replace(search, failed=(*search.failed, (level, attempt)))
+        return PrecisionSearch(level, attempt, search.failed)
+
+    def _not_faster(self, attempt: Attempt, search: PrecisionSearch[Attempt]) -> str | None:
+        """Compare an engine with that of a search, alternately on the board; None: it is faster by more than noise."""
+        setting = Setting(self.board.host, self.facts, None)
+        conditions = Conditions(batches=(self.batches[1],), duration_s=TIMED_S)
+        shapes = []
+        for label, built in ((str(search.level), search.judged.built), (INT8.name, attempt.built)):
+            file = Measurable(Path(built["engine"]), built["sha256"], label, label)
+            shapes.append(requests_of(conditions, built["engine"], file, "tensorrt", setting))
+        turns = in_turns(shapes, ROUNDS, seed=0, alternate=True)
+        name = f"{INT8.name} against {search.level}"
+        done = take_turns(self.board, conditions, turns, setting, name, self.progress, lambda _: None)
+        if done.failed:
+            return f"cannot be measured: {done.failed['message']}"
+        (comparison,) = decisive(compare_within(done.runs))
+        if comparison.outcome == "better":
+            return None
+        return f"is not faster than {search.level} (its latency is {comparison.ratio:.2f} of that)"
+
     def _typed_file(self, level: PrecisionLevel, modules: tuple[str, ...]) -> tuple[Path, WrittenVariant | None]:
         """Return the file of a level; with strong typing an engine has the types of its ONNX file."""
         report = self.exported.report
+        if level.precision == INT8.name and report.reference != INT8.name:
+            label = f"{level.label}.{FP16.name}"
+            with self.progress.stage(f"write {level}"):
+                written = self.exported.write(Variant(label, INT8.name, report.opset, modules), self.scratch)
+            return written.path, written
         if not precision_of(level.precision).mixes or modules == report.fp32_modules:
             return report.folder / onnx_name(level.precision), None
         with self.progress.stage(f"write {level}"):
@@ -253,7 +292,8 @@ class EngineBuilder:
 
     def _expected_fused(self, level: PrecisionLevel) -> int:
         """The number of attentions that should run as one kernel: in fp16, and of fusable dimensions."""
-        if not precision_of(level.precision).fuses or self._fuses_nothing:
+        mixed = level.precision == INT8.name and self.exported.report.reference != INT8.name  # the rest is in fp16
+        if not (mixed or precision_of(level.precision).fuses) or self._fuses_nothing:
             return 0
         return sum(fusable for i, fusable in enumerate(self.source.fusable) if i not in level.blocks)
 

@@ -10,9 +10,8 @@ below 10 images the gate does not decide.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -20,16 +19,15 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from edgevit.engines.options import GateTolerances
 from edgevit.exporting.images import Judging
+from edgevit.exporting.losses import LEAST_IMAGES, ClassResult, allowed, by_class, loss
+from edgevit.exporting.request import GateTolerances
 from edgevit.exporting.session import OnnxModel
 from edgevit.network.output import Logits, Output
 from edgevit.progress import Progress
 from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
 from edgevit.records.writing import file_sha256, writing
 
-LEAST_IMAGES = 10
-ALWAYS_ALLOWED = 2  # images
 COARSE = 0.15  # classes that may lose a larger share before the gate fails are reported
 BATCH = 32
 
@@ -54,20 +52,6 @@ class Sample:
     def judges(self) -> bool:
         """Whether there are enough images to decide."""
         return len(self.labels) >= LEAST_IMAGES
-
-
-@dataclass(frozen=True)
-class ClassResult:
-    """Images of one class, and how many are classified correctly."""
-
-    images: int
-    host: int  # correct in fp32 on the host
-    board: int  # correct by the engine
-    agreeing: int  # with the same prediction of both
-
-    @property
-    def lost(self) -> int:
-        return self.host - self.board
 
 
 @dataclass(frozen=True)
@@ -100,38 +84,6 @@ class EngineVerdict:
         )
 
 
-def allowed(share: float, images: int, always: int = ALWAYS_ALLOWED) -> int:
-    """The number of images that may differ."""
-    return max(always, math.floor(share * images + 1e-9))  # as 0.29 * 100 < 29
-
-
-def _failure(per_class: Mapping[str, ClassResult], tolerances: GateTolerances) -> str | None:
-    def excess(item: tuple[str, ClassResult]) -> tuple[bool, float]:
-        c = item[1]
-        return c.lost > allowed(tolerances.class_drop, c.images), c.lost / c.images
-
-    name, worst = max(per_class.items(), key=excess)
-    images = sum(c.images for c in per_class.values())
-    always = min(ALWAYS_ALLOWED, images // LEAST_IMAGES)
-    detail = (
-        f"{worst.lost / worst.images:.0%} on {name!r} (of {worst.images} images {worst.host} are right in fp32 here, "
-        f"{worst.board} on the board)"
-    )
-    if worst.lost > allowed(tolerances.class_drop, worst.images):
-        return f"loses {detail}"
-    if (lost := sum(c.lost for c in per_class.values())) > allowed(tolerances.drop, images, always):
-        return f"loses {lost / images:.1%} of top-1 on {images} images, worst {detail}"
-    if images - (agreeing := sum(c.agreeing for c in per_class.values())) > allowed(
-        1 - tolerances.agreement, images, always
-    ):
-        name, worst = min(per_class.items(), key=lambda item: item[1].agreeing / item[1].images)
-        return (
-            f"agrees with fp32 on {agreeing} of {images} images, {tolerances.agreement:.0%} is required; "
-            f"least on {name!r}, {worst.agreeing} of {worst.images}"
-        )
-    return None
-
-
 def judge(sample: Sample, outputs: Tensor, nonfinite: int, tolerances: GateTolerances) -> EngineVerdict:
     """Compare the outputs of the engine with those in fp32 on the host."""
     if nonfinite:
@@ -145,13 +97,9 @@ def judge(sample: Sample, outputs: Tensor, nonfinite: int, tolerances: GateToler
         text = f"agrees with fp32 to {agreement:.2%} on {sample.count} images, {least:.0%} is required"
         return EngineVerdict({}, None if agreement >= least else text, agreement)
     labels = torch.tensor(sample.labels)
-    hits = torch.stack([sample.expected == labels, sample.output.score(outputs, labels), agreeing], 1)
-    per_class = {}
-    for label in dict.fromkeys(sample.labels):
-        of_class = hits[labels == label]
-        host, board, both = (int(count) for count in of_class.sum(0))
-        per_class[sample.class_names[label]] = ClassResult(len(of_class), host, board, both)
-    return EngineVerdict(per_class, _failure(per_class, tolerances), agreement)
+    right = sample.output.score(outputs, labels)
+    per_class = by_class(sample.class_names, labels, sample.expected == labels, right, agreeing)
+    return EngineVerdict(per_class, loss(per_class, tolerances, "on the board"), agreement)
 
 
 def remarks(sample: Sample, tolerances: GateTolerances) -> list[str]:

@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from edgevit.errors import OptionError
-from edgevit.numbers import check_number
-from edgevit.request import CHECKS, ENGINE, Nested, Option
+from edgevit.exporting.request import GateTolerances
+from edgevit.request import ENGINE, Nested, Option
 
 LEVELS = range(6)
 MIB = 1 << 20
 MOST_OUTPUTS = 2_000_000  # of one job on the board, which returns them as text
-
-
-@dataclass(frozen=True)
-class GateTolerances:
-    """Tolerances of an engine against fp32, as shares of the images."""
-
-    # a correct fp16 engine loses a few tenths of a point at most
-    drop: Annotated[
-        float,
-        Option(
-            "Largest accepted loss of top-1 accuracy against fp32: 0.01 is one point.",
-            CHECKS,
-            name="--engine-drop",
-        ),
-    ] = 0.01
-    # a miscompiled block often ruins some classes and spares others
-    class_drop: Annotated[
-        float,
-        Option(
-            "Largest accepted loss of accuracy in any one class: 0.05 is five points.",
-            CHECKS,
-            name="--engine-class-drop",
-        ),
-    ] = 0.05
-    # errors in both directions keep the accuracy
-    agreement: Annotated[
-        float,
-        Option(
-            "Smallest accepted share of images on which the engine agrees with fp32.", CHECKS, name="--engine-agreement"
-        ),
-    ] = 0.98
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            check_number(f"--engine-{name.replace('_', '-')}", value, "[0, 1]", "give a share between 0 and 1")
 
 
 def read_batches(text: str, _: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from edgevit.board.request import AskedBoard, SshConfig
 from edgevit.engines.options import EngineOptions
 from edgevit.errors import OptionError
 from edgevit.exporting.request import ENGINE as SUFFIX
-from edgevit.exporting.request import FilesRequest, JudgeRequest
+from edgevit.exporting.request import FilesRequest, GateTolerances, JudgeRequest
 from edgevit.records.names import suffix_of
 from edgevit.request import BOARD, ENGINE, Nested, Option
 
@@ -34,6 +34,10 @@ class ExportRequest(FilesRequest):
     def engine_images(self) -> int:
         """The largest number of images of the gate."""
         return IMAGES if self.max_images is None else self.max_images
+
+    @property
+    def allowed_loss(self) -> GateTolerances:
+        return self.engine.tolerances
 
     def check(self) -> None:
         """Check the request; raises as `edgevit.export` does."""

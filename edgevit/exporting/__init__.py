@@ -8,5 +8,8 @@ An ONNX file that edgevit did not write is imported as a source, too: `reading` 
 preprocessing, `structure` recognises its norms, attentions and blocks, `importing` writes its folder, and `imported`
 opens it. `halving` converts a graph to fp16.
 
+A file in INT8 is made by `int8`: `calibrating` watches the inputs of its `linear` layers, `rounding` prepares their
+weights, `quantising` inserts Q/DQ, and `losses` says what is lost.
+
 To add a check, write a function that raises ExportError and returns its part of export.json, and call it in `onnx`.
 """

@@ -34,6 +34,12 @@ def _matches(report: ExportRecord, request: FilesRequest) -> bool:
             and checked.images >= count
             and all(checked.files[p].agreement_least >= tolerances.agreement(p) for p in request.precisions)
         )
+    quantisation, calibration = report.quantisation, request.calibration
+    if quantisation is not None and (quantisation.method, quantisation.most_images) != (
+        calibration.method,
+        calibration.images,
+    ):
+        return False
     return (
         (report.batch, report.opset) == batch_and_opset(request)
         and (report.padded is not None) == request.pad_heads

@@ -21,7 +21,7 @@ from edgevit.exporting.precision import LARGEST, WITHOUT, check_weights
 from edgevit.exporting.session import OnnxModel, largest_values
 from edgevit.exporting.source import Form, Predict, Source
 from edgevit.records.belonging import file_fault
-from edgevit.records.export import ExportedModel, Padding, Range
+from edgevit.records.export import Batch, ExportedModel, Padding, Range
 from edgevit.records.imported import ImportedDocument
 from edgevit.records.model_folder import ModelFolder
 
@@ -104,13 +104,20 @@ class ImportedSource:
         largest_node = max(peaks, key=peaks.__getitem__)
         return Range(largest, subnormal, lost, peaks[largest_node], largest_node, over)
 
-    def write(self, path: Path, form: Form, metadata: Mapping[str, str]) -> None:
-        if form.opset != self.document.opset:
+    @property
+    def origin(self) -> dict[str, str]:
+        return {}
+
+    def graph(self, batch: Batch, opset: int) -> ir.Model:
+        if opset != self.document.opset:
             raise ExportError(
-                f"{self.document.file} has operator set {self.document.opset}, and the board needs {form.opset}; "
-                f"export the original model with that, such as by torch.onnx.export(..., opset_version={form.opset})"
+                f"{self.document.file} has operator set {self.document.opset}, and the board needs {opset}; "
+                f"export the original model with that, such as by torch.onnx.export(..., opset_version={opset})"
             )
-        model = ir.load(self.path)
+        return ir.load(self.path)
+
+    def write(self, path: Path, form: Form, metadata: Mapping[str, str]) -> None:
+        model = self.graph(form.batch, form.opset)
         if form.precision != self.document.precision:
             convert(model.graph, form.precision, form.fp32_modules)
         save_graph(model, path, metadata)

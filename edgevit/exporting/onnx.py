@@ -11,20 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import torch
 from torch import Tensor
 
 from edgevit.data.assumptions import CHECK, assumptions, order_line
 from edgevit.data.loading import workers_for
 from edgevit.data.neighbours import near_chance
-from edgevit.errors import DataError, OutputError
+from edgevit.errors import DataError, ExportError, OptionError, OutputError
 from edgevit.exporting.fusion import compiler_installed, count_fused, fusion_remark
-from edgevit.exporting.gates import check_accuracy, check_graph, check_parity
-from edgevit.exporting.graph import INPUT
+from edgevit.exporting.gates import OPERATORS, check_accuracy, check_graph, check_parity
+from edgevit.exporting.graph import INPUT, save_graph
+from edgevit.exporting.halving import halve
 from edgevit.exporting.images import Judging, Subject, data_record, open_judging, subject_of
 from edgevit.exporting.imported import open_imported, subject_of_imported
 from edgevit.exporting.importing import batch_and_opset, imported
+from edgevit.exporting.int8 import calibrated
 from edgevit.exporting.precision import format_overflow, needs_fp32
+from edgevit.exporting.reading import QUANTISED
 from edgevit.exporting.request import FilesRequest, Tolerances
 from edgevit.exporting.session import OnnxModel, find_runtime
 from edgevit.exporting.source import Form, Source, input_size, open_model, usage_metadata
@@ -39,12 +43,13 @@ from edgevit.records.export import (
     Fusion,
     OutputClass,
     Parity,
+    Quantisation,
     Range,
     TensorInfo,
 )
 from edgevit.records.model_folder import ExportFolder, ModelFolder
 from edgevit.records.names import ENGINES, onnx_name
-from edgevit.records.precisions import FP16, FP32, PRECISIONS
+from edgevit.records.precisions import FP16, FP32, INT8, PRECISIONS
 from edgevit.records.writing import file_sha256, replaced_folder
 from edgevit.version import written_by
 
@@ -174,6 +179,40 @@ def write_file(source: Source, path: Path, form: Form) -> dict[str, int]:
     return check_graph(path, form.opset, islands=form.fp32_modules, operators=source.operators)
 
 
+def _write_int8(
+    source: Source, folder: ExportFolder, form: Form, judging: Judging | None, request: FilesRequest, stages: _Stages
+) -> tuple[dict[str, int], Quantisation]:
+    """Write the file in INT8; return the number of nodes by operator, and the record.
+
+    Raises:
+        ExportError: as by `calibrated`, or there are no images.
+    """
+    if judging is None:
+        raise ExportError("INT8 is calibrated on training images of the model, which were not found; give --data")
+    with stages("write int8"):
+        graph = source.graph(form.batch, form.opset)
+        model, record = calibrated(
+            graph, form.batch, judging, request.calibration, request.allowed_loss, stages.progress
+        )
+        path = folder.onnx(form.precision)
+        save_graph(model, path, {**source.origin, **usage_metadata(source), "precision": form.precision})
+    operators = {*OPERATORS, *(source.operators or ()), *QUANTISED}
+    return check_graph(path, form.opset, operators=operators), record
+
+
+def write_int8_in_half(source: Source, quantised: Path, path: Path, form: Form) -> dict[str, int]:
+    """Write the file in INT8 with all else in fp16, as boards need it; return the number of nodes by operator.
+
+    Raises:
+        ExportError: as by `write_file`.
+    """
+    model = ir.load(quantised)
+    halve(model.graph, form.fp32_modules)
+    save_graph(model, path, dict(model.metadata_props))
+    operators = {*OPERATORS, *(source.operators or ()), *QUANTISED}
+    return check_graph(path, form.opset, islands=form.fp32_modules, operators=operators)
+
+
 def _write_files(source: Source, folder: ExportFolder, forms: Sequence[Form], stages: _Stages) -> _Written:
     nodes = {}
     for form in forms:
@@ -266,12 +305,16 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
     device = find_device(request.device)
     find_runtime()  # fail early: it is needed at the end
     tolerances, precisions = request.tolerances, request.precisions
+    if request.precision == INT8.name and INT8.name not in precisions:
+        raise OptionError(
+            f"{request.model} is in {precisions[0]} and exported as it is; give the file in fp32 for --precision int8"
+        )
     stages, warnings = _Stages(progress or Silent()), list[str]()
     folder = ModelFolder(request.model)
     with stages("load"):
         source = open_model_source(folder.path)
     judging = None
-    if request.accuracy:
+    if request.accuracy or request.precision == INT8.name:
         with stages("find images"):
             judging = judging_images(
                 source.subject,
@@ -289,18 +332,26 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
         halved = {FP32.name, FP16.name} <= {*precisions}
         checks["range"] = exported.check_range(images) if halved else None
     fp32_modules = checks["fp32_modules"] = _fp32_modules(source, checks["range"], warnings)
+    typed = folder.own_precision is not None
     forms = [
-        Form(precision, batch, opset, fp32_modules if PRECISIONS[precision].mixes else ()) for precision in precisions
+        Form(precision, batch, opset, fp32_modules if PRECISIONS[precision].mixes else ())
+        for precision in precisions
+        if typed or not PRECISIONS[precision].calibrated
     ]
     with _replaced_folder(folder.export) as temporary:
         written = _write_files(exported, temporary, forms, stages)
+        checks["quantisation"] = None
+        if INT8.name in precisions and not typed:
+            form = Form(INT8.name, batch, opset)
+            nodes, checks["quantisation"] = _write_int8(exported, temporary, form, judging, request, stages)
+            written = _Written(temporary, {**written.nodes, INT8.name: nodes})
         with stages("check parity"):
             with torch.inference_mode():
                 reference = source.predictor("cpu")(images)
             checks["parity"] = _parity(source.subject.output, reference, written, images, images_from, tolerances)
         with stages("count fused attention"):
             checks["fusion"] = _fusion(exported, written, warnings)
-        if judging is not None:
+        if judging is not None and request.accuracy:
             with stages("check accuracy"):
                 workers = workers_for(request.workers, device.type, request.batch_size)
                 checks["accuracy"] = _accuracy(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,6 +30,7 @@ PARTS: tuple[Part, ...] = ("test", "validation")
 PROBES = ("knn", "linear")  # what features are judged by, where there are labels
 CROP_MODES = ("center", "squash", "border")
 ONNX, ENGINE = ".onnx", ".engine"  # suffixes of files of whole models
+QUANTISED_OPSET = 19  # QuantizeLinear takes fp16 from here on
 OPSETS = range(17, 21)  # LayerNormalization is new in 17; JetPack 6's parser reads up to 20
 
 Split = Annotated[
@@ -104,6 +105,62 @@ class Tolerances:
         return value
 
 
+@dataclass(frozen=True)
+class GateTolerances:
+    """Tolerances of an engine, and of a file in INT8, against fp32, as shares of the images."""
+
+    # a correct fp16 engine loses a few tenths of a point at most
+    drop: Annotated[
+        float,
+        Option(
+            "Largest accepted loss of top-1 accuracy against fp32: 0.01 is one point.",
+            CHECKS,
+            name="--engine-drop",
+        ),
+    ] = 0.01
+    # a miscompiled block often ruins some classes and spares others
+    class_drop: Annotated[
+        float,
+        Option(
+            "Largest accepted loss of accuracy in any one class: 0.05 is five points.",
+            CHECKS,
+            name="--engine-class-drop",
+        ),
+    ] = 0.05
+    # errors in both directions keep the accuracy
+    agreement: Annotated[
+        float,
+        Option(
+            "Smallest accepted share of images on which the engine agrees with fp32.", CHECKS, name="--engine-agreement"
+        ),
+    ] = 0.98
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            check_number(f"--engine-{name.replace('_', '-')}", value, "[0, 1]", "give a share between 0 and 1")
+
+
+METHODS = ("max", "percentile", "entropy")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How INT8 is calibrated."""
+
+    method: Annotated[
+        str,
+        Option("Range of INT8 inputs of a layer: max, percentile or entropy.", CHECKS, name="--calibration"),
+    ] = "max"
+    images: Annotated[
+        int, Option("Number of training images to calibrate INT8 on.", DATA, name="--calibration-images")
+    ] = 256
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise UnknownNameError("calibration", self.method, METHODS)
+        check_number("--calibration-images", self.images, COUNT)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FilesRequest:
     """The request of an export of files; that of `edgevit.export` adds options of engines."""
@@ -135,6 +192,16 @@ class FilesRequest:
         ),
     ] = False
     fp16: Annotated[bool, Option("Also write and check model.fp16.onnx.", FILES, common=True)] = True
+    precision: Annotated[
+        str,
+        Option(
+            "Lowest precision: fp16, or int8, which adds model.int8.onnx with linear layers in INT8 as far as "
+            "--engine-drop allows.",
+            FILES,
+            common=True,
+        ),
+    ] = FP16.name
+    calibration: Annotated[Calibration, Nested()] = field(default_factory=Calibration)
     data: Annotated[
         Path | str | None,
         Option(
@@ -204,14 +271,24 @@ class FilesRequest:
     @property
     def precisions(self) -> tuple[str, ...]:
         """The precisions of the files; an imported file in another than fp32 is exported as it is."""
-        if own := ModelFolder(self.model).own_precision:
-            return (own,)
-        return (FP32.name, FP16.name) if self.fp16 else (FP32.name,)
+        if precision := ModelFolder(self.model).own_precision:
+            return (precision,)
+        calibrated = (INT8.name,) if self.precision == INT8.name else ()
+        return (FP32.name, *((FP16.name,) if self.fp16 else ()), *calibrated)
+
+    @property
+    def allowed_loss(self) -> GateTolerances:
+        """What a file in INT8 may lose."""
+        return GateTolerances()
 
     def check(self) -> None:
         """Check the request; raises as `edgevit.export` does."""
         if self.batch != "dynamic" and (not isinstance(self.batch, int) or self.batch < 1):
             raise OptionError(f"batch {self.batch!r} is neither a number of images nor 'dynamic'; try 1")
+        if self.precision not in (FP16.name, INT8.name):
+            raise UnknownNameError("precision", self.precision, (FP16.name, INT8.name))
+        if self.precision == INT8.name and self.opset < QUANTISED_OPSET:
+            raise OptionError(f"--opset {self.opset} has no Q/DQ of fp16, which INT8 is built from; leave it out")
         if self.opset not in OPSETS:
             raise OptionError(
                 f"opset {self.opset} is not one of {OPSETS[0]} to {OPSETS[-1]}, which JetPack's parsers read; try 20"

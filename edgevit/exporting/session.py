@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from torch import Tensor
 
@@ -89,6 +90,27 @@ def runtime_boundary(path: Path, error_type: type[CheckpointError] | type[Export
 
 # ONNX Runtime 1.23, but not 1.31, fails in it on an fp16 file with a decomposed LayerNorm in fp32.
 BROKEN_FUSION = "SimplifiedLayerNormFusion"
+
+
+class GraphModel:
+    """Runs a graph in memory on batches of images."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.path = Path("a graph in memory")
+        with runtime_boundary(self.path, ExportError):
+            self.session = find_runtime().InferenceSession(
+                ir.to_proto(model).SerializeToString(), session_options(), providers=["CPUExecutionProvider"]
+            )
+        self.input = self.session.get_inputs()[0].name
+
+    def run(self, images: Tensor) -> list[Tensor]:
+        """All outputs for images [B, C, H, W]."""
+        with runtime_boundary(self.path, ExportError):
+            return [torch.from_numpy(value) for value in self.session.run(None, {self.input: images.numpy()})]
+
+    def predict(self, images: Tensor) -> Tensor:
+        """The first output [B, ...]."""
+        return self.run(images)[0]
 
 
 class OnnxModel:

@@ -80,6 +80,17 @@ class Source(Protocol):
     def padded(self) -> tuple[Source, Padding]:
         """The same function with padded heads that fuse, and the changes."""
 
+    @property
+    def origin(self) -> dict[str, str]:
+        """Metadata of its base."""
+
+    def graph(self, batch: Batch, opset: int) -> ir.Model:
+        """A new graph in fp32 with nodes named by module.
+
+        Raises:
+            ExportError: it cannot be written in this form.
+        """
+
     def write(self, path: Path, form: Form, metadata: Mapping[str, str]) -> None:
         """Write an ONNX file with nodes named by module.
 
@@ -170,14 +181,19 @@ class ModelSource:
             widths=tuple(block.head_width for block in after),
         )
 
+    @property
+    def origin(self) -> dict[str, str]:
+        return {"base": self.model.spec.timm_name, "base_weights_sha256": self.model.spec.base.weights_sha256}
+
+    def graph(self, batch: Batch, opset: int) -> ir.Model:
+        if (batch, opset) not in self.traced:
+            self.traced[batch, opset] = trace(self.model, input_size=input_size(self), batch=batch, opset=opset)
+        return self.traced[batch, opset].clone()
+
     def write(self, path: Path, form: Form, metadata: Mapping[str, str]) -> None:
-        key = form.batch, form.opset
-        if key not in self.traced:
-            self.traced[key] = trace(self.model, input_size=input_size(self), batch=form.batch, opset=form.opset)
-        model = self.traced[key].clone()
+        model = self.graph(form.batch, form.opset)
         convert(model.graph, form.precision, form.fp32_modules)
-        base = self.model.spec.base.weights_sha256
-        save_graph(model, path, {"base": self.model.spec.timm_name, "base_weights_sha256": base, **metadata})
+        save_graph(model, path, {**self.origin, **metadata})
 
 
 def open_model(folder: Path) -> ModelSource:

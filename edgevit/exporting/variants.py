@@ -12,14 +12,14 @@ import torch
 
 from edgevit.exporting.gates import check_parity
 from edgevit.exporting.images import Judging
-from edgevit.exporting.onnx import sample_images, write_file
+from edgevit.exporting.onnx import sample_images, write_file, write_int8_in_half
 from edgevit.exporting.request import Tolerances
 from edgevit.exporting.session import OnnxModel
 from edgevit.exporting.source import Form, Source, input_size
 from edgevit.records.export import ExportedFile, ExportRecord, Parity, TensorInfo
 from edgevit.records.model_folder import ExportFolder
 from edgevit.records.names import onnx_name
-from edgevit.records.precisions import PRECISIONS
+from edgevit.records.precisions import INT8, PRECISIONS
 from edgevit.records.writing import copy_whole, file_sha256, writing
 
 
@@ -27,7 +27,7 @@ from edgevit.records.writing import copy_whole, file_sha256, writing
 class Variant:
     """An additional form of the model."""
 
-    label: str  # distinguishes its file, e.g. "fp32.opset17" or "fp16.norms32"
+    label: str  # distinguishes its file, e.g. "fp32.opset17", "fp16.norms32" or "int8.fp16"
     precision: str  # of images, logits and all modules not in `fp32_modules`
     opset: int
     fp32_modules: tuple[str, ...] = ()  # of an fp16 file
@@ -72,8 +72,12 @@ class Exported:
         """
         path = folder / variant.file_name
         form = Form(variant.precision, self.report.batch, variant.opset, variant.fp32_modules)
+        quantised = self.report.folder / onnx_name(INT8.name)
         with writing(path):
-            nodes = write_file(self.written_of, path, form)
+            if variant.precision == INT8.name and self.report.reference != INT8.name:
+                nodes = write_int8_in_half(self.written_of, quantised, path, form)
+            else:
+                nodes = write_file(self.written_of, path, form)
         with torch.inference_mode():
             reference = self.source.predictor("cpu")(self.images)
         tolerance = self.tolerances.error(variant.precision)

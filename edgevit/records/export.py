@@ -122,6 +122,44 @@ class Fusion:
     note: str
 
 
+@dataclass(frozen=True)
+class QuantisedLayer:
+    """A linear layer of a file in INT8."""
+
+    name: str  # of its node
+    share: float  # of the MACs of all linear layers
+    int8: bool  # False: it stays in floating point
+    divergence: float | None  # of the outputs from fp32, with this layer alone in INT8; None: not measured
+
+
+@dataclass(frozen=True)
+class QuantisedStep:
+    """A choice of layers that was judged on validation images."""
+
+    floating: Index  # number of linear layers in floating point
+    share: float  # of the MACs of linear layers in INT8
+    top1: float | None  # None: the outputs are not logits
+    agreement: float  # mean score with the answers in fp32 as targets
+    worst_class: ClassName | None  # the class with the largest loss
+    failure: str | None  # why it was not taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantisation:
+    """How model.int8.onnx was made. Judged through ONNX Runtime, whose kernels differ from TensorRT's."""
+
+    method: str  # of the ranges of inputs
+    images: Index  # of the training part, to calibrate on
+    most_images: Index  # that were asked for
+    data: str
+    smoothed: Index  # layers whose outliers moved from inputs into weights
+    share: float  # of the MACs of linear layers in INT8
+    layers: tuple[QuantisedLayer, ...]
+    validation_images: Index
+    fp32: float | None  # top-1 on them in fp32
+    steps: tuple[QuantisedStep, ...]  # in the order of trial
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExportRecord:
     """The result of `export`. None: not checked; `warnings` has the reason."""
@@ -142,6 +180,7 @@ class ExportRecord:
     parity: dict[str, Parity]
     accuracy: AccuracyCheck | None
     fusion: Fusion | None
+    quantisation: Quantisation | None = None  # None: there is no file in INT8, or it was imported as it is
     warnings: tuple[str, ...]
     versions: Versions
     seconds: dict[str, float]

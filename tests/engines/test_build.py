@@ -443,3 +443,27 @@ def test_an_engine_without_classes_is_judged_by_its_features_and_evaluated_by_th
     result = evaluate(record.path, "digits", max_images=10)
     assert result.agreement == pytest.approx(1) and (result.form, result.top1) == ("engine", None)
     assert engine_table(record).row_count == 1
+
+
+def test_int8_needs_a_tensorrt_that_takes_types_from_the_file(folder: Path, play: Callable[..., None]) -> None:
+    play(release="8.5.2")
+    with pytest.raises(EngineError, match=r"TensorRT 8\.5\.2\S* takes no types from a file, .* TensorRT 10"):
+        build(folder, **ONE, precision="int8", max_images=20)
+
+
+@pytest.mark.slow
+def test_int8_is_taken_where_it_is_faster_than_fp16_and_otherwise_the_record_says_why(
+    tmp_path: Path, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_derived(tmp_path / "m", 64, 64, depth=1, embed_dim=128)
+    options = {**QUICK, **ONE, "precision": "int8", "max_images": 20}
+    play()
+    record = build(folder, **options)
+    assert (record.precision, record.onnx.name) == ("fp16", "model.fp16.onnx")
+    assert [attempt.precision_level for attempt in record.attempts] == ["int8"]
+    assert "is not faster than fp16 (its latency is " in str(record.attempts[0].failure)
+    monkeypatch.setenv("STANDIN_TENSORRT_NS_PER_BYTE", "50")  # weights of INT8 are half as large
+    record = build(folder, **options, rebuild=True)
+    assert (record.precision, record.precision_level, record.attempts) == ("int8", "int8", ())
+    assert record.onnx.name == "model.int8.fp16.onnx" and record.inputs[0].dtype == "float16"
+    assert record.accuracy is not None and record.accuracy.agreement >= 0.98

@@ -19,9 +19,7 @@ from torch.nn import functional
 from edgevit.board.connection import open_board
 from edgevit.engines.gate import (
     EngineVerdict,
-    GateTolerances,
     Sample,
-    allowed,
     images_file,
     remarks,
     take_sample,
@@ -31,6 +29,8 @@ from edgevit.engines.gate import judge as judge_outputs
 from edgevit.engines.run import export
 from edgevit.errors import OptionError
 from edgevit.exporting.images import data_record, open_judging, subject_of
+from edgevit.exporting.losses import allowed
+from edgevit.exporting.request import GateTolerances
 from edgevit.exporting.session import OnnxModel
 from edgevit.network.checkpoint import load
 from edgevit.network.output import Features, Logits, Map

@@ -1,0 +1,189 @@
+"""Write a file in INT8: calibrate it, judge it on validation images, and keep in floating point what costs too much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from edgevit.errors import ExportError
+from edgevit.exporting.calibrating import fits
+from edgevit.exporting.images import Judging
+from edgevit.exporting.losses import ClassResult, by_class, loss
+from edgevit.exporting.quantising import Quantised, quantise
+from edgevit.exporting.request import Calibration, GateTolerances
+from edgevit.exporting.session import GraphModel
+from edgevit.network.output import Logits, Output
+from edgevit.progress import Progress
+from edgevit.records.export import Batch, Quantisation, QuantisedLayer, QuantisedStep
+
+LEAST_IMAGES = 16  # to calibrate on
+SENSITIVITY_IMAGES = 32
+JUDGED_IMAGES = 500  # as of an engine
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Compares graphs with the model in fp32 on validation images."""
+
+    output: Output
+    names: Sequence[str]
+    images: Sequence[Tensor]
+    labels: Tensor
+    reference: Tensor  # outputs in fp32
+    tolerances: GateTolerances
+
+    def step(self, model: ir.Model, floating: int, share: float) -> QuantisedStep:
+        """Judge a graph with so many layers in floating point and this share of MACs in INT8."""
+        outputs = predicted(model, self.images)
+        if not outputs.isfinite().all():
+            return QuantisedStep(floating, share, None, 0.0, None, "gives NaN or infinity")
+        agreeing = self.output.score(outputs, self.output.answers(self.reference))
+        agreement = float(agreeing.mean())
+        if not isinstance(self.output, Logits):
+            failure = None if agreement >= self.tolerances.agreement else f"agrees with fp32 to {agreement:.2%}"
+            return QuantisedStep(floating, share, None, agreement, None, failure)
+        right, before = (self.output.score(values, self.labels) for values in (outputs, self.reference))
+        per_class = by_class(self.names, self.labels, before, right, agreeing)
+        return QuantisedStep(
+            floating,
+            share,
+            float(right.mean()),
+            agreement,
+            _worst(per_class),
+            loss(per_class, self.tolerances, "in INT8"),
+        )
+
+
+def _worst(per_class: Mapping[str, ClassResult]) -> str:
+    return max(per_class, key=lambda name: per_class[name].lost / per_class[name].images)
+
+
+def predicted(model: ir.Model, images: Sequence[Tensor]) -> Tensor:
+    """The outputs [B, ...] of a graph for batches of images."""
+    run = GraphModel(model).predict
+    return torch.cat([run(batch) for batch in images])
+
+
+def _batches(judging: Judging, part: str, count: int, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    """Images of a part in batches that the graph takes."""
+    size = BATCH if batch == "dynamic" else batch
+    split = judging.task.calibration(count) if part == "train" else judging.task.validation.subset(count)
+    return [pair for pair in split.batches(size) if batch == "dynamic" or len(pair[0]) == size]
+
+
+def calibrated(
+    graph: ir.Model,
+    batch: Batch,
+    judging: Judging,
+    calibration: Calibration,
+    tolerances: GateTolerances,
+    progress: Progress,
+) -> tuple[ir.Model, Quantisation]:
+    """Quantise a graph in fp32 to INT8, as many linear layers as the tolerances allow.
+
+    All linear layers are tried first. If that loses too much, layers return to floating point in the order of the
+    divergence that each causes alone; their number is found by bisection.
+
+    Raises:
+        ExportError: there are too few training images, inputs are not finite, or no layer can be in INT8.
+    """
+    if not fits(graph):
+        raise ExportError("the weights exceed 2 GB, which INT8 is not calibrated for; leave --precision int8 out")
+    with progress.stage("calibrate INT8"):
+        images = [batch_images for batch_images, _ in _batches(judging, "train", calibration.images, batch)]
+        if (count := sum(map(len, images))) < LEAST_IMAGES:
+            raise ExportError(
+                f"{count} training images in {judging.data}, and INT8 is calibrated on {LEAST_IMAGES} or more; give "
+                "more with --data"
+            )
+        quantised = quantise(graph.clone(), images, calibration.method)
+    judged = _batches(judging, "validation", JUDGED_IMAGES, batch)
+    if not judged:
+        raise ExportError(f"{judging.data} has no validation images, which INT8 is judged on; give more with --data")
+    validation, labels = [pair[0] for pair in judged], torch.cat([pair[1] for pair in judged])
+    judge = _Judge(judging.output, judging.class_names, validation, labels, predicted(graph, validation), tolerances)
+    return _ladder(quantised, judge, graph, images, calibration, judging, progress)
+
+
+def _ladder(
+    quantised: Quantised,
+    judge: _Judge,
+    graph: ir.Model,
+    images: Sequence[Tensor],
+    calibration: Calibration,
+    judging: Judging,
+    progress: Progress,
+) -> tuple[ir.Model, Quantisation]:
+    macs = {layer.name: layer.macs for layer in quantised.layers}
+    total, steps = sum(macs.values()), dict[int, QuantisedStep]()
+    losses: dict[str, float] = {}
+    order: list[str] = []
+
+    def share(floating: Sequence[str]) -> float:
+        return 1 - sum(macs[name] for name in floating) / total
+
+    def passes(number: int) -> bool:
+        floating = order[:number]
+        with progress.stage(f"judge INT8 with {number} of {len(macs)} linear layers in floating point"):
+            steps[number] = judge.step(quantised.without(floating), number, share(floating))
+        return steps[number].failure is None
+
+    high = 0
+    if not passes(0):
+        progress.note(f"all linear layers in INT8: {steps[0].failure}; looking for those that cost most")
+        losses = sensitivities(
+            quantised, graph, images[: max(SENSITIVITY_IMAGES // len(images[0]), 1)], judge.output, progress
+        )
+        order = sorted(losses, key=lambda name: -losses[name])
+        low, high = 0, len(order)  # `low` fails, `high` passes, as all is in floating point
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if passes(middle) else (middle, high)
+        if high == len(order):
+            raise ExportError(
+                f"no linear layer can be in INT8: {steps[low].failure}; allow more with --engine-drop, or leave "
+                "--precision int8 out"
+            )
+    floating = set(order[:high])
+    record = Quantisation(
+        method=calibration.method,
+        images=sum(map(len, images)),
+        most_images=calibration.images,
+        data=judging.data,
+        smoothed=quantised.smoothed,
+        layers=tuple(
+            QuantisedLayer(layer.name, layer.macs / total, layer.name not in floating, losses.get(layer.name))
+            for layer in quantised.layers
+        ),
+        validation_images=len(judge.labels),
+        fp32=_score(judge),
+        steps=tuple(steps.values()),
+        share=share(order[:high]),
+    )
+    return quantised.without(floating), record
+
+
+def _score(judge: _Judge) -> float | None:
+    if not isinstance(judge.output, Logits):
+        return None
+    return float(judge.output.score(judge.reference, judge.labels).mean())
+
+
+def sensitivities(
+    quantised: Quantised, graph: ir.Model, images: Sequence[Tensor], output: Output, progress: Progress
+) -> dict[str, float]:
+    """The mean divergence of the outputs from fp32 if one layer alone is in INT8, by its name."""
+    names = [layer.name for layer in quantised.layers]
+    reference = predicted(graph, images)
+    losses = {}
+    with progress.stage("sensitivity", len(names), "layer") as stage:
+        for i, name in enumerate(names):
+            outputs = predicted(quantised.without({*names} - {name}), images)
+            losses[name] = float(output.divergence(reference, outputs).mean())
+            stage.update(i + 1)
+    return losses

@@ -1,0 +1,75 @@
+"""What a rounded model loses against fp32 on the same images: overall, and in each class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgevit.exporting.request import GateTolerances
+
+LEAST_IMAGES = 10  # to decide
+ALWAYS_ALLOWED = 2  # images
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """Images of one class, and how many are classified correctly."""
+
+    images: int
+    host: int  # correct in fp32
+    board: int  # correct by the rounded model
+    agreeing: int  # with the same prediction of both
+
+    @property
+    def lost(self) -> int:
+        return self.host - self.board
+
+
+def allowed(share: float, images: int, always: int = ALWAYS_ALLOWED) -> int:
+    """The number of images that may differ."""
+    return max(always, math.floor(share * images + 1e-9))  # as 0.29 * 100 < 29
+
+
+def by_class(
+    names: Sequence[str], labels: Tensor, host: Tensor, board: Tensor, agreeing: Tensor
+) -> dict[str, ClassResult]:
+    """Count images by class; the tensors [images] say which are right, and on which both agree."""
+    hits = torch.stack([host.float(), board.float(), agreeing.float()], 1)
+    per_class = {}
+    for label in dict.fromkeys(labels.tolist()):
+        of_class = hits[labels == label]
+        per_class[names[label]] = ClassResult(len(of_class), *(int(count) for count in of_class.sum(0)))
+    return per_class
+
+
+def loss(per_class: Mapping[str, ClassResult], tolerances: GateTolerances, place: str) -> str | None:
+    """Describe a loss beyond the tolerances; `place` is where the rounded model ran. None: it passes."""
+
+    def excess(item: tuple[str, ClassResult]) -> tuple[bool, float]:
+        c = item[1]
+        return c.lost > allowed(tolerances.class_drop, c.images), c.lost / c.images
+
+    name, worst = max(per_class.items(), key=excess)
+    images = sum(c.images for c in per_class.values())
+    always = min(ALWAYS_ALLOWED, images // LEAST_IMAGES)
+    detail = (
+        f"{worst.lost / worst.images:.0%} on {name!r} (of {worst.images} images {worst.host} are right in fp32 here, "
+        f"{worst.board} {place})"
+    )
+    if worst.lost > allowed(tolerances.class_drop, worst.images):
+        return f"loses {detail}"
+    if (lost := sum(c.lost for c in per_class.values())) > allowed(tolerances.drop, images, always):
+        return f"loses {lost / images:.1%} of top-1 on {images} images, worst {detail}"
+    if images - (agreeing := sum(c.agreeing for c in per_class.values())) > allowed(
+        1 - tolerances.agreement, images, always
+    ):
+        name, worst = min(per_class.items(), key=lambda item: item[1].agreeing / item[1].images)
+        return (
+            f"agrees with fp32 on {agreeing} of {images} images, {tolerances.agreement:.0%} is required; "
+            f"least on {name!r}, {worst.agreeing} of {worst.images}"
+        )
+    return None

@@ -1,0 +1,144 @@
+"""Quantise the linear layers of a graph explicitly (Q/DQ), and give single layers back to floating point.
+
+Q/DQ nodes are inserted by ONNX Runtime's quantiser, which keeps the names of nodes and takes steps from outside. All
+values are symmetric, with one step for the inputs of a layer and one for each output channel of its weight. Biases,
+normalisations, softmax, products of attention and residual sums are in floating point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+from torch import Tensor
+
+from edgevit.errors import ExportError
+from edgevit.exporting.calibrating import STEPS, add_moments, largest_inputs, step_of
+from edgevit.exporting.linear import LINEAR, Linear, find_linear
+from edgevit.exporting.reading import QUANTISED
+from edgevit.exporting.rounding import round_layer, smooth
+
+
+@dataclass(frozen=True)
+class RoundedLayer:
+    """A linear layer of a quantised graph."""
+
+    name: str  # of its node
+    macs: int  # of one image
+    weight: str  # names of its constants
+    bias: str | None
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A graph with all linear layers in INT8."""
+
+    model: ir.Model
+    floating: ir.Model  # the same function in floating point, with moved outliers
+    layers: tuple[RoundedLayer, ...]
+    smoothed: int  # layers whose outliers were moved
+
+    def without(self, names: Collection[str]) -> ir.Model:
+        """A copy in which these layers are in floating point."""
+        model, constants = self.model.clone(), self.floating.graph.initializers
+        nodes = {node.name: node for node in model.graph}
+        for layer in self.layers:
+            if layer.name not in names:
+                continue
+            node, weight = nodes[layer.name], constants[layer.weight]
+            node.replace_input_with(0, _before(_before(node.inputs[0])))
+            constant = ir.Value(name=weight.name, shape=weight.shape, type=weight.type, const_value=weight.const_value)
+            model.graph.initializers[layer.weight] = constant
+            node.replace_input_with(1, constant)
+            if layer.bias is not None:
+                model.graph.initializers[layer.bias].const_value = constants[layer.bias].const_value
+        return passes.RemoveUnusedNodesPass()(model).model
+
+
+def _before(value: ir.Value | None) -> ir.Value | None:
+    maker = value.producer() if value is not None else None
+    return maker.inputs[0] if maker is not None else None
+
+
+def quantise(
+    model: ir.Model, batches: Sequence[Tensor], method: str, *, smoothing: bool = True, correcting: bool = True
+) -> Quantised:
+    """Quantise all linear layers of a graph in fp32, which changes, by images [B, C, H, W] of the training part.
+
+    `smoothing` moves outliers of inputs into weights, `correcting` rounds the weights of a layer together and corrects
+    its bias; without them weights are rounded to the nearest.
+
+    Raises:
+        ExportError: there is no linear layer, or an input of one is not finite.
+    """
+    linear = find_linear(model.graph)
+    if not linear:
+        raise ExportError("the model has no linear layer, which INT8 is for; leave --precision int8 out")
+    inputs = largest_inputs(model, list(dict.fromkeys(str(layer.input.name) for layer in linear)), batches)
+    smoothed = smooth(linear, inputs) if smoothing else 0
+    add_moments(model, inputs, batches)
+    images = sum(map(len, batches))
+    layers = []
+    for layer in linear:
+        macs = inputs[str(layer.input.name)].rows // images * layer.read().numel()
+        bias = layer.bias.name if layer.bias is not None else None
+        layers.append(RoundedLayer(layer.name, macs, str(layer.weight.name), bias))
+    floating = model.clone()
+    overrides: dict[str, Any] = {name: [_step(step_of(of, method))] for name, of in inputs.items()}
+    for layer in linear:
+        steps = round_layer(layer, inputs[str(layer.input.name)], together=correcting)
+        axis = 0 if layer.transposed else 1
+        overrides[str(layer.weight.name)] = [{**_step(step), "axis": axis} for step in steps.tolist()]
+    return Quantised(_inserted(model, inputs, overrides, linear), floating, tuple(layers), smoothed)
+
+
+def _step(step: float) -> dict[str, Any]:
+    from onnxruntime.quantization import QuantType
+
+    return {"quant_type": QuantType.QInt8, "scale": np.array(step, np.float32), "zero_point": np.array(0, np.int8)}
+
+
+def _inserted(
+    model: ir.Model, inputs: Collection[str], overrides: dict[str, Any], layers: Sequence[Linear]
+) -> ir.Model:
+    """Insert Q/DQ nodes with these steps, each named by the module of its layer."""
+    from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType, TensorData, TensorsData
+
+    ranges = {}
+    for name in inputs:
+        limit = STEPS * overrides[name][0]["scale"]
+        ranges[name] = TensorData(lowest=-limit, highest=limit)
+    quantiser = QDQQuantizer(
+        ir.to_proto(model),
+        per_channel=True,
+        reduce_range=False,
+        weight_qType=QuantType.QInt8,
+        activation_qType=QuantType.QInt8,
+        tensors_range=TensorsData(CalibrationMethod.MinMax, ranges),
+        nodes_to_quantize=[layer.name for layer in layers],
+        nodes_to_exclude=[],
+        op_types_to_quantize=list(LINEAR),
+        extra_options={
+            "TensorQuantOverrides": overrides,
+            "ActivationSymmetric": True,
+            "WeightSymmetric": True,
+            "QuantizeBias": False,  # TensorRT takes biases in floating point
+            "OpTypesToExcludeOutputQuantization": list(LINEAR),
+        },
+    )
+    quantiser.quantize_model()
+    quantised: ir.Model = ir.from_proto(quantiser.model.model)
+    for step in (passes.TopologicalSortPass(), passes.ShapeInferencePass()):
+        quantised = step(quantised).model
+    quantised.metadata_props.clear()
+    for layer in layers:
+        node = next(node for node in quantised.graph if node.name == layer.name)
+        for value, part in zip(node.inputs[:2], ("input", "weight"), strict=True):
+            while value is not None and (maker := value.producer()) is not None and maker.op_type in QUANTISED:
+                maker.name = f"{layer.name}_{part}_{maker.op_type}"
+                value = maker.inputs[0]
+    return quantised
