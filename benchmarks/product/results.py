@@ -18,6 +18,7 @@ from benchmarks.product import (
     derivation_cost,
     equal_latency,
     hostile,
+    int8,
     real,
     rivals,
     shapes,
@@ -37,8 +38,8 @@ commits that made them: except on real weights, forge's are of the closed form b
 to all images. The tables of the papers are in [benchmarks/papers](../papers/README.md).
 """
 SCRIPTS = (
-    accuracy, real, backbone, rivals, transfer, shapes, axes, cost_tables, budgets, equal_latency, derivation_cost,
-    suite, turns, hostile,
+    accuracy, real, backbone, int8, rivals, transfer, shapes, axes, cost_tables, budgets, equal_latency,
+    derivation_cost, suite, turns, hostile,
 )  # fmt: skip
 
 

@@ -1,0 +1,212 @@
+"""What INT8 costs: linear layers rounded plainly, with smoothing, with corrected weights, and with chosen layers.
+
+    python -m benchmarks.product.int8                  # every case that records/int8.json does not have
+    python -m benchmarks.product.int8 --cases real-0   # one case
+
+The cases are the base of 24 rendered classes, models derived from it in closed form, and DINOv2 ViT-S/14 with a ridge
+head on drawn pictures (real.py), one for each fold. Calibration is on training images, the choice of layers on
+validation images. Counted are test images that one of fp32 and INT8 alone classifies correctly, by ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.bases import CACHE, RENDERED_ARGS, TIMM_NAME, ensure_rendered
+from benchmarks.markdown import RECORDS, Row, load, screen, table
+from benchmarks.product import real
+
+RESULTS = RECORDS / "int8.json"
+RATES = (0.5, 0.8)
+CASES = ("rendered", *(f"rendered-{rate:g}" for rate in RATES), *(f"real-{fold}" for fold in range(real.FOLDS)))
+IMAGES, STRICT = 128, 0.003  # of calibration; the largest drop by which layers are chosen
+VARIANTS = {
+    "rounded to the nearest": {"smoothing": False, "correcting": False},
+    "+ smoothing": {"smoothing": True, "correcting": False},
+    "+ corrected weights": {"smoothing": True, "correcting": True},
+}
+CHOSEN = "+ chosen layers"
+
+
+def model_of(case: str, folder: Path, cache: Path) -> tuple[Path, Path]:
+    """Write the model folder of a case; return it and its images."""
+    from edgevit.derivation.session.base import base
+    from edgevit.derivation.session.derive import derive
+    from edgevit.train.settings import Training
+
+    kind, _, number = case.partition("-")
+    if kind == "real":
+        data = real.ensure_fold(int(number), cache)
+        options: dict[str, Any] = {"model_args": {"img_size": real.SIZE}, "preprocessing": {"crop_pct": 1.0}}
+        base(real.TIMM_NAME, checkpoint=real.ensure_weights(real.SIZE, cache), data=data, out=folder, **options)
+        return folder, data
+    data, weights = ensure_rendered()
+    options = {"checkpoint": weights / "base.safetensors", "model_args": RENDERED_ARGS, "data": data, "out": folder}
+    if number:
+        derive(TIMM_NAME, rate=float(number), training=Training(steps=0), **options)
+    else:
+        base(TIMM_NAME, **options)
+    return folder, data
+
+
+def counted(reference: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, output: Any) -> Row:
+    """How INT8 differs from fp32 on the test images."""
+    before, after = (output.score(values, labels).bool() for values in (reference, outputs))
+    return {
+        "images": len(labels),
+        "fp32": int(before.sum()),
+        "lost": int((before & ~after).sum()),
+        "gained": int((after & ~before).sum()),
+        "kl": float(output.divergence(reference, outputs).mean()),
+    }
+
+
+def rows_of_case(case: str, folder: Path, cache: Path, methods: Sequence[str]) -> tuple[dict[str, Row], dict[str, Any]]:
+    """The rows of a case by variant and method, and its latency."""
+    import onnx_ir as ir
+
+    from edgevit.exporting.images import open_judging
+    from edgevit.exporting.int8 import calibrated, predicted
+    from edgevit.exporting.onnx import open_model_source
+    from edgevit.exporting.quantising import quantise
+    from edgevit.exporting.request import Calibration, GateTolerances
+    from edgevit.progress import Silent
+
+    path, data = model_of(case, folder, cache)
+    source = open_model_source(path)
+    judging = open_judging(source.subject, data, progress=Silent(), check=("train", "validation", "test"))
+    graph, pairs = source.graph("dynamic", 20), list(judging.split.batches(32))
+    images, labels = [batch for batch, _ in pairs], torch.cat([truth for _, truth in pairs])
+    reference = predicted(graph, images)
+    training = [batch for batch, _ in judging.task.calibration(IMAGES).batches(16)]
+    rows: dict[str, Row] = {}
+
+    def add(variant: str, method: str, model: Any, share: float, **more: Any) -> None:
+        row = counted(reference, predicted(model, images), labels, judging.output)
+        rows[f"{case} {variant} {method}"] = {
+            "case": case, "variant": variant, "method": method, "share": share, **row, **more
+        }  # fmt: skip
+        print(rows[f"{case} {variant} {method}"], flush=True)
+
+    variants = [(variant, methods[0]) for variant in VARIANTS]
+    for variant, method in [*variants, *((list(VARIANTS)[-1], method) for method in methods[1:])]:
+        add(variant, method, quantise(graph.clone(), training, method, **VARIANTS[variant]).model, 1.0)
+    asked = Calibration(method=methods[0], images=IMAGES)
+    model, made = calibrated(graph, "dynamic", judging, asked, GateTolerances(drop=STRICT), Silent())
+    steps = [[step.floating, step.failure] for step in made.steps]
+    add(CHOSEN, methods[0], model, made.share, steps=steps, floating=[x.name for x in made.layers if not x.int8])
+    files = [folder.parent / f"{case}.{name}.onnx" for name in ("fp32", "int8")]
+    for file, written in zip(files, (graph, model), strict=True):
+        ir.save(written, file)
+    return rows, latency(files)
+
+
+def latency(files: Sequence[Path]) -> dict[str, Any]:
+    """INT8 against fp32, in turns on one thread."""
+    from edgevit.board.bench import bench_in_turns
+    from edgevit.board.comparison import compare_within, decisive
+    from edgevit.board.request import Conditions
+
+    conditions = Conditions(threads=1, samples=30, duration_s=1.0, warmup_seconds=0.2)
+    runs = bench_in_turns(files, conditions, rounds=5).runs
+    (found,) = decisive(compare_within(runs))
+    return {"ratio": found.ratio, "low": found.low, "high": found.high, "ms": min(run.p50_ns() for run in runs) / 1e6}
+
+
+def processor() -> str:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return names[0].partition(":")[2].strip() if names else platform.processor()
+
+
+def lost_points(rows: Sequence[Row]) -> tuple[float, float]:
+    """Points lost on all images of these rows, and half of the 95 % interval of this paired difference."""
+    images, lost, gained = (sum(row[name] for row in rows) for name in ("images", "lost", "gained"))
+    variance = max(lost + gained - (lost - gained) ** 2 / images, 1.0)
+    return 100 * (lost - gained) / images, 196 * sqrt(variance) / images
+
+
+def section() -> str:
+    """Format one question of RESULTS.md."""
+    record = load("int8")
+    if record is None:
+        return ""
+    rows = list(record["rows"].values())
+    kinds = sorted({_kind(row) for row in rows}, reverse=True)
+    lines = []
+    for method in sorted({row["method"] for row in rows}, reverse=True):
+        for variant in (*VARIANTS, CHOSEN):
+            of_line = [row for row in rows if (row["variant"], row["method"]) == (variant, method)]
+            if of_line:
+                cells = [_cell([row for row in of_line if _kind(row) == kind]) for kind in kinds]
+                lines.append([f"{method}, {variant}", *cells])
+    timing = [
+        [case, f"{row['ratio']:.2f}" + (f" ({row['low']:.2f} to {row['high']:.2f})" if row["low"] is not None else "")]
+        for case, row in sorted(record["latency"].items())
+    ]
+    counts = {
+        kind: sum(row["images"] for row in rows if _kind(row) == kind and row["variant"] == CHOSEN) for kind in kinds
+    }
+    return screen(
+        "What does INT8 cost?",
+        "Linear layers in INT8 by Q/DQ, all else in fp32, through ONNX Runtime: points of top-1 lost against fp32 on "
+        "the same test images with the 95 % interval of the paired difference, the KL divergence from the answers in "
+        "fp32 in nats, and the share of the MACs of linear layers in INT8. Test images: "
+        + ", ".join(f"{count} of {kind}" for kind, count in counts.items())
+        + f". Layers were chosen for a drop of at most {STRICT:.1%} on validation images, and of two images.",
+        [
+            table(["range, how", *kinds], lines),
+            f"Latency of INT8, of fp32's, in turns on one thread of {record['processor']}:\n",
+            table(["model", "ratio"], timing),
+        ],
+        "python -m benchmarks.product.int8",
+        "TensorRT, and any board; models of many classes.",
+    )
+
+
+def _kind(row: Row) -> str:
+    """The column of a row: all folds of the real weights are one."""
+    case: str = row["case"]
+    return "real" if case.startswith("real") else case
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    points, half = lost_points(rows)
+    images = sum(row["images"] for row in rows)
+    kl, share = (sum(row[name] * row["images"] for row in rows) / images for name in ("kl", "share"))
+    return f"{points + 0.0:.1f} ({points - half:.1f} to {points + half:.1f}), {kl:.4f}, {share:.0%}"
+
+
+def store(record: Mapping[str, Any]) -> None:
+    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--methods", nargs="+", default=["percentile", "max", "entropy"])
+    parser.add_argument("--cache", type=Path, default=CACHE)
+    options = parser.parse_args()
+    for case in options.cases:
+        record = load("int8") or {"schema": 1, "rows": {}, "latency": {}}
+        if f"{case} {CHOSEN} {options.methods[0]}" in record["rows"]:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            rows, timing = rows_of_case(case, Path(scratch) / "model", options.cache, options.methods)
+        record["rows"] |= rows
+        record["latency"][case] = timing
+        store({**record, "processor": processor()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""The figures of INT8 are points on the same images, folds of the real weights together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.product import int8
+
+ROW: dict[str, Any] = {
+    "variant": int8.CHOSEN, "method": "max", "share": 1.0, "images": 100, "lost": 3, "gained": 1, "kl": 0.01,
+}  # fmt: skip
+
+
+def test_points_are_of_images_that_changed() -> None:
+    points, half = int8.lost_points([ROW, {**ROW, "images": 300, "lost": 5, "gained": 7}])
+    assert points == pytest.approx(0.0) and half == pytest.approx(1.96 * 100 * 16**0.5 / 400)
+
+
+def test_a_record_becomes_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {case: {**ROW, "case": case} for case in ("rendered", "real-0", "real-1")}
+    latency = {"rendered": {"ratio": 0.6, "low": 0.55, "high": 0.65, "ms": 1.0}}
+    monkeypatch.setattr(int8, "load", lambda _: {"rows": rows, "latency": latency, "processor": "a CPU"})
+    text = " ".join(int8.section().split())
+    assert "100 of rendered, 200 of real" in text and "| rendered | 0.60 (0.55 to 0.65) |" in text
+    assert "| max, + chosen layers | 2.0 (-1.9 to 5.9), 0.0100, 100% | 2.0 (-0.8 to 4.8), 0.0100, 100% |" in text
