@@ -117,7 +117,7 @@ def latency(files: Sequence[Path]) -> dict[str, Any]:
     from edgevit.board.request import Conditions
 
     conditions = Conditions(threads=1, samples=30, duration_s=1.0, warmup_seconds=0.2)
-    runs = bench_in_turns(files, conditions, rounds=5).runs
+    runs = bench_in_turns(files, conditions, rounds=8).runs
     (found,) = decisive(compare_within(runs))
     return {"ratio": found.ratio, "low": found.low, "high": found.high, "ms": min(run.p50_ns() for run in runs) / 1e6}
 

@@ -43,7 +43,7 @@ from edgevit.records.precisions import FP16, INT8, precision_of
 from edgevit.records.writing import file_sha256, writing
 from edgevit.version import written_by
 
-ROUNDS, TIMED_S = 5, 1.0  # of two engines that alternate
+ROUNDS, TIMED_S = 8, 1.0  # of two engines that alternate
 STALE_S = 3600.0  # without a write, after which a partly fetched file is abandoned
 NATIVE_OPSET, OLDEST_OPSET = 17, 16  # with LayerNormalization as one operator, for TensorRT 8.6 and newer; without
 RECORDED = (  # fields of the agent's answer
@@ -225,7 +225,8 @@ class EngineBuilder:
         (comparison,) = decisive(compare_within(done.runs))
         if comparison.outcome == "better":
             return None
-        return f"is not faster than {search.level} (its latency is {comparison.ratio:.2f} of that)"
+        text = f"{comparison.outcome}, at {comparison.ratio:.2f} of its latency"
+        return f"is not shown to be faster than {search.level}: {text}"
 
     def _typed_file(self, level: PrecisionLevel, modules: tuple[str, ...]) -> tuple[Path, WrittenVariant | None]:
         """Return the file of a level; with strong typing an engine has the types of its ONNX file."""
