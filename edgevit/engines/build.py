@@ -23,6 +23,7 @@ from edgevit.exporting.images import Judging
 from edgevit.exporting.importing import imported
 from edgevit.exporting.losses import LEAST_IMAGES
 from edgevit.exporting.onnx import judging_images, note_class_order, open_model_source
+from edgevit.exporting.request import QUANTISED_OPSET
 from edgevit.exporting.source import Source
 from edgevit.exporting.variants import Exported
 from edgevit.network.output import Logits
@@ -130,6 +131,11 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
             "(JetPack 6) and newer do: leave --precision int8 out"
         )
     report, folder, board_name = current_export(request, progress=progress), request.model, fingerprint(facts)
+    if adds_int8 and report.opset < QUANTISED_OPSET:
+        raise EngineError(
+            f"{request.model} has operator set {report.opset}, and Q/DQ of fp16 needs {QUANTISED_OPSET}; export the "
+            "original model with a newer one, or leave --precision int8 out"
+        )
     if large := [name for name in report.files if name.endswith(".onnx.data")]:
         raise EngineError(
             f"{large[0]} has weights of {large[0].removesuffix('.data')}, which exceed the 2 GB of an ONNX file; an "
