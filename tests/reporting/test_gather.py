@@ -14,7 +14,8 @@ from some_report import write_everything
 from some_runs import DENSE
 
 from edgevit.board.layers import line_of
-from edgevit.errors import OptionError
+from edgevit.errors import OptionError, RunsError
+from edgevit.jobs.fleet.states import JOB_KIND, JobRecord
 from edgevit.jobs.jobs_table import TABLE_KIND, JobRow, JobsTable
 from edgevit.records.model_folder import ModelFolder
 from edgevit.reporting.gather import gather
@@ -123,6 +124,23 @@ def test_jobs_without_a_model_are_told_of(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(TABLE_KIND.text(JobsTable(tuple(rows), {"edgevit": "0.1.0"})))
     told = {one.source.rpartition(", ")[2]: one.reason for one in gather([tmp_path]).skipped}
     assert told == {"job a": f"its folder {tmp_path / 'a'} is gone", "job b": "failed: no shape fits"}
+
+
+def test_a_plan_stands_for_its_folder_and_its_jobs_that_failed_are_told_of(everything: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(f"out: {everything}\n")
+    for name, state in (("failed", "failed"), ("done", "done")):
+        record = JobRecord(name, "0" * 64, state, "no shape fits", versions={"edgevit": "0.1.0"})  # type: ignore[arg-type]
+        (everything / "jobs" / name).mkdir(parents=True)
+        (everything / "jobs" / name / "job.json").write_text(JOB_KIND.text(record))
+    (everything / "job.json").write_text('{"job": "of another program"}')
+    found = gather([plan])
+    assert [model.name for model in found.models] == ["base", "t1", "t2"]
+    jobs = [(one.source, one.reason) for one in found.skipped if "job" in one.source]
+    assert jobs == [(f"{everything / 'jobs' / 'failed' / 'job.json'}, job failed", "failed: no shape fits")]
+    plan.write_text("tasks: []\n")
+    with pytest.raises(RunsError, match=r"plan\.yaml has no out, the folder of its models"):
+        gather([plan])
 
 
 def test_models_of_a_sweep_whose_folders_are_gone_are_named(everything: Path, tmp_path: Path) -> None:

@@ -64,13 +64,15 @@ def test_a_job_that_another_process_does_is_put_off(fleet_plan: Any) -> None:
 def test_a_job_on_a_board_that_does_not_answer_waits_and_says_so(fleet_plan: Any, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("Host orin\n  HostName 127.0.0.1\n  Port 1\n")
-    jobs = read_plan(fleet_plan(boards=[{"name": "orin", "ssh_config": str(config)}])).jobs
-    for job in jobs[:2]:
-        carry_out(job)
-    put_off = carry_out(jobs[2])
+    budgets = [{"name": "live", "fps": 30, "board": "orin"}]
+    jobs = read_plan(
+        fleet_plan(boards=[{"name": "orin", "ssh_config": str(config)}], budgets=budgets, methods=None)
+    ).jobs
+    put_off = carry_out(jobs[0])  # the budget is measured there
     assert isinstance(put_off, Later) and "orin" in put_off.reason
-    assert [state.state for state in states_of(jobs)] == ["done", "done", "waiting", "waiting"]
-    assert states_of(jobs)[2].reason == f"as {put_off.reason}"
+    states = states_of(jobs)
+    assert [state.state for state in states] == ["waiting"] * 4
+    assert states[0].reason == f"as {put_off.reason}" and states[3].reason == f"for {jobs[0].name}, which waits"
 
 
 @pytest.mark.slow
