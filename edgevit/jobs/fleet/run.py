@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, read_plan
 from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.stages import carry_out
 from edgevit.jobs.fleet.states import JobRecord, JobState, finished, states_of
+from edgevit.jobs.jobs_file import TASK_KEYS, DeriveJob
 from edgevit.jobs.many import with_keys
 from edgevit.jobs.ray_cluster import run_on_ray
 from edgevit.jobs.runners import ALL_WORKERS, Job, Later, run_in_processes
 from edgevit.network.checkpoint import network_without_weights
-from edgevit.network.classifier import with_classes, with_features
+from edgevit.network.classifier import with_classes
 from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import OnlyOnce, Progress, Silent
@@ -76,14 +77,14 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
     due = [job for job in jobs if job.name not in done]
     if done:
         progress.note(f"{len(done)} of {len(jobs)} jobs are done already")
-    macs = refuse_impossible([job.derivation.request() for job in due if job.stage == "derive"], plan)
+    macs = refuse_impossible(job.derivation for job in due if job.stage == "derive")
     workers = request.workers if request.workers is not None else plan.layout.workers
     workers = usual_workers(plan) if workers is None else workers
     check_number("--workers", workers, COUNT)
     threads = max(min(plan.layout.threads, (os.cpu_count() or 1) // workers), 1)
-    ordered = sorted(due, key=lambda job: (RANKS[job.stage], -macs.get(_base_of(job.derivation.request()), 0)))
+    ordered = sorted(due, key=lambda job: (RANKS[job.stage], -macs.get(_base_of(job.derivation), 0)))
     tasks = [Job(job.name, job, carry_out, job.needs, job.place) for job in ordered]
-    remaining = _Remaining(jobs, done, workers)
+    work = _Work(jobs, done)
     if request.ray is None:
         events = run_in_processes(tasks, done, workers=workers, threads=threads)
     elif any(job.place == ALL_WORKERS for job in due):
@@ -92,7 +93,7 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
         )
     else:
         events = run_on_ray(tasks, done, address=request.ray, threads=plan.layout.threads)
-    with progress.stage("fleet", len(due), "job") as stage, closing(events):
+    with progress.stage("fleet", 100, "% of the work") as stage, closing(events):
         ended, begun = 0, set[str]()
         for job, result in events:
             if result is None:
@@ -101,8 +102,8 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
                 progress.warn(f"{job.name} waits: {result.reason}")
             else:
                 ended += 1
-                remaining.end(job.record, result)
-                stage.update(ended, minutes_left=remaining.minutes())
+                work.end(job.record, result)
+                stage.update(work.percent(), jobs=ended)
                 if job.name in begun:  # what needs a job that failed has nothing to add
                     _tell(job.name, result, progress)
 
@@ -123,25 +124,30 @@ def _tell(name: str, result: JobRecord | EdgeVitError, progress: Progress) -> No
     progress.note(f"{name}: {'; '.join(broken) if broken else 'done'} ({result.seconds:.0f} s)")
 
 
-class _Remaining:
-    """How long the rest takes, by the jobs of the same kind that are done."""
+class _Work:
+    """The share of the work that is done, by the seconds of jobs of the same kind."""
 
-    def __init__(self, jobs: Sequence[FleetJob], done: dict[str, JobRecord], workers: int) -> None:
+    def __init__(self, jobs: Sequence[FleetJob], done: Mapping[str, JobRecord]) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)  # by kind
         self.due = {job.name: _kind(job) for job in jobs}
-        self.workers = workers
+        self.done_s = 0.0  # by this command
         for job in jobs:
             if job.name in done:
                 self.end(job, done[job.name])
+        self.done_s = 0.0
 
     def end(self, job: FleetJob, result: JobRecord | EdgeVitError) -> None:
-        self.due.pop(job.name, None)
+        del self.due[job.name]
         if isinstance(result, JobRecord):
             self.seconds[_kind(job)].append(result.seconds)
+            self.done_s += result.seconds
 
-    def minutes(self) -> float:
+    def percent(self) -> int:
+        every = [seconds for kind in self.seconds.values() for seconds in kind]
+        usual = sum(every) / max(len(every), 1)
         means = {kind: sum(seconds) / len(seconds) for kind, seconds in self.seconds.items()}
-        return sum(means.get(kind, 0) for kind in self.due.values()) / self.workers / 60
+        left_s = sum(means.get(kind, usual) for kind in self.due.values())
+        return round(100 * self.done_s / max(self.done_s + left_s, 0.1))
 
 
 def _kind(job: FleetJob) -> str:
@@ -155,11 +161,11 @@ def usual_workers(plan: FleetPlan) -> int:
     return max((os.cpu_count() or 1) // plan.layout.threads, 1)
 
 
-def _base_of(request: DeriveRequest) -> str:
-    return f"{request.base} {request.checkpoint} {dict(request.model_args)}"
+def _base_of(derivation: DeriveJob) -> str:
+    return str([derivation.arguments.get(name) for name in ("base", "checkpoint", "model_args")])
 
 
-def refuse_impossible(requests: Iterable[DeriveRequest], plan: FleetPlan) -> dict[str, int]:
+def refuse_impossible(derivations: Iterable[DeriveJob]) -> dict[str, int]:
     """Refuse trainings and budgets that cannot be, all of them in one message; return the MACs of each base.
 
     Raises:
@@ -168,17 +174,19 @@ def refuse_impossible(requests: Iterable[DeriveRequest], plan: FleetPlan) -> dic
     """
     networks: dict[str, Network] = {}
     reasons: dict[str, str] = {}
-    for request in requests:
-        if request.supernet_folder() is not None or (request.measured and request.cost_table is None):
+    for derivation in derivations:
+        key = str({name: value for name, value in derivation.arguments.items() if name not in TASK_KEYS})
+        if key in reasons:
             continue
+        request, base, reasons[key] = derivation.request(), _base_of(derivation), ""
         refuse_training(request)
-        base = _base_of(request)
+        is_measured = request.measured and request.cost_table is None
+        if is_measured or request.puts_out_features or request.supernet_folder() is not None:
+            continue  # refused by their jobs
         if base not in networks:
             assert request.base is not None
             networks[base] = network_without_weights(request.base, request.model_args, checkpoint=request.checkpoint)
-        key = f"{base} {request.budget()} {request.cost_table} {request.method} {dict(request.options)}"
-        if key not in reasons:
-            reasons[key] = _reason(request, networks[base])
+        reasons[key] = _reason(request, networks[base])
     if impossible := [reason for reason in reasons.values() if reason]:
         raise JobsError(f"{len(impossible)} of {len(reasons)} budgets cannot be met: {'; '.join(impossible)}")
     return {base: network.geometry.macs(network.dims) for base, network in networks.items()}
@@ -191,14 +199,12 @@ def _reason(request: DeriveRequest, network: Network) -> str:
     config = method.make_config(request.settings)
     params = sum(parameter.numel() for parameter in network.parameters())
     # With the smallest head, as the classes of the task are not counted yet.
-    restricted = with_features(network) if request.puts_out_features else with_classes(network, [0])
+    restricted = with_classes(network, [0])
     table = None if request.cost_table is None else load_cost_table(request.cost_table)
     try:
         refuse_base(method, config, network, policy)
         budget = make_budget(network.geometry.macs(network.dims), params, **request.budget(), table=table)
         method.check(config, Target(restricted, budget, policy, MANY_IMAGES))
-    except OptionError as error:
-        return f"{request.base}: {with_keys(str(error))}"
     except EdgeVitError as error:
-        return f"{request.base}: {error}"
+        return f"{request.base}: {with_keys(str(error))}"
     return ""
