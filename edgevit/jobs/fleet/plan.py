@@ -37,7 +37,7 @@ from edgevit.jobs.jobs_file import (
 from edgevit.jobs.runners import ALL_WORKERS, WORKER
 from edgevit.records.documents import Reader
 from edgevit.records.kinds import content_sha256
-from edgevit.records.precisions import FP16
+from edgevit.records.precisions import FP32, INT8
 from edgevit.request import nearest, options_of, request_of
 
 EXAMPLE = Path(__file__).with_name("example_plan.yaml")
@@ -84,7 +84,7 @@ class PlanLayout(Strict):
     tasks: list[TaskEntry]  # type: ignore[valid-type]
     budgets: list[PlanBudget]
     methods: tuple[MethodEntry, ...] = (MethodEntry(name="forge"),)
-    precisions: tuple[Literal["fp32", "fp16"], ...] = ()  # to measure; empty: what `edgevit bench` measures
+    precisions: tuple[Literal["fp32", "fp16", "int8"], ...] = ()  # to measure; empty: what `edgevit bench` measures
     boards: tuple[BoardEntry, ...] = ()
     gates: tuple[str, ...] = ()
     export: dict[str, Any] = Field(default_factory=dict)  # options of `edgevit export`
@@ -232,9 +232,9 @@ def _jobs_of(derivation: DeriveJob, layout: PlanLayout, gates: Mapping[str, tupl
             identity = _sha256("derive", derivation.sha256(), board.options)
             derive = job("derive", derivation.name, identity, board.options, place=_place(board))
     yield derive
-    fp16 = not layout.precisions or FP16.name in layout.precisions
+    lowest = {"precision": INT8.name} if INT8.name in layout.precisions else {}
     files = {option.field for option in options_of(FilesRequest)}
-    export = {"fp16": fp16, **layout.export}
+    export = {"fp16": layout.precisions != (FP32.name,), **lowest, **layout.export}
     of_files = {key: value for key, value in export.items() if key in files}
     name = f"{derive.name}.export"
     exported = job("export", name, _sha256("export", derive.sha256, of_files), of_files, derive.name)

@@ -44,6 +44,15 @@ def test_the_identity_of_a_job_is_what_its_result_depends_on(fleet_plan: Any) ->
     assert not {*identities(budgets=[{"name": "half", "rate": 0.4}])} & {*first}
 
 
+@pytest.mark.parametrize(
+    ("precisions", "options"),
+    [(["fp32"], {"fp16": False}), (["fp16"], {"fp16": True}), (["int8"], {"fp16": True, "precision": "int8"})],
+)
+def test_files_and_engines_are_of_the_precisions(fleet_plan: Any, precisions: list[str], options: Any) -> None:
+    _, export, _, engine, *_ = read_plan(fleet_plan(boards=[{"name": "here"}, ORIN], precisions=precisions)).jobs
+    assert export.options == {**options, "accuracy": False} and engine.options.items() >= options.items()
+
+
 def test_a_budget_is_measured_on_its_board(fleet_plan: Any) -> None:
     budgets = [{"name": "live", "fps": 30, "board": "orin"}, {"name": "half", "rate": 0.5}]
     jobs = {
