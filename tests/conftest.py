@@ -118,13 +118,14 @@ def small_vit() -> Callable[..., Any]:
     """Make a small timm ViT with random weights, biases included; a name and timm's arguments may be given."""
     import timm
     import torch
+    from small_models import usual_args
 
     from edgevit.network.families import family_like
     from edgevit.network.network import Network
 
     def make(name: str = "vit_tiny_patch16_224", **args: Any) -> Network:
         torch.manual_seed(0)
-        made = timm.create_model(name, **{**TINY, **args})
+        made = timm.create_model(name, **{**usual_args(name), **args})
         network = Network(family_like(made).interchange.adopted(made).eval())
         with torch.no_grad():
             for parameter in network.parameters():

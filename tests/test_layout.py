@@ -40,7 +40,11 @@ FUNCTIONS_BY_PROTOCOL = {
     "every source of images": {"class_names", "matches", "open_images", "open_pictures", "open_source"},
     "every runner of the agent": {"open_runner", "open_profiler"},
     "every meter of the agent": {"why_not"},
-    "every family (`Family`), and other code for a network": {"answers", "blocks", "build"},
+    "every family (`Family`, `Interchange`), and other code for a network": {
+        "adopted", "answers", "blocks", "build", "check", "ends", "first_tokens", "fitted", "geometry",
+        "guessed_arguments", "guessed_name", "keep_blocks", "keep_classes", "make_classifiers", "named", "of_one_size",
+        "plain_loader", "resize", "stated_arguments", "timm_arguments", "with_embedding"
+    },
     "what the agent does when asked, in its own program and as the function that does it": {
         "alternate", "measure", "profile"
     },

@@ -82,9 +82,9 @@ def derive(problem: Problem, config: Config) -> Derived:
     with problem.stopwatch.stage("statistics"):
         inputs, attended, hidden = _norms(problem, config)
         scores = [weighed(*row) for row in zip(blocks, inputs, attended, hidden, strict=True)]
-        channels = torch.zeros(blocks[0].embed, dtype=torch.float64, device=problem.compute.device)
-        for x, a in zip(inputs, (block.attention for block in blocks), strict=True):
-            if a is not None:
+        channels = torch.zeros(blocks[-1].embed, dtype=torch.float64, device=problem.compute.device)
+        for x, block in zip(inputs, blocks, strict=True):
+            if (a := block.attention) is not None and block.stage == blocks[-1].stage:
                 channels = channels + x * sum(w.detach().double().abs().sum((0, 1)) for w in (a.wq, a.wk, a.wv))
     return ranked.derive_by_rank(problem, config, Scores(scores, channels.cpu()))
 

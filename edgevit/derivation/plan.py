@@ -162,7 +162,7 @@ class Plan:
             if (fault := next(_faults(blocks[plan.block], plan), None)) is not None:
                 raise PlanError(f"the plan of block {plan.block} has {fault}")
         if self.embed is not None:
-            self.embed.check(blocks[0].embed)
+            self.embed.check(blocks[-1].embed)
 
     def record(self, method: str) -> StepRecord:
         """The record in plan.json."""

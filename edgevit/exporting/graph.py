@@ -46,9 +46,11 @@ def _attention(  # type: ignore[no-untyped-def]
     The exporter's translation scales Q and K each by the root of the scale and reshapes K by shape arithmetic; NVIDIA's
     compiler is known to fuse this form.
     """
-    assert attn_mask is None and not is_causal, "attention of a supported Vision Transformer has no mask"
+    assert not is_causal, "attention of a supported Vision Transformer is not causal"
     factor = op.CastLike(op.Constant(value_float=scale or query.shape[-1] ** -0.5), query)  # folded by the optimiser
     scores = op.MatMul(op.Mul(query, factor), op.Transpose(key, perm=[0, 1, 3, 2]))
+    if attn_mask is not None:
+        scores = op.Add(scores, attn_mask)
     return op.MatMul(op.Softmax(scores, axis=-1), value)
 
 

@@ -93,8 +93,13 @@ def whole_blocks(network: Network) -> list[int]:
     """List the numbers of the blocks with both sites, which stacks consist of.
 
     Raises:
-        UnsupportedModelError: there are fewer than two.
+        UnsupportedModelError: there are fewer than two, or they are of several stages.
     """
+    if (stages := len(network.geometry.stages)) > 1:
+        raise UnsupportedModelError(
+            "a cost table is of blocks of one width and one number of tokens, and this model has "
+            f"{stages} stages; give --rate, --macs or --params"
+        )
     check_all_pass(network.read(), "a cost table")
     whole = [i for i, b in enumerate(network.read()) if b.dims.has("attention") and b.dims.has("ffn")]
     if len(whole) < 2:

@@ -95,7 +95,9 @@ class Attention:
 
     Head h on normalised tokens x [N, d] is softmax((x wq' + bq)(x wk' + bk)' / sqrt(q)) (x wv' + bv) wo', summed over
     heads, plus bo. Where it is rotary, each row r of queries and of keys becomes cos r + sin r~ before their product,
-    by the position of its token, with the halves of r exchanged in r~; their basis and dimensions are fixed.
+    by the position of its token, with the halves of r exchanged in r~; their basis and dimensions are fixed. In windows
+    a bias of the head and of the relative position of two tokens is added to their product. Then tokens attend to those
+    of their window, and to tokens x = 0 where it is larger than the image.
     """
 
     wq: Tensor  # [H, q, d]
@@ -107,6 +109,7 @@ class Attention:
     wo: Tensor  # [H, d, v]
     bo: Tensor | None  # [d]
     rotary: Tensor | None = None  # [2, N, q]: cos and sin for each token, constants
+    relative: Tensor | None = None  # [H, R]: biases of relative positions in a window
 
     @property
     def heads(self) -> int:
@@ -165,6 +168,7 @@ class Attention:
             self,
             wq=wq, bq=bq, wk=rows(self.wk, qk), bk=entries(self.bk, qk),
             wv=rows(self.wv, vo), bv=entries(self.bv, vo), wo=rows(self.wo.mT, vo).mT,
+            relative=_maybe(self.relative, index),
         )  # fmt: skip
 
     def check_qk(self, width: int) -> None:
@@ -275,6 +279,7 @@ class Block:
     tokens: int = 0  # 0: all; in `build`: as many as the block of the model
     merged: bool = False  # whether one of them is the mean of the dropped tokens
     stage: int = 0  # of the network
+    shifted: bool = False  # whether its windows are
 
     @property
     def embed(self) -> int:
@@ -288,7 +293,8 @@ class Block:
     def dims(self) -> BlockDims:
         a, f = self.attention, self.ffn
         heads, qk, vo = (0, 0, 0) if a is None else (a.heads, a.qk, a.vo)
-        return BlockDims(heads, qk, vo, 0 if f is None else f.neurons, self.tokens, self.merged, self.stage)
+        ffn = 0 if f is None else f.neurons
+        return BlockDims(heads, qk, vo, ffn, self.tokens, self.merged, self.stage, self.shifted)
 
 
 def packed_widths(dims: BlockDims) -> list[int]:

@@ -16,6 +16,7 @@ from edgevit.errors import OptionError
 Check = Callable[[Any], bool]
 MOST_PATCHES = 2**16  # attention looks at all pairs
 LARGEST_SIDE = 2**14
+MOST_STAGES = 16
 
 
 def _whole(least: int, most: int) -> tuple[str, Check]:
@@ -38,6 +39,17 @@ def _or_none(kind: tuple[str, Check]) -> tuple[str, Check]:
     return f"{kind[0]}, or None", lambda value: value is None or kind[1](value)
 
 
+def _by_stage(kind: tuple[str, Check]) -> tuple[str, Check]:
+    def fits(value: Any) -> bool:
+        return isinstance(value, (list, tuple)) and 1 <= len(value) <= MOST_STAGES and all(map(kind[1], value))
+
+    return f"{kind[0]}, for each stage", fits
+
+
+def _either(one: tuple[str, Check], other: tuple[str, Check]) -> tuple[str, Check]:
+    return f"{one[0]}, or {other[0]}", lambda value: one[1](value) or other[1](value)
+
+
 SIDES: tuple[str, Check] = f"a whole number of pixels up to {LARGEST_SIDE}, or two as (height, width)", _side
 FLAG: tuple[str, Check] = "true or false", lambda value: type(value) is bool
 NAME: tuple[str, Check] = (
@@ -45,15 +57,18 @@ NAME: tuple[str, Check] = (
     lambda value: isinstance(value, str) and re.fullmatch(r"\w{0,40}", value) is not None,
 )
 SHARE = _number(0, 1)
+HEADS, WINDOW = _whole(1, 4096), _whole(1, 2**10)
 
-# What timm's VisionTransformer, VisionTransformerDistilled and Eva are made with.
+# What timm's VisionTransformer, VisionTransformerDistilled, Eva and SwinTransformer are made with.
 KINDS: dict[str, tuple[str, Check]] = {
     **dict.fromkeys(("img_size", "patch_size"), SIDES),
     "in_chans": _whole(1, 1024),
     "num_classes": _whole(0, 2**31 - 1),
     "embed_dim": _whole(1, 2**16),
     "depth": _whole(1, 1024),
-    "num_heads": _whole(1, 4096),
+    "depths": _by_stage(_whole(0, 1024)),
+    "num_heads": _either(HEADS, _by_stage(HEADS)),
+    "window_size": _either(WINDOW, _by_stage(_either(WINDOW, SIDES))),
     **dict.fromkeys(("reg_tokens", "num_reg_tokens"), _whole(0, 4096)),
     "swiglu_align_to": _whole(0, 4096),
     "mlp_ratio": _number(2**-10, 2**10),
@@ -67,6 +82,7 @@ KINDS: dict[str, tuple[str, Check]] = {
             "no_embed_class", "pre_norm", "final_norm", "pool_include_prefix", "dynamic_img_size", "dynamic_img_pad",
             "fix_init", "swiglu_mlp", "scale_mlp", "scale_attn_inner", "attn_only_layer_scale", "use_abs_pos_emb",
             "use_rot_pos_emb", "rope_rotate_half", "use_post_norm", "use_pre_transformer_norm",
+            "always_partition", "strict_img_size",
         ),
         FLAG,
     ),

@@ -9,7 +9,7 @@ VO widths, e FFN width, C classes, p patch size they are
 which gives the published 17.57, 4.60 and 1.25 G for DeiT-Base, -Small and -Tiny. Where a model has more than a class
 token, N counts all tokens and N-1 is the number of patches; a second head counts its own C. If tokens are dropped, the
 N of a block is the number of its inputs; ranking them, 0.1 % of a block, is not counted. In windows of w tokens N^2 is
-N w.
+N w, with the places of the last windows that have no token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Quantity = Literal["macs", "params"]
 
 @dataclass(frozen=True)
 class Term:
-    """A whole number times the sizes of axes: of a site, and `embed`, `tokens` and `window` of its stage."""
+    """A whole number times the sizes of axes: of a site, and `embed`, `tokens` and `pairs` of its stage."""
 
     factor: int
     axes: tuple[str, ...]
@@ -60,7 +60,7 @@ def attention_terms(*, biases: bool, vectors: int, per_head: int = 0) -> SiteTer
     macs = [Term(1, ("tokens", "embed"))]  # of its norm
     params = [Term(vectors, ("embed",)), Term(per_head, ("heads",))]
     for width, matrices, bias in (("qk", 2, 2), ("vo", 2, 1)):
-        macs += [Term(2, ("tokens", "embed", "heads", width)), Term(1, ("tokens", "window", "heads", width))]
+        macs += [Term(2, ("tokens", "embed", "heads", width)), Term(1, ("pairs", "heads", width))]
         params += [Term(matrices, ("embed", "heads", width)), Term(bias * biases, ("heads", width))]
     return SiteTerms(tuple(macs), tuple(params))
 
@@ -87,7 +87,7 @@ class NetworkStage:
     tokens: int  # that its first block gets
     attention: SiteTerms
     ffn: SiteTerms
-    window: int | None = None  # tokens that attend to one another; None: all
+    pairs: int | None = None  # of tokens that attend to one another; None: all
     merging: int = 0  # MACs of the layers that merge the tokens of the stage before
 
     def terms(self, kind: SiteKind) -> SiteTerms:
@@ -105,9 +105,9 @@ class PlacedBlock:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """All sizes on which its cost depends."""
-        window = self.tokens if self.stage.window is None else self.stage.window
+        pairs = self.tokens**2 if self.stage.pairs is None else self.stage.pairs
         sizes: dict[str, int] = {axis: size for axis, size in self.dims.sizes.items()}
-        return sizes | {"embed": self.stage.embed, "tokens": self.tokens, "window": window}
+        return sizes | {"embed": self.stage.embed, "tokens": self.tokens, "pairs": pairs}
 
     def cost(self, quantity: Quantity) -> int:
         """The cost of its sites."""
@@ -150,11 +150,18 @@ class Geometry:
         """Patches and prefix tokens before the first block."""
         return self.stages[0].tokens
 
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches: class, distillation and register tokens."""
+        return self.tokens - self.patches
+
     def with_classes(self, classes: int) -> Geometry:
         return replace(self, outputs=classes * self.classifier_heads)
 
     def with_embed(self, embed: int) -> Geometry:
         """The same with another embedding width, of one stage, without biases that a change of width may add."""
+        if embed == self.embed:
+            return self
         (stage,) = self.stages
         # All parameters outside blocks and classifier, of patches and positions, have the width of the embedding.
         other_params = self.other_params // stage.embed * embed

@@ -68,11 +68,20 @@ class BlockLayers:
     tokens: int = 0  # as in `Block`
     merged: bool = False
     stage: int = 0
+    shifted: bool = False
+    # What the tokens of the block before pass first: where a stage begins, the layers that merge them.
+    entry: tuple[nn.Module, ...] = ()
+
+    def enter(self, tokens: Tensor) -> Tensor:
+        """The tokens that it gets, of those that the block before passes on."""
+        for module in self.entry:
+            tokens = module(tokens)
+        return tokens
 
     def read(self) -> Block:
         """Its weights, as views of the live parameters."""
         attention, ffn = self.attention and self.attention.read(), self.ffn and self.ffn.read()
-        return Block(attention, ffn, self.tokens, self.merged, self.stage)
+        return Block(attention, ffn, self.tokens, self.merged, self.stage, self.shifted)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class BlockDims:
     tokens: Dimension = 0
     merged: bool = False  # whether one of them is the mean of the dropped tokens
     stage: Dimension = 0  # of the network; its blocks have one embedding width
+    shifted: bool = False  # whether its windows are those of the other blocks, moved by half
 
     def __getitem__(self, axis: SizeAxis) -> int:
         size: int = getattr(self, axis)
@@ -219,6 +220,8 @@ class ModelSpec:
     @property
     def embed(self) -> int | None:
         """Width of its embedding; None: not stated, and equal to that of its base."""
+        if any(block.stage for block in self.blocks):
+            return self.base.embed  # timm's argument is that of the first stage
         width = self.timm_args.get("embed_dim", self.base.embed)
         return width if isinstance(width, int) else None
 

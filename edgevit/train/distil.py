@@ -200,7 +200,8 @@ def make_distillation(
     teacher = bare_copy(base).eval().requires_grad_(False)
     back = None if encode is None else way_back(teacher, encode, decode)
     count = len(teacher.block_modules)
-    depths = middle_depths(range(count) if blocks is None else blocks, training.token_depths)
+    stages = [block.stage for block in teacher.blocks]
+    depths = middle_depths(range(count) if blocks is None else blocks, training.token_depths, stages)
     if by_token is not None:
         depths = tuple(replace(depth, by_token=by_token[depth.taught]) for depth in depths)
     last = None if by_token is None else by_token[-1]
@@ -208,18 +209,23 @@ def make_distillation(
     return Distillation(teacher, weight, temperature, training.token_weight or 0.0, back, encode, last, depths)
 
 
-def middle_depths(blocks: Sequence[int], count: int) -> tuple[Depth, ...]:
+def middle_depths(blocks: Sequence[int], count: int, stages: Sequence[int]) -> tuple[Depth, ...]:
     """Choose places between blocks at about equal distances; fewer than `count` if there are not enough blocks.
 
-    The tokens after a block correspond to the teacher's before its next block that the network has.
+    The tokens after a block correspond to the teacher's before its next block that the network has, or at the end of
+    the stage.
 
     Args:
         blocks: the teacher's blocks that the network has.
         count: how many places.
+        stages: of all of the teacher's blocks.
     """
     ends = {round(len(blocks) * (i + 1) / (count + 1)) - 1 for i in range(count)}
     layers = sorted(ends & set(range(len(blocks) - 1)))
-    return tuple(Depth(layer, blocks[layer + 1] - 1) for layer in layers)
+    return tuple(
+        Depth(layer, max(i for i in range(blocks[layer], blocks[layer + 1]) if stages[i] == stages[blocks[layer]]))
+        for layer in layers
+    )
 
 
 def way_back(teacher: Network, encode: Tensor, decode: Decoder | None = None) -> tuple[Tensor, Tensor]:

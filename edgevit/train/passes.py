@@ -76,7 +76,9 @@ class Passes:
         tokens = TOKENS_WITH_GRADIENTS if gradients else TOKENS
         held = HELD_WITH_GRADIENTS * len(network.block_modules) if gradients else HELD
         room = memory_bytes(self.compute.device) // 4 // (4 * held * geometry.embed)
-        most: int = min(tokens, room) // geometry.tokens
+        stages = [geometry.stages[dims.stage] for dims in network.dims]
+        values = sum(stage.tokens * stage.embed for stage in stages) / len(stages)  # of the tokens at a block
+        most = int(min(tokens, room) * geometry.embed / values)
         return max(min(IMAGES, most), 1)
 
     def show(

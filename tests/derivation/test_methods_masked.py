@@ -19,7 +19,9 @@ import pytest
 import timm
 import torch
 from example_method import EXAMPLE, with_the_example
+from family_examples import SWIN
 from problems import untrained
+from small_models import SWIN_ARGS
 from torch import Tensor, nn
 
 from edgevit.data.task import Task, open_task
@@ -124,16 +126,28 @@ def task(base: Model) -> Task:
 
 
 @pytest.fixture(scope="module")
+def swin_base(small_vit: Callable[..., Any]) -> Model:
+    """A base of two stages, with a shifted window and with windows larger than the image."""
+    arguments = {"depths": [2, 1], "window_size": 3}
+    return describe(small_vit(SWIN, **arguments), SWIN, {**SWIN_ARGS, **arguments})
+
+
+@pytest.fixture(scope="module")
 def supernet(base: Model, task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The base as a super-network that nobody trained."""
-    units = [Unit(i, "attention", 8, 16, 10**5) for i in range(3)] + [Unit(i, "ffn", 16, 256, 10**5) for i in range(3)]
+    return as_supernet(base, task, tmp_path_factory.mktemp("net") / "net")
+
+
+def as_supernet(base: Model, task: Task, folder: Path) -> Path:
+    """Write a base as a super-network that nobody trained."""
+    blocks = list(enumerate(base.spec.blocks))
+    units = [Unit(i, "attention", 8, d.qk, 10**5) for i, d in blocks]
+    units += [Unit(i, "ffn", 16, d.ffn, 10**5) for i, d in blocks]
     record = SupernetRecord(
         created="2026-01-01T00:00:00+00:00", base="base", base_top1=0.1,
         settings=SettingsRecord(ShapeRecord("fused"), TrainingRecord(0)), data=task.record(),
         versions={"edgevit": "0.1.0"}, seconds={}, order=tuple(units),
         curve=(SlicePoint(0.0, base.spec.macs, base.spec.params, 0.1),),
     )  # fmt: skip
-    folder = tmp_path_factory.mktemp("net") / "net"
     save(base, folder)
     (folder / "supernet.json").write_text(SUPERNET_KIND.text(record))
     return folder
@@ -165,6 +179,16 @@ def test_a_base_with_gates_is_unchanged_and_the_model_is_it_masked(
     blocks = made.network.read()
     assert all(block.ffn is None or block.ffn.gated for block in blocks)
     assert any(block.ffn is None or block.ffn.neurons < 128 or block.tokens for block in blocks)
+
+
+@pytest.mark.quick("vulcan")
+@pytest.mark.parametrize("name", [*own_method_names(), *baseline_names()])
+def test_a_base_of_stages_is_unchanged_and_the_model_is_it_masked(
+    name: str, swin_base: Model, task: Task, tmp_path: Path
+) -> None:
+    supernet, rate = as_supernet(swin_base, task, tmp_path / "supernet"), 0.05 if name == "heart" else 0.3
+    made = masked_and_compared(name, rate, swin_base, task, supernet, tmp_path)
+    assert made.network.geometry.macs(made.network.dims) <= (1 - rate) * swin_base.spec.macs
 
 
 HALVES = [name for name in method_names() if find_method(name).cuts_half_blocks]
@@ -325,7 +349,7 @@ def embedded(solved: Attention, whole: Attention, heads: Sequence[int]) -> Atten
     made = {name: placed(getattr(solved, name), getattr(whole, name)) for name in ("wk", "wv", "bk", "bv")}
     made |= {"wq": placed(solved.wq * wider, whole.wq), "bq": placed(query_bias, whole.bq)}
     assert wo is not None
-    return replace(solved, **made, wo=wo.mT)
+    return replace(solved, **made, wo=wo.mT, relative=whole.relative)
 
 
 def widened(solved: Ffn, whole: Ffn, planned: FfnPlan) -> Ffn:

@@ -13,7 +13,7 @@ from model_folders import rewrite_spec
 from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 from seals import reseal
-from small_models import write_fewer_tokens, write_halves, write_headless, write_narrower
+from small_models import write_fewer_tokens, write_halves, write_headless, write_narrower, write_swin
 
 from edgevit.derivation.session.base import base
 from edgevit.engines.run import export
@@ -73,6 +73,24 @@ def test_exported_files_compute_what_torch_computes(exported: Exported, make_der
     plain = make_derived(16, 16)
     export(plain, accuracy=False, fp16=False)
     check_logits(plain, images, "fp32", 1e-5)
+
+
+@pytest.mark.parametrize(
+    "args", [{}, pytest.param({"img_size": 40, "window_size": 3}, marks=pytest.mark.slow)], ids=str
+)
+def test_windows_are_exported_with_a_constant_bias(tmp_path: Path, args: dict[str, Any]) -> None:
+    folder, network = write_swin(tmp_path / "swin", depths=[2, 1], **args)
+    export(folder, accuracy=False)
+    images = torch.randn(3, *network.input_size)
+    check_logits(folder, images, "fp32", 1e-5)
+    check_logits(folder, images, "fp16", 1e-2)
+    graph = onnx.load(folder / "export" / "model.fp32.onnx").graph
+    assert sum(node.op_type == "Softmax" for node in graph.node) == 3
+    constants = {one.name for one in graph.initializer}
+    made = {name: node for node in graph.node for name in node.output}
+    for softmax in (node for node in graph.node if node.op_type == "Softmax"):
+        added = made[softmax.input[0]]
+        assert added.op_type == "Add" and constants & set(added.input)
 
 
 def check_attention(path: Path, opset: int) -> None:

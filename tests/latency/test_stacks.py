@@ -75,6 +75,11 @@ def test_a_base_whose_blocks_lost_their_sites_is_refused(small_vit):
         whole_blocks(network)
 
 
+def test_a_network_of_several_stages_has_no_table(small_vit):
+    with pytest.raises(UnsupportedModelError, match="this model has 2 stages; give --rate, --macs or --params"):
+        whole_blocks(small_vit("swin_tiny_patch4_window7_224"))
+
+
 @pytest.mark.slow
 def test_the_file_has_every_block_and_a_free_batch(base, tmp_path):
     write_stack(base, Stack(2, 1, 16, 0), tmp_path / "s.onnx", precision="fp16", opset=17)

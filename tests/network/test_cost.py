@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import swin_family
 import timm
 import torch
 from family_examples import images, slimmed
@@ -15,11 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
-from edgevit.network.families import Family
+from edgevit.network.families import family_like
 from edgevit.network.families.vit.slim import SlimAttention
 from edgevit.network.network import Network
 
-SWINS = {"tiny": 4.5e9, "base": 15.4e9}  # MACs as published, of 224 px
+SWINS = {"tiny": 4.5e9, "small": 8.7e9, "base": 15.4e9}  # MACs as published, of 224 px
 
 
 def numel(module: nn.Module) -> int:
@@ -73,19 +73,19 @@ def test_a_budget_of_parameters_does_not_count_the_norms_of_blocks_that_are_drop
     assert geometry.params(dims[1:]) == sum(p.numel() for p in network.parameters())
 
 
-# -- stages and windows: timm's Swin, described by `swin_family` -------------------------------------------------------
+# -- stages and windows: timm's Swin ----------------------------------------------------------------------------------
 
 
-def described(name: str) -> tuple[Any, Network]:
+def described(name: str, **args: Any) -> tuple[Any, Network]:
     with torch.device("meta"):
-        model = timm.create_model(f"swin_{name}_patch4_window7_224").eval()
-    return model, Network(model, cast(Family, swin_family))
+        model = timm.create_model(f"swin_{name}_patch4_window7_224", **args).eval()
+    return model, Network(family_like(model).interchange.adopted(copy.deepcopy(model)))
 
 
 def counted(model: Any) -> int:
     """The MACs of all products of one image, by torch's counter: of linear layers, convolutions and attention."""
     with FlopCounterMode(display=False) as counter, torch.device("meta"):
-        model(torch.empty(1, *model.default_cfg["input_size"]))
+        model(torch.empty(1, 3, *model.patch_embed.img_size))
     return int(counter.get_total_flops()) // 2
 
 
@@ -99,10 +99,18 @@ def test_macs_and_parameters_are_those_that_a_counter_finds(name: str) -> None:
     assert geometry.params(blocks) == sum(p.numel() for p in model.parameters())
 
 
+def test_places_without_a_token_count_in_windows_and_nowhere_else() -> None:
+    _, network = described("tiny", img_size=256, depths=[1, 2], num_heads=[3, 6])
+    geometry, blocks = network.geometry, network.dims
+    assert [(stage.tokens, stage.pairs) for stage in geometry.stages] == [(64**2, 70**2 * 49), (32**2, 35**2 * 49)]
+    norms = sum(placed.stage.embed * placed.tokens * len(placed.dims.sites) for placed in geometry.placed(blocks))
+    assert geometry.macs(blocks) == counted(network.to("meta").module) + norms + geometry.embed
+
+
 def test_a_stage_has_its_own_width_tokens_and_window() -> None:
     _, network = described("tiny")
     stages = network.geometry.stages
-    assert [(stage.embed, stage.tokens, stage.window) for stage in stages] == [
+    assert [(stage.embed, stage.tokens, stage.pairs // stage.tokens) for stage in stages] == [
         (96, 3136, 49), (192, 784, 49), (384, 196, 49), (768, 49, 49),
     ]  # fmt: skip
     assert [dims.stage for dims in network.dims] == [0, 0, 1, 1, 2, 2, 2, 2, 2, 2, 3, 3]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from foreign_names import hugging_face, torchvision
+from foreign_names import hugging_face, hugging_face_swin, torchvision
 from torch import Tensor
 
 from edgevit.network.anatomy import Block, BlockDims
@@ -17,7 +17,13 @@ from edgevit.network.network import Network
 
 # Every family file must have a model here: timm name and arguments beside the small ones of conftest.py. Each third one
 # is tested in halves, too: as a copy whose first block has lost its FFN and whose second its attention.
+SWIN = "swin_tiny_patch4_window7_224"
 EXAMPLES: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "swin": [
+        (SWIN, {}),
+        (SWIN, {"depths": [2], "num_heads": [2], "window_size": 3}),  # shifted, and padded
+        (SWIN, {"depths": [1, 0, 1], "num_heads": [2, 4, 8], "window_size": [5, 2, 2], "qkv_bias": False}),
+    ],
     "vit": [
         ("vit_tiny_patch16_224", {}),
         ("deit_tiny_distilled_patch16_224", {}),
@@ -38,6 +44,13 @@ EXAMPLES: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 # Every family must have models here, too: of its kind, and such that its algebra would break them.
 REFUSED: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "swin": [
+        ("swinv2_tiny_window8_256", {}),
+        (SWIN, {"in_chans": 1}),
+        (SWIN, {"global_pool": "max"}),
+        (SWIN, {"always_partition": True}),
+        (SWIN, {"img_size": 33}),
+    ],
     "vit": [
         ("vit_tiny_patch16_224", {"qk_norm": True}),
         ("vit_tiny_patch16_224", {"scale_mlp_norm": True}),
@@ -51,6 +64,7 @@ REFUSED: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 # And models with how others call their weights.
 FOREIGN: dict[str, list[tuple[str, dict[str, Any], Callable[[dict[str, Tensor]], dict[str, Tensor]]]]] = {
+    "swin": [(SWIN, {}, hugging_face_swin)],
     "vit": [
         ("vit_tiny_patch16_224", {}, lambda state: hugging_face(state, "vit.")),
         ("deit_tiny_distilled_patch16_224", {}, lambda state: hugging_face(state, "deit.", modules=True)),

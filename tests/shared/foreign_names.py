@@ -68,3 +68,29 @@ def torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
             name = re.sub(pattern, replacement, name)
         renamed[name] = value
     return renamed
+
+
+def hugging_face_swin(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What transformers calls the weights of a timm Swin, whose tokens it merges where a stage ends."""
+    names = [
+        (r"^patch_embed\.proj\.", "embeddings.patch_embeddings.projection."),
+        (r"^patch_embed\.norm\.", "embeddings.norm."), (r"^norm\.", "layernorm."), (r"^layers\.", "encoder.layers."),
+        (r"\.norm1\.", ".layernorm_before."), (r"\.norm2\.", ".layernorm_after."),
+        (r"\.attn\.proj\.", ".attention.output.dense."), (r"\.attn\.", ".attention.self."),
+        (r"\.mlp\.fc1\.", ".intermediate.dense."), (r"\.mlp\.fc2\.", ".output.dense."),
+    ]  # fmt: skip
+    found = {}
+    for name, value in state.items():
+        if name.startswith("head.fc."):
+            found[name.replace("head.fc", "classifier")] = value
+            continue
+        if ".downsample." in name:
+            name = re.sub(r"layers\.(\d+)", lambda match: f"layers.{int(match[1]) - 1}", name)
+        for pattern, replacement in names:
+            name = re.sub(pattern, replacement, name)
+        if ".qkv." in name:
+            for part, rows in zip(("query", "key", "value"), value.chunk(3), strict=True):
+                found["swin." + name.replace("qkv", part)] = rows
+        else:
+            found["swin." + name] = value
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +17,21 @@ from edgevit.derivation.plan import Plan
 from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.network.checkpoint import Model, derived_spec, describe, save
+from edgevit.network.families import family_like
 from edgevit.network.network import Network
 from edgevit.records.model import TargetClass
 
 ARGS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 64, "num_heads": 2, "num_classes": 10}
+SWIN_ARGS = {
+    "img_size": 32, "patch_size": 4, "embed_dim": 64, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4,
+    "num_classes": 10,
+}  # fmt: skip
 CLASSES = ("3", "5", "8")
+
+
+def usual_args(name: str) -> dict[str, Any]:
+    """timm's arguments of a small network of this name."""
+    return SWIN_ARGS if name.startswith("swin") else ARGS
 
 
 def random_base(**args: Any) -> Network:
@@ -86,6 +98,30 @@ def write_fewer_tokens(folder: Path, *counts: int, merged: bool = False, **args:
     labels = tuple(TargetClass(str(i), i) for i in range(10))
     save(Model(slim, derived_spec(base.spec, slim, "full", labels)), folder)
     return folder
+
+
+def write_swin(folder: Path, *, kept: Sequence[int] | None = None, **args: Any) -> tuple[Path, Network]:
+    """Write a model folder of a Swin of these blocks, with fewer heads and unequal widths in the middle one."""
+    torch.manual_seed(0)
+    name, args = "swin_tiny_patch4_window7_224", {**SWIN_ARGS, **args}
+    made = timm.create_model(name, **args).eval()
+    network = Network(family_like(made).interchange.adopted(made))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+        network.classifiers[0].weight *= 20  # far enough apart that rounding does not change the top-1
+    base, slim = describe(network, name, args), copy.deepcopy(network)
+    if kept is not None:
+        slim.keep_blocks(kept)
+    blocks = slim.read()
+    a = blocks[len(blocks) // 2].attention
+    assert a is not None
+    cut = a.keep(range(1, a.heads)).first(24, 16)
+    blocks[len(blocks) // 2] = replace(blocks[len(blocks) // 2], attention=cut)
+    slim = slim.build(blocks).eval()
+    labels = tuple(TargetClass(str(i), i) for i in range(10))
+    save(Model(slim, derived_spec(base.spec, slim, "full", labels)), folder)
+    return folder, slim
 
 
 def write_headless(folder: Path) -> Path:

@@ -67,7 +67,12 @@ def test_tokens_that_count_more_have_more_of_the_error() -> None:
 def test_middle_depths_are_apart_and_end_where_the_next_block_begins(
     kept: Any, wanted: int, expected: list[tuple[int, int]]
 ) -> None:
-    assert [(depth.layer, depth.taught) for depth in middle_depths(list(kept), wanted)] == expected
+    assert [(depth.layer, depth.taught) for depth in middle_depths(list(kept), wanted, [0] * 12)] == expected
+
+
+def test_middle_depths_stay_in_their_stage() -> None:
+    (depth,) = middle_depths([0, 1, 4, 9], 1, [0] * 3 + [1] * 9)
+    assert (depth.layer, depth.taught) == (1, 2)
 
 
 @pytest.mark.parametrize("width", [None, 64, 24])

@@ -53,7 +53,7 @@ class Scores:
     """Scores of all units of a network."""
 
     blocks: Sequence[UnitScores]
-    embed: Tensor  # [d] of the embedding's channels
+    embed: Tensor  # [d] of the channels of the embedding, in the last stage
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Scores:
         blocks = [{axis: change(scores) for axis, scores in block.items()} for block in self.blocks]
@@ -64,8 +64,9 @@ class Scores:
 def group_sums(values: Network) -> Scores:
     """Sum the values of each group; `values` is a network with a value in place of each weight."""
     blocks = values.read()
+    last = [block for block in blocks if block.stage == blocks[-1].stage]
     heads = [head.weight.double().sum(0) for head in values.classifiers]
-    embed = torch.stack([*map(_channels, blocks), *heads])
+    embed = torch.stack([*map(_channels, last), *heads])
     return Scores([_of_block(block) for block in blocks], embed.sum(0).cpu())
 
 

@@ -1,10 +1,10 @@
-"""Widths of blocks: Vulcan's adaptive FFN widths (Eq. 3) and QK/VO rates (Eq. 5, 6, 30), NuWa's, and by error."""
+"""Widths of blocks: Vulcan's adaptive FFN widths (Eq. 3, 29) and QK/VO rates (Eq. 5, 6, 30), NuWa's, and by error."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, log
 
 import torch
 from torch import Tensor
@@ -21,6 +21,17 @@ def z_scores(activation: Tensor) -> Tensor:
     centred = activation - activation.mean()
     scores: Tensor = centred / torch.linalg.vector_norm(centred).clamp_min(torch.finfo(activation.dtype).tiny)
     return scores
+
+
+def stage_scores(activation: Tensor, params: int) -> Tensor:
+    """Normalise the activations [e] of one block, to compare them with those of FFNs of other sizes (Vulcan, Eq. 29).
+
+    Args:
+        params: of the FFN.
+    """
+    least, most = activation.aminmax()
+    shares: Tensor = (activation - least) / (most - least).clamp_min(torch.finfo(activation.dtype).tiny)
+    return shares / log(params)
 
 
 def adaptive_widths(scores: Sequence[Tensor], minimum: int = 1) -> Callable[[float], list[int]]:
@@ -97,11 +108,16 @@ def head_rates(
 def adaptive(blocks: Sequence[Block], activations: Sequence[Tensor], policy: Policy) -> Callable[[float], list[Widths]]:
     """Vulcan's allocation: request widths of each block if a share of everything prunable is removed.
 
-    FFN widths follow the neurons' activations [e] per block (Eq. 3), QK and VO the effective ranks (Eq. 5, 6).
+    FFN widths follow the neurons' activations [e] per block (Eq. 3; of several stages Eq. 29), QK and VO the effective
+    ranks (Eq. 5, 6, 30).
     """
     dims = [b.dims for b in blocks]
     neurons = {i: b.ffn for i, b in enumerate(blocks) if b.ffn is not None}
-    scores = [z_scores(activations[i]) for i in neurons]
+    if len({block.stage for block in blocks}) > 1:
+        ffn_params = {i: sum(w.numel() for w in (*part.inputs(), part.w2)) for i, part in neurons.items()}
+        scores = [stage_scores(activations[i], ffn_params[i]) for i in neurons]
+    else:
+        scores = [z_scores(activations[i]) for i in neurons]
     parts = {i: b.attention for i, b in enumerate(blocks) if b.attention is not None}
     values = head_singular_values(list(parts.values()))
     attention_params = [sum(w.numel() for w in (a.wq, a.wk, a.wv, a.wo)) for a in parts.values()]

@@ -42,10 +42,10 @@ class SiteRegressions:
     """Regressions from what each site reads to what it adds to the tokens, summed over a pass that they observe."""
 
     def __init__(self, network: Network, passes: Passes) -> None:
-        embed, device = network.geometry.embed, passes.compute.device
         self.passes = passes
         self.branches = [branch for pair in network.layers for branch in pair]
-        self.sums = [None if branch is None else Regression(embed, embed, device) for branch in self.branches]
+        widths = [None if branch is None else branch.output.out_features for branch in self.branches]
+        self.sums = [None if d is None else Regression(d, d, passes.compute.device) for d in widths]
         self.observer: Observer = ([None if b is None else b.module for b in self.branches], self._observe)
 
     def _observe(self, i: int, inputs: Any, output: Tensor) -> None:

@@ -89,9 +89,8 @@ def from_triangle(values: Tensor) -> Tensor:
 
 def minimum_images(network: Network) -> int:
     """The fewest calibration images whose tokens determine every second moment of the network's blocks."""
-    geometry, blocks = network.geometry, network.read()
-    width = max(geometry.embed, *(block.dims.ffn for block in blocks))
-    return ceil((width + 1) / geometry.tokens)
+    stages, dims = network.geometry.stages, network.dims
+    return max(ceil((max(stages[d.stage].embed, d.ffn) + 1) / stages[d.stage].tokens) for d in dims)
 
 
 def check_enough(calibration_images: int, training_images: int, network: Network, option: str) -> None:
@@ -190,7 +189,7 @@ def calibrate(
     factorisation: Factorisation = "weights",
     hidden: bool = False,
     by_token: Sequence[tuple[Tensor, Tensor]] | None = None,
-    thinning: Thinning = ALL,
+    thinnings: Sequence[Thinning] | None = None,
     show: Callable[[Sequence[Observer]], None] | None = None,
 ) -> list[BlockStatistics]:
     """Run the images through the network once; memory does not grow with their number.
@@ -200,7 +199,7 @@ def calibrate(
         hidden: collect the FFN's second moments, too.
         by_token: per block, the sensitivities of queries and FFN outputs by token [N], mean one: they weight all of the
             FFN's statistics, and `query` is collected.
-        thinning: which tokens are observed.
+        thinnings: which tokens of each block are observed; None: all.
         show: runs all images through the network with these observers, without gradients; None: a pass of its own.
 
     Raises:
@@ -209,7 +208,10 @@ def calibrate(
     device = passes.compute.device
     blocks = network.read()
     shares: Sequence[tuple[Tensor, Tensor] | None] = by_token or [None] * len(blocks)
-    sums = [_Sums(block, factorisation, hidden, device, w, thinning) for block, w in zip(blocks, shares, strict=True)]
+    sums = [
+        _Sums(block, factorisation, hidden, device, w, thinning)
+        for block, w, thinning in zip(blocks, shares, thinnings or [ALL] * len(blocks), strict=True)
+    ]
     inputs: dict[int, Tensor] = {}  # of each block that has an attention
     weighted = factorisation == "tokens"
     target = torch.as_tensor(network.columns if weighted else (), device=device)

@@ -59,15 +59,17 @@ class Thinning:
 ALL = Thinning(1, 0, 0)
 
 
-def thinning(network: Network, images: int, per_neuron: int) -> Thinning:
-    """Thin to at least `ENOUGH_TOKENS`, and at least `per_neuron` tokens for each neuron of the widest FFN.
+def thinnings(network: Network, images: int, per_neuron: int) -> list[Thinning]:
+    """For each block: thin to at least `ENOUGH_TOKENS`, and `per_neuron` for each neuron of its stage's widest FFN.
 
     All positions of an image are used equally often: `every` has no factor in common with its number of tokens.
     """
-    geometry = network.geometry
-    tokens = geometry.tokens
-    widest = max(block.dims.ffn for block in network.read())
-    every = max(images * tokens // max(ENOUGH_TOKENS, per_neuron * widest), 1)
-    while gcd(every, tokens) > 1:
-        every -= 1
-    return Thinning(every, tokens, tokens - geometry.patches)
+    geometry, dims = network.geometry, network.dims
+    by_stage = {}
+    for stage in {block.stage for block in dims}:
+        tokens, widest = geometry.stages[stage].tokens, max(block.ffn for block in dims if block.stage == stage)
+        every = max(images * tokens // max(ENOUGH_TOKENS, per_neuron * widest), 1)
+        while gcd(every, tokens) > 1:
+            every -= 1
+        by_stage[stage] = Thinning(every, tokens, geometry.prefix)
+    return [by_stage[block.stage] for block in dims]

@@ -185,11 +185,12 @@ def family_like(module: nn.Module) -> Family:
             return family
     raise UnsupportedModelError(
         f"cannot prune a {type(module).__name__}: supported families are {', '.join(family_names())} "
-        f"(timm's VisionTransformer and DeiT); try vit_base_patch16_224 or deit_base_patch16_224"
+        f"(timm's SwinTransformer, VisionTransformer and DeiT); try vit_base_patch16_224 or deit_base_patch16_224"
     )
 
 
 if TYPE_CHECKING:  # mypy checks each family against the protocol
-    from edgevit.network.families import vit
+    from edgevit.network.families import swin, vit
 
+    _SWIN: Family = swin
     _VIT: Family = vit

@@ -83,7 +83,7 @@ def test_all_statistics_are_those_of_the_tokens_whatever_the_batches(small_vit, 
     torch.testing.assert_close(taken.hidden, h.mT @ h / len(h), **close)
     torch.testing.assert_close(taken.moment, ones.mT @ ones / len(x), **close)
     how = {"factorisation": "activations", "hidden": True}
-    thinned = take(network, images, **how, thinning=Thinning(3, 17, 1))[1]
+    thinned = take(network, images, **how, thinnings=[Thinning(3, 17, 1)] * 2)[1]
     places = torch.arange(8 * 17)  # batch by batch: every class token, and one in three of the others for three
     weights = torch.where(places % 17 == 0, 1.0, 3.0 * (places % 3 == 0)).repeat(4).to(h)[:, None]
     torch.testing.assert_close(thinned.mean, (weights * h).sum(0) / weights.sum(), **close)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from edgevit.derivation.measure.thinning import ALL, ENOUGH_TOKENS, Thinning, thinning
+from edgevit.derivation.measure.thinning import ALL, ENOUGH_TOKENS, Thinning, thinnings
 
 CPU = torch.device("cpu")
 
@@ -14,10 +14,15 @@ CPU = torch.device("cpu")
 def test_of_many_tokens_as_many_are_taken_as_determine_the_widest_ffn(small_vit: Any) -> None:
     network = small_vit()  # 17 tokens
     for images, every in ((512, 1), (5000, 3), (25_000, 16)):  # one in 17 would be the same place in every image
-        assert thinning(network, images, 8) == Thinning(every, 17, 1)
+        assert thinnings(network, images, 8) == [Thinning(every, 17, 1)] * 2
     widest = max(block.mlp.fc1.out_features for block in network.module.blocks)
-    assert thinning(network, 5000, ENOUGH_TOKENS // widest + 1).every == 3
-    assert thinning(network, 5000, 2 * ENOUGH_TOKENS // widest).every == 1
+    assert thinnings(network, 5000, ENOUGH_TOKENS // widest + 1)[0].every == 3
+    assert thinnings(network, 5000, 2 * ENOUGH_TOKENS // widest)[0].every == 1
+
+
+def test_a_stage_of_fewer_tokens_is_thinned_less(small_vit: Any) -> None:
+    network = small_vit("swin_tiny_patch4_window7_224")  # 64 tokens, then 16
+    assert thinnings(network, 5000, 8) == [Thinning(11, 64, 0), Thinning(3, 16, 0)]
 
 
 def test_every_class_token_is_taken_and_all_places_alike() -> None:

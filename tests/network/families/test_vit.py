@@ -155,7 +155,6 @@ def test_kept_classes_give_the_same_logits_in_the_order_given(
 
 def _refused() -> list[Any]:
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 1, "num_heads": 2, "num_classes": 10}
-    swin = {"img_size": 56, "embed_dim": 24, "depths": (1, 1), "num_heads": (1, 2), "num_classes": 4}
     rope = {**small, "use_abs_pos_emb": False}
     return [
         ("vit_tiny_patch16_224", {**small, "qk_norm": True}, "block 0, qk-norm"),
@@ -170,7 +169,6 @@ def _refused() -> list[Any]:
         ("vit_tiny_r_s16_p8_224", {"img_size": 32, "depth": 1}, "HybridEmbed"),
         ("vit_small_patch16_rope_224", rope, "rotary"),
         ("eva02_tiny_patch14_224", {**small, "img_size": 28, "patch_size": 14}, "rotary"),
-        ("swin_tiny_patch4_window7_224", swin, "SwinTransformer"),
         ("resnet10t", {"num_classes": 4}, "ResNet"),
         ("levit_128s", {}, "Levit"),
     ]  # fmt: skip

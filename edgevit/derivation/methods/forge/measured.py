@@ -87,20 +87,21 @@ def _measured(
         changed: computes the tokens after a block, changed in each way, from those before it.
     """
     network, device = problem.network, problem.compute.device
-    layers = network.block_modules
+    layers = network.blocks
     losses = torch.zeros(rows, len(layers), dtype=torch.float64, device=device)
 
     def outputs(x: Tensor, start: int) -> Tensor:
         for layer in layers[start:]:
-            x = layer(x)
+            x = layer.module(layer.enter(x))
         return network.answers(x).float()
 
     def add(batch: Tensor, _: Tensor) -> None:
-        tokens = [network.first_tokens(batch)]
+        x, before = network.first_tokens(batch), list[Tensor]()
         for layer in layers:
-            tokens.append(layer(tokens[-1]))
-        whole = outputs(tokens[-1], len(layers))
-        for i, x in enumerate(tokens[:-1]):
+            before.append(layer.enter(x))
+            x = layer.module(before[-1])
+        whole = outputs(x, len(layers))
+        for i, x in enumerate(before):
             for row, y in enumerate(changed(i, x)):
                 losses[row, i] += network.output.divergence(whole, outputs(y, i + 1)).sum()
 

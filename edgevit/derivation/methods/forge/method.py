@@ -36,7 +36,7 @@ from edgevit.derivation.measure.affine_replacement import fit_replacements
 from edgevit.derivation.measure.embedding import TokenMoments, TokenStatistics, norm_gradients
 from edgevit.derivation.measure.sensitivity import Sensitivity, measure_sensitivity
 from edgevit.derivation.measure.statistics import BlockStatistics, calibrate, minimum_images
-from edgevit.derivation.measure.thinning import ENOUGH_TOKENS, thinning
+from edgevit.derivation.measure.thinning import ENOUGH_TOKENS, thinnings
 from edgevit.derivation.method import Method
 from edgevit.derivation.methods.forge.choose import AS_PREDICTED, choose, plan_of
 from edgevit.derivation.methods.forge.config import Config
@@ -114,7 +114,7 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenS
     key = {
         **problem.identity,
         "images": images.content_sha256(),
-        "thinning": astuple(thinning(problem.network, len(images), PER_NEURON)),
+        "thinnings": [astuple(of) for of in thinnings(problem.network, len(images), PER_NEURON)],
         "gradients": problem.task.train.subset(config.sensitivity_images).content_sha256(),
         "stream": config.sequential,
         "measured": problem.task.validation.subset(config.measured_images).content_sha256(),
@@ -131,7 +131,7 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenS
 def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
     network = problem.network.to(problem.compute.device).eval()
     images = problem.task.calibration(config.calibration_images)
-    thinned = thinning(network, len(images), PER_NEURON)
+    thinned = thinnings(network, len(images), PER_NEURON)
     # One pass takes the gradients for the sites and the norms, and another the moments of the tokens, weighted by them.
     # The first pass may be rounded: the weight of a token is not a small difference, as that of a direction may be.
     norms = [norm_gradients(network)] if has_directions(network, len(images)) else []
@@ -140,11 +140,11 @@ def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
     moment = None
     for worth in norms:
         weights = worth.means(len(problem.task.train.subset(config.sensitivity_images)), problem.passes)
-        moment = TokenMoments(network, weights, problem.passes, thinned)
+        moment = TokenMoments(network, weights, problem.passes, thinned[0])
     with problem.stopwatch.stage("statistics"):
         statistics = calibrate(
             network, images, problem.passes, show=_shown(problem, config, images, moment),
-            factorisation="activations", hidden=True, by_token=[s.by_token for s in sensitivities], thinning=thinned,
+            factorisation="activations", hidden=True, by_token=[s.by_token for s in sensitivities], thinnings=thinned,
         )  # fmt: skip
     tensors = packed(_block_curves(problem, config, statistics))
     if moment is not None:
@@ -316,9 +316,8 @@ def _with_replacements(problem: Problem, config: Config, curves: Sequence[BlockC
     The losses are measured, or read from the cache: they depend on the task and not on the budget.
     """
     network, task = problem.network, problem.task
-    geometry = network.geometry
-    tokens = max(PER_CHANNEL * geometry.embed, ENOUGH_TOKENS)
-    fitted = task.calibration(min(-(-tokens // geometry.tokens), config.calibration_images))
+    enough = max(-(-max(PER_CHANNEL * s.embed, ENOUGH_TOKENS) // s.tokens) for s in network.geometry.stages)
+    fitted = task.calibration(min(enough, config.calibration_images))
     images = task.validation.subset(config.measured_images)
 
     def measure() -> dict[str, Tensor]:

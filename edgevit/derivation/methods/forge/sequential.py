@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from edgevit.data.task import Split
 from edgevit.derivation.measure.thinning import ALL, Thinning
-from edgevit.derivation.methods.forge.streams import BaseStream, Keep, Passed
+from edgevit.derivation.methods.forge.streams import BaseStream, Keep, Passed, enter_all
 from edgevit.derivation.solve.least_squares import Regression
 from edgevit.network.layers import SiteLayer
 from edgevit.network.network import Network
@@ -105,11 +105,16 @@ class _Solver:
         slim: Slim,
         stream: BaseStream,
         by_token: Sequence[tuple[Tensor, Tensor]],
-        thinning: Thinning,
+        thinnings: Sequence[Thinning],
     ) -> None:
-        self.align, self.stream, self.by_token, self.thinning = slim.align, stream, by_token, thinning
-        self.blocks = dict(zip(slim.blocks, slim.network.layers, strict=True))
-        self.ends = dict(zip(slim.blocks, [*slim.blocks[1:], len(by_token)], strict=True))
+        self.align, self.stream, self.by_token, self.thinnings = slim.align, stream, by_token, thinnings
+        self.blocks = dict(zip(slim.blocks, slim.network.blocks, strict=True))
+        # A block replaces the removed ones after it, up to the next that is kept or to the end of its stage.
+        stages = [block.stage for block in stream.blocks]
+        self.ends = {
+            begin: next((i for i in range(begin + 1, end) if stages[i] != stages[begin]), end)
+            for begin, end in zip(slim.blocks, [*slim.blocks[1:], len(by_token)], strict=True)
+        }
         self.encode = None if slim.encode is None else slim.encode.to(stream.device).float()
         self.tokens = [stream.store.copy(self._encoded(x.to(stream.device))) for x in stream.tokens]  # before the block
 
@@ -127,10 +132,11 @@ class _Solver:
 
     def begin(self, layer: _Layer) -> None:
         """Start with the block of this layer, whose tokens the base's stream has now."""
-        self.layer = layer
+        self.layer, self.thinning = layer, self.thinnings[layer.number]
+        enter_all(self.stream, self.tokens, self.blocks[layer.number])
         self.heads: list[Tensor] = []  # the inputs of the attention's output layer
-        self.attention, self.ffn = self.blocks[layer.number]
-        # A block also replaces the removed blocks after it: its FFN's errors are weighted as those of the last of them.
+        self.attention, self.ffn = self.blocks[layer.number].attention, self.blocks[layer.number].ffn
+        # The errors of its FFN are weighted as those of the last block that it replaces.
         self.weights = self.by_token[layer.number][0], self.by_token[self.ends[layer.number] - 1][1]
         if self.attention is not None:
             self.sums = _regression(self.attention.output)
@@ -266,7 +272,7 @@ def solve_in_sequence(
     by_token: Sequence[tuple[Tensor, Tensor]],
     passes: Passes,
     *,
-    thinning: Thinning = ALL,
+    thinnings: Sequence[Thinning] | None = None,
     keep: Keep | None = None,
     quick: bool = False,
 ) -> None:
@@ -278,19 +284,20 @@ def solve_in_sequence(
 
     Args:
         by_token: per block of the base, the weight of attention's and FFN's output at each token: two of [N].
-        thinning: which tokens are in the sums.
+        thinnings: which tokens of each block of the base are in the sums; None: all.
         keep: stores the outputs of the base's sites for these images.
         quick: the sites of all networks multiply as in `Passes.rounded`; solutions are in fp64.
     """
     for network in (base, *(slim.network for slim in slims)):
         network.to(passes.compute.device).eval()
     stream = BaseStream(base, images, passes, keep, quick=quick)
-    solvers = [_Solver(slim, stream, by_token, thinning) for slim in slims]
+    solvers = [_Solver(slim, stream, by_token, thinnings or [ALL] * len(by_token)) for slim in slims]
     progress = passes.progress.stage("solve block by block", len(by_token), "block")
     with progress as stage, passes.products(base):
         for number, branches in enumerate(base.layers):
             layer = _Layer(number, branches, _scales(branches), [], [])
             starting = [solver for solver in solvers if number in solver.blocks]
+            stream.enter(number)
             for solver in starting:
                 solver.begin(layer)
             _pass(layer, stream, starting)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgevit.data.task import Split
 from edgevit.derivation.measure.divergence import base_outputs, divergence, network_outputs
-from edgevit.derivation.measure.thinning import thinning
+from edgevit.derivation.measure.thinning import thinnings
 from edgevit.derivation.methods.forge.config import Config
 from edgevit.derivation.methods.forge.head import Taught, refit_head
 from edgevit.derivation.methods.forge.schedules import without_tokens
@@ -92,7 +92,7 @@ def _solve(
         images,
         by_token,
         problem.passes,
-        thinning=thinning(problem.network, len(images), PER_INPUT),
+        thinnings=thinnings(problem.network, len(images), PER_INPUT),
         keep=keeping(problem, images, quick=config.quick),
         quick=config.quick,
     )
@@ -108,7 +108,8 @@ def judge_plans(
     Args:
         by_token: as for `solve`.
     """
-    base, tokens = problem.network, problem.network.geometry.tokens
+    base = problem.network
+    tokens = min(stage.tokens for stage in base.geometry.stages)
     images = problem.task.calibration(min(config.calibration_images, -(-SEARCHED_TOKENS // tokens)))
     validation = problem.task.validation.subset(-(-JUDGED_TOKENS // tokens))
     target = base_outputs(problem, validation)

@@ -23,7 +23,7 @@ from torch import Tensor
 from edgevit.data.task import Split
 from edgevit.derivation.cache import STREAMS, Tensors
 from edgevit.derivation.problem import Problem
-from edgevit.network.layers import SiteLayer
+from edgevit.network.layers import BlockLayers, SiteLayer
 from edgevit.network.network import Network
 from edgevit.records.writing import writing
 from edgevit.train.passes import Observer, Passes, observed
@@ -41,7 +41,8 @@ def keeping(problem: Problem, images: Split, *, quick: bool = False) -> Keep | N
         quick: as for `Passes.rounded`.
     """
     geometry = problem.network.geometry
-    nbytes = 2 * 2 * len(problem.network.blocks) * len(images) * geometry.tokens * geometry.embed
+    values = sum(stage.tokens * stage.embed for stage in (geometry.stages[d.stage] for d in problem.network.dims))
+    nbytes = 2 * 2 * len(images) * values
     # A GPU computes outputs faster than they are read. Entries beyond their share of the cache would evict each other.
     if problem.compute.device.type != "cpu" or problem.cache.folder is None or nbytes > problem.cache.streams_bytes:
         return None
@@ -98,7 +99,7 @@ class BaseStream:
         self.passes, self.compute, self.keep, self.store = passes, passes.compute, keep, TensorStore()
         self.quick = quick
         self.device = self.compute.device
-        self.branches = base.layers
+        self.blocks, self.branches = base.blocks, base.layers
         self.tokens: list[Tensor] = []
 
         def add(batch: Tensor, _: Tensor) -> None:
@@ -109,8 +110,12 @@ class BaseStream:
     def of(self, tensors: Sequence[Tensor], batch: int) -> Tensor:
         return tensors[batch].to(self.device)
 
+    def enter(self, layer: int) -> None:
+        """Merge the tokens where a stage begins with this layer."""
+        enter_all(self, self.tokens, self.blocks[layer])
+
     def past(self, layer: int, *, recompute: bool = False) -> Iterator[Passed]:
-        """Move past a layer; a batch has moved when the next one is requested.
+        """Move past a layer that was entered; a batch has moved when the next one is requested.
 
         Args:
             recompute: compute the outputs even if they are stored.
@@ -146,6 +151,15 @@ class BaseStream:
             return of_attention, None if ffn is None else _rounded(ffn.module(ffn.before(middle)))
 
 
+def enter_all(stream: BaseStream, tokens: list[Tensor], block: BlockLayers) -> None:
+    """Replace the stored tokens of all batches by those that a block gets."""
+    if block.entry:
+        for i in range(len(tokens)):
+            with stream.passes.rounded(stream.quick):
+                entered = block.enter(stream.of(tokens, i))
+            tokens[i] = stream.store.copy(entered.float())
+
+
 @torch.no_grad()
 def show_stream(
     base: Network,
@@ -167,6 +181,7 @@ def show_stream(
         for modules, observe in observers:
             stack.enter_context(observed(modules, observe))
         for layer in range(len(stream.branches)):
+            stream.enter(layer)
             for _ in stream.past(layer, recompute=True):
                 pass
             stage.update(layer + 1)

@@ -59,7 +59,8 @@ class Candidates:
         tokens: Tensor, token_multiple: int, least_heads: int, merge: bool,
     ) -> None:  # fmt: skip
         self.dims, self.geometry, self.budget = dims, geometry, budget
-        self.lengths, self.may_leave = lengths(geometry, token_multiple, merge=merge), may_leave(geometry, len(dims))
+        self.may_leave = may_leave(geometry, len(dims))
+        self.lengths = lengths(geometry, token_multiple, merge=merge) if any(self.may_leave) else [geometry.tokens]
         if budget.prices is not None:
             # A cost table lists few numbers of tokens. Between them removal saves nothing, and ranking tokens costs.
             listed = set(budget.prices.token_counts)
@@ -114,6 +115,7 @@ class Candidates:
         block, tokens = replace(self.dims[i], heads=self.dims[i].heads - removed), self.lengths[level]
         if (prices := self.budget.prices_at(self.geometry, tokens)) is not None:
             return prices.block(block)
+        tokens = tokens if level else self.geometry.stages[block.stage].tokens
         return self.geometry.place(block, tokens).cost(self.budget.linear)
 
     def loss(self, choice: PruningLevels) -> float:

@@ -73,7 +73,8 @@ class ClosingGates:
             for i, output in enumerate(network.attention_outputs):
                 if output is not None and self.closing.head_gates[i].isfinite().all():
                     stack.callback(output.register_forward_pre_hook(self._gate_heads(i)).remove)
-            stack.callback(network.ends.final.register_forward_hook(self._pool()).remove)
+            if any(dims.tokens for dims in self.closing.dims):
+                stack.callback(network.ends.final.register_forward_hook(self._pool()).remove)
             yield
 
     def _heads(self, block: int) -> Tensor:

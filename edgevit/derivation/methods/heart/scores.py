@@ -106,15 +106,17 @@ class Gates:
                 if output is not None:
                     stack.callback(output.register_forward_pre_hook(gate(i)).remove)
             x = network.first_tokens(images)
-            layers = network.block_modules
-            for layer, gates in zip(layers, tokens, strict=False):
-                x = layer(x) * gates.unsqueeze(-1)
-            return network.answers(layers[-1](x))
+            *layers, last = network.blocks
+            for layer, gates in zip(layers, tokens, strict=True):
+                x = layer.module(layer.enter(x))
+                x = x * gates.unsqueeze(-1) if gates.shape[1] else x
+            return network.answers(last.module(last.enter(x)))
 
 
 def _sizes(network: Network) -> list[int]:
-    blocks = network.read()
-    tokens: int = network.geometry.tokens
+    """The numbers of gates: tokens have some if there are as many after each block."""
+    blocks, geometry = network.read(), network.geometry
+    tokens = geometry.tokens if len(geometry.stages) == 1 else 0
     return [tokens] * (len(blocks) - 1) + [b.attention.heads if b.attention else 0 for b in blocks]
 
 

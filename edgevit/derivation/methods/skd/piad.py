@@ -87,7 +87,8 @@ def make_units(
         )
         for kind, cuts in kinds:
             for last, first in pairwise(cuts):
-                whole, cut = (geometry.place(narrowed(block, kind, w), geometry.tokens) for w in (last, first))
+                tokens = geometry.stages[block.stage].tokens
+                whole, cut = (geometry.place(narrowed(block, kind, w), tokens) for w in (last, first))
                 before, after = whole.cost("macs"), cut.cost("macs")
                 if before > after:
                     units.append(Unit(i, kind, first, last, before - after))
@@ -113,7 +114,7 @@ def slice_plan(blocks: Sequence[Block], dims: Sequence[BlockDims], embed: int | 
         planned = AttentionPlan.of(d, weights=first)
         ffn_plan = FfnPlan(torch.arange(d.ffn), weights=ffn.keep(slice(d.ffn)))
         plans.append(BlockPlan(i, planned, ffn_plan))
-    whole = attentions(blocks)[0].embed
+    whole = attentions(blocks)[-1].embed
     if embed is None or embed == whole:
         return Plan(tuple(plans))
     return Plan(tuple(plans), EmbedPlan(embed, prefix(embed, whole)))

@@ -32,6 +32,7 @@ from edgevit.network.families.vit.parts import (
     has_input_bias,
     input_layers,
     is_post_norm,
+    keep_rows,
     make_attention,
     mlp_of,
     read_attention,
@@ -261,14 +262,8 @@ def make_classifiers(model: Any, classes: int) -> None:
 
 
 def keep_classes(model: Any, classes: Sequence[int]) -> None:
-    """Keep these rows of the classifiers, in this order, in place."""
-    heads = ends(model).classifiers
-    index = torch.as_tensor(classes, device=heads[0].weight.device)
-    for head in heads:
-        head.weight = nn.Parameter(head.weight.detach()[index].clone())
-        if head.bias is not None:
-            head.bias = nn.Parameter(head.bias.detach()[index].clone())
-        head.out_features = len(classes)
+    for head in ends(model).classifiers:
+        keep_rows(head, classes)
     model.num_classes = len(classes)
 
 

@@ -6,6 +6,7 @@ layers, or the halves of one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ def has_input_bias(mlp: Any) -> bool:
     return all(getattr(mlp, layer).bias is not None for layer in input_layers(mlp))
 
 
-def _parameter(weight: Tensor) -> nn.Parameter:
+def parameter(weight: Tensor) -> nn.Parameter:
     """Return a tensor as a parameter, copied if it is a view of another parameter."""
     shared = isinstance(weight, nn.Parameter) or weight._base is not None
     weight = weight.detach()
@@ -111,13 +112,13 @@ def _filled(bias: Tensor | None, like: Tensor) -> Tensor:
 
 
 def write_attention(attn: Any, weights: Attention) -> None:
-    attn.qkv.weight = _parameter(torch.cat([w.flatten(0, 1) for w in (weights.wq, weights.wk, weights.wv)]))
+    attn.qkv.weight = parameter(torch.cat([w.flatten(0, 1) for w in (weights.wq, weights.wk, weights.wv)]))
     if attn.qkv.bias is not None:
         pairs = ((weights.bq, weights.wq), (weights.bk, weights.wk), (weights.bv, weights.wv))
-        attn.qkv.bias = _parameter(torch.cat([_filled(bias, like) for bias, like in pairs]))
-    attn.proj.weight = _parameter(weights.wo.permute(1, 0, 2).flatten(1))  # [H, d, v] -> [d, H * v]
+        attn.qkv.bias = parameter(torch.cat([_filled(bias, like) for bias, like in pairs]))
+    attn.proj.weight = parameter(weights.wo.permute(1, 0, 2).flatten(1))  # [H, d, v] -> [d, H * v]
     if weights.bo is not None:
-        attn.proj.bias = _parameter(weights.bo)
+        attn.proj.bias = parameter(weights.bo)
 
 
 def write_ffn(mlp: Any, weights: Ffn) -> None:
@@ -133,6 +134,15 @@ def write_ffn(mlp: Any, weights: Ffn) -> None:
             biases = [b for _, b in ordered if b is not None]
             layers = [(mlp.fc1, torch.cat([w for w, _ in ordered]), torch.cat(biases) if biases else None)]
     for layer, weight, bias in (*layers, (mlp.fc2, weights.w2, weights.b2)):
-        layer.weight = _parameter(weight)
+        layer.weight = parameter(weight)
         if bias is not None:
-            layer.bias = _parameter(bias)
+            layer.bias = parameter(bias)
+
+
+def keep_rows(head: Any, classes: Sequence[int]) -> None:
+    """Keep these rows of a classifier, in this order."""
+    index = torch.as_tensor(classes, device=head.weight.device)
+    head.weight = nn.Parameter(head.weight.detach()[index].clone())
+    if head.bias is not None:
+        head.bias = nn.Parameter(head.bias.detach()[index].clone())
+    head.out_features = len(classes)

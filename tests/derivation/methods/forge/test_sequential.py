@@ -103,7 +103,7 @@ def test_from_every_class_token_and_half_of_the_patches_as_much_is_mended(networ
         slim = bare_copy(network)
         slim.read()[0].ffn.w1[::2] *= 0.1
         before = _error(slim, network, images)
-        _solve_all(network, [Slim(slim, [0, 1], align)], task, thinning=thinning)
+        _solve_all(network, [Slim(slim, [0, 1], align)], task, thinnings=[thinning] * 2)
         lost[thinning.every] = _error(slim, network, images)
     assert lost[2] != lost[1] and max(lost.values()) < 0.5 * before
 

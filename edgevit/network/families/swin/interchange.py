@@ -1,0 +1,205 @@
+"""How Swins and their weights come from other programs, and go to them (`families.Interchange`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from math import isqrt
+from typing import Any
+
+import torch
+from timm.layers import Mlp, PatchEmbed
+from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock
+from timm.models.swin_transformer import WindowAttention as TimmAttention
+from timm.models.swin_transformer_v2 import SwinTransformerV2
+from torch import Tensor, nn
+
+from edgevit.network.anatomy import BlockDims
+from edgevit.network.families.swin.modules import SwinStage, TokenSwin, WindowAttention, WindowBlock, Windows
+from edgevit.network.families.swin.plain import plain_loader as plain_loader
+from edgevit.network.weights import State, Weights, first_names
+
+_PATCHES = "patch_embed.proj.weight"
+_HUGGING_FACE = [
+    (r"^swin\.", ""),
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^embeddings\.norm\.", "patch_embed.norm."),
+    (r"^embeddings\.", ""),  # mask_token
+    (r"^encoder\.layers\.", "layers."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"\.attention\.self\.", ".attn."),
+    (r"\.attention\.output\.dense\.", ".attn.proj."),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"\.output\.dense\.", ".mlp.fc2."),
+    (r"^layernorm\.", "norm."),
+    (r"^classifier\.", "head."),
+]
+_CONSTANTS = ("relative_position_index", "attn_mask")
+_SIZES = {96: "tiny", 128: "base", 192: "large"}  # by width of the first stage
+
+
+# -- networks of timm --------------------------------------------------------------------------------------------------
+
+
+def reason_against(model: Any) -> str | None:
+    """The reason why a Swin of timm cannot be pruned, or None."""
+    if isinstance(model, SwinTransformerV2):
+        return "the cosine attention of Swin V2 normalises queries and keys before their product; give a Swin (V1)"
+    patch, head = model.patch_embed, model.head
+    if type(model) is not SwinTransformer or type(patch) is not PatchEmbed:
+        return f"it is a {type(model).__name__} with {type(patch).__name__}, which edgevit cannot read yet"
+    if patch.proj.in_channels != 3:
+        return f"it reads {patch.proj.in_channels} channel(s), and images are read as RGB: train it on 3 channels"
+    if any(side % step for side, step in zip(patch.img_size, patch.patch_size, strict=True)):
+        whole = ", ".join(str(side // step * step) for side, step in zip(patch.img_size, patch.patch_size, strict=True))
+        return f"images of {patch.img_size} do not divide into patches; try --model-arg 'img_size=({whole})'"
+    if head.global_pool.pool_type != "avg":
+        return f"its head pools by {head.global_pool.pool_type or 'nothing'}; try --model-arg global_pool=avg"
+    for stage in model.layers:
+        for block in stage.blocks:
+            if type(block) is not SwinTransformerBlock or type(block.attn) is not TimmAttention:
+                return f"its blocks are {type(block).__name__} with {type(block.attn).__name__}"
+            if block.always_partition:
+                return "its windows may be larger than its map; try --model-arg always_partition=false"
+            if type(block.mlp) is not Mlp or not isinstance(block.mlp.norm, nn.Identity):
+                return f"its FFN is {type(block.mlp).__name__}; only FFNs of two layers can be pruned"
+            if not all(isinstance(norm, nn.LayerNorm) and norm.bias is not None for norm in (block.norm1, block.norm2)):
+                return f"its norms are {type(block.norm1).__name__}, expected LayerNorms with biases"
+    return None
+
+
+def adopted(model: Any) -> Any:
+    """Convert timm's Swin to the network of the same function on tokens; return other modules unchanged.
+
+    Its images have one size from then on, and no blocks are left out in training: the number of blocks, by which timm
+    chooses the rates, changes.
+    """
+    if isinstance(model, (TokenSwin, SwinTransformerV2)) or reason_against(model) is not None:
+        return model
+    swin: Any = TokenSwin.__new__(TokenSwin)
+    swin.__dict__.update(model.__dict__, _modules=dict(model._modules))
+    swin.patch_embed.strict_img_size = True
+    swin.layers = nn.Sequential(*(_stage(model, number) for number in range(len(model.layers))))
+    return swin.train(model.training)
+
+
+def _stage(model: Any, number: int) -> SwinStage:
+    stage = model.layers[number]
+    (rows, columns), usual = stage.output_resolution, model._ref_window_sizes[number]
+    height, width = stage.blocks[0].window_size if len(stage.blocks) else map(min, (rows, columns), usual)
+    dim = stage.downsample.reduction.out_features if number else model.patch_embed.proj.out_channels
+    converted = SwinStage(stage, Windows((rows, columns), (height, width)), dim)
+    converted.blocks = nn.Sequential(*(_block(block, converted) for block in stage.blocks))
+    return converted
+
+
+def _block(block: Any, stage: SwinStage) -> WindowBlock:
+    old, shifted = block.attn, any(block.shift_size)
+    width = old.qkv.out_features // (3 * old.num_heads)
+    windows = replace(stage.windows, shift=stage.shift) if shifted else stage.windows
+    with torch.device("meta"):
+        attn = WindowAttention(windows, stage.dim, BlockDims(old.num_heads, width, width, 0), qkv_bias=False)
+    attn.qkv, attn.proj, attn.attn_drop, attn.proj_drop = old.qkv, old.proj, old.attn_drop, old.proj_drop
+    attn.relative_position_bias_table = old.relative_position_bias_table
+    converted = WindowBlock(block, attn, shifted=shifted)
+    for name in ("order", "places", "relative", "apart"):  # constants, where the weights are
+        if (constant := getattr(attn, name)) is not None and not old.qkv.weight.is_meta:
+            setattr(attn, name, constant.to(old.qkv.weight.device))
+    return converted
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def named(state: Mapping[str, Tensor]) -> Weights:
+    """Rename weights of timm, of Microsoft's release and of Hugging Face to timm's names."""
+    notes, origin, rules = list[str](), "timm", list[tuple[str, str]]()
+    if any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in state):
+        notes, origin = ["the weights have Hugging Face's names, and are read as timm's"], "transformers"
+        rules = _HUGGING_FACE
+    renamed: State = {}
+    for name, value in state.items():
+        for pattern, replacement in rules:
+            name = re.sub(pattern, replacement, name)
+        if not name.endswith(_CONSTANTS):
+            renamed[re.sub(r"^head\.(weight|bias)$", r"head.fc.\1", name)] = value.to(torch.float32)
+    for name in [name for name in renamed if name.endswith((".attn.query.weight", ".attn.query.bias"))]:
+        parts = [name.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
+        renamed[name.replace(".query.", ".qkv.")] = torch.cat([renamed.pop(part) for part in parts])
+    if "layers.0.downsample.reduction.weight" in renamed:  # tokens are merged where a stage ends
+        moved = {name: value for name, value in renamed.items() if ".downsample." in name}
+        renamed = {name: value for name, value in renamed.items() if name not in moved}
+        for name, value in moved.items():
+            renamed[re.sub(r"^layers\.(\d+)", lambda match: f"layers.{int(match[1]) + 1}", name)] = value
+    head = renamed.get("head.fc.weight")
+    return Weights(renamed, tuple(notes), 0 if head is None else len(head), origin)
+
+
+def fitted(weights: Weights, network: Any, name: str, *, resample: bool, trained: Any = None) -> Weights:
+    """Leave out weights that the network does not use; a window of another size is another network."""
+    unused = [key for key in sorted(weights.state) if not hasattr(network, key.partition(".")[0])]
+    unused += [key for key in sorted(weights.state) if key.startswith("head.") and not network.num_classes]
+    if not unused:
+        return weights
+    state = {key: value for key, value in weights.state.items() if key not in unused}
+    note = f"left out of the weights, as {name} does not use them: {first_names(unused)}"
+    return replace(weights, state=state, notes=(*weights.notes, note))
+
+
+def _shape_arguments(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """timm's arguments that the shapes of weights under timm's names say."""
+    patches = state.get(_PATCHES)
+    places = [match for name in state if (match := re.fullmatch(r"layers\.(\d+)\.blocks\.(\d+)\.norm2\.bias", name))]
+    if patches is None or patches.ndim != 4 or not places:
+        return {}
+    stages = range(max(int(match[1]) for match in places) + 1)
+    depths = [1 + max((int(m[2]) for m in places if int(m[1]) == stage), default=-1) for stage in stages]
+    tables = [state.get(f"layers.{stage}.blocks.0.attn.relative_position_bias_table") for stage in stages]
+    arguments: dict[str, Any] = {
+        "patch_size": patches.shape[2],
+        "in_chans": patches.shape[1],
+        "embed_dim": patches.shape[0],
+        "depths": depths,
+        "qkv_bias": any(name.endswith(".attn.qkv.bias") for name in state),
+    }
+    if known := [table for table in tables if table is not None and table.ndim == 2]:  # an empty stage has any
+        of_stages = [known[0] if table is None else table for table in tables]
+        arguments["num_heads"] = [table.shape[1] for table in of_stages]
+        windows = [(isqrt(len(table)) + 1) // 2 for table in of_stages]
+        arguments["window_size"] = windows[0] if len(set(windows)) == 1 else windows
+    first = state.get("layers.0.blocks.0.mlp.fc1.weight")
+    if first is not None and first.ndim == 2:
+        ratio = len(first) / patches.shape[0]
+        arguments["mlp_ratio"] = int(ratio) if ratio == int(ratio) else ratio
+    return arguments
+
+
+def guessed_arguments(
+    state: Mapping[str, Tensor], network: Any, network_state: Mapping[str, Tensor], stated: Collection[str]
+) -> tuple[dict[str, Any], str | None]:
+    """The arguments by which a network would have the shapes of these weights; those that are `stated` are left out."""
+    now, then = _shape_arguments(network_state), _shape_arguments(state)
+    return {key: value for key, value in then.items() if now.get(key) != value and key not in stated}, None
+
+
+def guessed_name(state: Mapping[str, Tensor]) -> str | None:
+    """timm's name of a Swin of the kind of these weights; None: they are of none."""
+    arguments = _shape_arguments(state)
+    if not arguments or "num_heads" not in arguments:
+        return None
+    size = _SIZES[min(_SIZES, key=lambda width: abs(width - arguments["embed_dim"]))]
+    if size == "tiny" and max(arguments["depths"]) > 6:
+        size = "small"
+    large = size in ("base", "large") and arguments["window_size"] == 12
+    return f"swin_{size}_patch4_window{'12_384' if large else '7_224'}"
+
+
+def stated_arguments(module: Any) -> dict[str, Any]:
+    return {"img_size": list(module.patch_embed.img_size)}
+
+
+def timm_arguments(module: Any, depth: int, embed: int) -> dict[str, Any]:
+    depths = [len(stage.blocks) for stage in module.layers]
+    return {} if sum(depths) == depth else {"depths": depths}

@@ -1,0 +1,48 @@
+"""Windows as orders of tokens, compared with timm's partition of maps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from family_examples import SWIN
+from timm.models.swin_transformer import SwinTransformerBlock, window_partition, window_reverse
+
+from edgevit.errors import UnsupportedModelError
+from edgevit.network.families.swin.modules import Windows
+
+GRIDS = [((8, 8), (4, 4), (2, 2)), ((10, 7), (3, 4), (1, 2)), ((6, 3), (4, 3), (2, 0)), ((5, 5), (3, 3), (0, 0))]
+
+
+@pytest.mark.parametrize(("grid", "size", "shift"), GRIDS)
+def test_tokens_come_into_windows_and_back_as_in_timm(grid: Any, size: Any, shift: Any) -> None:
+    windows, count = Windows(grid, size, shift), grid[0] * grid[1]
+    tokens = torch.arange(1.0, count + 1)
+    placed = torch.cat([tokens, torch.zeros(1)])[windows.order].view(windows.count, windows.area)
+    rolled = tokens.view(1, *grid, 1).roll((-shift[0], -shift[1]), (1, 2))
+    rows, columns = windows.padded
+    padded = F.pad(rolled, (0, 0, 0, columns - grid[1], 0, rows - grid[0]))
+    assert torch.equal(placed, window_partition(padded, size).flatten(1))
+    back = window_reverse(placed.view(-1, *size, 1), size, rows, columns)[:, : grid[0], : grid[1]]
+    assert torch.equal(back.roll(shift, (1, 2)).flatten(), tokens)
+    assert torch.equal(placed.flatten()[windows.places], tokens)
+
+
+@pytest.mark.parametrize(("grid", "size", "shift"), GRIDS)
+def test_tokens_that_are_no_neighbours_are_kept_apart_as_in_timm(grid: Any, size: Any, shift: Any) -> None:
+    block = SwinTransformerBlock(8, grid, num_heads=1, window_size=size, shift_size=shift)
+    assert (block.window_size, block.shift_size) == (size, shift)
+    apart = Windows(grid, size, shift).apart
+    if block.attn_mask is None:
+        assert apart is None
+    else:
+        assert apart is not None and torch.equal(apart, block.attn_mask)
+    assert Windows(grid, size, shift).biases == len(block.attn.relative_position_bias_table)
+
+
+def test_tokens_of_windows_have_no_weights(small_vit: Any) -> None:
+    network = small_vit(SWIN)
+    with pytest.raises(UnsupportedModelError, match="no weights"):
+        network.module.layers[0].blocks[0](torch.zeros(1, 64, 64), torch.zeros(1, 1, 1, 64))
