@@ -102,7 +102,7 @@ def _network_in(module: nn.Module) -> tuple[nn.Module, Family]:
         listed = ", ".join(networks) if networks else "none"
         raise UnsupportedModelError(
             f"a {type(module).__name__} must contain one network of {', '.join(family_names())} (timm's "
-            f"VisionTransformer, DeiT or DINOv3), and has {listed}; give the network itself"
+            f"SwinTransformer, VisionTransformer, DeiT or DINOv3), and has {listed}; give the network itself"
         )
     return next(iter(networks.values()))
 

@@ -220,7 +220,7 @@ def test_a_projection_puts_out_queries_keys_and_values(network: Network) -> None
 
 def windowed(module: Any, a: Attention, qkv: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
     """What windows add to the logits of all pairs of tokens [H, n, n], and q, k and v with the tokens of padding."""
-    w, order = module.windows, module.order
+    w, order = module.windows, module.windows.order
     area, tokens = w.area, qkv[0].shape[1]
     place = torch.where(order == tokens, tokens + torch.arange(len(order)), order)  # each padding by itself
     added = torch.full((a.heads, tokens + len(order), tokens + len(order)), -torch.inf)

@@ -79,6 +79,11 @@ FORMS = [
     *(pytest.param(*case, "half", marks=pytest.mark.slow) for case in IN_HALVES),
 ]
 sweep = pytest.mark.parametrize(("family_name", "name", "args"), CASES, ids=lambda v: str(v).replace(" ", ""))
+sweep_vits = pytest.mark.parametrize(
+    ("family_name", "name", "args"),
+    [case for case in CASES if case[0] == "vit"],
+    ids=lambda v: str(v).replace(" ", ""),
+)
 sweep_forms = pytest.mark.parametrize(
     ("family_name", "name", "args", "form"), FORMS, ids=lambda v: str(v).replace(" ", "")
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from family_examples import EXAMPLES, images, slimmed, sweep
+from family_examples import EXAMPLES, images, slimmed, sweep_vits
 from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
 
@@ -55,7 +55,7 @@ def test_every_family_file_has_an_example() -> None:
     assert sorted(EXAMPLES) == family_names()
 
 
-@sweep
+@sweep_vits
 def test_reading_and_building_changes_nothing(small_vit: Any, family_name: str, name: str, args: Any) -> None:
     network = small_vit(name, **args)
     assert network.family is load_family(family_name)
@@ -69,7 +69,7 @@ def test_reading_and_building_changes_nothing(small_vit: Any, family_name: str, 
     assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
 
 
-@sweep
+@sweep_vits
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_slim_shapes_run_and_cost_what_geometry_says(
     small_vit: Any, family_name: str, name: str, args: Any, dims: BlockDims
@@ -85,7 +85,7 @@ def test_slim_shapes_run_and_cost_what_geometry_says(
         assert geometry.macs([dims] * 2) == slim.geometry.macs([dims] * 2)
 
 
-@sweep
+@sweep_vits
 def test_geometry_counts_the_base_itself(small_vit: Any, family_name: str, name: str, args: Any) -> None:
     network = small_vit(name, **args)
     added = 0
@@ -97,7 +97,7 @@ def test_geometry_counts_the_base_itself(small_vit: Any, family_name: str, name:
     assert network.geometry.params(dims) == numel(network) + added
 
 
-@sweep
+@sweep_vits
 @pytest.mark.parametrize("dims", [None, BlockDims(2, 24, 8, 64)], ids=str)
 def test_attention_is_what_the_tensors_say(
     small_vit: Any, family_name: str, name: str, args: Any, dims: BlockDims | None
@@ -131,7 +131,7 @@ def test_attention_is_what_the_tensors_say(
         torch.testing.assert_close(out, y, atol=1e-4, rtol=1e-4)
 
 
-@sweep
+@sweep_vits
 def test_tensors_are_views_that_gradients_pass_through(small_vit: Any, family_name: str, name: str, args: Any) -> None:
     network = small_vit(name, **args)
     for block in network.read():
@@ -142,7 +142,7 @@ def test_tensors_are_views_that_gradients_pass_through(small_vit: Any, family_na
             torch.testing.assert_close(layer.weight.grad, 2 * layer.weight.detach())
 
 
-@sweep
+@sweep_vits
 def test_kept_classes_give_the_same_logits_in_the_order_given(
     small_vit: Any, family_name: str, name: str, args: Any
 ) -> None:

@@ -104,7 +104,7 @@ def _block(block: Any, stage: SwinStage) -> WindowBlock:
     attn.qkv, attn.proj, attn.attn_drop, attn.proj_drop = old.qkv, old.proj, old.attn_drop, old.proj_drop
     attn.relative_position_bias_table = old.relative_position_bias_table
     converted = WindowBlock(block, attn, shifted=shifted)
-    for name in ("order", "places", "relative", "apart"):  # constants, where the weights are
+    for name in ("order", "filled", "places", "relative", "apart"):  # constants, where the weights are
         if (constant := getattr(attn, name)) is not None and not old.qkv.weight.is_meta:
             setattr(attn, name, constant.to(old.qkv.weight.device))
     return converted

@@ -95,6 +95,7 @@ class WindowAttention(SlimAttention):
     """
 
     order: Tensor
+    filled: Tensor | None  # 1 for places with a token; None: all are
     places: Tensor
     relative: Tensor
     apart: Tensor | None
@@ -104,19 +105,24 @@ class WindowAttention(SlimAttention):
         super().__init__(dim, dims.heads, dims.qk, dims.vo, qkv_bias=qkv_bias)
         self.windows = windows
         self.relative_position_bias_table = nn.Parameter(torch.zeros(windows.biases, dims.heads))
-        for name in ("order", "places", "relative", "apart"):
+        tokens = windows.order.clamp(max=prod(windows.grid) - 1)
+        filled = None if windows.padded == windows.grid else (windows.order == tokens).float().unsqueeze(1)
+        self.register_buffer("order", tokens, persistent=False)
+        self.register_buffer("filled", filled, persistent=False)
+        for name in ("places", "relative", "apart"):
             self.register_buffer(name, getattr(windows, name), persistent=False)
         self.register_buffer("constant", None, persistent=False)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         if attn_mask is not None or is_causal:
             raise UnsupportedModelError("tokens of windows have no weights")
-        w, packed = self.windows, self.qkv(x)
-        if w.padded != w.grid:
-            packed = F.pad(packed, (0, 0, 0, 1))  # one more token, for all places without one
+        w = self.windows
+        packed = self.qkv(x).index_select(1, self.order)
+        if self.filled is not None:
+            packed = packed * self.filled
             if self.qkv.bias is not None:
-                packed = packed + F.pad(self.qkv.bias.to(packed).unsqueeze(0), (0, 0, x.shape[1], 0))
-        packed = packed.index_select(1, self.order).view(x.shape[0], w.count, w.area, -1)
+                packed = packed + self.qkv.bias * (1 - self.filled)
+        packed = packed.view(x.shape[0], w.count, w.area, -1)
         # Each [B, windows, area, H, w]: a window is one more image, or with a mask of its own one more head.
         sizes = BlockDims(self.num_heads, self.qk_dim, self.vo_dim, 0)
         first = 0 if self.apart is None else 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from family_examples import images, narrowed, sweep
+from family_examples import images, narrowed, sweep_vits
 from torch import Tensor, nn
 
 import edgevit
@@ -62,7 +62,7 @@ def by_hand(network: Any, count: int, *, merged: bool) -> Tensor:
     return network.answers(network.block_modules[1](torch.stack(rows)))
 
 
-@sweep
+@sweep_vits
 @pytest.mark.parametrize("merged", [False, True], ids=["dropped", "merged"])
 def test_those_that_are_looked_at_most_go_on(
     small_vit: Callable[..., Any], family_name: str, name: str, args: dict[str, Any], merged: bool
@@ -80,7 +80,7 @@ def test_those_that_are_looked_at_most_go_on(
         assert not torch.allclose(network(images()), base(images()), rtol=1e-3)
 
 
-@sweep
+@sweep_vits
 def test_a_family_knows_where_tokens_leave(
     small_vit: Callable[..., Any], family_name: str, name: str, args: dict[str, Any]
 ) -> None:
