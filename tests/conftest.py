@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in first)
     for item in items:
         quick = item.get_closest_marker("quick")
-        if quick and not any(fnmatchcase(item.callspec.id, ids) for ids in quick.args):  # type: ignore[attr-defined]
+        if quick and hasattr(item, "callspec") and not any(fnmatchcase(item.callspec.id, ids) for ids in quick.args):
             item.add_marker(pytest.mark.slow)
 
 

@@ -115,6 +115,7 @@ def test_check_tells_what_is_there_and_changes_nothing(board: Path) -> None:
     assert f"power mode {mode.splitlines()[-2].partition(': ')[2]}\n" in told
 
 
+@pytest.mark.quick("*5.1.1", "*7.2.1")
 def test_a_user_who_may_not_open_the_gpu_is_told_the_group(board: Path) -> None:
     (board / "dev").mkdir()
     (board / "dev/nvmap").touch()  # of a group that daemon is not in
@@ -127,6 +128,7 @@ def test_a_user_who_may_not_open_the_gpu_is_told_the_group(board: Path) -> None:
     assert f"root is in the group {(board / 'dev/nvmap').group()}" in run_setup(board, "--user", "root").stdout
 
 
+@pytest.mark.quick("*5.1.1", "*7.2.1")
 def test_each_change_is_made_once_and_only_after_a_yes(board: Path) -> None:
     before = content(board)
     refused = run_setup(board, "--user", "daemon", answers="n\nno\n")

@@ -27,7 +27,7 @@ from quiet_runs import QUIET
 from some_report import accuracy, derived, history, write_folder
 from some_runs import MS, S
 
-from benchmarks.markdown import RECORDS
+from benchmarks.markdown import RECORDS, load, screen, table
 from edgevit.agent.records import Run
 from edgevit.records.names import HISTORY
 
@@ -126,6 +126,28 @@ def reported(folder: Path, models: int, repeats: int) -> dict[str, Any]:
     return timed("report", folder, "--output", page, reads=(folder / "runs.jsonl").stat().st_size, wrote=page)
 
 
+def section() -> str:
+    """Format one question of RESULTS.md."""
+    record = load("load")
+    if record is None:
+        return ""
+    lines = [
+        [
+            command,
+            *(f"{case[name]}" for name in ("wall_s", "processor_s", "memory_peak_mib", "reads_mb")),
+            f"{case['writes_mb'] or '-'}",
+        ]
+        for command, case in record.items()
+    ]
+    return screen(
+        "How long do `compare` and `report` take with very many runs?",
+        "Runs and models are made up. Each command had a process of its own, on one core of a machine in use.",
+        [table(["", "s", "processor s", "peak MiB", "reads MB", "page MB"], lines)],
+        "python -m benchmarks.product.load",
+        "more models or runs than these.",
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--share", type=float, default=1.0, help="of the full size")
@@ -134,6 +156,7 @@ def main() -> None:
     lines, models, long = (max(10, round(options.share * full)) for full in (LINES, MODELS, LONG))
     names = [f"m{i}" for i in range(10)]
     cases: dict[str, Callable[[Path], dict[str, Any]]] = {
+        f"report, {models} models x {REPEATS} runs": lambda folder: reported(folder, models, REPEATS),
         f"compare, 2 x {lines} runs of 10 models, measured alone": lambda folder: compared(
             folder, alone(names, lines // 10, 46, 1), alone(names, lines // 10, 46, 2)
         ),
@@ -144,7 +167,6 @@ def main() -> None:
         f"compare, 2 runs of {long} samples": lambda folder: compared(
             folder, alone(names[:1], 1, long, 1), alone(names[:1], 1, long, 2)
         ),
-        f"report, {models} models x {REPEATS} runs": lambda folder: reported(folder, models, REPEATS),
     }
     record: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     for name, case in cases.items():

@@ -19,6 +19,7 @@ from benchmarks.product import (
     equal_latency,
     hostile,
     int8,
+    load,
     real,
     rivals,
     shapes,
@@ -39,7 +40,7 @@ to all images. The tables of the papers are in [benchmarks/papers](../papers/REA
 """
 SCRIPTS = (
     accuracy, real, backbone, int8, rivals, transfer, shapes, axes, cost_tables, budgets, equal_latency,
-    derivation_cost, suite, turns, hostile,
+    derivation_cost, suite, turns, hostile, load,
 )  # fmt: skip
 
 

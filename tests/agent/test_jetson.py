@@ -187,6 +187,7 @@ def test_the_stand_in_nvpmodel_changes_the_mode_and_asks_for_a_reboot_where_the_
     assert jetson.power_mode(str(root)) == {"id": 4, "name": "40W"}
 
 
+@pytest.mark.quick("*5.1.1", "*7.2.1")
 def test_the_stand_in_jetson_clocks_shows_what_the_real_one_does(any_board):
     shown = subprocess.run([f"{any_board}/usr/bin/jetson_clocks", "--show"], capture_output=True, text=True, check=True)
     lines = shown.stdout.splitlines()

@@ -71,6 +71,7 @@ def test_what_is_lost_is_that_of_the_network_without_the_attention(
     assert [len(b.attention.heads) for b in made.plan.blocks if b.attention is not None] == [4, 4]
 
 
+@pytest.mark.quick("vit_tiny*")
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_base_patch16_rpn_224"])
 def test_what_is_lost_is_that_of_the_cut_model(small_vit: Callable[..., Any], tmp_path: Path, name: str) -> None:
     """With a norm after the attention as well, whose bias goes with it."""

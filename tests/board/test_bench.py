@@ -95,6 +95,7 @@ def test_memory_of_one_batch_size_is_not_in_the_figures_of_the_next(tmp_path):
     assert large.memory_peak_rss_bytes - small.memory_peak_rss_bytes > 30 * 2**20
 
 
+@pytest.mark.quick("1", "10")
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE])
 def test_the_input_has_the_type_that_the_model_declares(tmp_path, dtype):
     (run,) = bench(write_onnx(tmp_path / "tiny.onnx", dtype=dtype), **FAST).runs

@@ -115,8 +115,7 @@ def test_each_run_says_its_session_round_and_turn(models):
     assert [run.turn for run in seen] == [1, 2, 3, 4, 5, 6]
     assert [run.round for run in seen] == [1, 1, 1, 2, 2, 2]
     assert len({run.session for run in seen}) == 1
-    again = bench_in_turns(models, FAKE, rounds=2)
-    assert [run.label for run in again.runs] == [run.label for run in seen]
+    again = bench_in_turns(models, FAKE, rounds=1)
     assert again.runs[0].session != seen[0].session
 
 

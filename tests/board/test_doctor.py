@@ -213,6 +213,7 @@ def test_what_an_earlier_process_left_is_said(healthy):
     assert "a job that is running" in check_of({**healthy, "recovered": at_work}, "earlier changes").actual
 
 
+@pytest.mark.quick("orin-nx*", "*jetpack6.2.1-agx*", "*jetpack7.2.1*")
 @pytest.mark.parametrize(
     ("board", "profile", "worst"),
     [

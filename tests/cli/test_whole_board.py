@@ -125,6 +125,7 @@ def test_the_commands_of_the_readme_lead_to_a_gated_bench_and_their_engine_is_re
     assert "and this is orin-nano-8gb-l4t36.4.4-trt10.3.0" in done.error
 
 
+@pytest.mark.slow
 def test_a_wrong_profile_builds_and_measures_nothing(orin_nx, exported, edgevit_main):
     for command in (["export", exported, "--trt", "--no-accuracy"], ["bench", exported]):
         done = edgevit_main(*command, "--profile", "agx-orin-64gb", "--quiet", *orin_nx.options)

@@ -121,6 +121,7 @@ def test_heads_without_a_moment_leave_with_what_they_put_out():
         torch.testing.assert_close(slim(images), model(images), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.quick("vit*", "distilled*", "*SwiGLU*", "registers*")
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_attention_or_an_ffn_that_goes_adds_nothing_any_more(kind):
     model = random_vit(kind)

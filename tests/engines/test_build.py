@@ -414,6 +414,7 @@ def test_a_model_too_large_for_one_file_is_refused(
         build(folder, fp16=False)
 
 
+@pytest.mark.slow
 def test_another_power_mode_than_the_engine_was_built_in_is_said(stored: EngineRecord) -> None:
     described = stored.path.with_suffix(".json")
     described.write_text(ENGINE_KIND.text(replace(stored, board=replace(stored.board, power_mode="15W"))))

@@ -152,6 +152,7 @@ def test_its_engine_is_found_on_its_board_evaluated_like_the_file_and_refused_el
         find_engine_file(built, examine(board), [4], None)
 
 
+@pytest.mark.slow
 def test_an_older_release_gets_the_file_as_it_is(folder: Path, play: Play) -> None:
     play("8.5.2")
     record = build(folder)

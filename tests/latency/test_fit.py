@@ -141,6 +141,7 @@ def alternately(random, rounds, noise):
                 yield StackSample(stack, f"{number} {first}", value)
 
 
+@pytest.mark.quick("3-samples", "8-alternately")
 @pytest.mark.parametrize("made", [alternately, samples])
 @pytest.mark.parametrize("rounds", [3, 8])
 def test_figures_are_as_sure_as_they_say(made, rounds):

@@ -72,10 +72,15 @@ FOREIGN: dict[str, list[tuple[str, dict[str, Any], Callable[[dict[str, Tensor]],
         ("vit_tiny_patch16_224", {}, torchvision),
     ],
 }
-CASES = [(family, name, args) for family, examples in EXAMPLES.items() for name, args in examples]
+REPEATED = [EXAMPLES["vit"][i] for i in (4, 5, 7, 9)]  # each of their parts is in another example, too
+CASES = [
+    pytest.param(family, name, args, marks=[pytest.mark.slow] if (name, args) in REPEATED else [])
+    for family, examples in EXAMPLES.items()
+    for name, args in examples
+]
 IN_HALVES = [(family, name, args) for family, examples in EXAMPLES.items() for name, args in examples[::3]]
 FORMS = [
-    *((*case, "whole") for case in CASES),
+    *(pytest.param(*case.values, "whole", marks=case.marks) for case in CASES),
     *(pytest.param(*case, "half", marks=pytest.mark.slow) for case in IN_HALVES),
 ]
 sweep = pytest.mark.parametrize(("family_name", "name", "args"), CASES, ids=lambda v: str(v).replace(" ", ""))

@@ -43,6 +43,7 @@ def test_tegrastats_tells_what_is_so_now_and_not_its_mean(line, load, cpu, rails
     assert (stats.gpu_load_percent, stats.temperatures_c["cpu"], stats.rails_mw) == (load, cpu, rails)
 
 
+@pytest.mark.quick("*5.1.1", "*7.2.1")
 @pytest.mark.parametrize("board", [AGX, AGX5, AGX7, NX, NANO])
 def test_tegrastats_tells_the_same_power_as_the_sensors(board, board_tree):
     root = str(board_tree(board))

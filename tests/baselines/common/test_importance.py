@@ -71,6 +71,7 @@ def test_the_sum_of_all_products_is_how_the_loss_grows_with_the_weights(network:
     assert total == pytest.approx((loss_at(1e-4) - loss_at(-1e-4)) / 2e-4, rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("at_once", [1, 3, 5, 64])
 def test_a_change_is_squared_group_by_group_however_many_images_memory_holds(
     network: Any, task: Task, at_once: int, monkeypatch: pytest.MonkeyPatch

@@ -111,6 +111,7 @@ def test_distillation_brings_the_features_nearer(digits_checkpoint: Path, photos
     assert all("accuracy_trained" not in line for line in lines)
 
 
+@pytest.mark.slow
 def test_an_interrupted_derivation_ends_in_the_same_weights(
     digits_checkpoint: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def test_an_interrupted_derivation_ends_in_the_same_weights(
     assert_same_weights(*weights)
 
 
+@pytest.mark.slow
 def test_a_derived_backbone_is_the_base_of_a_smaller_one(derived: Any, photos: Path, tmp_path: Path) -> None:
     smaller = edgevit.derive(
         derived.folder, data=photos, output="features", rate=0.4, out=tmp_path / "smaller",

@@ -73,6 +73,7 @@ def test_a_base_without_a_head_is_written_with_one_for_all_classes_of_the_data(h
     torch.testing.assert_close(edgevit.load(tmp_path / "base")(images), model(images))
 
 
+@pytest.mark.slow
 def test_by_another_seed_than_usual_a_written_base_says_which_images_its_head_has_seen(headless, tmp_path) -> None:
     for seed, told in ((42, False), (7, True)):
         progress = Notes()

@@ -43,6 +43,7 @@ def test_a_width_that_was_measured_tells_by_how_much_the_sums_of_others_fall_sho
     assert choose._seems_best(rungs, {0: 0.02}) == 1, "the sum was too high, and a wider one worth a measurement"
 
 
+@pytest.mark.slow
 def test_the_whole_embedding_is_solved_beside_a_narrower_one(made: Any) -> None:
     more = made("m", options={"cut_tokens": "never"}).record.facts.more
     rungs = more.get("embed_rungs", [{"width": 64, "measured_nats": 0.0}])

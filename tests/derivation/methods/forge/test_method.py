@@ -291,6 +291,7 @@ def test_a_budget_in_milliseconds_is_kept(checkpoint: Path, tmp_path: Path, caps
         derive(checkpoint, tmp_path / "l", method="forge", rate=None, ms=0.11, cost_table=table, options=FEW)
 
 
+@pytest.mark.slow
 def test_a_budget_in_milliseconds_is_spent_on_the_embedding_as_far_as_the_table_lists_it(
     checkpoint: Path, tmp_path: Path
 ) -> None:
