@@ -22,6 +22,7 @@ from benchmarks.product import (
     load,
     real,
     rivals,
+    saliency,
     shapes,
     suite,
     transfer,
@@ -39,7 +40,7 @@ commits that made them: except on real weights, forge's are of the closed form b
 to all images. The tables of the papers are in [benchmarks/papers](../papers/README.md).
 """
 SCRIPTS = (
-    accuracy, real, backbone, int8, rivals, transfer, shapes, axes, cost_tables, budgets, equal_latency,
+    accuracy, real, backbone, saliency, int8, rivals, transfer, shapes, axes, cost_tables, budgets, equal_latency,
     derivation_cost, suite, turns, hostile, load,
 )  # fmt: skip
 

@@ -37,6 +37,8 @@ def main(
     outputs = f"{spec.outputs} of {spec.base.outputs} outputs{named}"
     if spec.output_kind == "features":
         outputs = f"{spec.outputs or spec.embed} features"
+    elif spec.builder is not None:
+        outputs = spec.output_text
     images = f" --data {shlex.quote(str(request.data))}" if request.data else ""
     if images and request.skip_bad_images:
         images += " --skip-bad-images"

@@ -23,7 +23,8 @@ def main(
     """Measure the accuracy of a base, a model folder, an ONNX file or an engine on images of its classes.
 
     An engine runs on the board that it was built for, or on this machine. Features of an ONNX file or an engine are
-    compared with those of its model folder; --probe tells what features are worth on labelled images.
+    compared with those of its model folder; --probe tells what features are worth on labelled images. Maps are compared
+    with those in masks/, of the same names as the images in images/, where the data has these folders.
     """
     from dataclasses import asdict
 
@@ -36,6 +37,9 @@ def main(
     result = run_evaluate(request, console.progress)
     if result.probes is not None:
         console.show(probes_line(result, result.probes))
+    elif result.targets is not None:
+        error = "" if result.targets.error is None else f", mean absolute error {result.targets.error:.4g}"
+        console.show(f"{_title(result)}: agrees to {result.targets.score:.2%} with the target maps{error}")
     else:
         console.show(classes_table(result) if result.agreement is None else agreement_line(result))
     if result.rejected is not None:

@@ -81,7 +81,7 @@ def show_model(console: Console, folder: Path) -> None:
 
     check_model_folder(folder)  # before torch is imported
 
-    from edgevit.cli.tables import blocks_table
+    from edgevit.cli.tables import blocks_table, sizes_lines
     from edgevit.data.neighbours import hint_in
     from edgevit.errors import CheckpointError
     from edgevit.records.derivation import DERIVATION_KIND
@@ -92,17 +92,24 @@ def show_model(console: Console, folder: Path) -> None:
     with importing():
         from edgevit.network.checkpoint import load
 
-    model, files = load(folder), ModelFolder(folder)
-    record, spec = files.derivation(), model.spec
+    files = ModelFolder(folder)
+    record, spec = files.derivation(), files.spec()
+    model = None if spec.builder else load(folder)  # which would run the user's code
     if record is not None and (fault := record.fault(spec)):
         raise CheckpointError(f"{files.derivation_file} {fault}; {HINT}")
     supernet = files.supernet() if files.is_supernet else None
     content = {"model": asdict(spec), "derivation": record and DERIVATION_KIND.content(record)}
     console.result(content if supernet is None else {**content, "supernet": SUPERNET_KIND.content(supernet)})
-    console.show(blocks_table(model, record))
+    if model is not None:
+        console.show(blocks_table(model, record))
+    else:
+        for line in sizes_lines(spec):
+            console.show(line)
     classes = f"{len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}"
     features = f"its outputs are {spec.outputs or spec.embed} features"
     outputs = features if spec.output_kind == "features" else f"{spec.base.outputs} outputs"
+    if spec.builder is not None:
+        outputs = f"{spec.builder.network} of what {spec.builder.function} in builder.py makes: {spec.output_text}"
     console.show(f"{spec.timm_name}, {classes if spec.classes else outputs}")
     if spec.embedding_text is not None:
         console.show(spec.embedding_text)

@@ -66,6 +66,18 @@ def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
     return table
 
 
+def sizes_lines(spec: ModelSpec) -> Iterator[str]:
+    """The sizes of each block, and the cost of the whole, without the network."""
+    from edgevit.text import format_count
+
+    for i, block in enumerate(spec.blocks):
+        yield f"block {i}: {', '.join(block.size_text(kind) for kind in block.sites)}"
+    yield (
+        f"{format_count(spec.params)} parameters, {format_count(spec.macs)} MACs, {100 * (1 - spec.rate):.1f} % of the "
+        "base's"
+    )
+
+
 def outcome(spec: ModelSpec, record: DerivationRecord) -> Iterator[Table | str]:
     """The accuracy of a derived model, and how its budget was met, as far as they were measured."""
     if measured := record.accuracy.derived:
@@ -76,6 +88,8 @@ def outcome(spec: ModelSpec, record: DerivationRecord) -> Iterator[Table | str]:
             yield rejection_table(spec.rejection, measured.rejection)
     if record.similarity is not None:
         yield f"features: {record.similarity.format()}"
+    if record.map is not None:
+        yield f"{spec.output_text}: {record.map.format()}"
     yield from met_lines(record)
 
 

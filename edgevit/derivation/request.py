@@ -41,7 +41,7 @@ D = TypeVar("D", bound="Deriving")
 
 HEADS = ("subset", "full")
 STARTS = ("base", "finetuned", "better")
-OUTPUTS = ("classes", "features")
+OUTPUTS = ("classes", "features", "map", "map:foreground", "map:classes")
 NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
 
 
@@ -71,7 +71,13 @@ RESUME = "Continue an interrupted {} from its last saved step."
 
 
 OutputOption = Annotated[
-    str, Option("What the model puts out: classes, or features, for which images need no labels.", DATA, common=True)
+    str,
+    Option(
+        "What the model puts out: classes; or, for which images need no labels, features or the map of a head of your "
+        "own: map (values), map:foreground or map:classes (logits).",
+        DATA,
+        common=True,
+    ),
 ]
 
 
@@ -84,10 +90,10 @@ def method_options(help: str, metavar: str = "METHOD.OPTION=VALUE") -> Option:
     return Option(help, SHAPE, name="--set", metavar=metavar, repeated=True, read=read)
 
 
-def refuse_classes(options: Mapping[str, bool]) -> None:
-    """Refuse, for a model that puts out features, the options of classes that are given."""
+def refuse_classes(output: str, options: Mapping[str, bool]) -> None:
+    """Refuse, for a model that puts out no classes, the options of classes that are given."""
     if given := [option for option, is_given in options.items() if is_given]:
-        raise OptionError(f"{given[0]} is for classes, and the output is features; leave it out")
+        raise OptionError(f"{given[0]} is for classes, and the output is {output}; leave it out")
 
 
 def one_rate(text: str, _: Mapping[str, Any]) -> float:
@@ -149,13 +155,14 @@ class BaseRequest(BaseOptions):
         self.check_base(self.name)
         if self.output not in OUTPUTS:
             raise UnknownNameError("output", self.output, OUTPUTS)
-        if self.output == "features":
+        if self.output != OUTPUTS[0]:
             refuse_classes(
+                self.output,
                 {
                     "--classes": self.classes is not None,
                     "--base-classes": self.base_classes is not None,
                     "--new-head": self.new_head,
-                }
+                },
             )
         elif self.data is not None:
             check_data(self.data, self.classes, self.base_classes)
@@ -373,15 +380,15 @@ class Deriving(Request):
         return self.finetune_base or self.derive_from != "base"
 
     def _check_output(self) -> None:
-        """Refuse options of classes, and methods that read labels, for a model that puts out features."""
+        """Refuse options of classes, and methods that read labels, for a model that puts out no classes."""
         if self.output not in OUTPUTS:
             raise UnknownNameError("output", self.output, OUTPUTS)
-        if not self.puts_out_features:
+        if self.puts_out_classes:
             return
         if describe(self.method).needs_labels:
             able = " or ".join(name for name in method_names() if not describe(name).needs_labels)
             raise OptionError(
-                f"--output features is for images without labels, and {self.method} reads them; try {able}"
+                f"--output {self.output} is for images without labels, and {self.method} reads them; try {able}"
             )
         of_classes = {
             "--classes": self.classes is not None,
@@ -393,17 +400,17 @@ class Deriving(Request):
             "--head full": self.head != HEADS[0],
             f"--teacher {self.training.teacher}": self.training.teacher not in (None, "restricted"),
         }
-        refuse_classes(of_classes)
+        refuse_classes(self.output, of_classes)
 
     @property
-    def puts_out_features(self) -> bool:
-        return self.output == "features"
+    def puts_out_classes(self) -> bool:
+        return self.output == OUTPUTS[0]
 
     def _check_images(self, data: str | Path, unlabelled: str | Path | None) -> None:
-        if self.puts_out_features:
-            check_pictures(data, unlabelled)
-        else:
+        if self.puts_out_classes:
             super()._check_images(data, unlabelled)
+        else:
+            check_pictures(data, unlabelled)
 
     def supernet_folder(self) -> Path | None:
         """The super-network that is sliced; None where the method works on a base.

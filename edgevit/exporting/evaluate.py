@@ -1,6 +1,7 @@
 """Accuracy of a base, a model folder or an ONNX file on images of its classes.
 
-Outputs without classes are compared with those of the model folder in torch, on images of any classes.
+Outputs without classes are compared with those of the model folder in torch, on images of any classes, and maps with
+their targets where the data has them.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from edgevit.exporting.imported import open_imported
 from edgevit.exporting.probes import Labelled, probe_features, read_features
 from edgevit.exporting.request import ONNX, JudgeRequest, Part
 from edgevit.exporting.session import OUTPUT_KIND, OnnxModel
+from edgevit.exporting.targets import MapScore, Targets, find_targets, read_targets, score_maps
 from edgevit.network.accuracy import measure_accuracy
 from edgevit.network.checkpoint import Headless, load, open_network
 from edgevit.network.device import find_device
-from edgevit.network.output import Logits
+from edgevit.network.output import Logits, Map, Output
 from edgevit.progress import Progress, Silent
 from edgevit.records.class_names import ClassName
 from edgevit.records.derivation import Fraction, RejectedRecord, Seed
@@ -53,6 +55,7 @@ class Evaluation:
     rejected: RejectedRecord | None = None  # images classified as `other`; None: the model has no such rule
     agreement: float | None = None  # mean score with the answers of the model folder as targets; None: of logits
     probes: dict[str, float] | None = None  # top-1 of classifiers that were fitted to features, by their names
+    targets: MapScore | None = None  # of maps that have targets
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ def run(request: JudgeRequest, progress: Progress | None = None) -> Evaluation:
     return evaluate_opened(candidate, request, progress)
 
 
-def _finite(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest, images: Tensor) -> Tensor:
+def _finite(candidate: ModelUnderTest, output: Output, request: JudgeRequest, images: Tensor) -> Tensor:
     """The outputs of some images.
 
     Raises:
@@ -189,8 +192,9 @@ def _finite(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest, 
     """
     outputs = candidate.predict(images)
     if not bool(torch.isfinite(outputs).all()):
-        noun, part = judging.output.noun, request.part
-        raise ModelError(f"{request.model}: its {noun} of {part} images are not finite; derive or export it again")
+        raise ModelError(
+            f"{request.model}: its {output.noun} of {request.part} images are not finite; derive or export it again"
+        )
     return outputs
 
 
@@ -229,10 +233,10 @@ def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
         OptionError: it is the model in torch.
     """
     if candidate.form == "torch":
-        raise OptionError(
-            f"{request.model} has no classifier, and gives {judging.output.noun}: --probe knn,linear tells what they "
-            "are worth on labelled images"
-        )
+        noun, tried = "features", "--probe knn,linear tells what they are worth on labelled images"
+        if isinstance(judging.output, Map):
+            noun, tried = "maps", "give --data with images/, and their targets in masks/ by the same names"
+        raise OptionError(f"{request.model} has no classifier, and gives {noun}: {tried}")
     if candidate.folder is None or not candidate.folder.is_model:
         raise CheckpointError(
             f"{request.model} gives {judging.output.noun}, to be compared with those of its model folder, and is in "
@@ -244,7 +248,7 @@ def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
     with progress.stage("evaluate", len(judging.split), "image") as stage, torch.inference_mode():
         for images, _ in judging.split.batches(request.batch_size, workers):
             answers = output.answers(network(images.to(device)).float().cpu())
-            outputs = _finite(candidate, judging, request, images).float().cpu()
+            outputs = _finite(candidate, output, request, images).float().cpu()
             agreement += float(output.score(outputs, answers).sum())
             done += len(images)
             stage.update(done)
@@ -254,11 +258,37 @@ def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
     )  # fmt: skip
 
 
+def _judged_by_targets(
+    candidate: ModelUnderTest, output: Map, targets: Targets, request: JudgeRequest, progress: Progress
+) -> Evaluation:
+    """Compare maps with those that the data has."""
+    images, size = targets.images, request.batch_size
+    count = len(images) if request.max_images is None else min(request.max_images, len(images))
+    batches = [range(i, min(i + size, count)) for i in range(0, count, size)]
+    scores, errors = list[Tensor](), list[Tensor]()
+    with progress.stage("evaluate", count, "image") as stage, torch.inference_mode():
+        for positions, (batch, _) in zip(batches, images.read(batches), strict=True):
+            maps = _finite(candidate, output, request, batch).float().cpu()
+            score, error = score_maps(output, maps, read_targets(targets, output, positions))
+            scores.append(score)
+            errors += [] if error is None else [error]
+            stage.update(positions.stop)
+    judged = MapScore(float(torch.cat(scores).mean()), float(torch.cat(errors).mean()) if errors else None)
+    return Evaluation(
+        str(request.model), candidate.form, str(request.data), "test", count, None, None, 0, {}, {},
+        targets=judged,
+    )  # fmt: skip
+
+
 def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress) -> Evaluation:
     """Evaluate an opened model; raises as `edgevit.evaluate` does."""
     model = request.model
     if request.probe:
         return _probed(candidate, request, progress)
+    if isinstance(candidate.subject.output, Map):
+        targets = find_targets(request.data, candidate.subject.preprocessing)
+        if targets is not None:
+            return _judged_by_targets(candidate, candidate.subject.output, targets, request, progress)
     judging = _open_judging(candidate.subject, request, progress)
     if not isinstance(judging.output, Logits):
         return _compared(candidate, judging, request, progress)
@@ -270,7 +300,7 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
 
         def predict(images: Tensor) -> Tensor:
             nonlocal done
-            logits = _finite(candidate, judging, request, images)
+            logits = _finite(candidate, judging.output, request, images)
             done += len(images)
             stage.update(done)
             if foreign is not None:

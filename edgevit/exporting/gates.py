@@ -31,6 +31,13 @@ OPERATORS = frozenset(
     TopK GatherElements ReduceSum Reciprocal
     """.split()  # noqa: SIM905
 )
+# Those of heads behind a Vision Transformer, likewise.
+HEAD_OPERATORS = frozenset(
+    """
+    ConvTranspose Resize BatchNormalization InstanceNormalization MaxPool AveragePool GlobalAveragePool
+    LeakyRelu PRelu HardSigmoid HardSwish Clip Pad DepthToSpace Max Min Neg Abs Exp Log Softplus Cast
+    """.split()  # noqa: SIM905
+)
 
 
 def check_graph(

@@ -10,10 +10,10 @@ from typing import Any
 
 from edgevit.data.classes import label_names
 from edgevit.data.sources import open_source
-from edgevit.data.task import Split, Task, open_task, reopen
+from edgevit.data.task import Split, Task, open_task, open_unlabelled_task, reopen
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError
 from edgevit.exporting.request import Part, check_part
-from edgevit.network.output import Output, output_of
+from edgevit.network.output import Map, Output, output_of
 from edgevit.progress import Progress
 from edgevit.records.derivation import DataRecord
 from edgevit.records.model import HINT, ModelSpec, OutputKind, Rejection
@@ -107,6 +107,17 @@ def _open_data(
     check: Sequence[str],
     progress: Progress,
 ) -> Task:
+    options: dict[str, Any] = {
+        "preprocessing": subject.preprocessing,
+        "validation_fraction": subject.validation_fraction if validation_fraction is None else validation_fraction,
+        "seed": subject.seed if seed is None else seed,
+        "group_by": subject.group_by if group_by is None else group_by,
+        "skip_bad_images": skip_bad_images,
+        "check": check,
+        "progress": progress,
+    }
+    if isinstance(subject.output, Map):
+        return open_unlabelled_task(data, outputs=1, **options)
     # For the data, the classes of a derived model are those of the base.
     names = subject.class_names or None
     if subject.output_kind != "logits":  # images of any classes
@@ -117,15 +128,9 @@ def _open_data(
     task = open_task(
         data,
         classes if classes is not None else names,
-        preprocessing=subject.preprocessing,
         base_outputs=len(names) if names else subject.outputs,
         base_names=names or base_classes,
-        validation_fraction=subject.validation_fraction if validation_fraction is None else validation_fraction,
-        seed=subject.seed if seed is None else seed,
-        group_by=subject.group_by if group_by is None else group_by,
-        skip_bad_images=skip_bad_images,
-        check=check,
-        progress=progress,
+        **options,
     )
     foreign = [name for name in task.test.source.class_names if names and name not in names]
     if (

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from edgevit.data.request import DATA_KINDS, BaseClasses, Classes, GroupBy, SkipBadImages, check_data
+from edgevit.data.request import DATA_KINDS, BaseClasses, Classes, GroupBy, SkipBadImages, check_data, check_pictures
 from edgevit.errors import CheckpointError, EngineError, OptionError, UnknownNameError
 from edgevit.network.device import check_device_name
 from edgevit.network.request import BaseOptions, GivenPreprocessing, check_model_folder, check_preprocessing
@@ -299,7 +299,7 @@ class FilesRequest:
             self._check_file()
         check_judging(
             self.data, self.classes, self.base_classes, part=self.part, max_images=self.max_images,
-            batch_size=self.batch_size, device=self.device,
+            batch_size=self.batch_size, device=self.device, sorted_by_class=not _puts_out_a_map(self.model),
         )  # fmt: skip
 
     @property
@@ -413,7 +413,7 @@ class JudgeRequest(BaseOptions):
         self._check_model()
         check_judging(
             self.data, self.classes, self.base_classes, part=self.part, max_images=self.max_images,
-            batch_size=self.batch_size, device=self.device,
+            batch_size=self.batch_size, device=self.device, sorted_by_class=not _puts_out_a_map(self.model),
         )  # fmt: skip
 
         if self.probe and self.data is None:
@@ -495,6 +495,13 @@ def check_part(part: str) -> None:
         raise UnknownNameError("part of the data", part, PARTS)
 
 
+def _puts_out_a_map(model: str | Path) -> bool:
+    """Whether a model folder, or that of a file, is of a network with a head of the user's."""
+    path, suffix = Path(model).absolute(), suffix_of(model)
+    folder = model_of(path) if suffix == ENGINE else ModelFolder(path.parent.parent if suffix == ONNX else path)
+    return folder.is_model and folder.spec().builder is not None
+
+
 def check_judging(
     data: str | Path | None,
     classes: str | Path | Sequence[str | int] | None = None,
@@ -504,6 +511,7 @@ def check_judging(
     max_images: int | None,
     batch_size: int,
     device: str,
+    sorted_by_class: bool = True,
 ) -> None:
     """Check the options of an evaluation on images.
 
@@ -517,5 +525,7 @@ def check_judging(
     check_number("--batch-size", batch_size, COUNT)
     if max_images is not None:
         check_number("--max-images", max_images, COUNT)
-    if data is not None:
+    if data is not None and sorted_by_class:
         check_data(data, classes, base_classes)
+    elif data is not None:
+        check_pictures(data)

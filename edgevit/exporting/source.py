@@ -14,6 +14,7 @@ from typing import Protocol
 import onnx_ir as ir
 from torch import Tensor
 
+from edgevit.exporting.gates import HEAD_OPERATORS, OPERATORS
 from edgevit.exporting.graph import save_graph, trace
 from edgevit.exporting.halving import convert
 from edgevit.exporting.images import Subject, data_record, subject_of
@@ -159,8 +160,8 @@ class ModelSource:
         return tuple(dims.fusable for dims in self.dims)
 
     @property
-    def operators(self) -> None:
-        return None
+    def operators(self) -> frozenset[str] | None:
+        return OPERATORS | HEAD_OPERATORS if self.model.spec.builder else None
 
     def predictor(self, device: str) -> Predict:
         target = find_device(device)

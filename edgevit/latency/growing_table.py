@@ -11,7 +11,6 @@ from edgevit.errors import CostTableError
 from edgevit.latency.request import MeetRequest
 from edgevit.latency.table import measured_table
 from edgevit.latency.target import MeasurementTarget, probe
-from edgevit.network.families import name_of
 from edgevit.network.network import Network
 from edgevit.progress import Progress
 from edgevit.records.model import BlockDims
@@ -58,7 +57,7 @@ class GrowingTable:
     def _checked(self, table: CostTable) -> CostTable:
         """Make sure that a table belongs to this base and this target."""
         geometry, dims = self.network.geometry, list(self.network.dims)
-        table.check(name_of(self.network.family), dims, geometry, self.policy)
+        table.check(self.network.family_name, dims, geometry, self.policy)
         if table.origin is None:
             raise CostTableError(
                 "cost table: it does not say where it was measured, so no figure can be set against it; leave it out"

@@ -22,7 +22,7 @@ from edgevit.derivation.problem import Stopwatch
 from edgevit.derivation.session.base_check import check_opened
 from edgevit.derivation.session.derive import Derivation
 from edgevit.derivation.session.derive import run as derive
-from edgevit.derivation.session.opening import open_features, open_for
+from edgevit.derivation.session.opening import open_for, open_without_labels
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.errors import (
     BudgetError,
@@ -83,7 +83,7 @@ def open_costs(request: MeetRequest, progress: Progress) -> GrowingTable:
     on_its_base = request.on_its_base()
     assert on_its_base.base is not None
     network = network_without_weights(on_its_base.base, request.model_args, checkpoint=request.checkpoint)
-    if request.puts_out_features:
+    if request.output == "features":
         network = with_features(network)
     _refuse_method(on_its_base, network)
     _check_base(on_its_base, progress)
@@ -109,11 +109,11 @@ def _check_base(request: MeetRequest, progress: Progress) -> None:
         return
     assert request.base is not None
     network = open_network(request.base, **request.opening(), progress=progress)
-    if request.puts_out_features:
-        open_features(network, request, progress)
-    else:
+    if request.puts_out_classes:
         task = open_task_for(network, request, progress)
         check_opened(open_for(network, request, request.head, task, progress), request, progress)
+    else:
+        open_without_labels(network, request, progress)
     close_compute()
 
 

@@ -23,7 +23,6 @@ from edgevit.latency.stacks import Stack, whole_blocks
 from edgevit.latency.store import Store
 from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
-from edgevit.network.families import name_of
 from edgevit.network.network import Network
 from edgevit.progress import Progress, Silent
 
@@ -178,7 +177,7 @@ def _key(network: Network, origin: Origin, runtime: str | None = None) -> dict[s
     geometry = network.geometry
     layer = network.block_modules[whole_blocks(network)[0]]
     return {
-        "family": name_of(network.family),
+        "family": network.family_name,
         "input": list(network.input_size),
         **{name: getattr(geometry, name) for name in ("embed", "tokens", "patch_values")},
         "modules": [type(module).__name__ for module in layer.modules()],
@@ -195,7 +194,7 @@ def _table(network: Network, origin: Origin, fits: Mapping[Measured, FittedTable
         "origin": origin.model_dump(mode="json", exclude_none=True),
         "noise": fits["ms"].base.noise,
         "base": {
-            "family": name_of(network.family),
+            "family": network.family_name,
             **{name: getattr(geometry, name) for name in ("embed", "tokens", "patch_values")},
             "depth": len(dims),
             "blocks": [block.sizes for block in (dims if len(set(dims)) > 1 else dims[:1])],

@@ -30,9 +30,10 @@ from torch import Tensor, nn
 
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
 from edgevit.network.arguments import check_arguments
-from edgevit.network.builder import built, is_builder
+from edgevit.network.builder import Builder, builder_parts, built, is_builder, refuse_unknown
 from edgevit.network.copies import shape_copy, without_values
-from edgevit.network.families import Interchange, family_like, family_names, load_family, name_of
+from edgevit.network.dense import DenseFamily, within
+from edgevit.network.families import Interchange, family_like, family_names, load_family
 from edgevit.network.network import Network
 from edgevit.network.output import output_of
 from edgevit.network.prediction import Picture, Prediction, predictions_of, rgb_images
@@ -41,7 +42,7 @@ from edgevit.network.weights import FOREIGN, Weights, fill_network, first_line, 
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import Progress, Silent
 from edgevit.records.belonging import file_fault
-from edgevit.records.model import BaseFacts, Head, ModelSpec, TargetClass
+from edgevit.records.model import BaseFacts, BuilderFacts, Head, ModelSpec, TargetClass
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.reading import Reading, reading_settings, transform_settings
 from edgevit.records.release import CONFIG, PROCESSOR, ReleaseFacts, is_release, read_release, weights_of
@@ -88,8 +89,9 @@ class Model(Network):
             ModelError: a logit is not finite.
         """
         check_number("batch_size", batch_size, COUNT, "try 32")
-        if self.spec.output_kind == "features":
-            raise UnsupportedModelError("this model puts out features: call it on images that `transform` prepared")
+        if (kind := self.spec.output_kind) != "logits":
+            noun = "features" if kind == "features" else "maps"
+            raise UnsupportedModelError(f"this model puts out {noun}: call it on images that `transform` prepared")
         if not self.classes:
             raise UnsupportedModelError(
                 "this base has no class names; write it with `edgevit base ... --base-classes FILE`"
@@ -126,7 +128,7 @@ def tensors_sha256(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         value = state[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(value.view(torch.uint8).numpy().data if value.numel() else b"")
+        digest.update(value.flatten().view(torch.uint8).numpy().data if value.numel() else b"")
     return digest.hexdigest()
 
 
@@ -195,7 +197,9 @@ def _no_pretrained(name: str, reason: str) -> CheckpointError:
 def _preprocessing(network: Network, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The preprocessing of the base, as resolved by timm, with overrides."""
     settings_in = {**overrides, "input_size": network.input_size}
-    config = resolve_data_config(settings_in, model=network.module, use_test_size=True)
+    family, module = network.family, network.module
+    described = family.inside(module) if isinstance(family, DenseFamily) else module
+    config = resolve_data_config(settings_in, model=described, use_test_size=True)
     settings = {key: list(v) if isinstance(v := config[key], tuple) else v for key in PREPROCESSING_KEYS}
     return {**settings, **reading_settings(overrides)}
 
@@ -332,7 +336,7 @@ def _open(
     if Path(base).is_dir():
         model = load(base)
         spec = model.spec
-        if not spec.outputs:
+        if spec.output_kind == "features" and not spec.outputs:
             return Headless(model, spec.timm_name, spec.timm_args, {**spec.preprocessing, **overrides})
         # It is its own base now.
         sha256 = tensors_sha256(model.state_dict())
@@ -353,7 +357,7 @@ def _built_folder(base: str | Path, checkpoint: str | Path | None) -> Path:
     from edgevit.network.from_module import path_of
 
     module = built(base, None if checkpoint is None else weights_of(Path(checkpoint)))
-    folder: Path = path_of(module, str(base))
+    folder: Path = path_of(module, str(base), builder_parts(base))
     return folder
 
 
@@ -539,12 +543,15 @@ def describe(
     outputs = heads[0].out_features if heads else 0
     blocks = network.dims
     geometry, params = network.geometry, sum(p.numel() for p in network.parameters())
-    state = tensors_sha256(network.state_dict())
+    state, family = tensors_sha256(network.state_dict()), network.family
+    builder = None
+    if isinstance(family, DenseFamily):
+        builder = BuilderFacts(family.builder.function, family.path, family.builder.sha256)
     base = BaseFacts(state, blocks, geometry.macs(blocks), params, outputs, geometry.embed)
     spec = ModelSpec(
         timm_name=timm_name,
         timm_args={**timm_args, "num_classes": outputs},
-        family=name_of(network.family),
+        family=network.family_name,
         blocks=blocks,
         head="full",
         classes=(),
@@ -552,12 +559,18 @@ def describe(
         macs=base.macs,
         params=params,
         base=base,
+        output="values" if builder else None,
+        builder=builder,
     )
     return Model(network.eval(), spec)
 
 
-def load(folder: str | Path) -> Model:
+def load(folder: str | Path, *, run_code: bool = False) -> Model:
     """Read a model folder.
+
+    Args:
+        run_code: run the file by which a network with a head of the user's is made, although it has not been a base on
+            this machine; it may do whatever a program may.
 
     Raises:
         CheckpointError: a file is missing, altered (wrong hash) or of another schema.
@@ -571,17 +584,20 @@ def load(folder: str | Path) -> Model:
     if fault := file_fault(files.weights_file, document.weights_sha256, files.spec_file):
         raise CheckpointError(f"{fault}; copy the folder again, or derive it again")
     try:
-        with without_values():
-            network = Network(_create(spec.timm_name, spec.timm_args, prefix="timm_args."))
+        if spec.builder is not None:
+            network = _made_again(files, spec.builder, run_code)
+        else:
+            with without_values():
+                network = Network(_create(spec.timm_name, spec.timm_args, prefix="timm_args."))
     except (OptionError, UnknownNameError, UnsupportedModelError) as error:
         raise CheckpointError(f"{files.spec_file} contradicts the model: {error}") from error
     with reading(files.weights_file):
         state = load_file(files.weights_file)
     depth = len(network.read())
-    if name_of(network.family) != spec.family or len(spec.blocks) != depth:
+    if network.family_name != spec.family or len(spec.blocks) != depth:
         raise CheckpointError(
             f"{files.spec_file} describes {len(spec.blocks)} blocks of family {spec.family}, and {spec.timm_name} has "
-            f"{depth} of {name_of(network.family)}; copy the folder again, or derive it again"
+            f"{depth} of {network.family_name}; copy the folder again, or derive it again"
         )
     network.resize(spec.blocks, state)
     fill_network(network, state, files.weights_file, str(folder))
@@ -591,6 +607,23 @@ def load(folder: str | Path) -> Model:
     except OptionError as error:
         raise CheckpointError(f"{files.spec_file} contradicts the model: {error}") from error
     return Model(network.eval(), spec)
+
+
+def _made_again(files: ModelFolder, facts: BuilderFacts, run_code: bool) -> Network:
+    """The network that the file in a folder makes, with undefined weights.
+
+    Raises:
+        CheckpointError: it is missing, was altered, or may not be run.
+        UnsupportedModelError: it makes another network.
+    """
+    file = files.builder_file
+    if fault := file_fault(file, facts.sha256, files.spec_file):
+        raise CheckpointError(f"{fault}; copy the folder again, or derive it again")
+    if not run_code:
+        refuse_unknown(file, facts.sha256, facts.function)
+    builder = Builder.at(file, facts.function)
+    module = built(f"{file}:{facts.function}", None).eval()
+    return Network(module, within(module, facts.network, builder))
 
 
 def _check_described(network: Network, spec: ModelSpec, file: Path) -> None:
@@ -625,13 +658,15 @@ def save(model: Model, folder: Path, *, overwrite: bool = False, **records: Any)
         state = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
         save_file(state, files.weights_file, metadata={"format": "pt"})
         files.weights_file.chmod(0o644)  # safetensors makes it private
+        if isinstance(family := model.family, DenseFamily):
+            files.builder_file.write_bytes(family.builder.code)
         files.write(model.spec, **records)
 
 
 def derived_spec(base: ModelSpec, network: Network, head: Head, classes: tuple[TargetClass, ...]) -> ModelSpec:
     """Describe a network that was derived from `base`."""
     blocks = network.dims
-    outputs = network.classifiers[0].out_features
+    outputs = 0 if base.builder else network.classifiers[0].out_features
     geometry = network.geometry
     changed = network.timm_arguments(len(base.blocks), base.base.embed or geometry.embed)
     spec = ModelSpec(
@@ -646,5 +681,6 @@ def derived_spec(base: ModelSpec, network: Network, head: Head, classes: tuple[T
         params=sum(p.numel() for p in network.parameters()),
         base=BaseFacts(base.base.weights_sha256, base.blocks, base.macs, base.params, base.outputs, base.base.embed),
         output=base.output,
+        builder=base.builder,
     )
     return spec

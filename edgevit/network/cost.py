@@ -139,6 +139,7 @@ class Geometry:
     classifier_heads: int  # 2 for a model with a distillation token
     other_params: int  # outside blocks and classifier
     sites: tuple[Site, ...] = ()  # of the model; empty: nothing is frozen
+    head_macs: int = 0  # of a head that is no classifier
 
     @property
     def embed(self) -> int:
@@ -197,7 +198,8 @@ class Geometry:
         if quantity == "params":
             return self.other_params + self.outputs * (self.embed + 1)
         first, merging = self.stages[0].embed, sum(stage.merging for stage in self.stages)
-        return self.patches * self.patch_values * first + merging + (self.outputs + 1) * self.embed
+        of_head = self.head_macs + (self.outputs + 1) * self.embed
+        return self.patches * self.patch_values * first + merging + of_head
 
     def fixed(self, blocks: Sequence[BlockDims], quantity: Quantity) -> int:
         """Cost that does not depend on the sizes of the sites of these blocks."""

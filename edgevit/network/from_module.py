@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +18,18 @@ from timm.data import resolve_data_config
 from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
-from edgevit.network.checkpoint import PREPROCESSING_KEYS, Model, open_network, tensors_sha256
-from edgevit.network.families import Family, family_names, load_family
+from edgevit.network.builder import Builder
+from edgevit.network.checkpoint import (
+    PREPROCESSING_KEYS,
+    Model,
+    describe,
+    load,
+    open_network,
+    save,
+    tensors_sha256,
+)
+from edgevit.network.dense import within
+from edgevit.network.families import Family, architecture, family_names, load_family
 from edgevit.network.network import Network
 from edgevit.records.release import CONFIG, NAMES
 from edgevit.records.writing import cache_folder, new_folder
@@ -24,10 +37,14 @@ from edgevit.records.writing import cache_folder, new_folder
 TOLERANCE = 1e-3  # of outputs, relative to the largest: the kernels of two devices differ by less
 
 
-def path_of(base: Any, function: str) -> Any:
+def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -> Any:
     """The folder of a module's weights, written to the user's cache; anything but a module is returned unchanged.
 
-    A module of edgevit, of timm, or one whose outputs are those of the single such network in it.
+    A module of edgevit, of timm, one whose outputs are those of the single such network in it, or a head behind such a
+    network, which puts out a map; for that one, the folder keeps the file that makes the module.
+
+    Args:
+        builder: the file and the function of it that made the module; None: its class made it.
 
     Raises:
         UnsupportedModelError: it has no network of a supported family, or several, or its outputs are not those of the
@@ -38,16 +55,20 @@ def path_of(base: Any, function: str) -> Any:
         raise TypeError(f"{function} takes a module, and was given the class {base.__name__}; give {base.__name__}()")
     if not isinstance(base, nn.Module):
         return base
+    if isinstance(base, Model) and base.spec.builder is not None:
+        return _cached(base)
     inner, family = _network_in(base)
     adopted = Network(family.interchange.adopted(copy.deepcopy(inner)))
     with _evaluating(base), torch.inference_mode():
         images = torch.rand(2, *adopted.input_size, generator=torch.Generator().manual_seed(0))
         images = images.to(next(base.parameters()))
         expected = base(images)
+        if isinstance(expected, Tensor) and expected.ndim == 4:
+            return _dense_folder(base, inner, images, builder)
         if not isinstance(expected, Tensor) or (base is not inner and not torch.equal(expected, inner(images))):
             raise UnsupportedModelError(
                 f"the outputs of this {type(base).__name__} are not those of the {type(inner).__name__} in it; give "
-                f"the {type(inner).__name__} alone"
+                f"the {type(inner).__name__} alone, or return one map [images, channels, height, width]"
             )
     state = {name: value.detach().cpu().contiguous() for name, value in inner.state_dict().items()}
     config = _config(inner, adopted, state)
@@ -68,6 +89,63 @@ def path_of(base: Any, function: str) -> Any:
             f"{config['model_args']}: its outputs differ; give timm's name, and its weights with checkpoint=FILE"
         )
     return folder
+
+
+def _dense_folder(module: nn.Module, inner: nn.Module, images: Tensor, place: tuple[Path, str] | None) -> Path:
+    """Write the model folder of a module with a head of the user's to the cache.
+
+    Raises:
+        UnsupportedModelError: it cannot be made again, or not be cut.
+    """
+    names = [name for name, part in module.named_modules() if part is inner]
+    if names == [""]:
+        raise UnsupportedModelError(
+            f"this {type(module).__name__} is a {type(inner).__name__} itself; make that an attribute of the module "
+            "with the head"
+        )
+    builder = Builder.at(*(place or _file_of_class(module)))
+    module = copy.deepcopy(module).eval()
+    family = within(module, names[0], builder, images)
+    name = architecture(family.inside(module))
+    model = describe(Network(module, family), name, {})
+    folder = _cached(model)
+    with torch.inference_mode():
+        expected, actual = (network(images.cpu()) for network in (model.cpu(), load(folder)))
+    if not torch.allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE * float(expected.abs().max())):
+        shutil.rmtree(folder)
+        raise UnsupportedModelError(
+            f"{builder.function} makes a module that has another output with the same weights; it is to make the same "
+            "module each time, and to keep what it needs among its weights"
+        )
+    return folder
+
+
+def _cached(model: Model) -> Path:
+    """The folder in the cache of a model with a head of the user's."""
+    described = hashlib.sha256(f"{tensors_sha256(model.state_dict())} {model.spec}".encode()).hexdigest()
+    folder = cache_folder("modules") / described[:16]
+    if not folder.is_dir():
+        save(model, folder)
+    return folder
+
+
+def _file_of_class(module: nn.Module) -> tuple[Path, str]:
+    """The file of a module's class.
+
+    Raises:
+        UnsupportedModelError: it is not in a file, or needs arguments.
+    """
+    kind, hint = type(module), "give FILE.py:FUNCTION, and its weights with checkpoint=FILE"
+    try:
+        file = Path(inspect.getfile(kind))
+        inspect.signature(kind).bind()
+    except (TypeError, OSError) as error:
+        raise UnsupportedModelError(
+            f"{kind.__name__} cannot be made again from its file alone ({error}); {hint}"
+        ) from error
+    if "." in kind.__qualname__ or not file.is_file():
+        raise UnsupportedModelError(f"{kind.__name__} is not defined at the top of a file; {hint}")
+    return file, kind.__name__
 
 
 @contextmanager
@@ -109,16 +187,16 @@ def _network_in(module: nn.Module) -> tuple[nn.Module, Family]:
 
 def _config(module: Any, network: Network, state: dict[str, Tensor]) -> dict[str, Any]:
     """The content of config.json, as timm writes it: name, arguments that shapes do not say, and preprocessing."""
-    architecture = (getattr(module, "default_cfg", None) or {}).get("architecture")
-    architecture = architecture or network.family.interchange.guessed_name(state)
-    if architecture is None:
+    name = (getattr(module, "default_cfg", None) or {}).get("architecture")
+    name = name or network.family.interchange.guessed_name(state)
+    if name is None:
         raise UnsupportedModelError(
             f"timm's name of this {type(module).__name__} is not known; give it, and the weights with checkpoint=FILE"
         )
     ends = network.ends
     settings = resolve_data_config({"input_size": ends.input_size}, model=module)
     return {
-        "architecture": architecture,
+        "architecture": name,
         "num_classes": ends.classifiers[0].out_features if ends.classifiers else 0,
         "model_args": network.family.interchange.stated_arguments(module),
         "pretrained_cfg": {key: settings[key] for key in PREPROCESSING_KEYS},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,9 +14,10 @@ from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import Block, BlockDims, Decoder
 from edgevit.network.copies import shape_copy
 from edgevit.network.cost import Geometry
+from edgevit.network.dense import DenseFamily
 from edgevit.network.families import Family, architecture, family_like, load_family, name_of
 from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, SoftGates
-from edgevit.network.output import Features, Logits, Output, columns_of
+from edgevit.network.output import Features, Logits, Map, Output, columns_of
 
 # Called for a block when it runs: [B, N], added to the logits of the tokens; None: equal weights.
 LogWeights = Callable[[int], Tensor | None]
@@ -36,7 +38,7 @@ class Network(nn.Module):
     def __init__(self, module: nn.Module, family: Family | None = None, output: Output | None = None) -> None:
         super().__init__()
         if isinstance(module, Network):
-            module = module.module
+            family, module = family or module.family, module.module
         if family is None:
             family = family_like(module)
             family.check(module)
@@ -66,10 +68,12 @@ class Network(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # The family is a Python module, which cannot be pickled.
-        return {**self.__dict__, "family": name_of(self.family), "_narrowed": None}
+        family = name_of(self.family) if isinstance(self.family, ModuleType) else self.family
+        return {**self.__dict__, "family": family, "_narrowed": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, family=load_family(state["family"]))
+        family = state["family"]
+        self.__dict__.update(state, family=load_family(family) if isinstance(family, str) else family)
 
     @property
     def training(self) -> bool:
@@ -80,10 +84,25 @@ class Network(nn.Module):
     def training(self, mode: bool) -> None:
         """Nothing: `train` sets the mode of the module, too."""
 
+    def train(self, mode: bool = True) -> Network:
+        """Set the mode, except that batch norms of a head keep their statistics: a few batches have others."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        return self
+
+    @property
+    def family_name(self) -> str:
+        """The name of its family; of a network with a head of the user's, that of the network in it."""
+        return self.family.family_name if isinstance(self.family, DenseFamily) else name_of(self.family)
+
     # -- output
 
     def _usual_output(self) -> Output:
-        """Logits that all count, or features without a classifier."""
+        """Logits that all count, or features without a classifier, or a map of a head of the user's."""
+        if isinstance(self.family, DenseFamily):
+            return Map("values")
         heads = self.family.ends(self.module).classifiers
         return Logits(tuple(range(heads[0].out_features))) if heads else Features()
 
@@ -228,6 +247,12 @@ class Network(nn.Module):
         """The logits [B, C] for the tokens after the last block."""
         return self.family.answers(self.module, tokens)
 
+    def outputs_after(self, after: Sequence[Tensor], images: Tensor) -> Tensor:
+        """The outputs [B, ...] for the tokens after each block, and the images: a dense head may read all of them."""
+        if isinstance(self.family, DenseFamily):
+            return self.family.outputs_after(self.module, after, images)
+        return self.answers(after[-1])
+
     def of_one_size(self) -> AbstractContextManager[None]:
         """Fix the input size of the network within this context, as in an exported file."""
         return self.family.of_one_size(self.module)
@@ -266,8 +291,10 @@ class Network(nn.Module):
             depth: number of blocks of the base.
             embed: width of the embedding of the base.
         """
+        if isinstance(self.family, DenseFamily):
+            return {}
         return self.family.interchange.timm_arguments(self.module, depth, embed)
 
     def plain_loader(self) -> str | None:
         """Lines of Python that create the module with torch and timm only; None: timm has no such modules."""
-        return self.family.interchange.plain_loader(self.module)
+        return None if isinstance(self.family, DenseFamily) else self.family.interchange.plain_loader(self.module)

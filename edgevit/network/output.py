@@ -146,15 +146,16 @@ class Features:
 class Map:
     """A map [B, C, H, W]: logits of foreground (C = 1) or of classes at each pixel, or values.
 
-    Targets are maps [B, H, W] of classes or of foreground, or [B, C, H, W] of values.
+    Values differ in units of `scale`. Targets are maps [B, H, W] of classes or foreground, or [B, C, H, W] of values.
     """
 
-    noun: ClassVar[str] = "pixels"
+    noun: ClassVar[str] = "maps"
 
     kind: Literal["foreground", "classes", "values"]
+    scale: Tensor | None = None  # [C, 1, 1], the standard deviation of the values of each channel; None: ones
 
     def of(self, outputs: Tensor) -> Tensor:
-        return outputs
+        return outputs if self.scale is None else outputs / self.scale.to(outputs)
 
     def draws(self, outputs: Tensor, images: int, seed: int) -> Tensor:
         return random_signs((images, *outputs.shape[1:]), seed)
@@ -168,13 +169,13 @@ class Map:
         if self.kind == "foreground":
             p = outputs.detach().sigmoid()
             signs = signs * (p * (1 - p)).sqrt()
-        probe = (outputs * signs).sum() / outputs[0].numel() ** 0.5
+        probe = (self.of(outputs) * signs).sum() / outputs[0].numel() ** 0.5
         return probe
 
     def divergence(self, reference: Tensor, outputs: Tensor) -> Tensor:
         """The mean over the pixels: of KL(reference || outputs), or of half the squared error."""
         if self.kind == "values":
-            return (outputs - reference).square().flatten(1).mean(1) / 2
+            return (self.of(outputs) - self.of(reference)).square().flatten(1).mean(1) / 2
         if self.kind == "classes":
             p, q = reference.log_softmax(1), outputs.log_softmax(1)
             return F.kl_div(q, p, log_target=True, reduction="none").sum(1).flatten(1).mean(1)
@@ -186,11 +187,15 @@ class Map:
         return self.divergence(reference.float(), outputs.float()).mean()
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The intersection over union of the foreground, the share of right pixels, or 1 - mean absolute error."""
+        """The intersection over union of the foreground, the share of right pixels, or the overlap of values.
+
+        That is 1 - sum |x - y| / sum (|x| + |y|), whatever their unit; of values in [0, 1], Dice's coefficient.
+        """
         if self.kind == "classes":
             return (self.answers(outputs) == targets).float().flatten(1).mean(1)
         if self.kind == "values":
-            return (1 - (outputs - targets).abs().flatten(1).mean(1)).clamp_min(0)
+            apart, both = (outputs - targets).abs().flatten(1).sum(1), (outputs.abs() + targets.abs()).flatten(1).sum(1)
+            return 1 - apart / both.clamp_min(torch.finfo(both.dtype).tiny)
         chosen, target = self.answers(outputs).flatten(1), (targets > 0).flatten(1)
         overlap, union = (chosen & target).sum(1), (chosen | target).sum(1)
         return torch.where(union == 0, 1.0, overlap / union.clamp_min(1))  # right to find none where there is none
@@ -199,6 +204,12 @@ class Map:
         if self.kind == "values":
             return outputs
         return outputs.argmax(1) if self.kind == "classes" else outputs[:, 0] > 0
+
+    def shown(self, outputs: Tensor) -> Tensor:
+        """The values that an application reads: probabilities of logits."""
+        if self.kind == "values":
+            return outputs
+        return outputs.softmax(1) if self.kind == "classes" else outputs.sigmoid()
 
 
 def output_of(kind: OutputKind, columns: Sequence[int]) -> Output:

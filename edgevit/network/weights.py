@@ -282,4 +282,4 @@ def fill_network(network: nn.Module, state: Mapping[str, Tensor], path: Path, na
                 f"{path}: {key} has {count} values of {value.numel()} that are NaN or infinite; take weights from "
                 "before the training went wrong, or derive the model again"
             )
-    network.load_state_dict({k: v.to(torch.float32) for k, v in state.items()}, assign=True)
+    network.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in state.items()}, assign=True)

@@ -318,6 +318,23 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class MapRecord:
+    """How near the maps of a derived model are to those of its base, on held-out images."""
+
+    images: Index
+    divergence: Annotated[float, Field(ge=0)]  # mean over pixels and images, as in network/output.py
+    agreement: Share  # the score with the base's maps as targets: IoU of foreground, right pixels, or overlap of values
+    error: Annotated[float, Field(ge=0)]  # mean absolute error of values, or of probabilities
+
+    def format(self) -> str:
+        """Describe it as a part of a sentence."""
+        return (
+            f"{self.agreement:.1%} agreement with the base's on {self.images} test images (mean absolute error "
+            f"{self.error:.3g})"
+        )
+
+
+@dataclass(frozen=True)
 class FittedHead:
     """The classifier that was fitted to a base without one: see edgevit/derivation/solve/head.py."""
 
@@ -365,7 +382,8 @@ class DerivationRecord:
     weights_sha256: Sha256 | None = field(default=None, compare=False)
     job: Sha256 | None = None  # of the job in a jobs file; None: not of a jobs file
     answers: dict[JudgedPart, PartAnswers] | None = None  # by part; None: a slice without images
-    similarity: SimilarityRecord | None = None  # of features; None: the model puts out classes
+    similarity: SimilarityRecord | None = None  # of features; None: the model puts out others
+    map: MapRecord | None = None  # of maps; None: the model puts out others
 
     def format_method(self) -> str:
         """Name the method, after the fine-tuning of the base if it was pruned after it."""

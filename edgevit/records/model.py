@@ -154,6 +154,15 @@ class BaseFacts:
 
 
 @dataclass(frozen=True)
+class BuilderFacts:
+    """What makes the module of a network with a head of the user's: builder.py in the folder."""
+
+    function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+    network: str  # the name of the network within the module
+    sha256: Sha256  # of the file
+
+
+@dataclass(frozen=True)
 class Preprocessing:
     """timm's data config and how files are read. Used for checks: elsewhere it is a dict without default values."""
 
@@ -190,6 +199,7 @@ class ModelSpec:
     base: BaseFacts
     rejection: Rejection | None = None  # None: no image is classified as `other`
     output: OutputKind | None = None  # None: logits, or features where there is no classifier
+    builder: BuilderFacts | None = None  # of a network with a head of the user's, whose output is a map
 
     @property
     def class_names(self) -> list[str]:
@@ -211,6 +221,12 @@ class ModelSpec:
     @property
     def output_kind(self) -> OutputKind:
         return self.output or ("logits" if self.outputs else "features")
+
+    @property
+    def output_text(self) -> str:
+        """Name its output, for people."""
+        kind = self.output_kind
+        return {"logits": "classes", "features": "features", "values": "a map of values"}.get(kind, f"a map of {kind}")
 
     @property
     def class_columns(self) -> list[int]:
@@ -263,7 +279,8 @@ class ModelSpec:
             return fault
         if len(set(names)) < len(names) or len(set(self.class_columns)) < len(names):
             return "has a class twice"
-        if self.output is not None and (self.output != "features" or names):
+        maps = self.output not in (None, "logits", "features")
+        if self.output == "logits" or (self.output is not None and names) or maps != (self.builder is not None):
             return f"has the output {self.output!r} and {len(names)} classes"
         if self.head == "subset" and len(names) != outputs:
             return f"has {len(names)} classes and {outputs} outputs"

@@ -116,6 +116,10 @@ class ModelFolder:
         return self.path / names.PLAN
 
     @property
+    def builder_file(self) -> Path:
+        return self.path / names.BUILDER
+
+    @property
     def cost_table_file(self) -> Path:
         """The cost table of a measured budget."""
         return self.path / names.COST_TABLE

@@ -406,7 +406,7 @@ def _entries(models: Sequence[GatheredModel], place: LatencyPlace | None) -> Ite
     document = next(m.document for m in derived if m.document is not None)
     baselines: list[Entry] = []
     reference: list[Run] = []
-    kinds: dict[Kind, str] = {"full head": "base"} if document.output_kind == "features" else BASELINES
+    kinds: dict[Kind, str] = {"full head": "base"} if document.output_kind != "logits" else BASELINES
     for kind, title in kinds.items():
         folders = [base for base in bases if base.document is not None and HEADS.get(kind) == base.document.head]
         folders.sort(key=lambda base: -len(_runs_of(base, place)))  # each sweep has a folder of its base
@@ -482,6 +482,7 @@ def _of_model(
         file_bytes=_bytes(model, place),
         hint=None if derivation is None else hint_in(derivation),
         cosine=derivation.similarity.cosine if derivation and derivation.similarity else None,
+        agreement=derivation.map.agreement if derivation and derivation.map else None,
         **_accuracy(model, None),  # type: ignore[arg-type]
     )
     by_file: dict[str, list[Run]] = {}

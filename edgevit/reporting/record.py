@@ -27,6 +27,7 @@ class EntryRecord:
     top1: float | None = None
     images: int | None = None
     cosine: float | None = None  # of its features to the base's, the mean over test images
+    agreement: float | None = None  # of its maps with the base's, likewise
     judged: str | None = None  # what was: "torch", or the file
     validation: tuple[int, int] | None = None  # right, of so many images of the validation part
     macs: int | None = None

@@ -77,6 +77,7 @@ COLUMNS = (
     Column("model", lambda e: e.title, lambda e: e.title),
     Column("top-1", _field("top1"), lambda e: _top1(e)[0], lambda e: _top1(e)[1]),
     Column("cosine", _field("cosine"), lambda e: "-" if e.cosine is None else f"{e.cosine:.4f}"),
+    Column("like the base's", _field("agreement"), lambda e: "-" if e.agreement is None else f"{e.agreement:.1%}"),
     Column("p50 ms", _field("p50_ms"), _digits("p50_ms"), _latency_more),
     Column("of the base's", _field("ratio"), _digits("ratio"), lambda e: _between(e.ratio_low, e.ratio_high)),
     Column("p99 ms", _field("p99_ms"), _digits("p99_ms")),
@@ -114,6 +115,8 @@ def heading(panel: Panel) -> str:
         return none_reaching(panel)
     if panel.is_of_features:
         return "Smaller backbones, and how like their base's the features are"
+    if any(entry.agreement is not None for entry in panel.models):
+        return "Smaller networks, and how like their base's the maps are"
     return "How accurate these models are is not known"
 
 
@@ -179,6 +182,8 @@ def _recommendation(panel: Panel) -> str:
                 "Features have no accuracy: `edgevit evaluate MODEL --data IMAGES --probe knn,linear` tells what they "
                 "are worth on labelled images."
             )
+        if best is None and any(entry.agreement is not None for entry in panel.models):
+            return "Maps are judged against their base's, on the test images of the derivation."
         if best is None:
             return "Derive models with --data and --classes, so that they are judged on test images."
         of_base = None if panel.reference is None else panel.reference.on(panel.part)

@@ -140,7 +140,7 @@ def test_files_of_a_dense_network_are_judged_by_its_map(tmp_path: Path) -> None:
         form = {"batch": "dynamic", "opset": 20, "precision": precision}
         write_onnx(network, path, input_size=(3, 32, 32), metadata={"output": '"classes"'}, **form)
         files[precision] = OnnxModel(path)
-        assert (files[precision].output.name, files[precision].output.shape[1:]) == ("pixels", [3, 4, 4])
+        assert (files[precision].output.name, files[precision].output.shape[1:]) == ("maps", [3, 4, 4])
     images = next(iter(judging.split.batches(4)))[0]
     with torch.inference_mode():
         parity = check_parity(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import edgevit
-from edgevit.derivation.session.features import features_model
+from edgevit.derivation.session.features import unlabelled_model
 from edgevit.errors import ModelError, OptionError
 from edgevit.exporting.probes import Labelled, knn, linear, read_features
 from edgevit.network.checkpoint import Headless, open_network, save
@@ -70,7 +70,7 @@ def backbone(digits_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
     )
     assert not isinstance(base, Headless)
     folder = tmp_path_factory.mktemp("backbone") / "base"
-    save(features_model(base), folder)
+    save(unlabelled_model(base, "features"), folder)
     return folder
 
 

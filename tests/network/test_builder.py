@@ -68,7 +68,7 @@ def test_a_built_module_with_a_checkpoint_is_the_network_of_that_checkpoint(file
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        ("nothing", "defines build, text, broken, convolutions, and not nothing"),
+        ("nothing", "defines Wrapped, build, text, broken, convolutions, and not nothing"),
         ("text", "returns a str, expected a torch.nn.Module"),
         ("broken", "raised ValueError: no such size"),
     ],

@@ -120,11 +120,11 @@ def test_a_map_without_foreground_that_is_found_to_have_none_is_right() -> None:
     assert nothing.tolist() == [1.0]
 
 
-def test_classes_score_by_the_share_of_right_pixels_and_values_by_their_error() -> None:
+def test_classes_score_by_the_share_of_right_pixels_and_values_by_their_overlap() -> None:
     z = torch.tensor([[[[1.0, 0.0]], [[0.0, 2.0]], [[0.5, 3.0]]]])  # two pixels of three classes: 0 and 2
     assert Map("classes").score(z, torch.tensor([[[0, 1]]])).tolist() == [0.5]
     values = torch.tensor([[[[0.0, 0.5]]], [[[1.0, 1.0]]]])
-    torch.testing.assert_close(Map("values").score(values, torch.ones(2, 1, 1, 2)), torch.tensor([0.25, 1.0]))
+    torch.testing.assert_close(Map("values").score(values, torch.ones(2, 1, 1, 2)), torch.tensor([0.4, 1.0]))
     torch.testing.assert_close(
         Map("values").divergence(torch.ones(2, 1, 1, 2), values), torch.tensor([1.25 / 2 / 2, 0.0])
     )

@@ -23,7 +23,7 @@ from edgevit.data.splitting import Splitting
 from edgevit.derivation.request import BaseRequest
 from edgevit.derivation.session.base_check import check_opened
 from edgevit.derivation.session.card import base_card
-from edgevit.derivation.session.features import features_model
+from edgevit.derivation.session.features import unlabelled_model
 from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.opening import Opened, open_for
 from edgevit.derivation.solve.head import open_task_for
@@ -66,8 +66,11 @@ def run(request: BaseRequest, progress: Progress | None = None) -> Model:
     opened = open_network(request.name, **request.opening(), progress=progress)
     head: FittedHead | None = None
     hint: str | None = None
-    if request.output == "features":
-        model = features_model(opened)
+    output = (
+        "map" if request.output == "classes" and isinstance(opened, Model) and opened.spec.builder else request.output
+    )
+    if output != "classes":
+        model = unlabelled_model(opened, output)
     elif isinstance(opened, Headless) and request.data is request.classes is request.base_classes is None:
         progress.note(f"{opened.timm_name} has no classifier: its outputs are features; to fit one give --data")
         model = opened.described()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgevit.data.neighbours import hint_in
 from edgevit.data.shares import share_text
-from edgevit.records.derivation import AccuracyRecord, DerivationRecord, RejectedRecord, SimilarityRecord
+from edgevit.records.derivation import AccuracyRecord, DerivationRecord, MapRecord, RejectedRecord, SimilarityRecord
 from edgevit.records.model import ModelSpec, Rejection
 from edgevit.records.reading import READING, reading_settings
 from edgevit.text import format_count
@@ -143,6 +143,8 @@ def model_card(name: str, spec: ModelSpec, record: DerivationRecord, loader: str
     """The README of a derived model."""
     if record.similarity is not None:
         return _features_card(name, spec, record, record.similarity, loader)
+    if record.map is not None:
+        return _map_card(name, spec, record, record.map)
     accuracy, measured = record.accuracy, record.accuracy.derived
     rows = [
         ("base, full head", accuracy.base_full_head, spec.base.macs, spec.base.params),
@@ -219,6 +221,34 @@ Its {spec.outputs} features of an image are meant to be those of its base, and h
 `edgevit evaluate {name} --data IMAGES --probe knn,linear` tells what they are worth on labelled images."""
 
 
+_BUILDER = """
+To open this folder is to run `builder.py`, which makes the network. Where it has not been run before, read it, and
+allow it once with `edgevit.load(".", run_code=True)`.
+"""
+
+
+def _map_card(name: str, spec: ModelSpec, record: DerivationRecord, likeness: MapRecord) -> str:
+    """The README of a derived model with a head of the user's."""
+    assert spec.builder is not None
+    return f"""# {name}
+
+{spec.timm_name} with a head, as `{spec.builder.function}` in `builder.py` makes them, {100 * spec.rate:.1f} % of their
+multiply-accumulates removed with `{record.method}` from `{spec.builder.network}`. The head is as it was.
+The output is {spec.output_text} ({_KINDS[spec.output_kind]}), with {likeness.format()}.
+
+| | MACs | parameters |
+|---|---|---|
+| base | {format_count(spec.base.macs)} | {format_count(spec.base.params)} |
+| **this model** | {format_count(spec.macs)} | {format_count(spec.params)} |
+
+{_input(spec)} `derivation.json` says how it was made: {record.format_training()}.
+
+## Compute the map of an image
+
+{_OUTPUTS.format(name="maps")}{_BUILDER}"""
+
+
+_KINDS = {"foreground": "logits of one channel", "classes": "logits of each class", "values": "as the head gives them"}
 _NAMELESS = f"""Written with `--base-classes FILE` or `--data`, this folder would know the names of its classes, too.
 
 {_OUTPUTS.format(name="logits")}"""
@@ -235,10 +265,18 @@ def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None =
     count = "all" if outputs == spec.base.outputs else f"{outputs} of its"
     names = f": {_classes(spec)}" if spec.classes else ", whose names are not known"
     features = spec.output_kind == "features"
-    kept = "without a classifier" if features else f"with {count} {spec.base.outputs} outputs{names}"
+    kept = (
+        "without a classifier"
+        if features
+        else f"with {spec.output_text}"
+        if spec.builder
+        else f"with {count} {spec.base.outputs} outputs{names}"
+    )
     use, code = "Classify an image", _classify(spec, loader) if spec.classes else _NAMELESS
     if features:
         use, code = "Compute the features of an image", _OUTPUTS.format(name="features")
+    if spec.builder is not None:
+        use, code = "Compute the map of an image", _OUTPUTS.format(name="maps") + _BUILDER
     fitted = "" if head is None else f"\nIt was given {head}.\n"
     return f"""# {name}
 

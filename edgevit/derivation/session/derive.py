@@ -22,12 +22,12 @@ from edgevit.derivation.problem import Problem
 from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.session.baselines import NO_IMAGES, evaluate_base, evaluate_derived
 from edgevit.derivation.session.card import model_card
-from edgevit.derivation.session.features import measure_similarity
+from edgevit.derivation.session.features import measure_likeness
 from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.opening import (
     known_classes,
-    open_features,
     open_for,
+    open_without_labels,
     resumable,
     unfinished,
     write_model,
@@ -125,8 +125,8 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
     if isinstance(base, Model):
         method.check_base(base, config, request)
     rejection = None
-    if request.puts_out_features:
-        opened = open_features(base, request, progress)
+    if not request.puts_out_classes:
+        opened = open_without_labels(base, request, progress)
         training = replace(training, teacher_weight=1.0)  # there are no labels
     else:
         task, rejection = _open_images(base, request, progress)
@@ -183,10 +183,10 @@ def _open_images(
 def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
     """Measure the baselines, run the method, evaluate its network, and write the model folder."""
     request, opened, task = resolved.request, resolved.opened, problem.task
-    has_labels, similarity = task.has_images and bool(task.classes), None
+    has_labels, likeness = task.has_images and bool(task.classes), dict[str, Any]()
     torch.manual_seed(problem.training.seed)
     with resumable(problem.folder, is_main=problem.compute.is_main):
-        if request.puts_out_features:
+        if not request.puts_out_classes:
             problem.progress.note(
                 f"this derivation takes {estimate(problem, resolved.config, finetune_base=False).text()}"
             )
@@ -196,8 +196,8 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
         torch.manual_seed(problem.training.seed)  # the same random numbers whether baselines were measured or read
         derived = resolved.method.derive(start, resolved.config)
         results = NO_IMAGES if baselines is None else evaluate_derived(derived.network, baselines, resolved, problem)
-        if request.puts_out_features:
-            similarity = measure_similarity(problem.network, derived.network, task.test, problem.passes)
+        if not request.puts_out_classes:
+            likeness = measure_likeness(problem.network, derived.network, task.test, problem.passes)
     network = derived.network.cpu().eval()
     spec = derived_spec(opened.base.spec, network, opened.head, opened.task.classes)
     spec = replace(spec, rejection=results.rule)
@@ -214,7 +214,7 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
         start=start_record,
         base_training=training_record(problem.base_training) if results.accuracy.base_finetuned else None,
         facts=Facts.of(derived.facts),
-        similarity=similarity,
+        **likeness,
     )
     model, out = Model(network, spec), request.out
     earlier = () if resolved.earlier is None else resolved.earlier.steps

@@ -36,7 +36,7 @@ def as_files(base: Any, options: Mapping[str, Any], function: str, data: Any = N
     opening = {key: changed[key] for key in ("checkpoint", "pretrained", "model_args") if key in changed}
     opened = open_network(base, **({} if of_module else opening))
     settings = {**opened.preprocessing, **{key: changed[key] for key in ("mean", "std") if changed.get(key)}}
-    labelled = changed.get("output") != "features"
+    labelled = changed.get("output", "classes") == "classes"
     images = write_images(data, mean=settings["mean"], std=settings["std"], function=function, labelled=labelled)
     changed["data"] = images.folder
     if images.resized:

@@ -20,7 +20,7 @@ from edgevit.derivation.allocate.policy import Policy
 from edgevit.derivation.cache import Cache, derivations_folder
 from edgevit.derivation.problem import Problem, Stopwatch
 from edgevit.derivation.request import BaseRequest, DeriveRequest, Deriving, SupernetRequest
-from edgevit.derivation.session.features import features_model, units_sha256, with_units
+from edgevit.derivation.session.features import units_sha256, unlabelled_model, with_units
 from edgevit.derivation.solve.head import with_fitted_head
 from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError
 from edgevit.network.checkpoint import Headless, Model, save, tensors_sha256
@@ -62,6 +62,7 @@ class Opened:
             "preprocessing": self.base.preprocessing,
             "head": self.head,
             "output": self.network.output.kind,
+            **({} if self.base.spec.builder is None else {"builder": self.base.spec.builder.sha256}),
             "training": {k: v for k, v in asdict(training).items() if k not in ("device", "workers")},
         }
 
@@ -83,6 +84,7 @@ class Opened:
             "preprocessing": self.base.preprocessing,
             "head": [self.head, *self.task.base_columns],
             "units": units_sha256(self.network),
+            **({} if spec.builder is None else {"map": [self.network.output.kind, spec.builder.sha256]}),
             "device": self.passes.compute.device.type,
             "batches": [self.passes.batch_size(network, gradients=gradients) for gradients in (False, True)],
         }
@@ -110,18 +112,19 @@ def open_for(
     return Opened(str(request.base), model, fitted, task, assumed, passes, cache, head, network)
 
 
-def open_features(base: Model | Headless, request: Deriving, progress: Progress) -> Opened:
-    """Open a base, which is to put out features, and images without labels.
+def open_without_labels(base: Model | Headless, request: Deriving, progress: Progress) -> Opened:
+    """Open a base, which is to put out features or a map, and images without labels.
 
     Raises:
-        DataError: there are no images or too few, or the features are not finite, or the same for all images.
+        OptionError: the base has another output.
+        DataError: there are no images or too few, or the outputs are not finite, or the same for all images.
     """
-    base = features_model(base)
+    base = unlabelled_model(base, request.output)
     assert request.data is not None, "else the method would slice a super-network, which has a head"
     task = open_unlabelled_task(
         request.data,
         preprocessing=base.preprocessing,
-        outputs=base.spec.outputs,
+        outputs=max(base.spec.outputs, 1),  # a map has one
         validation_fraction=request.validation_fraction,
         seed=request.training.seed,
         group_by=request.group_by,

@@ -43,9 +43,11 @@ def open_task_for(
     data, classes = request.data, request.classes
     assert data is not None
     names: str | Path | Sequence[str] | None
-    if isinstance(base, Model) and base.spec.output_kind == "features":
+    if isinstance(base, Model) and base.spec.output_kind != "logits":
+        output, noun = ("map", "a map") if base.spec.builder else ("features", "features")
         raise OptionError(
-            f"{request.base} puts out features: derive from it with --output features, or for classes with --new-head"
+            f"{request.base} puts out {noun}: derive from it with --output {output}"
+            + ("" if base.spec.builder else ", or for classes with --new-head")
         )
     if isinstance(base, Model):
         outputs, names = base.spec.outputs, request.base_classes or base.spec.output_names

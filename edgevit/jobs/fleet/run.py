@@ -181,7 +181,7 @@ def refuse_impossible(derivations: Iterable[DeriveJob]) -> dict[str, int]:
         request, base, reasons[key] = derivation.request(), _base_of(derivation), ""
         refuse_training(request)
         is_measured = request.measured and request.cost_table is None
-        if is_measured or request.puts_out_features or request.supernet_folder() is not None:
+        if is_measured or not request.puts_out_classes or request.supernet_folder() is not None:
             continue  # refused by their jobs
         if base not in networks:
             assert request.base is not None

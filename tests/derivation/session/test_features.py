@@ -16,7 +16,7 @@ from small_base import ARGS, NAME, assert_same_weights, press_ctrl_c_in_step
 
 import edgevit
 from edgevit.data.task import UNLABELLED, open_task
-from edgevit.derivation.session.features import features_model, same_neighbours, with_units
+from edgevit.derivation.session.features import same_neighbours, unlabelled_model, with_units
 from edgevit.errors import DataError, Interrupted, OptionError, UnsupportedModelError
 from edgevit.network.checkpoint import describe
 from edgevit.records.model import TargetClass
@@ -168,7 +168,7 @@ def _reopened(made: Any) -> Any:
 def test_the_unit_of_each_channel_is_its_deviation(small_vit: Any, tmp_path: Path) -> None:
     from problems import untrained
 
-    base = features_model(describe(small_vit(), NAME, {}))
+    base = unlabelled_model(describe(small_vit(), NAME, {}), "features")
     task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
     problem = untrained(describe(small_vit(), NAME, {}), task, 0.5, tmp_path)
     network = with_units(base, task, problem.passes, problem.cache, {})

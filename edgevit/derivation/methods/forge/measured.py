@@ -90,20 +90,21 @@ def _measured(
     layers = network.blocks
     losses = torch.zeros(rows, len(layers), dtype=torch.float64, device=device)
 
-    def outputs(x: Tensor, start: int) -> Tensor:
-        for layer in layers[start:]:
-            x = layer.module(layer.enter(x))
-        return network.answers(x).float()
+    def outputs(batch: Tensor, after: list[Tensor]) -> Tensor:
+        for layer in layers[len(after) :]:
+            after.append(layer.module(layer.enter(after[-1])))
+        return network.outputs_after(after, batch).float()
 
     def add(batch: Tensor, _: Tensor) -> None:
-        x, before = network.first_tokens(batch), list[Tensor]()
+        x, before, after = network.first_tokens(batch), list[Tensor](), list[Tensor]()
         for layer in layers:
             before.append(layer.enter(x))
             x = layer.module(before[-1])
-        whole = outputs(x, len(layers))
+            after.append(x)
+        whole = outputs(batch, after)
         for i, x in enumerate(before):
             for row, y in enumerate(changed(i, x)):
-                losses[row, i] += network.output.divergence(whole, outputs(y, i + 1)).sum()
+                losses[row, i] += network.output.divergence(whole, outputs(batch, [*after[:i], y])).sum()
 
     problem.passes.show(network, images, add, stage="loss without each block", quick=quick)
     return (problem.compute.sum(losses) / len(images)).cpu().clamp_min(0)

@@ -360,6 +360,8 @@ def derive(problem: Problem, config: Config) -> Derived:
         plans = {name: plan_of(config, blocks, curves, c.shape, c.embed) for name, c in choices.items()}
     if choices[AS_PREDICTED].loses_little:
         config = replace(config, align=False, refit_head=False)
+    if not problem.network.ends.classifiers:  # a head of the user's stays as it is
+        config = replace(config, refit_head=False)
     curves.clear()  # the second moments, most of the memory, are not needed after the plans are made
     solved = solve(problem, config, by_token, plans)
     slim, chosen, plan = solved.network, choices[solved.name], plans[solved.name]

@@ -185,7 +185,7 @@ def show_stream(
             for _ in stream.past(layer, recompute=True):
                 pass
             stage.update(layer + 1)
-        for tokens in stream.tokens:
+        for tokens in stream.tokens if base.geometry.fixed_embed is None else ():  # for observers of the last norm
             base.answers(tokens.to(stream.device))
 
 

@@ -1,0 +1,141 @@
+"""Target maps: for each image of `images/` in a folder, the file of the same name, whatever its suffix, in `masks/`.
+
+A target is a picture of one channel: of foreground where it is brighter than half of its brightest pixel, of the
+numbers of classes (those beyond the map's classes, such as 255, are not judged), or of values from 0 to 1. Values of
+another unit are NumPy arrays [H, W] in `.npy` files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from timm.data import create_transform
+from torch import Tensor
+
+from edgevit.data.sources import open_pictures
+from edgevit.data.task import UNLABELLED, Split
+from edgevit.errors import DataError
+from edgevit.network.output import Map
+from edgevit.records.pictures import UNREADABLE, open_picture
+from edgevit.records.reading import transform_settings
+
+IMAGES, MASKS = "images", "masks"
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Images, each with the file of its target."""
+
+    images: Split
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class MapScore:
+    """How good maps are by their targets: the mean over images."""
+
+    score: float  # IoU of foreground, share of right pixels, or overlap of values
+    error: float | None  # mean absolute error of values, or of the probability of foreground; None: of classes
+
+
+def find_targets(data: str | Path | None, preprocessing: Mapping[str, Any]) -> Targets | None:
+    """Find the images and their targets in a folder; None: it has no masks.
+
+    Raises:
+        DataError: an image has no target, or several.
+    """
+    if data is None or not (Path(data) / MASKS).is_dir() or not (Path(data) / IMAGES).is_dir():
+        return None
+    masks: dict[Path, list[Path]] = {}
+    for file in sorted((Path(data) / MASKS).rglob("*")):
+        if file.is_file() and not file.name.startswith("."):
+            masks.setdefault(file.relative_to(Path(data) / MASKS).with_suffix(""), []).append(file)
+    source = open_pictures(Path(data) / IMAGES)
+    images = [r for part in source.parts for name in source.class_names for r in source.references(part, name)]
+    files = []
+    for image in map(str, images):
+        stem = Path(image).relative_to(Path(data) / IMAGES).with_suffix("")
+        of_image = masks.get(stem, [])
+        if len(of_image) != 1:
+            named = " and ".join(file.name for file in of_image) or "none"
+            raise DataError(f"{image} needs one target, {Path(data) / MASKS / stem}.png or .npy, and has {named}")
+        files += of_image
+    split = Split(source, tuple(images), (UNLABELLED,) * len(images), preprocessing)
+    return Targets(split, tuple(files))
+
+
+def _values(file: Path, output: Map) -> np.ndarray[Any, Any]:
+    """Read a target: [H, W] in fp32.
+
+    Raises:
+        DataError: it cannot be read, or not be understood.
+    """
+    try:
+        if file.suffix == ".npy":
+            values = np.load(file, allow_pickle=False)
+        else:
+            with open_picture(file) as picture:
+                values = np.asarray(picture)
+    except UNREADABLE as error:
+        raise DataError(f"cannot read {file}: {error}; replace it, or leave its image out") from error
+    if values.ndim != 2 or not (values.dtype == bool or np.issubdtype(values.dtype, np.number)):
+        raise DataError(f"{file} has the shape {list(values.shape)}, expected one number per pixel, [height, width]")
+    numbers: np.ndarray[Any, Any] = values.astype(np.float32)
+    if output.kind == "foreground":
+        numbers = (numbers > numbers.max() / 2).astype(np.float32)
+        return numbers
+    if output.kind == "classes" or file.suffix == ".npy" or values.dtype == bool:
+        return numbers
+    if values.dtype != np.uint8:
+        raise DataError(
+            f"{file} has {values.dtype} pixels, and values of a map are from 0 to 1; give a .npy file of them"
+        )
+    numbers /= 255
+    return numbers
+
+
+def read_targets(targets: Targets, output: Map, positions: range) -> Tensor:
+    """Read the targets of some images, resized and cropped as the images are: [B, H, W].
+
+    Raises:
+        DataError: one cannot be read, or is not as large as its image.
+    """
+    settings = transform_settings(targets.images.preprocessing)
+    transform: Callable[[Image.Image], Tensor] = create_transform(
+        **{**settings, "interpolation": "nearest", "mean": (0.0,), "std": (1.0,)}, is_training=False
+    )
+    read = []
+    for i in positions:
+        values, picture = _values(targets.files[i], output), targets.images.picture(i)
+        if values.shape[::-1] != picture.size:
+            sizes = " x ".join(map(str, values.shape[::-1])), " x ".join(map(str, picture.size))
+            raise DataError(f"{targets.files[i]} is {sizes[0]}, and its image {sizes[1]}; resize it to that")
+        read.append(transform(Image.fromarray(values))[0])
+    return torch.stack(read)
+
+
+def score_maps(output: Map, maps: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The scores of maps [B, C, H, W] by their targets [B, H, W], and their mean absolute errors: [B] each.
+
+    Raises:
+        DataError: they differ in size.
+    """
+    channels = maps.shape[1]
+    if maps.shape[-2:] != targets.shape[-2:] or (channels > 1 and output.kind != "classes"):
+        shape, expected = (" x ".join(map(str, sizes)) for sizes in (maps.shape[1:], targets.shape[1:]))
+        raise DataError(
+            f"the map of an image is {shape}, and its target {expected}; end the head with an interpolation to the "
+            "size of the image, and with one channel"
+        )
+    if output.kind == "classes":
+        judged = (targets >= 0) & (targets < channels)
+        right = (output.answers(maps) == targets) & judged
+        return right.flatten(1).sum(1) / judged.flatten(1).sum(1).clamp_min(1), None
+    error = (output.shown(maps)[:, 0] - targets).abs().flatten(1).mean(1)
+    return output.score(maps, targets if output.kind == "foreground" else targets[:, None]), error

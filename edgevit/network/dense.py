@@ -1,0 +1,267 @@
+"""Networks with any head behind a known network: a module of the user's, in which one attribute is that network.
+
+The network inside is cut, and the head stays as it is. So the width of the embedding, the tokens and the number of
+blocks stay, too: a head may read all tokens after any block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from edgevit.errors import UnsupportedModelError
+from edgevit.network.anatomy import Axis, Block, BlockDims, Decoder
+from edgevit.network.builder import Builder
+from edgevit.network.copies import bare_copy
+from edgevit.network.cost import Geometry
+from edgevit.network.families import Family, Interchange, family_like, load_family, name_of
+from edgevit.network.layers import BlockLayers, Ends, SiteLayer
+
+FROZEN: Mapping[Axis, str] = {
+    "embed": "the head reads tokens of this width",
+    "tokens": "the head reads all patches",
+    "block": "the head may read the tokens after any block",
+}
+
+
+class _EndOfPass(Exception):
+    """Ends a module's forward pass early."""
+
+
+@dataclass(frozen=True)
+class DenseFamily:
+    """The family of one such module: its functions are those of `Family`."""
+
+    path: str  # of the network in the module
+    family_name: str  # of that network
+    head_macs: int  # of everything but that network
+    builder: Builder  # that makes the module
+
+    @cached_property
+    def family(self) -> Family:
+        return load_family(self.family_name)
+
+    @property
+    def interchange(self) -> Interchange:
+        return self.family.interchange
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "family"}  # which cannot be pickled
+
+    def inside(self, module: nn.Module) -> nn.Module:
+        """The network in a module."""
+        return module.get_submodule(self.path)
+
+    def matches(self, module: nn.Module, /) -> bool:
+        return self.family.matches(self.inside(module))
+
+    def check(self, module: nn.Module, /) -> None:
+        self.family.check(self.inside(module))
+
+    # -- structure
+
+    def blocks(self, module: nn.Module, /) -> list[BlockLayers]:
+        blocks = self.family.blocks(self.inside(module))
+        return [replace(b, attention=_frozen(b.attention), ffn=_frozen(b.ffn)) for b in blocks]
+
+    def ends(self, module: nn.Module, /) -> Ends:
+        inside = self.inside(module)
+        last = self.family.blocks(inside)[-1].module
+        return Ends(self.family.ends(inside).input_size, final=last, norm=None, reads_mean=False, classifiers=())
+
+    def geometry(self, module: nn.Module, /) -> Geometry:
+        inside = self.inside(module)
+        inner = self.family.geometry(inside)
+        in_blocks = sum(p.numel() for b in self.family.blocks(inside) for p in b.module.parameters())
+        return replace(
+            inner,
+            outputs=0,
+            classifier_heads=1,
+            other_params=sum(p.numel() for p in module.parameters()) - in_blocks,
+            head_macs=self.head_macs,
+            sites=tuple(layer.site for b in self.blocks(module) for layer in (b.attention, b.ffn) if layer is not None),
+        )
+
+    # -- copies
+
+    def build(self, module: nn.Module, blocks: Sequence[Block], /) -> nn.Module:
+        return self._around(module, self.family.build(self.inside(module), blocks))
+
+    def _around(self, module: nn.Module, inside: nn.Module) -> nn.Module:
+        """A copy of a module with another network in it."""
+        copied = bare_copy(module, [self.inside(module)])
+        copied.set_submodule(self.path, inside)
+        return copied
+
+    def with_embedding(
+        self, module: nn.Module, encode: Tensor, decoders: Sequence[Decoder] | None = None, /
+    ) -> nn.Module:
+        self._refuse("narrow its embedding")
+
+    # -- changes in place
+
+    def resize(self, module: nn.Module, dims: Sequence[BlockDims], names: Container[str] | None = None, /) -> None:
+        names = None if names is None else _Within(names, f"{self.path}.")
+        self.family.resize(self.inside(module), dims, names)
+
+    def keep_blocks(self, module: nn.Module, indices: Sequence[int], /) -> None:
+        self._refuse("remove its blocks")
+
+    def make_classifiers(self, module: nn.Module, classes: int, /) -> None:
+        self._refuse("give it a classifier")
+
+    def keep_classes(self, module: nn.Module, classes: Sequence[int], /) -> None:
+        self._refuse("choose among its classes")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UnsupportedModelError(f"cannot {what}: this network has a head of its own; give {self.path} alone")
+
+    # -- the forward pass in steps
+
+    def first_tokens(self, module: nn.Module, images: Tensor, /) -> Tensor:
+        captured: list[Tensor] = []
+
+        def end(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            captured.append(inputs[0])
+            raise _EndOfPass
+
+        hook = self.blocks(module)[0].module.register_forward_pre_hook(end)
+        try:
+            with suppress(_EndOfPass):
+                module(images)
+        finally:
+            hook.remove()
+        return captured[0]
+
+    def answers(self, module: nn.Module, tokens: Tensor, /) -> Tensor:
+        self._refuse("compute its outputs by its last tokens")
+
+    def outputs_after(self, module: nn.Module, after: Sequence[Tensor], images: Tensor) -> Tensor:
+        """As `Network.outputs_after`."""
+        with ExitStack() as stack:
+            for block, tokens in zip(self.blocks(module), after, strict=True):
+                stack.enter_context(_returning(block.module, tokens))
+            outputs: Tensor = module(images)
+        return outputs
+
+    @contextmanager
+    def of_one_size(self, module: nn.Module, /) -> Iterator[None]:
+        with self.family.of_one_size(self.inside(module)):
+            yield
+
+
+@dataclass(frozen=True)
+class _Within:
+    """The names that begin with a prefix, without it."""
+
+    names: Container[str]
+    prefix: str
+
+    def __contains__(self, name: object) -> bool:
+        return f"{self.prefix}{name}" in self.names
+
+
+def _frozen(layer: Any) -> Any:
+    """A site with the axes that the head freezes."""
+    if not isinstance(layer, SiteLayer):
+        return None
+    return replace(layer, site=replace(layer.site, frozen={**layer.site.frozen, **FROZEN}))
+
+
+@contextmanager
+def _returning(module: nn.Module, output: Tensor) -> Iterator[None]:
+    """Have a module return this output within the context, without computing anything."""
+    own = vars(module).get("forward")
+    module.forward = lambda *_, **__: output
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
+
+
+def within(module: nn.Module, path: str, builder: Builder, images: Tensor | None = None) -> DenseFamily:
+    """Find the family of the network in a module, which is replaced by one that edgevit supports.
+
+    Args:
+        images: on which the module is checked; None: it was checked before, with other weights.
+
+    Raises:
+        UnsupportedModelError: there is no network of that name, or it cannot be cut.
+    """
+    try:
+        inside = module.get_submodule(path)
+    except AttributeError:
+        raise UnsupportedModelError(
+            f"{builder.function} makes a module without {path}, the network that is cut"
+        ) from None
+    family = family_like(inside)
+    module.set_submodule(path, family.interchange.adopted(inside))
+    dense = DenseFamily(path, name_of(family), 0, builder)
+    dense.check(module)
+    if len(dense.geometry(module).stages) > 1:
+        raise UnsupportedModelError(f"{path} is a network of stages, which is cut with a classifier only; give a ViT")
+    if images is not None:
+        _check_dense(dense, module, images)
+    return replace(dense, head_macs=_head_macs(dense, module))
+
+
+@torch.no_grad()
+def _head_macs(family: DenseFamily, module: nn.Module) -> int:
+    """Count the MACs of one image outside the network, as torch counts them."""
+    ends, geometry, like = family.ends(module), family.geometry(module), next(module.parameters())
+    tokens = like.new_zeros(1, geometry.tokens, geometry.embed)
+    with FlopCounterMode(display=False) as counter:
+        family.outputs_after(module, [tokens] * len(family.blocks(module)), like.new_zeros(1, *ends.input_size))
+    of_patches = geometry.patches * geometry.patch_values * geometry.stages[0].embed
+    return max(int(counter.get_total_flops()) // 2 - of_patches, 0)
+
+
+@torch.inference_mode()
+def _check_dense(family: DenseFamily, module: nn.Module, images: Tensor) -> None:
+    """Check by what a module makes of some images that it is a head behind one pass through the network in it.
+
+    Raises:
+        UnsupportedModelError: it is not.
+    """
+    path, what, calls = family.path, f"this {type(module).__name__}", list[nn.Module]()
+    layers = [block.module for block in family.blocks(module)]
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.callback(layer.register_forward_hook(lambda module, *_: calls.append(module)).remove)
+        expected = module(images)
+    if not expected.isfinite().all():
+        raise UnsupportedModelError(f"{what} puts out values that are not finite; check its weights")
+    if calls != layers:
+        raise UnsupportedModelError(
+            f"{what} runs {len(calls)} blocks of its {path}, expected each of the {len(layers)} once, in order; call "
+            f"{path} once, with all of its blocks"
+        )
+    first = family.first_tokens(module, images)
+    tokens = [first]
+    for layer in layers:
+        tokens.append(layer(tokens[-1]))
+    if first.shape[1] != (planned := family.geometry(module).tokens):
+        raise UnsupportedModelError(
+            f"{what} gives its {path} {first.shape[1]} tokens, and by its img_size it has {planned}; make {path} with "
+            "the img_size that it gets"
+        )
+    if torch.equal(family.outputs_after(module, [0 * t for t in tokens[1:]], images), expected):
+        raise UnsupportedModelError(
+            f"the output of {what} does not depend on what the blocks of its {path} return; nothing of it can be cut"
+        )
+    copied = family.build(module, [block.read() for block in family.blocks(module)])
+    for outputs in (family.outputs_after(module, tokens[1:], images), copied(images)):
+        if not torch.allclose(outputs, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
+            raise UnsupportedModelError(
+                f"a copy of {what} has another output; its head is to read what {path} returns, as of forward_features "
+                "or forward_intermediates, not what hooks or second names of its layers see"
+            )

@@ -1,0 +1,85 @@
+"""Maps are judged by target maps beside the images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dense_networks import write_frames
+from PIL import Image
+
+from edgevit.errors import DataError
+from edgevit.exporting.targets import find_targets, read_targets, score_maps
+from edgevit.network.output import Map
+
+PREPROCESSING = {
+    "input_size": [3, 16, 16], "mean": [0.0] * 3, "std": [1.0] * 3, "crop_pct": 1.0, "interpolation": "nearest",
+    "crop_mode": "center",
+}  # fmt: skip
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Squares, and where they are."""
+    write_frames(tmp_path / "images" / "day", 6)
+    for file in sorted((tmp_path / "images" / "day").iterdir()):
+        mask = np.asarray(Image.open(file).convert("L")) > 128
+        place = tmp_path / "masks" / "day" / file.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(mask).save(place)
+    return tmp_path
+
+
+def test_targets_are_resized_as_their_images(data: Path) -> None:
+    targets = find_targets(data, PREPROCESSING)
+    assert targets is not None and len(targets.images) == 6
+    read = read_targets(targets, Map("foreground"), range(2, 5))
+    (images, _) = next(targets.images.read([range(2, 5)]))
+    assert read.shape == (3, 16, 16) and torch.equal(read, (images.mean(1) > 0.5).float())
+    score, error = score_maps(Map("foreground"), 20 * (read[:, None] - 0.5), read)
+    assert error is not None and score.tolist() == [1, 1, 1] and float(error.max()) < 1e-4
+    flipped, _ = score_maps(Map("foreground"), 20 * (0.5 - read[:, None]), read)
+    assert flipped.tolist() == [0, 0, 0]
+
+
+def test_values_are_numbers_of_arrays_and_classes_those_of_pixels(data: Path) -> None:
+    place = data / "masks" / "day"
+    (place / "000.png").unlink()
+    np.save(place / "000.npy", np.full((32, 32), 7.5))
+    Image.fromarray(np.full((32, 32), 51, np.uint8)).save(place / "001.png")
+    targets = find_targets(data, PREPROCESSING)
+    assert targets is not None
+    values = read_targets(targets, Map("values"), range(2))
+    assert values.unique().tolist() == pytest.approx([0.2, 7.5])
+    score, error = score_maps(Map("values"), torch.full((1, 1, 16, 16), 2.5), values[:1])
+    assert error is not None and float(error) == 5 and float(score) == 0.5
+    classes = torch.full((1, 16, 16), 255.0)  # not judged
+    classes[0, :4], classes[0, 4:8] = 1, 0
+    logits = torch.tensor([0.0, 1.0]).reshape(1, 2, 1, 1).expand(1, 2, 16, 16)
+    assert float(score_maps(Map("classes"), logits, classes)[0]) == 0.5
+
+
+def test_data_without_masks_has_no_targets(tmp_path: Path) -> None:
+    assert find_targets(write_frames(tmp_path / "images", 2), PREPROCESSING) is None and not find_targets(None, {})
+
+
+def test_what_does_not_fit_is_one_line(data: Path) -> None:
+    place = data / "masks" / "day"
+    Image.fromarray(np.zeros((8, 16), np.uint8)).save(place / "001.png")
+    targets = find_targets(data, PREPROCESSING)
+    assert targets is not None
+    with pytest.raises(DataError, match=r"001.png is 16 x 8, and its image 32 x 32; resize it"):
+        read_targets(targets, Map("foreground"), range(2))
+    with pytest.raises(DataError, match="the map of an image is 1 x 8 x 8, and its target 16 x 16; end the head"):
+        score_maps(Map("values"), torch.zeros(1, 1, 8, 8), torch.zeros(1, 16, 16))
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(place / "001.png")
+    with pytest.raises(DataError, match=r"has the shape \[32, 32, 3\], expected one number per pixel"):
+        read_targets(targets, Map("foreground"), range(2))
+    Image.fromarray(np.zeros((32, 32), np.uint16)).save(place / "001.png")
+    with pytest.raises(DataError, match=r"has uint16 pixels, and values of a map are from 0 to 1; give a .npy file"):
+        read_targets(targets, Map("values"), range(2))
+    (place / "001.png").unlink()
+    with pytest.raises(DataError, match=r"001.png needs one target, .*001.png or .npy, and has none"):
+        find_targets(data, PREPROCESSING)

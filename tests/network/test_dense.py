@@ -1,0 +1,153 @@
+"""A network with a head of the user's: the network in it is cut, and the folder keeps the file that makes it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dense_networks import write_depth
+from typer.testing import CliRunner
+
+import edgevit
+from edgevit.cli.app import app
+from edgevit.errors import CheckpointError, EdgeVitError
+from edgevit.network.checkpoint import Model, open_network, save
+from edgevit.network.copies import bare_copy
+from edgevit.network.from_module import path_of
+from edgevit.records.model_folder import ModelFolder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_depth(tmp_path_factory.mktemp("mine"))
+
+
+@pytest.fixture(scope="module")
+def network(file: Path) -> Model:
+    opened = open_network(f"{file}:build")
+    assert isinstance(opened, Model)
+    return opened
+
+
+IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def test_its_weights_have_their_own_names_and_its_output_is_the_modules(network: Model, file: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(file.read_text(), names)
+    module = names["build"]().eval()
+    assert network.state_dict().keys() == module.state_dict().keys()
+    with torch.inference_mode():
+        torch.testing.assert_close(network(IMAGES), module(IMAGES))
+
+
+def test_costs_are_of_network_and_head(network: Model) -> None:
+    spec, of_head = network.spec, 16 * 16 * 128 + 16 * 16 * 8 * 16 + 64 * 8 * 9
+    assert network.geometry.head_macs == of_head
+    assert spec.params == sum(p.numel() for p in network.parameters())
+    assert network.geometry.params(network.dims) == spec.params
+    without_head = replace(network.geometry, head_macs=0)
+    assert spec.macs - without_head.macs(network.dims) == of_head
+
+
+def test_its_steps_give_the_outputs_of_the_whole(network: Model) -> None:
+    with torch.inference_mode():
+        tokens = [network.first_tokens(IMAGES)]
+        for layer in network.block_modules:
+            tokens.append(layer(tokens[-1]))
+        torch.testing.assert_close(network.outputs_after(tokens[1:], IMAGES), network(IMAGES))
+        other = network.outputs_after([2 * tokens[1], *tokens[2:]], IMAGES)  # the head reads block 0, too
+        torch.testing.assert_close(network(IMAGES), bare_copy(network)(IMAGES))
+    assert not torch.allclose(other, network(IMAGES))
+
+
+def test_its_batch_norms_keep_their_statistics_in_training(network: Model) -> None:
+    before = network.module.norm.running_mean.clone()  # type: ignore[union-attr, operator]
+    network.train()(IMAGES)
+    assert torch.equal(network.module.norm.running_mean, before) and network.training  # type: ignore[union-attr, arg-type]
+    network.eval()
+
+
+def test_a_cut_network_is_written_and_read_again(network: Model, tmp_path: Path) -> None:
+    blocks = [replace(b, ffn=b.ffn and b.ffn.keep(slice(40))) for b in network.read()]
+    slim = network.build(blocks).eval()
+    spec = replace(network.spec, blocks=slim.dims, macs=slim.geometry.macs(slim.dims))
+    spec = replace(spec, params=sum(p.numel() for p in slim.parameters()), output="foreground")
+    save(Model(slim, spec), tmp_path / "slim")
+    loaded = edgevit.load(tmp_path / "slim")
+    assert loaded.output.kind == "foreground" and loaded.dims == slim.dims
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(IMAGES), slim(IMAGES))
+
+
+def test_a_folder_from_elsewhere_runs_no_code_unasked(
+    network: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(network, tmp_path / "model")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other machine"))
+    with pytest.raises(CheckpointError, match=r"has not been run on this machine; read .*run_code=True"):
+        edgevit.load(tmp_path / "model")
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "model")])
+    assert shown.exit_code == 0 and "backbone of what build in builder.py makes: a map of values" in shown.stdout
+    assert not (tmp_path / "other machine" / "edgevit" / "builders").exists()
+    edgevit.load(tmp_path / "model", run_code=True)
+    edgevit.load(tmp_path / "model")  # it has been run now
+    builder = ModelFolder(tmp_path / "model").builder_file
+    builder.write_text(builder.read_text() + "\n")
+    with pytest.raises(CheckpointError, match=r"builder\.py"):
+        edgevit.load(tmp_path / "model", run_code=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("Constant", "does not depend on what the blocks of its backbone return"),
+        ("Hooked", "a copy of this Hooked has another output"),
+        ("Early", "runs 1 blocks of its backbone, expected each of the 3 once"),
+        ("Resized", "gives its backbone 65 tokens, and by its img_size it has 17"),
+        ("Two", "must contain one network of .*, and has first.backbone, second.backbone"),
+        ("Without", r"must contain one network of .* \(timm's .*, and has none"),
+        ("Tokens", r"or return one map \[images, channels, height, width\]"),
+        ("Failing", "raised ValueError: no such size"),
+    ],
+)
+def test_a_module_that_cannot_be_cut_is_one_line(tmp_path: Path, function: str, reason: str) -> None:
+    file = write_depth(tmp_path, wrong=True)
+    with pytest.raises(EdgeVitError, match=reason) as caught:
+        open_network(f"{file}:{function}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_needs_another_is_refused(tmp_path: Path) -> None:
+    file = write_depth(tmp_path)
+    (tmp_path / "lengths.py").write_text("SIZE = 32\n")
+    file.write_text(f"from lengths import SIZE\n{file.read_text()}")
+    with pytest.raises(EdgeVitError, match="imports lengths beside it, and a model folder keeps one file"):
+        open_network(f"{file}:build")
+
+
+def test_a_module_whose_class_needs_no_arguments_is_a_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_depth(tmp_path, wrong=True).rename(tmp_path / "of_a_class.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    of_a_class = import_module("of_a_class")
+    module = of_a_class.Depth().eval()
+    opened = edgevit.load(path_of(module, "edgevit.derive"))
+    assert opened.spec.builder is not None and opened.spec.builder.function == "Depth"
+    assert path_of(opened, "edgevit.derive") == path_of(module, "edgevit.derive")
+    with torch.inference_mode():
+        torch.testing.assert_close(opened(IMAGES), module(IMAGES))
+    with pytest.raises(EdgeVitError, match=r"Sized cannot be made again from its file alone .*FUNCTION"):
+        path_of(of_a_class.Sized(3), "edgevit.derive")
+    sys.modules.pop("of_a_class")

@@ -1,0 +1,116 @@
+"""Small networks with a head of the user's, written as their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+DEPTH = """
+import timm
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Depth(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = timm.create_model(
+            "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=3, embed_dim=64, num_heads=2, num_classes=0
+        )
+        self.reduce = nn.Conv2d(128, 16, 1)
+        self.norm = nn.BatchNorm2d(16)
+        self.up = nn.ConvTranspose2d(16, 8, 4, 2, 1)
+        self.last = nn.Conv2d(8, 1, 3, padding=1)
+
+    def forward(self, images):
+        features = self.backbone.forward_intermediates(images, indices=[0, 2], intermediates_only=True)
+        x = F.relu(self.up(F.relu(self.norm(self.reduce(torch.cat(features, 1))))))
+        return F.interpolate(self.last(x), size=images.shape[-2:], mode="bilinear")
+
+
+def build():
+    torch.manual_seed(0)
+    module = Depth()
+    with torch.no_grad():
+        module.last.weight.mul_(100)
+    return module
+"""
+WRONG = """
+
+class Constant(Depth):
+    def forward(self, images):
+        self.backbone(images)
+        return torch.zeros_like(images)
+
+class Hooked(Depth):
+    def __init__(self):
+        super().__init__()
+        self.backbone.blocks[2].register_forward_hook(self.see)
+
+    def see(self, module, inputs, output):
+        self.seen = output
+
+    def forward(self, images):
+        self.backbone(images)
+        return self.seen[:, 1:].transpose(1, 2).unflatten(2, (4, 4))
+
+class Early(Depth):
+    def forward(self, images):
+        (x,) = self.backbone.forward_intermediates(images, indices=[0], intermediates_only=True, stop_early=True)
+        return x
+
+class Resized(Depth):
+    def __init__(self):
+        super().__init__()
+        self.backbone.set_input_size((64, 64))
+        self.backbone.patch_embed.img_size = (32, 32)
+        self.backbone.patch_embed.strict_img_size = False
+        self.backbone.patch_embed.num_patches = 16
+
+    def forward(self, images):
+        return super().forward(F.interpolate(images, size=(64, 64)))
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Depth(), Depth()
+
+class Without(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Conv2d(3, 1, 1)
+
+class Tokens(Depth):
+    def forward(self, images):
+        return self.backbone.forward_features(images)
+
+class Failing(Depth):
+    def __init__(self):
+        raise ValueError("no such size")
+
+class Sized(Depth):
+    def __init__(self, size):
+        super().__init__()
+"""
+
+
+def write_depth(folder: Path, wrong: bool = False) -> Path:
+    """Write a file with `build`, which makes a map [B, 1, 32, 32], and with `wrong` modules that are refused."""
+    file = folder / "my_depth.py"
+    file.write_text(DEPTH + WRONG * wrong)
+    return file
+
+
+def write_frames(folder: Path, count: int = 60) -> Path:
+    """Write pictures of 32 px: a bright square on dark noise, at a different place in each."""
+    folder.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(0)
+    for i in range(count):
+        picture = torch.randint(0, 80, (32, 32, 3), generator=generator, dtype=torch.uint8)
+        x, y = torch.randint(0, 20, (2,), generator=generator).tolist()
+        picture[y : y + 12, x : x + 12] = 230
+        Image.fromarray(picture.numpy()).save(folder / f"{i:03}.png")
+    return folder
