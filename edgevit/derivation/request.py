@@ -30,7 +30,7 @@ from edgevit.derivation.options import SUPERNET, describe, methods_with, parse_a
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.network.request import BASE, BaseOptions
 from edgevit.numbers import check_number
-from edgevit.records.model import BlockDims
+from edgevit.records.model import BlockDims, Head
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import partial_folder, refuse_unfinished
 from edgevit.records.writing import refuse_existing
@@ -326,7 +326,7 @@ class Deriving(Request):
     ] = None
     output: OutputOption = OUTPUTS[0]
     head: Annotated[
-        str, Option("Outputs of the model: subset (only the target classes) or full (all outputs of the base).", SHAPE)
+        Head, Option("Outputs of the model: subset (only the target classes) or full (all outputs of the base).", SHAPE)
     ] = "subset"
     finetune_base: Annotated[bool, Option("Also train the base on the classes, as a third baseline.", TRAINING)] = False
     derive_from: DeriveFrom = "base"

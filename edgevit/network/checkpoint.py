@@ -309,8 +309,7 @@ def open_network(
     Raises:
         UnknownNameError, OptionError, CheckpointError, UnsupportedModelError: the base cannot be opened.
     """
-    given = {"checkpoint": checkpoint, "pretrained": pretrained, "model_args": model_args}
-    opened = _open(base, **given, preprocessing=preprocessing, progress=progress)
+    opened = _open(base, checkpoint, pretrained, model_args, preprocessing, progress)
     if isinstance(opened, Headless) or not new_head:
         return opened
     spec, network = opened.spec, Network(opened.module, opened.family)
@@ -319,7 +318,6 @@ def open_network(
 
 def _open(
     base: str | Path,
-    *,
     checkpoint: str | Path | None,
     pretrained: bool,
     model_args: Mapping[str, Any] | None,
