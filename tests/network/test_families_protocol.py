@@ -107,6 +107,9 @@ def test_the_steps_of_a_forward_pass_are_the_forward_pass(network: Network) -> N
     with torch.no_grad():
         close(run(network, [0, 1]), network(images()))
     of_layers = seen_at(network, list(network.block_modules))
+    with torch.no_grad():
+        close(network.outputs_after([seen[1] for seen in of_layers], images()), network(images()))
+    assert network.family_name in family_names()
     stages = [network.geometry.stages[block.stage] for block in network.blocks]
     for seen, stage in zip(of_layers, stages, strict=True):
         assert seen is not None and seen[0].shape == seen[1].shape == (3, stage.tokens, stage.embed)
