@@ -10,7 +10,10 @@ from edgevit.exporting.request import Tolerances
 from edgevit.records.precisions import FP16, FP32, INT8, PRECISIONS, precision_of, usual_precision
 
 # Where a type needs the names themselves.
-LITERALS = {"edgevit/records/precisions.py", "edgevit/jobs/suite/plan.py", "edgevit/train/settings.py"}
+LITERALS = {
+    "edgevit/records/precisions.py", "edgevit/jobs/fleet/plan.py", "edgevit/jobs/suite/plan.py",
+    "edgevit/train/settings.py",
+}  # fmt: skip
 
 
 def test_a_precision_is_found_by_its_name() -> None:
