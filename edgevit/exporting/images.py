@@ -120,8 +120,11 @@ def _open_data(
         return open_unlabelled_task(data, outputs=1, **options)
     # For the data, the classes of a derived model are those of the base.
     names = subject.class_names or None
-    if subject.output_kind != "logits":  # images of any classes
-        names = tuple(open_source(data).class_names)
+    if subject.output_kind == "features":  # of images of any classes, or of none
+        try:
+            names = tuple(open_source(data).class_names)
+        except DataError:
+            return open_unlabelled_task(data, outputs=subject.outputs, **options)
     elif names is None and base_classes is None:
         labels, names_of_data = subject.release.labels, open_source(data).class_names
         base_classes = label_names(labels, names_of_data, subject.outputs, whole=classes is None)

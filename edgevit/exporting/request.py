@@ -299,7 +299,7 @@ class FilesRequest:
             self._check_file()
         check_judging(
             self.data, self.classes, self.base_classes, part=self.part, max_images=self.max_images,
-            batch_size=self.batch_size, device=self.device, sorted_by_class=not _puts_out_a_map(self.model),
+            batch_size=self.batch_size, device=self.device, sorted_by_class=_puts_out_classes(self.model),
         )  # fmt: skip
 
     @property
@@ -411,11 +411,11 @@ class JudgeRequest(BaseOptions):
     def check(self) -> None:
         """Check the request; raises as `edgevit.evaluate` does."""
         self._check_model()
+        labelled = bool(self.probe) or _puts_out_classes(self.model)
         check_judging(
             self.data, self.classes, self.base_classes, part=self.part, max_images=self.max_images,
-            batch_size=self.batch_size, device=self.device, sorted_by_class=not _puts_out_a_map(self.model),
+            batch_size=self.batch_size, device=self.device, sorted_by_class=labelled,
         )  # fmt: skip
-
         if self.probe and self.data is None:
             raise OptionError("--probe fits classifiers to labelled images; give them with --data")
         if self.probe and suffix_of(self.model) == ENGINE:
@@ -495,11 +495,11 @@ def check_part(part: str) -> None:
         raise UnknownNameError("part of the data", part, PARTS)
 
 
-def _puts_out_a_map(model: str | Path) -> bool:
-    """Whether a model folder, or that of a file, is of a network with a head of the user's."""
+def _puts_out_classes(model: str | Path) -> bool:
+    """False for a model folder, or a file of one, whose outputs are features or a map."""
     path, suffix = Path(model).absolute(), suffix_of(model)
     folder = model_of(path) if suffix == ENGINE else ModelFolder(path.parent.parent if suffix == ONNX else path)
-    return folder.is_model and folder.spec().builder is not None
+    return not folder.is_model or folder.spec().output_kind == "logits"
 
 
 def check_judging(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,20 @@ def test_the_record_has_the_images_and_no_accuracy(derived: Any) -> None:
     assert record["similarity"]["images"] == record["data"]["images"]["test"]
     assert all(accuracy is None for accuracy in record["accuracy"].values())
     assert "cosine" in (derived.folder / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_files_are_checked_on_images_without_labels(derived: Any, photos: Path, tmp_path: Path) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for file in sorted(photos.rglob("*.png"))[:40]:
+        (flat / file.name).write_bytes(file.read_bytes())
+    model = tmp_path / "model"
+    shutil.copytree(derived.folder, model)
+    exported = edgevit.export(model, data=flat, fp16=False)
+    assert exported.accuracy.images > 0 and exported.accuracy.files["fp32"].agreement > 0.9999
+    with pytest.raises(DataError, match="holds no class folders"):
+        edgevit.evaluate(model, flat, probe="knn")
 
 
 def test_a_report_shows_how_like_the_bases_the_features_are(derived: Any, tmp_path: Path) -> None:
