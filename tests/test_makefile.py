@@ -9,7 +9,7 @@ import time
 import pytest
 from places import ROOT
 
-TOOLS = ("sh", "test", "touch", "rm", "mkdir", "cp")
+TOOLS = ("sh", "test", "touch", "rm", "mkdir", "cp", "chmod")
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
 
@@ -17,7 +17,10 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make he
 STANDIN = """#!/bin/sh
 case "$1 $2" in
 "-m venv") shift 2; echo "venv $*" >> {log}; mkdir -p .venv/bin; cp {itself} .venv/bin/python ;;
-"-m pip") shift 2; echo "pip $*" >> {log} ;;
+"-m pip") shift 2; echo "pip $*" >> {log}
+  case "$*" in *" uv")
+    printf '#!/bin/sh\\necho "uv $*" >> {log}\\n{uv}\\n' > .venv/bin/uv; chmod +x .venv/bin/uv ;;
+  esac ;;
 "-m compileall") ;;
 *) exec {real} -c 'import sys; sys.version_info = {version}; sys.modules.update({modules}); exec(sys.argv[1])' "$2" ;;
 esac
@@ -34,10 +37,12 @@ def project(tmp_path):
     return tmp_path
 
 
-def add_python(project, name, version, *, venv=True):
+def add_python(project, name, version, *, venv=True, uv="true"):
     modules = "" if venv else "ensurepip=None"
     file = project / "bin" / name
-    text = STANDIN.format(log=project / "log", itself=file, real=sys.executable, version=version, modules=modules)
+    text = STANDIN.format(
+        log=project / "log", itself=file, real=sys.executable, version=version, modules=modules, uv=uv
+    )
     file.write_text(text)
     file.chmod(0o755)
 
@@ -99,11 +104,20 @@ def test_installing_says_how_much_it_is_and_what_comes_next(project):
     before, after = done.stdout.splitlines()
     assert "about 6 GB" in before and "a few minutes" in before
     assert after == "installed; next: . .venv/bin/activate && edgevit --help"
-    made, asked = (project / "log").read_text().splitlines()
-    assert made == "venv --clear .venv"
+    made, installer, asked = (project / "log").read_text().splitlines()
+    assert made == "venv --clear .venv" and installer.startswith("pip install") and asked.startswith("uv pip install")
     assert asked.endswith("-c constraints.txt --extra-index-url https://example.org/cpu -e .[cpu,test]")
     again = make(project, "PYTHON=mypython")
-    assert again.returncode == 0 and len((project / "log").read_text().splitlines()) == 2
+    assert again.returncode == 0 and len((project / "log").read_text().splitlines()) == 3
+
+
+def test_where_uv_fails_pip_installs_the_same(project):
+    add_python(project, "mypython", (3, 12), uv="exit 2")
+    done = make(project, "PYTHON=mypython", "PIP_ARGS=--no-index")
+    assert done.returncode == 0, done.stderr
+    *_, by_uv, by_pip = (project / "log").read_text().splitlines()
+    assert by_uv.startswith("uv pip install") and by_pip.startswith("pip install")
+    assert all(asked.endswith("-c constraints.txt --no-index -e .[cpu,test]") for asked in (by_uv, by_pip))
 
 
 def test_python_3_10_is_not_held_to_versions_that_need_3_11(project):
@@ -119,7 +133,7 @@ def test_another_version_that_is_given_makes_the_environment_anew(project):
     assert (project / "log").read_text().count("venv --clear .venv") == 2
     assert (project / ".venv/bin/python").read_text() == (project / "bin/python3.13").read_text()
     assert make(project).returncode == 0
-    assert (project / "log").read_text().count("pip ") == 2, "a guess leaves it as it is"
+    assert (project / "log").read_text().count("-e .[cpu,test]") == 2, "a guess leaves it as it is"
 
 
 def test_new_requirements_are_installed_into_the_same_environment(project):
@@ -127,4 +141,4 @@ def test_new_requirements_are_installed_into_the_same_environment(project):
     assert make(project).returncode == 0
     os.utime(project / "pyproject.toml", (time.time() + 10,) * 2)
     assert make(project).returncode == 0
-    assert [line.split()[0] for line in (project / "log").read_text().splitlines()] == ["venv", "pip", "pip"]
+    assert [line.split()[0] for line in (project / "log").read_text().splitlines()] == ["venv", *("pip", "uv") * 2]

@@ -51,10 +51,11 @@ def test_fp32_is_bounded_by_half_the_fp16_peak_and_twice_the_bytes() -> None:
     assert limits.flop_per_s() == pytest.approx(42.6e12, rel=1e-3)
     assert limits.flop_per_s("fp32") == limits.flop_per_s("fp16") / 2
     assert least_bytes(1000, 10, batch=1, precision="fp32") == 4040
-    with pytest.raises(UnknownNameError, match="no precision 'int8'"):
-        limits.flop_per_s("int8")
-    with pytest.raises(UnknownNameError, match="no precision 'int8'"):
-        least_bytes(1, 1, batch=1, precision="int8")
+    assert limits.flop_per_s("int8") == 2 * limits.flop_per_s("fp16")
+    with pytest.raises(UnknownNameError, match="no precision 'int4'"):
+        limits.flop_per_s("int4")
+    with pytest.raises(UnknownNameError, match="no precision 'int4'"):
+        least_bytes(1, 1, batch=1, precision="int4")
 
 
 def test_a_mode_that_the_profile_lacks_is_refused() -> None:
