@@ -86,7 +86,7 @@ FORMS = [
 sweep = pytest.mark.parametrize(("family_name", "name", "args"), CASES, ids=lambda v: str(v).replace(" ", ""))
 sweep_vits = pytest.mark.parametrize(
     ("family_name", "name", "args"),
-    [case for case in CASES if case[0] == "vit"],
+    [case for case in CASES if case.values[0] == "vit"],
     ids=lambda v: str(v).replace(" ", ""),
 )
 sweep_forms = pytest.mark.parametrize(
