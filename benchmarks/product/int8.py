@@ -168,7 +168,7 @@ def section() -> str:
             table(["model", "ratio"], timing),
         ],
         "python -m benchmarks.product.int8",
-        "TensorRT, and any board; models of many classes.",
+        "real weights; derived models; TensorRT, and any board; models of many classes.",
     )
 
 

@@ -141,7 +141,8 @@ def section() -> str:
     ]
     return screen(
         "How long do `compare` and `report` take with very many runs?",
-        "Runs and models are made up. Each command had a process of its own, on one core of a machine in use.",
+        "Runs and models are made up. Each command had a process of its own. The report was measured on a busy "
+        "machine, and the comparisons in a run before, on a quiet one.",
         [table(["", "s", "processor s", "peak MiB", "reads MB", "page MB"], lines)],
         "python -m benchmarks.product.load",
         "more models or runs than these.",
