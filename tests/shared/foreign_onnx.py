@@ -143,7 +143,7 @@ def quantised(file: Path) -> Path:
 
     class Images(CalibrationDataReader):
         def __init__(self) -> None:
-            images = np.random.default_rng(0).standard_normal((4, 3, SIDE, SIDE)).astype(np.float32)
+            images = np.random.default_rng(0).uniform(-1, 1, (4, 3, SIDE, SIDE)).astype(np.float32)  # as of PREPARED
             self.batches = iter([{"pixel_values": images}])
 
         def get_next(self) -> Any:
