@@ -23,15 +23,32 @@ COVERED = 0.9999  # share of the values within the range by "percentile"
 class Inputs:
     """The inputs [rows, in] of linear layers that share them, over all images."""
 
-    largest: Tensor  # [in], magnitude
-    rows: int = 0
-    total: Tensor | None = None  # [in], their sum
+    lowest: Tensor  # [in]
+    highest: Tensor  # [in]
+    rows: int
+    total: Tensor  # [in], their sum in fp64
+    squares: Tensor  # [in], the sum of their squares in fp64
     products: Tensor | None = None  # [in, in], their sum
-    magnitudes: Tensor | None = None  # [BINS], counts from 0 to the largest of all channels
+    magnitudes: Tensor | None = None  # [BINS], counts from 0 to the peak
 
     @property
     def peak(self) -> float:
-        return float(self.largest.max())
+        return float(torch.maximum(-self.lowest, self.highest).max())
+
+    @property
+    def mean(self) -> Tensor:
+        return self.total / self.rows
+
+    def rescaled(self, shift: Tensor, scale: Tensor) -> Inputs:
+        """The inputs (x - shift) / scale; both [in], `scale` positive."""
+        squares = self.squares - 2 * shift * self.total + self.rows * shift.double() ** 2
+        return Inputs(
+            (self.lowest - shift) / scale,
+            (self.highest - shift) / scale,
+            self.rows,
+            (self.total - self.rows * shift.double()) / scale,
+            squares.clamp_min(0) / scale.double() ** 2,
+        )
 
 
 def _watch(model: ir.Model, names: Sequence[str], batches: Iterable[Tensor]) -> Iterator[Mapping[str, Tensor]]:
@@ -45,8 +62,8 @@ def _watch(model: ir.Model, names: Sequence[str], batches: Iterable[Tensor]) -> 
         yield {name: out.flatten(0, -2) for name, out in zip(names, run(images), strict=True)}
 
 
-def largest_inputs(model: ir.Model, names: Sequence[str], batches: Iterable[Tensor]) -> dict[str, Inputs]:
-    """The largest magnitude of each channel of these values.
+def watch_inputs(model: ir.Model, names: Sequence[str], batches: Iterable[Tensor]) -> dict[str, Inputs]:
+    """The range, mean and energy of each channel of these values.
 
     Raises:
         ExportError: one is not finite.
@@ -54,27 +71,29 @@ def largest_inputs(model: ir.Model, names: Sequence[str], batches: Iterable[Tens
     inputs: dict[str, Inputs] = {}
     for values in _watch(model, names, batches):
         for name, rows in values.items():
-            largest = rows.abs().amax(0)
-            if not largest.isfinite().all():
+            lowest, highest = rows.aminmax(dim=0)
+            if not (lowest.isfinite().all() and highest.isfinite().all()):
                 raise ExportError(f"{name} is NaN or infinite on calibration images; derive or train the model again")
-            before = inputs.setdefault(name, Inputs(largest))
-            before.largest = torch.maximum(before.largest, largest)
+            exact = rows.double()
+            batch = Inputs(lowest, highest, len(rows), exact.sum(0), (exact**2).sum(0))
+            before = inputs.setdefault(name, batch)
+            if before is not batch:
+                before.lowest, before.highest = before.lowest.minimum(lowest), before.highest.maximum(highest)
+                before.rows += batch.rows
+                before.total += batch.total
+                before.squares += batch.squares
     return inputs
 
 
 def add_moments(model: ir.Model, inputs: Mapping[str, Inputs], batches: Iterable[Tensor]) -> None:
-    """Sum up the moments and the magnitudes of these values, whose largest are known."""
+    """Sum up the products of these values, and count their magnitudes."""
     for values in _watch(model, list(inputs), batches):
         for name, rows in values.items():
             of = inputs[name]
-            width, peak = rows.shape[1], of.peak or 1.0
-            if of.total is None or of.products is None or of.magnitudes is None:
-                of.total, of.products = torch.zeros(width), torch.zeros(width, width)
-                of.magnitudes = torch.zeros(BINS)
-            of.rows += len(rows)
-            of.total += rows.sum(0)
+            if of.products is None or of.magnitudes is None:
+                of.products, of.magnitudes = torch.zeros(rows.shape[1], rows.shape[1]), torch.zeros(BINS)
             of.products.addmm_(rows.mT, rows)
-            of.magnitudes += torch.histc(rows.abs(), BINS, 0, peak)
+            of.magnitudes += torch.histc(rows.abs(), BINS, 0, of.peak or 1.0)
 
 
 def _by_max(magnitudes: Tensor) -> int:

@@ -155,7 +155,7 @@ def _ladder(
         images=sum(map(len, images)),
         most_images=calibration.images,
         data=judging.data,
-        smoothed=quantised.smoothed,
+        rescaled=quantised.rescaled,
         layers=tuple(
             QuantisedLayer(layer.name, layer.macs / total, layer.name not in floating, losses.get(layer.name))
             for layer in quantised.layers

@@ -17,10 +17,11 @@ from onnx_ir.passes import common as passes
 from torch import Tensor
 
 from edgevit.errors import ExportError
-from edgevit.exporting.calibrating import STEPS, add_moments, largest_inputs, step_of
+from edgevit.exporting.calibrating import STEPS, add_moments, step_of, watch_inputs
 from edgevit.exporting.linear import LINEAR, Linear, find_linear
 from edgevit.exporting.reading import QUANTISED
-from edgevit.exporting.rounding import round_layer, smooth
+from edgevit.exporting.rescaling import rescale
+from edgevit.exporting.rounding import round_layer
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class Quantised:
     """A graph with all linear layers in INT8."""
 
     model: ir.Model
-    floating: ir.Model  # the same function in floating point, with moved outliers
+    floating: ir.Model  # the same function in floating point, with rescaled inputs
     layers: tuple[RoundedLayer, ...]
-    smoothed: int  # layers whose outliers were moved
+    rescaled: int  # layers whose inputs were centred and scaled
 
     def without(self, names: Collection[str]) -> ir.Model:
         """A copy in which these layers are in floating point."""
@@ -65,12 +66,12 @@ def _before(value: ir.Value | None) -> ir.Value | None:
 
 
 def quantise(
-    model: ir.Model, batches: Sequence[Tensor], method: str, *, smoothing: bool = True, correcting: bool = True
+    model: ir.Model, batches: Sequence[Tensor], method: str, *, rescaling: bool = True, correcting: bool = True
 ) -> Quantised:
     """Quantise all linear layers of a graph in fp32, which changes, by images [B, C, H, W] of the training part.
 
-    `smoothing` moves outliers of inputs into weights, `correcting` rounds the weights of a layer together and corrects
-    its bias; without them weights are rounded to the nearest.
+    `rescaling` centres and scales the inputs of a layer, `correcting` rounds its weights together and corrects its
+    bias; without them weights are rounded to the nearest.
 
     Raises:
         ExportError: there is no linear layer, or an input of one is not finite.
@@ -78,8 +79,8 @@ def quantise(
     linear = find_linear(model.graph)
     if not linear:
         raise ExportError("the model has no linear layer, which INT8 is for; leave --precision int8 out")
-    inputs = largest_inputs(model, list(dict.fromkeys(str(layer.input.name) for layer in linear)), batches)
-    smoothed = smooth(linear, inputs) if smoothing else 0
+    inputs = watch_inputs(model, list(dict.fromkeys(str(layer.input.name) for layer in linear)), batches)
+    rescaled = rescale(model, linear, inputs) if rescaling else 0
     add_moments(model, inputs, batches)
     images = sum(map(len, batches))
     layers = []
@@ -93,7 +94,7 @@ def quantise(
         steps = round_layer(layer, inputs[str(layer.input.name)], together=correcting)
         axis = 0 if layer.transposed else 1
         overrides[str(layer.weight.name)] = [{**_step(step), "axis": axis} for step in steps.tolist()]
-    return Quantised(_inserted(model, inputs, overrides, linear), floating, tuple(layers), smoothed)
+    return Quantised(_inserted(model, inputs, overrides, linear), floating, tuple(layers), rescaled)
 
 
 def _step(step: float) -> dict[str, Any]:

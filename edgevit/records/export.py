@@ -152,7 +152,7 @@ class Quantisation:
     images: Index  # of the training part, to calibrate on
     most_images: Index  # that were asked for
     data: str
-    smoothed: Index  # layers whose outliers moved from inputs into weights
+    rescaled: Index  # layers whose inputs were centred and scaled
     share: float  # of the MACs of linear layers in INT8
     layers: tuple[QuantisedLayer, ...]
     validation_images: Index

@@ -7,7 +7,7 @@ import torch
 from small_models import random_base
 
 from edgevit.errors import ExportError
-from edgevit.exporting.calibrating import BINS, RANGES, STEPS, Inputs, add_moments, halves, largest_inputs, step_of
+from edgevit.exporting.calibrating import BINS, RANGES, STEPS, Inputs, add_moments, halves, step_of, watch_inputs
 from edgevit.exporting.graph import trace
 from edgevit.exporting.linear import find_linear, write_constant
 from edgevit.exporting.request import METHODS
@@ -15,7 +15,10 @@ from edgevit.exporting.request import METHODS
 
 def seen(values: torch.Tensor) -> Inputs:
     peak = float(values.abs().max())
-    return Inputs(torch.tensor([peak]), len(values), magnitudes=torch.histc(values.abs(), BINS, 0, peak))
+    total, squares = values.sum(0, keepdim=True), (values**2).sum(0, keepdim=True)
+    of = Inputs(torch.tensor([-peak]), torch.tensor([peak]), len(values), total, squares)
+    of.magnitudes = torch.histc(values.abs(), BINS, 0, peak)
+    return of
 
 
 def test_outliers_decide_the_range_by_max_alone() -> None:
@@ -37,12 +40,11 @@ def test_moments_are_those_of_the_rows_of_all_batches() -> None:
     model = trace(random_base(depth=1), input_size=(3, 32, 32), batch="dynamic", opset=20)
     name = str(find_linear(model.graph)[0].input.name)
     images = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    whole, parts = (largest_inputs(model, [name], batches) for batches in ([images], images.split(4)))
-    torch.testing.assert_close(whole[name].largest, parts[name].largest)
+    whole, parts = (watch_inputs(model, [name], batches) for batches in ([images], images.split(4)))
     add_moments(model, whole, [images])
     add_moments(model, parts, images.split(4))
     assert whole[name].rows == parts[name].rows == 6 * 17
-    for part in ("total", "products", "magnitudes"):
+    for part in ("lowest", "highest", "total", "squares", "products", "magnitudes"):
         torch.testing.assert_close(getattr(whole[name], part), getattr(parts[name], part), rtol=1e-4, atol=1e-3)
 
 
@@ -52,4 +54,4 @@ def test_inputs_that_overflow_are_one_line() -> None:
     assert layers[2].bias is not None
     write_constant(layers[2].bias, torch.full((256,), float("inf")))
     with pytest.raises(ExportError, match="gelu is NaN or infinite on calibration images"):
-        largest_inputs(model, [str(layers[3].input.name)], [torch.zeros(1, 3, 32, 32)])
+        watch_inputs(model, [str(layers[3].input.name)], [torch.zeros(1, 3, 32, 32)])
