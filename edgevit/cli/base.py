@@ -36,7 +36,7 @@ def main(
         named = ", whose names are not known (--base-classes FILE gives them)"
     outputs = f"{spec.outputs} of {spec.base.outputs} outputs{named}"
     if spec.output_kind == "features":
-        outputs = f"{spec.outputs or spec.embed} features"
+        outputs = f"{spec.outputs or spec.embed} {spec.output_text}"
     elif spec.builder is not None:
         outputs = spec.output_text
     images = f" --data {shlex.quote(str(request.data))}" if request.data else ""

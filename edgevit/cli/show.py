@@ -106,7 +106,7 @@ def show_model(console: Console, folder: Path) -> None:
         for line in sizes_lines(spec):
             console.show(line)
     classes = f"{len(spec.classes)} classes, {spec.head} head: {', '.join(spec.class_names)}"
-    features = f"its outputs are {spec.outputs or spec.embed} features"
+    features = f"its outputs are {spec.outputs or spec.embed} {spec.output_text}"
     outputs = features if spec.output_kind == "features" else f"{spec.base.outputs} outputs"
     if spec.builder is not None:
         outputs = f"{spec.builder.network} of what {spec.builder.function} in builder.py makes: {spec.output_text}"

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from edgevit.jobs.sweep.record import Sweep, SweepPoint
     from edgevit.jobs.sweep.request import SweepRequest
+    from edgevit.records.derivation import JudgedPart
 
 
 @asks(request="edgevit.jobs.sweep.request:SweepRequest")
@@ -66,7 +69,7 @@ def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:
     points = (*sweep.points, *sweep.ready_made)
     for figure in sorted({point.latency.figure for point in points if point.latency} & NOTES.keys()):
         console.show(NOTES[figure])
-    if len(sweep.points) > 1:
+    if len(sweep.points) > 1 and all(point.likeness is not None or sweep.has_labels for point in sweep.points):
         console.show(sweep_drawing(sweep))
     for reason in sweep.left_out:
         console.show(f"left out: {reason}")
@@ -79,6 +82,9 @@ def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:
         return
     if sweep.finetuned:
         console.show(f"The models are {sweep.finetuned.start.format()}")
+    if not sweep.has_labels:
+        console.show(likeness_line(sweep))
+        return
     chosen, base = sweep.chosen(), "fine-tuned base" if reference is sweep.finetuned else "base"
     if (model := chosen or max(sweep.derived, key=lambda point: point.top1, default=None)) is None:
         return
@@ -101,6 +107,18 @@ def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:
         console.warn(f"{loss.images} {sweep.part} images tell little: give more, as by --validation-fraction{on_test}")
     if (hint := accepted_hint(folder, sweep)) is not None:
         console.warn(hint)
+
+
+def likeness_line(sweep: Sweep) -> str:
+    """Say which model the next command distils, where no label says how good it is."""
+    features = sweep.is_of_features
+    least = f"{sweep.near:.0%} {'of the same nearest images' if features else 'agreement'}"
+    labels = "; with labels, --probe knn,linear compares accuracies" if features else ""
+    if all(point.likeness is None for point in sweep.derived):
+        return f"{sweep.derived[0].images} test images are too few to compare their nearest: give 100 or more"
+    if (chosen := sweep.chosen()) is None:
+        return f"No model has {least}, and none is proposed{labels}"
+    return f"{chosen.folder} is the smallest model with {least} or more, which does not say that it is enough{labels}"
 
 
 def ready_made_line(point: SweepPoint, model: SweepPoint) -> str:
@@ -135,17 +153,17 @@ def sweep_table(folder: Path, sweep: Sweep) -> Table:
     from edgevit.data.shares import share_text
     from edgevit.text import format_count
 
-    images = sweep.points[0].images if sweep.points else 0
+    images, qualities = sweep.points[0].images if sweep.points else 0, quality_columns(sweep)
     figure = next((point.latency.figure for point in sweep.points if point.latency), "p50")
     threads = "" if sweep.threads is None else f", {sweep.threads} thread{'s' if sweep.threads > 1 else ''}"
     trained = "no training" if sweep.finetuned is None else "no training after the cut"
     title = (
-        f"{folder}: {trained}; top-1 on {images} {sweep.part} images, latency of one image on this machine's "
-        f"CPU{threads}; with 95 % intervals"
+        f"{folder}: {trained}; {', '.join(qualities)} on {images} {sweep.part} images, latency of one image on this "
+        f"machine's CPU{threads}; with 95 % intervals"
     )
     table = Table(title=title, title_justify="left")
     table.add_column("model")
-    for heading in ("top-1", "MACs", "parameters", f"{figure} ms", "of the base's"):
+    for heading in (*qualities, "MACs", "parameters", f"{figure} ms", "of the base's"):
         table.add_column(heading, justify="right")
 
     def add(*cells: str) -> None:
@@ -154,7 +172,7 @@ def sweep_table(folder: Path, sweep: Sweep) -> Table:
 
     for point in sweep.points:
         cost = (format_count(point.macs), format_count(point.params))
-        add(point.folder, share_text(point.top1, point.images), *cost, *latency_cells(point, sweep.base))
+        add(point.folder, *(text(point) for text in qualities.values()), *cost, *latency_cells(point, sweep.base))
         if point.rate is None:
             if (finetuned := sweep.finetuned) is not None:  # as large and as fast as the base
                 add("base, fine-tuned", share_text(finetuned.top1, finetuned.images), *cost, "", "")
@@ -165,6 +183,29 @@ def sweep_table(folder: Path, sweep: Sweep) -> Table:
         share = share_text(point.top1, point.images)
         add(f"{point.folder}.onnx, ready-made", share, *cost, *latency_cells(point, sweep.base))
     return table
+
+
+def quality_columns(sweep: Sweep) -> dict[str, Callable[[SweepPoint], str]]:
+    """The columns that say how good a model is, and their texts."""
+    from edgevit.data.shares import share_text
+
+    if sweep.output == "classes":
+        return {"top-1": lambda point: share_text(point.top1, point.images)}
+    if sweep.base is not None and sweep.base.probes:
+        return {f"top-1 by {name}": partial(_probe_cell, name, sweep.part) for name in sweep.base.probes}
+    if not sweep.is_of_features:
+        return {"agreement": lambda point: "" if point.map is None else f"{point.map.agreement:.1%}"}
+    return {
+        "cosine": lambda point: "" if point.similarity is None else f"{point.similarity.cosine:.4f}",
+        "same neighbours": lambda point: "-" if point.likeness is None else f"{point.likeness:.1%}",
+    }
+
+
+def _probe_cell(name: str, part: JudgedPart, point: SweepPoint) -> str:
+    from edgevit.data.shares import share_text
+
+    right = (point.probes or {})[name][part]
+    return share_text(right.right / right.images, right.images)
 
 
 def latency_cells(point: SweepPoint, base: SweepPoint | None) -> tuple[str, str]:
@@ -178,7 +219,7 @@ def latency_cells(point: SweepPoint, base: SweepPoint | None) -> tuple[str, str]
 
 
 def sweep_drawing(sweep: Sweep) -> str:
-    """Draw accuracy against latency, or against MACs where latency is not measured."""
+    """Draw accuracy, or likeness, against latency, or against MACs where latency is not measured."""
     from edgevit.board.comparison import three_digits
     from edgevit.cli.drawing import BASE, MODEL, READY_MADE, Dot, scatter
     from edgevit.text import format_count
@@ -188,7 +229,7 @@ def sweep_drawing(sweep: Sweep) -> str:
     measured = [p.latency.ms for p, _, _ in marked if p.latency]
     in_ms = len(measured) == len(marked)
     costs_drawn = measured if in_ms else [float(p.macs) for p, _, _ in marked]
-    dots = [Dot(cost, p.top1, label, mark) for (p, label, mark), cost in zip(marked, costs_drawn, strict=True)]
+    dots = [Dot(cost, p.score, label, mark) for (p, label, mark), cost in zip(marked, costs_drawn, strict=True)]
     least, most = min(costs_drawn), max(costs_drawn)
     if in_ms:
         return scatter(dots, (three_digits(least), f"{three_digits(most)} ms"))

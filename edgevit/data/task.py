@@ -437,6 +437,37 @@ def open_unlabelled_task(
     return replace(task, **unknown)
 
 
+def with_labels(task: Task) -> Task:
+    """The images of a task without classes in the same parts, each of the class that the data says.
+
+    Images of no class are left out.
+
+    Raises:
+        DataError: the data is not sorted by class, or a part has no image of a class.
+    """
+    data = task.arguments["data"]
+    source = open_source(data)
+    parts = [part for part in PARTS if part in source.parts]
+    label_of = {
+        reference: label
+        for label, name in enumerate(source.class_names)
+        for part in parts
+        for reference in source.references(part, name)
+    }
+    labelled: dict[str, Any] = {}
+    for part in PARTS:
+        split = task.part(part)
+        split = split.at([i for i, reference in enumerate(split.references) if reference in label_of])
+        labelled[part] = replace(split, labels=tuple(label_of[reference] for reference in split.references))
+        if lacking := [name for i, name in enumerate(source.class_names) if i not in labelled[part].labels]:
+            raise DataError(
+                f"the {part} part of {data}, split without labels, has no image of class {lacking[0]!r}; add some, or "
+                "give train/, val/ and test/"
+            )
+    classes = tuple(TargetClass(name, i) for i, name in enumerate(source.class_names))
+    return replace(task, classes=classes, **labelled)
+
+
 def _check_fraction(validation_fraction: float) -> None:
     if not 0 < validation_fraction < 1:
         raise OptionError(f"validation fraction {validation_fraction} is not between 0 and 1; try 0.1")

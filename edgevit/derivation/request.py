@@ -30,7 +30,7 @@ from edgevit.derivation.options import SUPERNET, describe, methods_with, parse_a
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.network.request import BASE, BaseOptions
 from edgevit.numbers import check_number
-from edgevit.records.model import BlockDims, Head
+from edgevit.records.model import BlockDims, Head, TokenOutput
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import partial_folder, refuse_unfinished
 from edgevit.records.writing import refuse_existing
@@ -41,7 +41,10 @@ D = TypeVar("D", bound="Deriving")
 
 HEADS = ("subset", "full")
 STARTS = ("base", "finetuned", "better")
-OUTPUTS = ("classes", "features", "map", "map:foreground", "map:classes")
+TOKEN_OUTPUTS: Mapping[str, TokenOutput] = {
+    "features:patches": "patches", "features:class,patches": "class,patches",
+}  # fmt: skip
+OUTPUTS = ("classes", "features", *TOKEN_OUTPUTS, "map", "map:foreground", "map:classes")
 NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
 
 
@@ -73,8 +76,9 @@ RESUME = "Continue an interrupted {} from its last saved step."
 OutputOption = Annotated[
     str,
     Option(
-        "What the model puts out: classes; or, for which images need no labels, features or the map of a head of your "
-        "own: map (values), map:foreground or map:classes (logits).",
+        "What the model puts out: classes; or, for which images need no labels, features (pooled, or of tokens: "
+        "features:patches, features:class,patches) or the map of a head of your own: map (values), map:foreground or "
+        "map:classes (logits).",
         DATA,
         common=True,
     ),
@@ -88,6 +92,26 @@ def method_options(help: str, metavar: str = "METHOD.OPTION=VALUE") -> Option:
         return parse_assignments(options.get("method") or SUPERNET, texts)
 
     return Option(help, SHAPE, name="--set", metavar=metavar, repeated=True, read=read)
+
+
+def check_output(output: str) -> None:
+    """Refuse an output that there is not.
+
+    Raises:
+        OptionError: also features of earlier blocks.
+    """
+    if output in OUTPUTS:
+        return
+    if str(output).partition("@")[0] in TOKEN_OUTPUTS:
+        raise OptionError(
+            f"--output {output}: only features after the last block are put out; for earlier ones write a head that "
+            "reads them, and give it with --output map (docs/tutorial.md has one)"
+        )
+    raise UnknownNameError("output", str(output), OUTPUTS)
+
+
+def puts_out_features(output: str) -> bool:
+    return output == "features" or output in TOKEN_OUTPUTS
 
 
 def refuse_classes(output: str, options: Mapping[str, bool]) -> None:
@@ -153,8 +177,7 @@ class BaseRequest(BaseOptions):
         self.training.check()
         check_number("--validation-fraction", self.validation_fraction, "(0, 1)", "try 0.1")
         self.check_base(self.name)
-        if self.output not in OUTPUTS:
-            raise UnknownNameError("output", self.output, OUTPUTS)
+        check_output(self.output)
         if self.output != OUTPUTS[0]:
             refuse_classes(
                 self.output,
@@ -381,8 +404,7 @@ class Deriving(Request):
 
     def _check_output(self) -> None:
         """Refuse options of classes, and methods that read labels, for a model that puts out no classes."""
-        if self.output not in OUTPUTS:
-            raise UnknownNameError("output", self.output, OUTPUTS)
+        check_output(self.output)
         if self.puts_out_classes:
             return
         if describe(self.method).needs_labels:

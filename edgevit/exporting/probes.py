@@ -63,14 +63,23 @@ def linear(train: Labelled, validation: Labelled, tested: Labelled) -> Tensor:
     return (tested.features @ weight.mT + bias).argmax(1)
 
 
+def probe_answers(
+    names: tuple[str, ...], train: Labelled, validation: Labelled | None, tested: Labelled
+) -> dict[str, Tensor]:
+    """Fit each named probe to training images; return which of the tested images it classifies rightly: bool [N]."""
+    answers = {}
+    if "knn" in names:
+        answers["knn"] = knn(train, tested)
+    if "linear" in names:
+        assert validation is not None, "its ridge is chosen on them"
+        answers["linear"] = linear(train, validation, tested)
+    return {name: answers[name] == tested.labels for name in names}
+
+
 def probe_features(
     names: tuple[str, ...], task: Task, tested: Split, read: Callable[[Split], Labelled]
 ) -> dict[str, float]:
     """Fit each named probe to a task's training images, and return its share of right answers on `tested`."""
-    train, judged = read(task.train), read(tested)
-    answers = {}
-    if "knn" in names:
-        answers["knn"] = knn(train, judged)
-    if "linear" in names:
-        answers["linear"] = linear(train, read(task.validation), judged)
-    return {name: float((answers[name] == judged.labels).double().mean()) for name in names}
+    validation = read(task.validation) if "linear" in names else None
+    right = probe_answers(names, read(task.train), validation, read(tested))
+    return {name: float(of_images.double().mean()) for name, of_images in right.items()}

@@ -65,6 +65,18 @@ def read_size(text: str, _: Mapping[str, Any]) -> tuple[int, int, int]:
     return channels, height, width
 
 
+Probe = Annotated[
+    tuple[str, ...],
+    Option(
+        "Classifiers that are fitted to features and judged: knn, linear, or both, separated by commas.",
+        DATA,
+        read=read_probes,
+        metavar="NAME[,...]",
+        common=True,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Tolerances:
     """Tolerances of a file against the torch model.
@@ -386,16 +398,7 @@ class JudgeRequest(BaseOptions):
     classes: Classes = None
     base_classes: BaseClasses = None
     part: Split = "test"
-    probe: Annotated[
-        tuple[str, ...],
-        Option(
-            "Classifiers that are fitted to features and judged: knn, linear, or both, separated by commas.",
-            DATA,
-            read=read_probes,
-            metavar="NAME[,...]",
-            common=True,
-        ),
-    ] = ()
+    probe: Probe = ()
     seed: Annotated[int | None, Option("Seed of the split into parts.  [default: the model's own, or 42]", DATA)] = None
     group_by: GroupBy = None
     validation_fraction: float | None = None  # of the split; None: that of the model, or 0.1

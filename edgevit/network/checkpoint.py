@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
 from edgevit.network.arguments import check_arguments
 from edgevit.network.builder import Builder, builder_parts, built, is_builder, refuse_unknown
+from edgevit.network.classifier import put_out_tokens
 from edgevit.network.copies import shape_copy, without_values
 from edgevit.network.dense import DenseFamily, within
 from edgevit.network.families import Interchange, family_like, family_names, load_family
@@ -587,6 +588,8 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
         else:
             with without_values():
                 network = Network(_create(spec.timm_name, spec.timm_args, prefix="timm_args."))
+            if spec.tokens is not None:
+                put_out_tokens(network, spec.tokens)
     except (OptionError, UnknownNameError, UnsupportedModelError) as error:
         raise CheckpointError(f"{files.spec_file} contradicts the model: {error}") from error
     with reading(files.weights_file):
@@ -680,5 +683,6 @@ def derived_spec(base: ModelSpec, network: Network, head: Head, classes: tuple[T
         base=BaseFacts(base.base.weights_sha256, base.blocks, base.macs, base.params, base.outputs, base.base.embed),
         output=base.output,
         builder=base.builder,
+        tokens=base.tokens,
     )
     return spec

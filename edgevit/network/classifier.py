@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
+from edgevit.errors import UnsupportedModelError
 from edgevit.network.copies import bare_copy
+from edgevit.network.families import architecture
+from edgevit.network.families.vit.tokens import put_out
 from edgevit.network.network import Network
 from edgevit.network.output import Features
+from edgevit.records.model import TokenOutput
 
 
 def with_classes(network: Network, classes: Sequence[int]) -> Network:
@@ -18,11 +22,27 @@ def with_classes(network: Network, classes: Sequence[int]) -> Network:
     return copied
 
 
-def with_features(network: Network) -> Network:
+def put_out_tokens(network: Network, tokens: TokenOutput) -> None:
+    """Have a network put out these tokens after its last norm, in place of pooled ones.
+
+    Raises:
+        UnsupportedModelError: it has none, or its head reads pooled ones alone.
+    """
+    if network.family_name != "vit":
+        raise UnsupportedModelError(
+            f"{architecture(network.module)} has no tokens of a class and of patches; try --output features"
+        )
+    put_out(network.module, with_class=tokens != "patches")
+
+
+def with_features(network: Network, tokens: TokenOutput | None = None) -> Network:
     """Put the identity in place of a network's classifiers, or where there is none: its outputs are the features.
 
-    A narrower embedding, or a linear map that makes up for what was cut, then has its place in these heads.
+    With `tokens` they are the features of each of these. A narrower embedding, or a linear map that makes up for what
+    was cut, then has its place in these heads.
     """
+    if tokens is not None:
+        put_out_tokens(network, tokens)
     width = network.geometry.embed
     network.make_classifiers(width)
     with torch.no_grad():

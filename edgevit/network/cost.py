@@ -140,6 +140,7 @@ class Geometry:
     other_params: int  # outside blocks and classifier
     sites: tuple[Site, ...] = ()  # of the model; empty: nothing is frozen
     head_macs: int = 0  # of a head that is no classifier
+    classified: int = 1  # tokens that the classifier reads one by one; of pooled ones 1
 
     @property
     def embed(self) -> int:
@@ -198,7 +199,7 @@ class Geometry:
         if quantity == "params":
             return self.other_params + self.outputs * (self.embed + 1)
         first, merging = self.stages[0].embed, sum(stage.merging for stage in self.stages)
-        of_head = self.head_macs + (self.outputs + 1) * self.embed
+        of_head = self.head_macs + (self.outputs * self.classified + 1) * self.embed
         return self.patches * self.patch_values * first + merging + of_head
 
     def fixed(self, blocks: Sequence[BlockDims], quantity: Quantity) -> int:

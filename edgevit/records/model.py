@@ -25,6 +25,7 @@ Score = Literal["logsumexp"]
 SCORE: Score = "logsumexp"
 Head = Literal["subset", "full"]
 OutputKind = Literal["logits", "features", "foreground", "classes", "values"]  # the last three: of maps
+TokenOutput = Literal["patches", "class,patches"]  # tokens after the last norm that are features
 Size = Annotated[int, Field(gt=0, lt=2**31)]
 Dimension = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(gt=0, lt=2**63)]
@@ -200,6 +201,7 @@ class ModelSpec:
     rejection: Rejection | None = None  # None: no image is classified as `other`
     output: OutputKind | None = None  # None: logits, or features where there is no classifier
     builder: BuilderFacts | None = None  # of a network with a head of the user's, whose output is a map
+    tokens: TokenOutput | None = None  # whose features are the output; None: of all tokens together
 
     @property
     def class_names(self) -> list[str]:
@@ -226,7 +228,8 @@ class ModelSpec:
     def output_text(self) -> str:
         """Name its output, for people."""
         kind = self.output_kind
-        return {"logits": "classes", "features": "features", "values": "a map of values"}.get(kind, f"a map of {kind}")
+        features = "features" if self.tokens is None else f"features of {self.tokens.replace(',', ' and ')}"
+        return {"logits": "classes", "features": features, "values": "a map of values"}.get(kind, f"a map of {kind}")
 
     @property
     def class_columns(self) -> list[int]:
@@ -282,6 +285,8 @@ class ModelSpec:
         maps = self.output not in (None, "logits", "features")
         if self.output == "logits" or (self.output is not None and names) or maps != (self.builder is not None):
             return f"has the output {self.output!r} and {len(names)} classes"
+        if self.tokens is not None and self.output != "features":
+            return f"has the output {self.output!r} and the tokens {self.tokens!r}"
         if self.head == "subset" and len(names) != outputs:
             return f"has {len(names)} classes and {outputs} outputs"
         if any(c.base_index >= self.base.outputs for c in self.classes):

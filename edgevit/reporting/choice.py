@@ -465,6 +465,7 @@ def _of_model(
 ) -> Iterator[Entry]:
     """One entry for each measured file of a model, or one without figures."""
     derivation, document = model.derivation, model.document
+    similarity = derivation.similarity if derivation else None
     counted = document or model.imported
     entry = Entry(
         kind=kind,
@@ -481,8 +482,11 @@ def _of_model(
         embed=document.embed if document is not None else None,
         file_bytes=_bytes(model, place),
         hint=None if derivation is None else hint_in(derivation),
-        cosine=derivation.similarity.cosine if derivation and derivation.similarity else None,
+        cosine=similarity.cosine if similarity else None,
+        neighbours=similarity.same_neighbours if similarity else None,
         agreement=derivation.map.agreement if derivation and derivation.map else None,
+        knn=model.probes.get("knn"),
+        linear=model.probes.get("linear"),
         **_accuracy(model, None),  # type: ignore[arg-type]
     )
     by_file: dict[str, list[Run]] = {}

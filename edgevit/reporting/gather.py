@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from edgevit.jobs.fleet.states import JOB_KIND
 from edgevit.jobs.fleet.states import RECORD as JOB
 from edgevit.jobs.jobs_file import RESULTS
 from edgevit.jobs.jobs_table import TABLE_KIND
+from edgevit.jobs.sweep.record import read_sweep
 from edgevit.records.answers import RightImages
 from edgevit.records.derivation import DerivationRecord, JudgedPart
 from edgevit.records.documents import Reader
@@ -64,11 +66,16 @@ class GatheredModel:
     export: ExportRecord | None = None
     engines: tuple[EngineRecord, ...] = ()
     history: tuple[dict[str, Any], ...] = ()
+    probes: Mapping[str, float] = field(default_factory=dict)  # top-1 of each probe of its features, as a sweep has it
 
     @property
     def class_names(self) -> tuple[str, ...]:
         document = self.document or self.imported
         return tuple(c.name for c in document.classes) if document else ()
+
+    @property
+    def weights_sha256(self) -> str:
+        return "" if self.document is None else self.document.weights_sha256
 
     @property
     def answers(self) -> dict[JudgedPart, RightImages | None]:
@@ -95,6 +102,7 @@ class Evidence:
     skipped: list[Skipped] = field(default_factory=list)
     lines: set[str] = field(default_factory=set)  # hashes of those read: a copy of a file tells nothing new
     reader: RunReader = field(default_factory=lambda: RunReader(READER))
+    probes: dict[str, dict[str, float]] = field(default_factory=dict)  # by the hash of the weights of a model
     _notes: set[Skipped] = field(default_factory=set)  # all that ever was in `skipped`
 
     def read(self, source: Path | str, read: Callable[[], T]) -> T | None:
@@ -147,7 +155,8 @@ def gather(paths: Sequence[Path]) -> Evidence:
         raise OptionError(
             f"nothing to report in {', '.join(map(str, paths))}: no model folder and no run{skipped_note}"
         )
-    evidence.models = _with_own_names(evidence.models)
+    probed = [replace(model, probes=evidence.probes.get(model.weights_sha256, {})) for model in evidence.models]
+    evidence.models = _with_own_names(probed)
     return evidence
 
 
@@ -289,13 +298,18 @@ def _take_job(evidence: Evidence, file: Path) -> None:
 
 
 def _take_sweep(evidence: Evidence, file: Path) -> None:
-    """List the models of a sweep whose folders are missing; ignore other files of that name."""
+    """List the models of a sweep whose folders are missing, and take its probes; ignore other files of that name."""
     content = evidence.read(file, lambda: SWEPT.json(file, dict[str, Any])) or {}
     points = content.get("points") if "request" in content else None
     for point in points if isinstance(points, list) else ():
         name = point.get("folder") if isinstance(point, dict) else None
         if isinstance(name, str) and not (file.parent / name).is_dir():
             evidence.skip(f"{file}, {name}", f"its folder {file.parent / name} is gone")
+    with suppress(EdgeVitError):
+        for swept in read_sweep(file.parent).points if points else ():
+            if swept.probes is not None and swept.weights_sha256 is not None:
+                on_test = {name: right["test"].right / right["test"].images for name, right in swept.probes.items()}
+                evidence.probes[swept.weights_sha256] = on_test
 
 
 def _with_own_names(models: Iterable[GatheredModel]) -> list[GatheredModel]:

@@ -27,7 +27,10 @@ class EntryRecord:
     top1: float | None = None
     images: int | None = None
     cosine: float | None = None  # of its features to the base's, the mean over test images
+    neighbours: float | None = None  # share of the ten nearest test images by its features that are the base's
     agreement: float | None = None  # of its maps with the base's, likewise
+    knn: float | None = None  # top-1 of classifiers fitted to its features, on the images of a sweep
+    linear: float | None = None
     judged: str | None = None  # what was: "torch", or the file
     validation: tuple[int, int] | None = None  # right, of so many images of the validation part
     macs: int | None = None

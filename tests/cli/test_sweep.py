@@ -17,7 +17,7 @@ from edgevit.cli.console import Console
 from edgevit.cli.sweep import show_sweep
 from edgevit.jobs.sweep.record import FinetunedBase, Latency, Sweep, SweepPoint, read_sweep, write_sweep
 from edgevit.records.answers import RightImages
-from edgevit.records.derivation import StartRecord
+from edgevit.records.derivation import SimilarityRecord, StartRecord
 from edgevit.text import format_count
 
 NETWORK = ["vit_tiny_patch16_224", *(w for k, v in ARGS.items() for w in ("--model-arg", f"{k}={v}"))]
@@ -96,6 +96,36 @@ def test_one_that_loses_more_than_chance_is_not_chosen(edgevit_main: Any, tmp_pa
     shown = " ".join(edgevit_main("show", tmp_path).out.split())
     assert "there is no model whose loss against the fine-tuned base may be chance" in shown
     assert "The models are pruned from the base after training: 30 steps on the classes" in shown
+
+
+@pytest.mark.parametrize(
+    ("shares", "line"),
+    [
+        (
+            (0.72, 0.51, 0.31),
+            "r0.7 is the smallest model with 50% of the same nearest images or more, which does not say",
+        ),
+        (
+            (0.4, 0.3, 0.2),
+            "No model has 50% of the same nearest images, and none is proposed; with labels, --probe knn",
+        ),
+        ((None, None, None), "20 test images are too few to compare their nearest: give 100 or more"),
+    ],
+)
+def test_without_labels_models_are_shown_by_how_like_the_bases_their_features_are(
+    edgevit_main: Any, tmp_path: Path, shares: Any, line: str
+) -> None:
+    points = [SweepPoint("base", None, None, 20, 10, 9)]
+    for rate, share in zip((0.5, 0.7, 0.9), shares, strict=True):
+        similarity = SimilarityRecord(20, 1 - rate / 10, share)
+        points.append(SweepPoint(f"r{rate}", rate, None, 20, round(10 * (1 - rate)), 9, similarity=similarity))
+    request = {"output": "features"}
+    found = Sweep(request, "test", "2026-01-01T00:00:00+00:00", {"edgevit": "0.1.0"}, tuple(points))
+    write_sweep(tmp_path, found)
+    shown = edgevit_main("show", tmp_path)
+    said = " ".join(shown.out.split())
+    assert line in said and "cosine, same neighbours on 20 test images" in said and "0.9300" in said
+    assert ("●" in said) == (shares[0] is not None)
 
 
 @pytest.mark.parametrize(("on_test", "part"), [((260, 255), "validation"), ((220, 215), "test")])

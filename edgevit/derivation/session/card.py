@@ -206,7 +206,7 @@ def _features_card(
 
 A backbone: {spec.timm_name}, {100 * spec.rate:.1f} % of its multiply-accumulates removed with
 `{record.method}`.{embedding}
-Its {spec.outputs} features of an image are meant to be those of its base, and have {similarity.format()}.
+Its {spec.outputs} {spec.output_text} of an image are meant to be those of its base, and have {similarity.format()}.
 
 | | MACs | parameters |
 |---|---|---|

@@ -13,6 +13,7 @@ from torch import Tensor
 from edgevit.data.task import Split, Task
 from edgevit.derivation.cache import Cache
 from edgevit.derivation.measure.divergence import network_outputs
+from edgevit.derivation.request import TOKEN_OUTPUTS, puts_out_features
 from edgevit.derivation.session.maps import measure_map
 from edgevit.errors import DataError, OptionError
 from edgevit.network.checkpoint import Headless, Model, derived_spec, tensors_sha256
@@ -24,7 +25,7 @@ from edgevit.records.model import OutputKind
 from edgevit.train.passes import Passes
 
 KINDS: Mapping[str, OutputKind] = {"map:foreground": "foreground", "map:classes": "classes"}  # map: the base's own
-MAP_IMAGES = 100  # the same for maps, which have many values
+MAP_IMAGES = 100  # the same for maps and for features of tokens, which have many values
 UNIT_IMAGES = 1000  # of the training part at most, whose features give the unit of each channel
 NEIGHBOURS = 10  # nearest images, of which a derived model should have the same ones
 
@@ -36,29 +37,34 @@ def unlabelled_model(base: Model | Headless, output: str) -> Model:
         OptionError: it has no such head, or it has one.
     """
     model = base.described() if isinstance(base, Headless) else base
-    if (output != "features") != (model.spec.builder is not None):
+    if puts_out_features(output) == (model.spec.builder is not None):
         has, other = ("a map", "map") if model.spec.builder else ("no map: there is no head of your own", "features")
         raise OptionError(f"--output {output}: the output of this base is {has}; try --output {other}")
-    if output != "features":
+    if not puts_out_features(output):
         return Model(model, replace(model.spec, output=KINDS.get(output, model.spec.output)), model.release)
+    tokens = TOKEN_OUTPUTS.get(output)
     if model.spec.output == "features":
+        if model.spec.tokens != tokens:
+            other = "features" if model.spec.tokens is None else f"features:{model.spec.tokens}"
+            raise OptionError(f"--output {output}: the output of this base is {other}; try --output {other}")
         return model
-    network = with_features(model)
+    network = with_features(model, tokens)
     spec = derived_spec(model.spec, network, "full", ())
     facts = replace(spec.base, blocks=spec.blocks, macs=spec.macs, params=spec.params, outputs=spec.outputs)
-    return Model(network, replace(spec, base=facts, output="features"), model.release)
+    return Model(network, replace(spec, base=facts, output="features", tokens=tokens), model.release)
 
 
 def with_units(model: Model, task: Task, passes: Passes, cache: Cache, identity: Mapping[str, Any]) -> Network:
     """The network of a model that puts out features, each in units of its standard deviation over training images.
 
-    The values of a map have the unit of their channel, and logits none.
+    Of tokens, a class token has units of its own. The values of a map have the unit of their channel, and logits none.
 
     Raises:
         DataError: the outputs are not finite, or all images have the same.
     """
     kind, noun = model.output.kind, "features" if model.output.kind == "features" else "maps"
-    images = task.train.subset(UNIT_IMAGES if kind == "features" else MAP_IMAGES)
+    tokens = model.spec.tokens
+    images = task.train.subset(UNIT_IMAGES if kind == "features" and tokens is None else MAP_IMAGES)
     key = {**identity, "images": images.content_sha256()}
 
     def measure() -> dict[str, Tensor]:
@@ -66,7 +72,14 @@ def with_units(model: Model, task: Task, passes: Passes, cache: Cache, identity:
         if not bool(torch.isfinite(outputs).all()):
             raise DataError(f"the base's {noun} are no finite numbers; check its weights, --mean and --std")
         channels = outputs if kind == "features" else outputs.movedim(1, -1)
-        return {"scale": channels.flatten(0, -2).std(0)}
+        if tokens != "class,patches":
+            return {"scale": channels.flatten(0, -2).std(0)}
+        # The class token counts as much as all patches: of N tokens it has half of the N shares.
+        patches = channels.shape[1] - 1
+        of_class, of_patch = (part.flatten(0, -2).std(0) for part in (channels[:, :1], channels[:, 1:]))
+        shares = [(patches + 1) / 2, (patches + 1) / (2 * patches)]
+        of_class, of_patch = of_class / shares[0] ** 0.5, of_patch / shares[1] ** 0.5
+        return {"scale": torch.stack([of_class, *[of_patch] * patches])}
 
     scale = cache.tensors("units", key, measure)["scale"]
     if not float(scale.max()) > 0:
@@ -92,10 +105,18 @@ def measure_likeness(base: Network, derived: Network, images: Split, passes: Pas
 
 
 def _similarity(base: Network, derived: Network, images: Split, passes: Passes) -> SimilarityRecord:
-    outputs = [network_outputs(network.to(passes.compute.device).eval(), images, passes) for network in (base, derived)]
-    of_base, of_derived = (each.flatten(1).double() for each in outputs)
-    cosines = F.cosine_similarity(of_base, of_derived, dim=1)
-    return SimilarityRecord(len(images), float(cosines.mean().clamp(0, 1)), same_neighbours(*outputs))
+    """Tokens are compared one by one, and neighbours by the mean of an image's tokens."""
+    derived, cosines, means = derived.to(passes.compute.device).eval(), list[Tensor](), (list[Tensor](), list[Tensor]())
+
+    def compare(batch: Tensor, _: Tensor) -> None:
+        wanted, outputs = (network(batch).float().cpu().double() for network in (base, derived))
+        cosines.append(F.cosine_similarity(wanted, outputs, dim=-1).reshape(len(batch), -1).mean(1))
+        for of_network, features in zip(means, (wanted, outputs), strict=True):
+            of_network.append(features.reshape(len(batch), -1, features.shape[-1]).mean(1))
+
+    replace(passes, shared=False).show(base, images, compare, stage="compare features")
+    cosine = float(torch.cat(cosines).mean().clamp(0, 1))
+    return SimilarityRecord(len(images), cosine, same_neighbours(*map(torch.cat, means)))
 
 
 def same_neighbours(reference: Tensor, features: Tensor) -> float | None:

@@ -62,6 +62,7 @@ class Opened:
             "preprocessing": self.base.preprocessing,
             "head": self.head,
             "output": self.network.output.kind,
+            **({} if self.base.spec.tokens is None else {"tokens": self.base.spec.tokens}),
             **({} if self.base.spec.builder is None else {"builder": self.base.spec.builder.sha256}),
             "training": {k: v for k, v in asdict(training).items() if k not in ("device", "workers")},
         }
@@ -84,6 +85,7 @@ class Opened:
             "preprocessing": self.base.preprocessing,
             "head": [self.head, *self.task.base_columns],
             "units": units_sha256(self.network),
+            **({} if spec.tokens is None else {"tokens": spec.tokens}),
             **({} if spec.builder is None else {"map": [self.network.output.kind, spec.builder.sha256]}),
             "device": self.passes.compute.device.type,
             "batches": [self.passes.batch_size(network, gradients=gradients) for gradients in (False, True)],

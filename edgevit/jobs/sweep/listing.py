@@ -120,6 +120,6 @@ def _of_sweep(item: ListedFolder, folder: Path, sweep: Sweep) -> ListedFolder:
     if point is None or item.kind == "damaged" or not point.is_of(ModelFolder(folder)):
         return item
     latency_ms = point.latency.ms if point.latency is not None else item.latency_ms
-    if item.top1 is not None:
+    if item.top1 is not None or point.right is None:
         return replace(item, latency_ms=latency_ms)
     return replace(item, top1=point.top1, images=point.images, part=sweep.part, latency_ms=latency_ms)

@@ -1,4 +1,8 @@
-"""sweep.json: the options of a sweep, and the result at each rate."""
+"""sweep.json: the options of a sweep, and the result at each rate.
+
+Classifiers are judged by their answers, and features by those of the probes fitted to them. Without labels, features
+and maps are judged by how like the base's they are.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from edgevit.data.pairs import Loss, RightCount, loss_of, recalled_text
 from edgevit.errors import SweepError
 from edgevit.records.answers import RightImages
 from edgevit.records.belonging import weights_fault
-from edgevit.records.derivation import JudgedPart, StartRecord
+from edgevit.records.derivation import JudgedPart, MapRecord, Share, SimilarityRecord, StartRecord
 from edgevit.records.documents import Reader
 from edgevit.records.kinds import RecordKind, Versions
 from edgevit.records.model import Count, Index, Sha256
@@ -24,6 +28,8 @@ RECORD = SWEEP
 BASE = "base"  # the unpruned base's folder, and its name in tables
 PARTS: tuple[JudgedPart, ...] = ("validation", "test")
 RATES = (0.5, 0.7, 0.8, 0.9, 0.95)
+# Without labels no test says which model is good enough. These likenesses only decide which one the next command names.
+NEAR_FEATURES, NEAR_MAPS = 0.5, 0.9
 READER = Reader(SweepError, hint="remove it to sweep again: models that are there stay")
 
 
@@ -41,16 +47,18 @@ class Latency:
 class OnImages:
     """Right answers on images of the sweep's part, and which they are on either part."""
 
-    right: int  # of `images`, how many are classified rightly among the target classes
+    # Of `images`, how many are classified rightly among the target classes; None: there are no labels.
+    right: int | None
     images: int
     judged: dict[JudgedPart, RightImages] | None  # None: not recorded
 
     def __post_init__(self) -> None:
-        if self.right > self.images:
+        if self.right is not None and self.right > self.images:
             raise ValueError(f"{self.right} of {self.images} images are no share")
 
     @property
     def top1(self) -> float:
+        assert self.right is not None, "else models are judged by their likeness"
         return self.right / max(self.images, 1)
 
     def on(self, part: JudgedPart) -> RightCount | None:
@@ -64,13 +72,31 @@ class SweepPoint(OnImages):
 
     folder: str
     rate: float | None  # None: the base, or a ready-made model
-    right: Index
+    right: Index | None
     images: Index
     macs: Count
     params: Count
     latency: Latency | None = None  # None: not measured yet
     judged: dict[JudgedPart, RightImages] | None = None
     weights_sha256: Sha256 | None = None  # of the model that was judged; None: not recorded
+    # By part, which images are classified rightly by each probe of the features; the first is in `judged`, too.
+    probes: dict[str, dict[JudgedPart, RightImages]] | None = None
+    similarity: SimilarityRecord | None = None  # of features to the base's; None: it is the base, or has other outputs
+    map: MapRecord | None = None  # the same of a map
+
+    @property
+    def likeness(self) -> Share | None:
+        """How like the base's its outputs are: the share of the same neighbours, or of agreement; None: not known."""
+        if self.rate is None:
+            return 1.0
+        if self.map is not None:
+            return self.map.agreement
+        return None if self.similarity is None else self.similarity.same_neighbours
+
+    @property
+    def score(self) -> float:
+        """The share of right answers, or else the likeness."""
+        return (self.likeness or 0.0) if self.right is None else self.top1
 
     def is_of(self, model: ModelFolder) -> bool:
         """Whether the model in its folder, if there is one, is the one that was judged.
@@ -128,7 +154,7 @@ class Sweep:
         """What a model loses against another one or `reference`, on the images of `part`."""
         reference = other or self.reference
         assert reference is not None, "the base is judged before its models"
-        model, base = (o.on(self.part) or RightCount(o.right, o.images) for o in (point, reference))
+        model, base = (o.on(self.part) or RightCount(o.right or 0, o.images) for o in (point, reference))
         return loss_of(model, base)
 
     def outdoes(self, point: SweepPoint, other: SweepPoint) -> bool:
@@ -137,17 +163,41 @@ class Sweep:
             return False
         return self.loss(point, other).may_be_chance
 
+    @property
+    def output(self) -> str:
+        """What the models put out, as the option says it."""
+        output: str = self.request.get("output", "classes")
+        return output
+
+    @property
+    def is_of_features(self) -> bool:
+        return self.output.startswith("features")
+
+    @property
+    def has_labels(self) -> bool:
+        return all(point.right is not None for point in self.points)
+
+    @property
+    def near(self) -> float:
+        """The likeness from which on a model without labels may be chosen."""
+        return NEAR_FEATURES if self.is_of_features else NEAR_MAPS
+
     def chosen(self) -> SweepPoint | None:
-        """The smallest model that loses no more than chance.
+        """The smallest model that loses no more than chance; without labels, that is like the base.
 
         A model of a trained base that only reaches the base as it is would have lost what the training gave.
         """
-        as_good = [] if self.reference is None else [p for p in self.derived if self.loss(p).may_be_chance]
+        if not self.has_labels:
+            as_good = [p for p in self.derived if p.likeness is not None and p.likeness >= self.near]
+        else:
+            as_good = [] if self.reference is None else [p for p in self.derived if self.loss(p).may_be_chance]
         return min(as_good, key=lambda point: point.macs, default=None)
 
     def recalled(self) -> str | None:
         """That the base was probably trained on the validation images; None: nothing says so."""
-        return None if self.base is None else recalled_text(self.base.on("validation"), self.base.on("test"))
+        if self.base is None or self.base.probes:  # probes are fitted to training images
+            return None
+        return recalled_text(self.base.on("validation"), self.base.on("test"))
 
     def judged_on(self, part: JudgedPart) -> Sweep:
         """The same sweep by the answers on this part; as it is, where any model's are not recorded."""

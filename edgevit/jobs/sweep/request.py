@@ -11,12 +11,24 @@ from typing import Annotated, Any
 
 from edgevit.board.request import Threads
 from edgevit.data.classes import listed
-from edgevit.data.request import Data
+from edgevit.data.request import Data, check_data
 from edgevit.derivation.methods import method_names
 from edgevit.derivation.options import describe
-from edgevit.derivation.request import METHOD, Cache, DeriveFrom, DeriveRequest, Request, method_options
+from edgevit.derivation.request import (
+    METHOD,
+    OUTPUTS,
+    Cache,
+    DeriveFrom,
+    DeriveRequest,
+    OutputOption,
+    Request,
+    check_output,
+    method_options,
+    puts_out_features,
+    refuse_classes,
+)
 from edgevit.errors import OptionError, OutputError, UnknownNameError
-from edgevit.exporting.request import ReadyMade, ready_made_files
+from edgevit.exporting.request import Probe, ReadyMade, ready_made_files
 from edgevit.jobs.sweep.record import BASE as BASE_FOLDER
 from edgevit.jobs.sweep.record import PARTS, RATES, RECORD
 from edgevit.network.request import BASE
@@ -63,6 +75,8 @@ class SweepRequest(Request):
             "Option of the method, such as forge.drop_blocks=no; edgevit methods METHOD lists all; repeatable."
         ),
     ] = field(default_factory=dict)
+    output: OutputOption = OUTPUTS[0]
+    probe: Probe = ()
     part: Annotated[
         str | None,
         Option(
@@ -100,6 +114,7 @@ class SweepRequest(Request):
             check_number("--threads", self.threads, COUNT)
         if self.part is not None and self.part not in PARTS:
             raise UnknownNameError("part of the data", self.part, PARTS)
+        self._check_output()
         names = {BASE_FOLDER, *(self.at(rate).out.name for rate in self.rates)}
         if clashing := [file for file in ready_made_files(self.ready_made) if file.stem in names]:
             raise OptionError(
@@ -114,6 +129,17 @@ class SweepRequest(Request):
         due = [request for rate in self.rates if not (request := self.at(rate)).out.is_dir()]
         for request in due[:1]:  # they differ in their rates alone
             request.check()
+
+    def _check_output(self) -> None:
+        """Refuse options of classes for features and maps, and probes of anything but features."""
+        check_output(self.output)
+        if self.output != OUTPUTS[0]:
+            options = {"--beside": bool(self.ready_made), "--split": self.part is not None and not self.probe}
+            refuse_classes(self.output, options)
+        if self.probe and not puts_out_features(self.output):
+            raise OptionError(f"--probe is for --output features, and the output is {self.output}; leave it out")
+        if self.probe:
+            check_data(self.data)
 
     def _of_training(self) -> dict[str, Any]:
         """The options of the base's training that differ from their defaults."""
@@ -137,7 +163,8 @@ class SweepRequest(Request):
         folder = self.out / f"r{rate:.12g}"
         shared = {f.name: getattr(self, f.name) for f in fields(Request)}
         resumed = {"out": folder, "resume": has_state(partial_folder(folder))}
-        conditions = {name: getattr(self, name) for name in ("method", "options", "derive_from", "base_steps", "cache")}
+        names = ("method", "options", "output", "derive_from", "base_steps", "cache")
+        conditions = {name: getattr(self, name) for name in names}
         return DeriveRequest(**{**shared, **resumed, **conditions}, rate=rate)
 
     def opening(self) -> dict[str, Any]:
@@ -153,6 +180,7 @@ class SweepRequest(Request):
             **{name: getattr(self, name) for name in ("shape", "ffn_multiple", "embed_multiple")},
             **{name: getattr(self, name) for name in ("skip_bad_images", "validation_fraction")},
             **({} if self.group_by is None else {"group_by": self.group_by}),
+            **({} if self.output == OUTPUTS[0] else {"output": self.output, "probe": self.probe}),
             "weights": weights.get("checkpoint", weights.get("base")),
             "classes": listed(self.classes),
             "seed": self.training.seed,

@@ -1,4 +1,4 @@
-"""`edgevit.sweep`: derive at several rates, and compare accuracy and latency with the base."""
+"""`edgevit.sweep`: derive at several rates, and compare accuracy, or likeness, and latency with the base."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from typing import Any
 from edgevit.board.bench import bench_in_turns
 from edgevit.board.comparison import compare_within, decisive
 from edgevit.board.request import Conditions
+from edgevit.data.loading import workers_for
+from edgevit.data.splitting import PARTS
+from edgevit.data.task import Split, Task, open_unlabelled_task, reopen, with_labels
 from edgevit.derivation.cache import shared_cache
-from edgevit.derivation.request import BaseRequest, DeriveRequest
+from edgevit.derivation.request import OUTPUTS, BaseRequest, DeriveRequest
 from edgevit.derivation.session.base import run as write_base
 from edgevit.derivation.session.derive import run as derive
 from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.resolved import versions
 from edgevit.errors import BudgetError, DataError, EdgeVitError, SweepError
 from edgevit.exporting.current import current_export
+from edgevit.exporting.probes import Labelled, probe_answers, read_features
 from edgevit.exporting.ready_made import check_classifier, judge_ready_made
 from edgevit.exporting.request import ready_made_files
 from edgevit.exporting.session import find_runtime
@@ -34,7 +38,10 @@ from edgevit.jobs.sweep.record import (
     read_sweep,
     write_sweep,
 )
+from edgevit.jobs.sweep.record import PARTS as JUDGED_PARTS
 from edgevit.jobs.sweep.request import SweepRequest
+from edgevit.network.checkpoint import load
+from edgevit.network.device import find_device
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.answers import RightImages
 from edgevit.records.derivation import DerivationRecord, JudgedPart
@@ -62,13 +69,18 @@ class _Work:
     def out(self) -> Path:
         return self.request.out
 
+    @property
+    def is_of_classes(self) -> bool:
+        return self.request.output == OUTPUTS[0]
+
     def write_base(self, classes: Sequence[str]) -> None:
-        """Write the base, restricted to the classes of the models."""
+        """Write the base, restricted to the classes of the models, or with their output."""
         if not (self.out / BASE).is_dir():
             request = self.request
-            shared = ("data", "training", "validation_fraction", "group_by", "skip_bad_images", "cache")
+            shared = ("data", "output", "training", "validation_fraction", "group_by", "skip_bad_images", "cache")
             options = {**request.opening(), **{name: getattr(request, name) for name in shared}, "checked": True}
-            write_base(BaseRequest(name=request.base, out=self.out / BASE, classes=classes, **options), self.progress)
+            chosen = classes if self.is_of_classes else None
+            write_base(BaseRequest(name=request.base, out=self.out / BASE, classes=chosen, **options), self.progress)
 
     def point(self, folder: str, rate: float | None, derivation: DerivationRecord, part: JudgedPart) -> SweepPoint:
         """Export a model for the measurement, and give its point; the base's accuracy is in `derivation`."""
@@ -76,10 +88,42 @@ class _Work:
         self.progress.note(f"{folder}: export")
         current_export(model, fp16=False, accuracy=False, progress=self.progress)
         spec = ModelFolder(model).document()
-        return SweepPoint(
-            folder, rate, *_counts(derivation, who, part), spec.macs, spec.params, judged=_judged(derivation, who),
-            weights_sha256=spec.weights_sha256,
-        )  # fmt: skip
+        costs = (spec.macs, spec.params)
+        if self.is_of_classes:
+            counts, judged = _counts(derivation, who, part), _judged(derivation, who)
+            return SweepPoint(
+                folder, rate, *counts, *costs, judged=judged, weights_sha256=spec.weights_sha256
+            )  # fmt: skip
+        assert derivation.data is not None
+        point = SweepPoint(folder, rate, None, derivation.data.images.test, *costs, weights_sha256=spec.weights_sha256)
+        if rate is not None:
+            point = replace(point, similarity=derivation.similarity, map=derivation.map)
+        if not self.request.probe:
+            return point
+        probes = self._probed(model, with_labels(reopen(derivation.data, spec.preprocessing)))
+        judged = probes[self.request.probe[0]]
+        return replace(point, right=judged[part].right, images=judged[part].images, judged=judged, probes=probes)
+
+    def _probed(self, model: Path, task: Task) -> dict[str, dict[JudgedPart, RightImages]]:
+        """Fit the probes to the features of training images, and judge them on the other parts."""
+        training = self.request.training
+        device = find_device(training.device)
+        network, size = load(model).to(device), training.batch_size
+        workers = workers_for(training.workers, device.type, size)
+
+        def read(images: Split) -> Labelled:
+            with self.progress.stage("features", len(images), "image") as stage:
+                return read_features(lambda batch: network(batch.to(device)), images, size, workers, stage.update)
+
+        parts = {part: read(task.part(part)) for part in PARTS}
+        right = {
+            part: probe_answers(self.request.probe, parts["train"], parts["validation"], parts[part])
+            for part in JUDGED_PARTS
+        }
+        return {
+            name: {part: RightImages.of(right[part][name].tolist()) for part in JUDGED_PARTS}
+            for name in self.request.probe
+        }
 
 
 def _model(request: DeriveRequest, _: Results, progress: Progress) -> DerivationRecord:
@@ -93,7 +137,8 @@ def _model(request: DeriveRequest, _: Results, progress: Progress) -> Derivation
     if not folder.is_dir():
         derive(request, progress)
     record = ModelFolder(folder).derivation()
-    if record is None or record.data is None or record.validation is None:
+    judged = record and (record.validation or record.similarity or record.map)
+    if record is None or record.data is None or judged is None:
         raise SweepError(f"{folder} does not say how many validation images are right; remove it to derive it again")
     return record
 
@@ -131,11 +176,12 @@ def _finetuned(derivation: DerivationRecord, part: JudgedPart) -> FinetunedBase 
 def sweep(base: str | Path | SweepRequest | None = None, *, progress: Progress | None = None, **options: Any) -> Sweep:
     """Prune at several rates without training, and compare accuracy, cost and latency with the base.
 
-    `out` gets the models as r0.5 and so on, the base restricted to the classes as base, sweep.json and runs.jsonl. All
-    are evaluated on a `part` of the data that nothing is fitted to: "validation", or "test", which is the default if
-    the base was probably trained on the validation images. Latency is that of the fp32 ONNX files on this machine,
-    measured in turns. The same call continues an interrupted sweep, also with more rates; another `part` derives
-    nothing again.
+    Features and maps need no labels, and are compared by how like the base's they are; with `probe`, features by
+    classifiers that are fitted to them. `out` gets the models as r0.5 and so on, the base restricted to the classes as
+    base, sweep.json and runs.jsonl. All are evaluated on a `part` of the data that nothing is fitted to: "validation",
+    or "test", which is the default if the base was probably trained on the validation images. Latency is that of the
+    fp32 ONNX files on this machine, measured in turns. The same call continues an interrupted sweep, also with more
+    rates; another `part` derives nothing again.
 
     Args:
         base: as for `edgevit.derive`.
@@ -161,7 +207,16 @@ def run(request: SweepRequest, progress: Progress | None = None) -> Sweep:
         work = _Work(replace(request, cache=shared), OnlyOnce(progress or Silent()))
         for file in ready_made_files(request.ready_made):
             check_classifier(file)  # before derivations of hours
+        if request.probe:
+            _check_labels(request)
         return _measured(_with_ready_made(_derived(_opened(request), work), work), work)
+
+
+def _check_labels(request: SweepRequest) -> None:
+    """Refuse images of which a part lacks a class; no image is read."""
+    options = {name: getattr(request, name) for name in ("validation_fraction", "group_by")}
+    seed = request.training.seed
+    with_labels(open_unlabelled_task(request.data, preprocessing={}, outputs=1, check=(), seed=seed, **options))
 
 
 def _opened(request: SweepRequest) -> Sweep:
@@ -173,7 +228,8 @@ def _opened(request: SweepRequest) -> Sweep:
     out, identity = request.out, request.identity()
     if not ((out / RECORD).is_file() and any(map(has_state, out.iterdir()))):
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        write_sweep(out, Sweep(identity, "validation", created, versions()))
+        part: JudgedPart = "validation" if request.output == OUTPUTS[0] or request.probe else "test"
+        write_sweep(out, Sweep(identity, part, created, versions()))
     record = read_sweep(out)
     if changed := differences(record.request, identity):
         raise SweepError(f"{out} holds a sweep of something else: {first_few(changed)}; choose another --out")

@@ -96,6 +96,70 @@ def test_the_record_has_the_images_and_no_accuracy(derived: Any) -> None:
     assert "cosine" in (derived.folder / "README.md").read_text()
 
 
+@pytest.fixture(scope="module")
+def of_tokens(digits_checkpoint: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    out = tmp_path_factory.mktemp("tokens") / "model"
+    return derive(digits_checkpoint, photos, out, output="features:class,patches")
+
+
+def test_features_of_tokens_are_like_the_bases_and_plain_timm_computes_them(
+    of_tokens: Any, digits_checkpoint: Path, photos: Path
+) -> None:
+    spec, record = of_tokens.model.spec, of_tokens.record
+    assert (spec.output, spec.tokens, record.similarity.images) == (
+        "features",
+        "class,patches",
+        record.data.images.test,
+    )
+    assert spec.macs <= 0.51 * spec.base.macs and not any(block.tokens for block in spec.blocks)
+    loaded, base = edgevit.load(of_tokens.folder), _features_of_base(digits_checkpoint)
+    held_out = [Image.open(file) for file in sorted(photos.rglob("*.png"))[:40]]
+    batch = torch.stack([loaded.transform(image.convert("RGB")) for image in held_out])
+    with torch.inference_mode():
+        features, wanted = loaded(batch), base.forward_features(batch)
+    assert features.shape == wanted.shape == (40, 17, 64)
+    cosines = torch.nn.functional.cosine_similarity(features, wanted, dim=-1).mean(0)
+    assert cosines[0] > 0.85 and cosines[1:].mean() > 0.85
+    assert abs(record.similarity.cosine - float(cosines.mean())) < 0.05
+    names: dict[str, Any] = {
+        "timm": timm, "torch": torch, "spec": json.loads((of_tokens.folder / "model.json").read_text()),
+        "state": load_file(of_tokens.folder / "model.safetensors"),
+    }  # fmt: skip
+    exec(loaded.plain_loader() or "", names)
+    with torch.inference_mode():
+        torch.testing.assert_close(names["model"].eval()(batch), features, rtol=1e-4, atol=1e-4)
+
+
+def test_the_class_token_counts_as_much_as_all_patches(small_vit: Any, tmp_path: Path) -> None:
+    from problems import untrained
+
+    base = unlabelled_model(describe(small_vit(), NAME, {}), "features:class,patches")
+    task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
+    problem = untrained(describe(small_vit(), NAME, {}), task, 0.5, tmp_path)
+    output: Any = with_units(base, task, problem.passes, problem.cache, {}).output
+    batch, _ = next(task.train.batches(len(task.train.subset(100))))
+    with torch.inference_mode():
+        features = base(batch)
+    off = [features.clone(), features.clone()]  # by one deviation in the class token alone, and in all patches
+    for part, changed in zip((slice(1), slice(1, None)), off, strict=True):
+        changed[:, part] += features[:, part].flatten(0, 1).std(0)
+    losses = [float(output.divergence(features, changed).mean()) for changed in off]
+    assert losses == pytest.approx([0.25, 0.25], rel=0.1)
+
+
+@pytest.mark.slow
+def test_files_of_tokens_are_like_the_folder(of_tokens: Any, photos: Path, tmp_path: Path) -> None:
+    exported = edgevit.export(of_tokens.folder, fp16=False)
+    assert exported.outputs[0].shape == ("batch", 17, 64) or exported.outputs[0].shape[1:] == (17, 64)
+    assert exported.parity["fp32"].error < 1e-5 and exported.accuracy.files["fp32"].agreement > 0.9999
+    training = Training(device="cpu", steps=20, batch_size=32, lr=1e-3, evaluations=2)
+    smaller = edgevit.derive(
+        of_tokens.folder, data=photos, output="features:class,patches", rate=0.4, out=tmp_path / "m", training=training,
+        options={"calibration_images": 64, "sensitivity_images": 32, "measured_images": 20},
+    )  # fmt: skip
+    assert smaller.model.spec.tokens == "class,patches" and smaller.record.similarity.cosine > 0.7
+
+
 @pytest.mark.slow
 def test_files_are_checked_on_images_without_labels(derived: Any, photos: Path, tmp_path: Path) -> None:
     flat = tmp_path / "flat"
@@ -160,6 +224,13 @@ def test_features_are_no_classes(derived: Any, photos: Path, tmp_path: Path) -> 
     assert spec.fault() == "has the output 'features' and 1 classes"
 
 
+def test_a_folder_of_some_features_is_no_base_of_others(of_tokens: Any, photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        OptionError, match=r"the output of this base is features:class,patches; try --output features:c"
+    ):
+        edgevit.derive(of_tokens.folder, data=photos, output="features", rate=0.4, out=tmp_path / "m")
+
+
 def test_parts_that_the_data_has_are_kept_and_classes_are_not(
     digits_checkpoint: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -221,6 +292,7 @@ def test_a_base_that_puts_out_nothing_but_zeros_is_one_line(
         ({"reject": 0.1}, "--reject is for classes"),
         ({"training": Training(teacher="none")}, "--teacher none is for classes"),
         ({"data": "nowhere"}, "nowhere does not exist"),
+        ({"output": "features:patches@1"}, "only features after the last block are put out; for earlier ones write a"),
     ],
 )
 def test_what_is_for_classes_is_refused(

@@ -12,16 +12,26 @@ from typing import Any
 
 import pytest
 import torch
+from dense_networks import write_depth, write_frames
 from safetensors.torch import load_file, save_file
-from small_base import ARGS, assert_same_weights
+from small_base import ARGS, assert_same_weights, fewer_digits
 from tiny_cnn import write_cnn
 
 import edgevit
 from edgevit.board.comparison import load_runs
 from edgevit.board.request import Conditions
-from edgevit.data.task import open_task
+from edgevit.data.task import open_task, reopen, with_labels
 from edgevit.derivation.cache import derivations_folder, entries
-from edgevit.errors import BudgetError, CheckpointError, ExportError, OptionError, OutputError, SweepError
+from edgevit.errors import (
+    BudgetError,
+    CheckpointError,
+    DataError,
+    ExportError,
+    OptionError,
+    OutputError,
+    SweepError,
+    UnknownNameError,
+)
 from edgevit.jobs.sweep import run
 from edgevit.jobs.sweep.record import read_sweep, write_sweep
 from edgevit.records.model_folder import ModelFolder
@@ -211,6 +221,82 @@ def test_a_ready_made_file_is_judged_on_the_same_images_and_measured_in_turns(
     (panel,) = edgevit.report(copy, format="md").panels
     (entry,) = [entry for entry in panel.entries if entry.kind == "ready-made"]
     assert entry.title == "my cnn.onnx" and entry.on("validation") == again.ready_made[0].on("validation")
+
+
+FEW = {"calibration_images": 48, "sensitivity_images": 16, "measured_images": 10}
+
+
+@pytest.fixture(scope="module")
+def backbones(digits_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return {
+        "checkpoint": digits_checkpoint, "model_args": ARGS, "data": "digits", "output": "features", "rates": (0.4,),
+        "options": FEW, "training": Training(device="cpu"), "out": tmp_path_factory.mktemp("backbones") / "s",
+    }  # fmt: skip
+
+
+def test_features_are_judged_by_probes_on_the_parts_of_their_derivation(
+    backbones: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = backbones["out"] / "r0.4"
+    with fewer_digits():
+        found = edgevit.sweep(BASE, probe=("linear", "knn"), **backbones)
+        task = with_labels(reopen(ModelFolder(folder).derivation().data, edgevit.load(folder).preprocessing))
+    base, small = found.points
+    for point in (base, small):
+        assert point.probes is not None and list(point.probes) == ["linear", "knn"]
+        assert (point.right, point.images) == (point.probes["linear"]["validation"].right, len(task.validation))
+        assert point.probes["knn"]["test"].images == len(task.test)
+    assert min(base.probes["knn"]["test"].right, base.probes["linear"]["test"].right) > 0.6 * len(task.test)
+    assert small.similarity == ModelFolder(folder).derivation().similarity and found.part == "validation"
+    # the nearest training image by the folder that was written, by hand
+    model = edgevit.load(folder)
+    with torch.inference_mode(), fewer_digits():
+        parts = [next(part.batches(len(part))) for part in (task.train, task.test)]
+        train, test = (torch.nn.functional.normalize(model(images)) for images, _ in parts)
+    nearest = parts[0][1][(test @ train.mT).argmax(1)] == parts[1][1]
+    assert abs(int(nearest.sum()) - small.probes["knn"]["test"].right) < 0.1 * len(test)
+    edgevit.report(backbones["out"], output=tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert f"| {small.probes['knn']['test'].right / len(test):.2%} |" in page and "| linear probe |" in page
+
+
+@pytest.mark.slow
+def test_without_labels_features_are_judged_by_their_neighbours(backbones: dict[str, Any], tmp_path: Path) -> None:
+    with fewer_digits():
+        found = edgevit.sweep(BASE, **{**backbones, "out": tmp_path / "s"})
+        with pytest.raises(SweepError, match="something else: probe was"):
+            edgevit.sweep(BASE, probe=("knn",), **{**backbones, "out": tmp_path / "s"})
+    base, small = found.points
+    assert (base.right, small.right, base.likeness, found.part) == (None, None, 1.0, "test")
+    assert small.similarity is not None and small.likeness == small.similarity.same_neighbours
+    assert found.chosen() == (small if small.likeness >= 0.5 else None)
+    assert small.latency is not None and edgevit.load(tmp_path / "s" / "base").spec.output_kind == "features"
+
+
+@pytest.mark.slow
+def test_maps_are_judged_by_their_agreement(tmp_path: Path) -> None:
+    file, frames = write_depth(tmp_path), write_frames(tmp_path / "data" / "images")
+    found = edgevit.sweep(
+        f"{file}:build", data=frames, output="map:foreground", rates=(0.4,), out=tmp_path / "s", options=FEW,
+        training=Training(device="cpu"),
+    )  # fmt: skip
+    base, small = found.points
+    assert small.map is not None and small.likeness == small.map.agreement and base.latency is not None
+    assert found.chosen() == (small if small.map.agreement >= 0.9 else None)
+
+
+def test_what_is_for_classes_or_for_features_is_refused(backbones: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "photos" / "day").mkdir(parents=True)
+    for changed, error, message in (
+        ({"output": "classes"}, OptionError, "--probe is for --output features, and the output is classes"),
+        ({"probe": (), "part": "validation"}, OptionError, "--split is for classes, and the output is features"),
+        ({"ready_made": [tmp_path / "photos"]}, OptionError, "--beside is for classes"),
+        ({"output": "feature"}, UnknownNameError, "no output 'feature'"),
+        ({"data": tmp_path / "photos" / "day"}, DataError, "holds no class folders"),
+    ):
+        with pytest.raises(error, match=message):
+            edgevit.sweep(BASE, **{"probe": ("knn",), **backbones, "out": tmp_path / "s", **changed})
+        assert not (tmp_path / "s").exists()
 
 
 def test_nothing_is_derived_where_nothing_can_be_measured(

@@ -1,9 +1,9 @@
 """Fit the head to the base's outputs on the slim network's features, without labels.
 
 For logits, L-BFGS in fp64 minimises the mean KL(base || network) over the images plus a ridge towards the present
-weights: a convex problem of a few hundred to a few thousand unknowns. Features are fitted by ridge regression towards
-the present weights. The ridge is chosen on the validation images. A model with two heads has their mean as its output,
-so both are fitted at once.
+weights: a convex problem of a few hundred to a few thousand unknowns. Features, those of tokens one by one, are fitted
+by ridge regression towards the present weights. The ridge is chosen on the validation images. A model with two heads
+has their mean as its output, so both are fitted at once.
 """
 
 from __future__ import annotations
@@ -41,10 +41,13 @@ def refit_head(network: Network, train: Taught, judge: Taught, passes: Passes) -
     fit = _of_logits if isinstance(output, Logits) else _of_features
     before = torch.cat([_affine(head)[rows] for head in heads], dim=1) / len(heads)
     features, validation = (_features(network, heads, part.images, passes) for part in (train, judge))
-    target = train.outputs[:, rows].double()
-    fits = [fit(before, features, target, ridge * features.square().mean()) for ridge in RIDGES]
+    target = train.outputs[..., rows].double()
+    fits = [
+        fit(before, features.flatten(0, -2), target.flatten(0, -2), ridge * features.square().mean())
+        for ridge in RIDGES
+    ]
     outputs = judge.outputs.double()
-    losses = [divergence(output, outputs, outputs.index_copy(1, rows, validation @ fit.mT)) for fit in fits]
+    losses = [divergence(output, outputs, outputs.index_copy(-1, rows, validation @ fit.mT)) for fit in fits]
     best = fits[losses.index(min(losses))] * len(heads)
     for head, matrix in zip(heads, best.chunk(len(heads), dim=1), strict=True):
         head.weight.data[rows] = matrix[:, :-1].to(head.weight)
@@ -54,14 +57,14 @@ def refit_head(network: Network, train: Taught, judge: Taught, passes: Passes) -
 
 
 def _features(network: Network, heads: Sequence[nn.Linear], images: Split, passes: Passes) -> Tensor:
-    """Return [x 1] of every head side by side, with 0 for 1 if it has no bias: [images, D] in fp64 on the CPU."""
+    """Return [x 1] of every head side by side, with 0 for 1 if it has no bias: [images, ..., D] in fp64 on the CPU."""
     features: list[list[Tensor]] = [[] for _ in heads]
 
     def add(head: int, inputs: Any, _: Tensor) -> None:
         features[head].append(F.pad(inputs[0].double().cpu(), (0, 1), value=float(heads[head].bias is not None)))
 
     replace(passes, shared=False).run(network, images, lambda *_: None, [(heads, add)])
-    return torch.cat([torch.cat(batches) for batches in features], dim=1)
+    return torch.cat([torch.cat(batches) for batches in features], dim=-1)
 
 
 def _affine(head: nn.Linear) -> Tensor:

@@ -30,6 +30,7 @@ CLEARLY = 0.9
 SEARCHED_TOKENS = 6400  # for which a search solves its plans
 JUDGED_TOKENS = 50_000  # of the validation images by which a search judges its plans: 250 images of a DeiT
 SWEPT_PARAMETERS = 10**8  # of the base, all plans together, that are solved in one sweep
+VALUES = 25_000_000  # of outputs at most, by which plans and heads are judged: 250 images with all tokens of a ViT-S
 PER_INPUT = 16  # least number of tokens per neuron of the widest FFN in the sequential solution
 
 
@@ -141,7 +142,9 @@ class _Candidate:
 
 def _judged(problem: Problem, of_plans: Mapping[str, Network], images: Split | None) -> Solved:
     """Return the best network of all plans; fit its head if images are given."""
-    validation = problem.task.validation
+    geometry = problem.network.geometry
+    most = max(VALUES // max(geometry.outputs * geometry.classified, 1), 1)
+    validation = problem.task.validation.subset(most)
     judge = Taught(validation, base_outputs(problem, validation))
 
     def judged(network: Network) -> _Candidate:
@@ -156,6 +159,7 @@ def _judged(problem: Problem, of_plans: Mapping[str, Network], images: Split | N
             best_name, best = name, candidate
     if images is not None:
         fitted = bare_copy(best.network)
+        images = images.subset(most)
         train = Taught(images, base_outputs(problem, images))
         loss = refit_head(fitted, train, judge, problem.passes)
         best = _better(best, _Candidate(fitted, loss), "refit_head", tried)

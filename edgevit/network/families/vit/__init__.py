@@ -141,7 +141,8 @@ def blocks(model: Any) -> list[BlockLayers]:
 def _block_layers(model: Any, index: int, frozen: Mapping[Axis, str]) -> BlockLayers:
     block = model.blocks[index]
     attn, mlp = attn_of(block), mlp_of(block)
-    axes: dict[Axis, str] = {**tokens.frozen(block, is_last=index == len(model.blocks) - 1), **frozen}
+    is_last, put_out = index == len(model.blocks) - 1, model.global_pool == ""
+    axes: dict[Axis, str] = {**tokens.frozen(block, is_last=is_last, put_out=put_out), **frozen}
     attention, ffn = None, None
     if attn is not None:
 
@@ -341,9 +342,20 @@ def geometry(model: Any) -> Geometry:
         patch_values=patch.in_channels * patch.kernel_size[0] * patch.kernel_size[1],
         outputs=sum(head.out_features for head in heads),
         classifier_heads=len(heads) or 1,
+        classified=_tokens_put_out(model),
         other_params=sum(p.numel() for p in outside) - sum(p.numel() for head in heads for p in head.parameters()),
         sites=tuple(layer.site for b in blocks(model) for layer in (b.attention, b.ffn) if layer is not None),
     )
+
+
+def _tokens_put_out(model: Any) -> int:
+    """How many tokens its head reads."""
+    if model.global_pool:
+        return 1
+    patches: int = model.patch_embed.num_patches
+    if isinstance(model.fc_norm, tokens.TokenChoice):
+        return patches + int(model.fc_norm.with_class)
+    return patches + int(model.num_prefix_tokens)
 
 
 @contextmanager

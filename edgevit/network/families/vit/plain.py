@@ -6,7 +6,7 @@ from typing import Any
 
 from edgevit.network.families.vit.parts import attn_of, is_post_norm, mlp_of
 from edgevit.network.families.vit.slim import SlimAttention
-from edgevit.network.families.vit.tokens import TokenBlock
+from edgevit.network.families.vit.tokens import TokenBlock, TokenChoice
 
 _START = """from timm.models.vision_transformer import Attention
 
@@ -32,6 +32,8 @@ _FFN = """    for name, layer in list(getattr(block, "mlp", torch.nn.Module()).n
 """
 _IF_HEADS = """    if dims["heads"]:
         """
+_TOKENS = """model.global_pool = ""  # every token is put out; those of this folder are {those}
+"""
 _END = """model.load_state_dict(state)
 """
 
@@ -53,4 +55,10 @@ def plain_loader(model: Any) -> str | None:
     if any(mlp_of(block) is None for block in model.blocks):
         lines.append(_NO_FFN.format(attention=attention, scale="" if post_norm else ", block.ls2"))
     lines.append((_IF_HEADS if without_attention else "    ") + _ATTENTION)
-    return "".join([*lines, _FFN, _END])
+    lines += [_FFN, _END]
+    if isinstance(choice := model.fc_norm, TokenChoice):
+        those = f"outputs[:, {choice.prefix}:]"
+        if choice.with_class:
+            those = "all" if choice.prefix == 1 else f"outputs[:, :1] and {those}"
+        lines.append(_TOKENS.format(those=those))
+    return "".join(lines)

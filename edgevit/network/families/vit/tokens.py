@@ -12,11 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import Axis
+from edgevit.network.families import architecture
 from edgevit.network.layers import SoftGates
 
 RANKED = "this block drops tokens, ranked by its attention"
 UNRANKED = "a block without attention cannot rank tokens"
+PUT_OUT = "all patches are put out"
 LAST = "dropping tokens after the last block saves nothing"
 
 
@@ -128,6 +131,34 @@ class TokenBlock(nn.Module):
         return token_scores(self.attn, inputs, has_class=self.has_class)
 
 
+class TokenChoice(nn.Identity):
+    """Of all tokens [B, N, d] the patches, after the class token if it is chosen, too."""
+
+    def __init__(self, prefix: int, *, with_class: bool) -> None:
+        super().__init__()
+        self.prefix, self.with_class = prefix, with_class
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.with_class:
+            return x[:, self.prefix :]
+        return x if self.prefix == 1 else torch.cat([x[:, :1], x[:, self.prefix :]], dim=1)
+
+
+def put_out(model: Any, *, with_class: bool) -> None:
+    """Have a model put out tokens in place of pooled ones: its head reads each of them.
+
+    Raises:
+        UnsupportedModelError: it has no class token, or several heads, or a norm of pooled tokens alone.
+    """
+    name = architecture(model)
+    if with_class and model.cls_token is None:
+        raise UnsupportedModelError(f"{name} has no class token; try --output features:patches")
+    if hasattr(model, "head_dist") or not isinstance(model.fc_norm, nn.Identity):
+        raise UnsupportedModelError(f"the head of {name} does not read tokens one by one; try --output features")
+    model.global_pool = ""
+    model.fc_norm = TokenChoice(model.num_prefix_tokens, with_class=with_class)
+
+
 def passing(block: Any, count: int, prefix: int, *, has_class: bool, merge: bool) -> Any:
     """The block, passing on `count` tokens; 0: unchanged."""
     if count and isinstance(block, TokenBlock):
@@ -137,10 +168,12 @@ def passing(block: Any, count: int, prefix: int, *, has_class: bool, merge: bool
     return block
 
 
-def frozen(block: Any, *, is_last: bool) -> dict[Axis, str]:
+def frozen(block: Any, *, is_last: bool, put_out: bool) -> dict[Axis, str]:
     """The axes of a block that are frozen because of tokens."""
     if isinstance(block, TokenBlock):
         return {"site": RANKED, "block": RANKED}
     if not hasattr(block, "attn"):
         return {"tokens": UNRANKED}
+    if put_out:
+        return {"tokens": PUT_OUT}
     return {"tokens": LAST} if is_last else {}
