@@ -536,6 +536,7 @@ ELSEWHERE = {
     "edgevit/records/documents.py": "the reader itself",
     "edgevit/board/client.py": "what the agent says",
     "edgevit/derivation/session/card.py": "code in a model's README, which needs no edgevit",
+    "edgevit/data/sources/coco.py": "annotations, which others write",
     "edgevit/data/sources/packed.py": "labels beside the images of an archive",
     "edgevit/data/parquet.py": "what the metadata of a Parquet file states, or nothing",
 }

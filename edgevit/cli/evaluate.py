@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from edgevit.engines.request import EvaluateRequest
     from edgevit.exporting.evaluate import Evaluation
-    from edgevit.records.derivation import RejectedRecord
+    from edgevit.records.derivation import DetectionRecord, RejectedRecord
 
 
 @asks(request="edgevit.engines.request:EvaluateRequest")
@@ -24,7 +24,8 @@ def main(
 
     An engine runs on the board that it was built for, or on this machine. Features of an ONNX file or an engine are
     compared with those of its model folder; --probe tells what features are worth on labelled images. Maps are compared
-    with those in masks/, of the same names as the images in images/, where the data has these folders.
+    with those in masks/, of the same names as the images in images/, where the data has these folders. Of a detector
+    the average precision is measured, on images with annotations in COCO's format.
     """
     from dataclasses import asdict
 
@@ -37,6 +38,8 @@ def main(
     result = run_evaluate(request, console.progress)
     if result.probes is not None:
         console.show(probes_line(result, result.probes))
+    elif result.detections is not None:
+        console.show(detections_table(result, result.detections))
     elif result.targets is not None:
         error = "" if result.targets.error is None else f", mean absolute error {result.targets.error:.4g}"
         console.show(f"{_title(result)}: agrees to {result.targets.score:.2%} with the target maps{error}")
@@ -62,6 +65,22 @@ def probes_line(result: Evaluation, probes: Mapping[str, float]) -> str:
 
     shares = ", ".join(f"{name} {share_text(share, result.images)}" for name, share in probes.items())
     return f"{_title(result)}: {shares}"
+
+
+def detections_table(result: Evaluation, record: DetectionRecord) -> Table:
+    """The average precision of a detector, by class."""
+    from rich.table import Table
+
+    table = Table(title=f"{_title(result)}: {record.objects} objects", title_justify="left", show_footer=True)
+    table.add_column("class", footer="mean\nat an overlap of 0.5")
+    kinds = {"boxes": record.boxes, "masks": record.masks}
+    judged = {name: of_kind for name, of_kind in kinds.items() if of_kind is not None}
+    for name, of_kind in judged.items():
+        table.add_column(f"AP of {name}", f"{of_kind.ap:.1%}\n{of_kind.ap50:.1%}", justify="right")
+    for name in record.boxes.per_class:
+        shares = [of_kind.per_class[name] for of_kind in judged.values()]
+        table.add_row(name, *("no objects" if share is None else f"{share:.1%}" for share in shares))
+    return table
 
 
 def classes_table(result: Evaluation) -> Table:

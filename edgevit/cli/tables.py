@@ -90,6 +90,8 @@ def outcome(spec: ModelSpec, record: DerivationRecord) -> Iterator[Table | str]:
         yield f"features: {record.similarity.format()}"
     if record.map is not None:
         yield f"{spec.output_text}: {record.map.format()}"
+    if record.boxes is not None:
+        yield f"boxes: {record.boxes.format()}"
     yield from met_lines(record)
 
 

@@ -15,7 +15,8 @@ from edgevit.request import DATA, Option
 DATA_KINDS = (
     "Images: a folder of class folders, optionally in train/, val/ and test/ (without test/, val/ is the test part); "
     "an archive of such (.zip, .tar, .tar.gz, ...); Parquet files as Hugging Face has them; a table of file names and "
-    "labels (.csv); a CIFAR folder; a folder of IDX files such as MNIST; or the name digits."
+    "labels (.csv); a CIFAR folder; a folder of IDX files such as MNIST; or the name digits; "
+    "for --output boxes also a folder with COCO's instances.json."
 )
 _IMAGES = Option(DATA_KINDS, DATA, metavar="FOLDER", common=True)
 Data = Annotated[str | Path, _IMAGES]

@@ -44,7 +44,7 @@ STARTS = ("base", "finetuned", "better")
 TOKEN_OUTPUTS: Mapping[str, TokenOutput] = {
     "features:patches": "patches", "features:class,patches": "class,patches",
 }  # fmt: skip
-OUTPUTS = ("classes", "features", *TOKEN_OUTPUTS, "map", "map:foreground", "map:classes")
+OUTPUTS = ("classes", "features", *TOKEN_OUTPUTS, "map", "map:foreground", "map:classes", "boxes")
 NO_LIMIT = 2**62  # MACs and parameters of a base that is not open yet: a budget is below them
 
 
@@ -77,8 +77,8 @@ OutputOption = Annotated[
     str,
     Option(
         "What the model puts out: classes; or, for which images need no labels, features (pooled, or of tokens: "
-        "features:patches, features:class,patches) or the map of a head of your own: map (values), map:foreground or "
-        "map:classes (logits).",
+        "features:patches, features:class,patches), the map of a head of your own: map (values), map:foreground or "
+        "map:classes (logits), or the boxes of a detector of your own.",
         DATA,
         common=True,
     ),

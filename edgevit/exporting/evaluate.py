@@ -7,6 +7,7 @@ their targets where the data has them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from torch import Tensor
 from edgevit.data.assumptions import CHECK, Sureness, assumptions
 from edgevit.data.loading import workers_for
 from edgevit.data.rejection import count_rejected, foreign_images
+from edgevit.data.sources.coco import CocoImages
 from edgevit.data.splitting import PARTS
 from edgevit.data.task import Split
-from edgevit.errors import CheckpointError, ModelError, OptionError
+from edgevit.errors import CheckpointError, DataError, ModelError, OptionError
 from edgevit.exporting.images import Judging, Subject, data_record, open_judging, subject_of
 from edgevit.exporting.imported import open_imported
 from edgevit.exporting.probes import Labelled, probe_features, read_features
@@ -28,14 +30,17 @@ from edgevit.exporting.session import OUTPUT_KIND, OnnxModel
 from edgevit.exporting.targets import MapScore, Targets, find_targets, read_targets, score_maps
 from edgevit.network.accuracy import measure_accuracy
 from edgevit.network.checkpoint import Headless, load, open_network
+from edgevit.network.detector import Pyramid
 from edgevit.network.device import find_device
-from edgevit.network.output import Logits, Map, Output
+from edgevit.network.network import Network
+from edgevit.network.output import Levels, Logits, Map, Output
 from edgevit.progress import Progress, Silent
 from edgevit.records.class_names import ClassName
-from edgevit.records.derivation import Fraction, RejectedRecord, Seed
+from edgevit.records.derivation import DetectionRecord, Fraction, RejectedRecord, Seed
 from edgevit.records.model import Index, OutputKind, Preprocessing, Rejection
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import suffix_of
+from edgevit.train.detections import find_objects
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Evaluation:
     agreement: float | None = None  # mean score with the answers of the model folder as targets; None: of logits
     probes: dict[str, float] | None = None  # top-1 of classifiers that were fitted to features, by their names
     targets: MapScore | None = None  # of maps that have targets
+    detections: DetectionRecord | None = None  # of a detector, on images with annotations
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class ModelUnderTest:
     predict: Callable[[Tensor], Tensor]  # outputs [B, ...] of images [B, C, H, W], on any device
     subject: Subject
     folder: ModelFolder | None = None  # that a file or engine was made of
+    network: Network | None = None  # of a model in torch
 
 
 def open_onnx(path: Path, device: str) -> ModelUnderTest:
@@ -114,7 +121,7 @@ def _open_torch(model: str | Path, device: str, progress: Progress, **options: A
     network = opened.to(target)
     record = data_record(Path(model)) if Path(model).is_dir() else None
     subject = replace(subject_of(opened.spec, record), release=opened.release)
-    return ModelUnderTest("torch", lambda images: network(images.to(target)), subject)
+    return ModelUnderTest("torch", lambda images: network(images.to(target)), subject, network=network)
 
 
 def _open_judging(subject: Subject, request: JudgeRequest, progress: Progress) -> Judging:
@@ -225,6 +232,20 @@ def _probed(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress
     )  # fmt: skip
 
 
+def _of_folder(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest) -> Network:
+    """The network of the model folder of a file or an engine.
+
+    Raises:
+        CheckpointError: it is in none.
+    """
+    if candidate.folder is None or not candidate.folder.is_model:
+        raise CheckpointError(
+            f"{request.model} gives {judging.output.noun}, to be compared with those of its model folder, and is in "
+            "none; leave it in MODEL/export"
+        )
+    return load(candidate.folder.path).to(find_device(request.device))
+
+
 def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest, progress: Progress) -> Evaluation:
     """Compare outputs without classes with those of the model folder in torch.
 
@@ -234,16 +255,13 @@ def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
     """
     if candidate.form == "torch":
         noun, tried = "features", "--probe knn,linear tells what they are worth on labelled images"
+        if isinstance(judging.output, Levels):
+            noun, tried = "boxes", "give --data with annotated images in COCO's format, such as instances.json"
         if isinstance(judging.output, Map):
             noun, tried = "maps", "give --data with images/, and their targets in masks/ by the same names"
         raise OptionError(f"{request.model} has no classifier, and gives {noun}: {tried}")
-    if candidate.folder is None or not candidate.folder.is_model:
-        raise CheckpointError(
-            f"{request.model} gives {judging.output.noun}, to be compared with those of its model folder, and is in "
-            "none; leave it in MODEL/export"
-        )
     device, output = find_device(request.device), judging.output
-    network, done, agreement = load(candidate.folder.path).to(device), 0, 0.0
+    network, done, agreement = _of_folder(candidate, judging, request), 0, 0.0
     workers = workers_for(request.workers, device.type, request.batch_size)
     with progress.stage("evaluate", len(judging.split), "image") as stage, torch.inference_mode():
         for images, _ in judging.split.batches(request.batch_size, workers):
@@ -280,6 +298,33 @@ def _judged_by_targets(
     )  # fmt: skip
 
 
+def _detected(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest, progress: Progress) -> Evaluation:
+    """Compare what a detector finds with what is annotated; of a file, the rest of the detector is its model folder's.
+
+    Raises:
+        CheckpointError: the file is in no model folder.
+        DataError: there is no object of a class that is to be judged.
+    """
+    network, source = candidate.network or _of_folder(candidate, judging, request), judging.split.source
+    assert isinstance(source, CocoImages)
+    categories = source.chosen(request.classes)
+    shown = {entry.category for r in judging.split.references for entry in source.objects(r)}
+    if request.classes is not None and (absent := [name for i, name in categories.items() if i not in shown]):
+        raise DataError(
+            f"none of the {len(judging.split)} {judging.part} images shows an object of {absent[0]!r}; leave it out"
+        )
+    with ExitStack() as stack:
+        if candidate.network is None:
+            assert isinstance(network.module, Pyramid)
+            like = torch.zeros(1, *network.input_size, device=next(network.parameters()).device)
+            stack.enter_context(network.module.reading(candidate.predict, like))
+        record = find_objects(network, judging.split, categories, progress=progress).record()
+    return Evaluation(
+        str(request.model), candidate.form, judging.data, judging.part, record.images, None, None, 0, {}, {},
+        detections=record,
+    )  # fmt: skip
+
+
 def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: Progress) -> Evaluation:
     """Evaluate an opened model; raises as `edgevit.evaluate` does."""
     model = request.model
@@ -290,6 +335,8 @@ def evaluate_opened(candidate: ModelUnderTest, request: JudgeRequest, progress: 
         if targets is not None:
             return _judged_by_targets(candidate, candidate.subject.output, targets, request, progress)
     judging = _open_judging(candidate.subject, request, progress)
+    if isinstance(judging.output, Levels) and isinstance(judging.split.source, CocoImages):
+        return _detected(candidate, judging, request, progress)
     if not isinstance(judging.output, Logits):
         return _compared(candidate, judging, request, progress)
     foreign = _foreign_images(candidate.subject, judging, request.max_images, progress)

@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch import nn
 
 from edgevit.errors import ExportError
 from edgevit.exporting.halving import convert
+from edgevit.network.detector import Pyramid
 from edgevit.network.network import Network
 from edgevit.records.export import Batch
 from edgevit.records.precisions import FP32
@@ -192,14 +193,18 @@ def trace(network: Network, *, input_size: tuple[int, int, int], batch: Batch, o
     """
     # With an example of one image the exporter would treat the batch as a constant.
     images = torch.zeros(2 if batch == "dynamic" else batch, *input_size)
-    with exporter_boundary("the network"), network.of_one_size():
+    names = [network.output.noun]
+    apart: AbstractContextManager[None] = nullcontext()
+    if isinstance(pyramid := network.module, Pyramid):
+        names, apart = [*pyramid.levels(images[:1])], pyramid.separate()
+    with exporter_boundary("the network"), network.of_one_size(), apart:
         program = torch.onnx.export(
             network.module,
             (images,),
             dynamo=True,
             opset_version=max(opset, NATIVE_OPSET),
             input_names=[INPUT],
-            output_names=[network.output.noun],
+            output_names=names,
             dynamic_shapes=({0: torch.export.Dim("batch")},) if batch == "dynamic" else None,
             custom_translation_table=_translations(opset),
             verbose=False,

@@ -13,7 +13,7 @@ from edgevit.data.sources import open_source
 from edgevit.data.task import Split, Task, open_task, open_unlabelled_task, reopen
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError
 from edgevit.exporting.request import Part, check_part
-from edgevit.network.output import Map, Output, output_of
+from edgevit.network.output import Levels, Map, Output, output_of
 from edgevit.progress import Progress
 from edgevit.records.derivation import DataRecord
 from edgevit.records.model import HINT, ModelSpec, OutputKind, Rejection
@@ -116,7 +116,7 @@ def _open_data(
         "check": check,
         "progress": progress,
     }
-    if isinstance(subject.output, Map):
+    if isinstance(subject.output, (Levels, Map)):
         return open_unlabelled_task(data, outputs=1, **options)
     # For the data, the classes of a derived model are those of the base.
     names = subject.class_names or None

@@ -33,7 +33,7 @@ from edgevit.exporting.request import FilesRequest, Tolerances
 from edgevit.exporting.session import OnnxModel, find_runtime
 from edgevit.exporting.source import Form, Source, input_size, open_model, usage_metadata
 from edgevit.network.device import find_device
-from edgevit.network.output import Output
+from edgevit.network.output import Levels, Output
 from edgevit.progress import Progress, Silent
 from edgevit.records.export import (
     AccuracyCheck,
@@ -272,7 +272,7 @@ def _fusion(source: Source, written: _Written, warnings: list[str]) -> Fusion | 
 
 
 def _dtypes(path: Path) -> tuple[str, str]:
-    """The types of the input and of the output of a file."""
+    """The types of the input and of the output of a file, or of its first."""
     graph = onnx.load(path, load_external_data=False).graph
     of_input, of_output = (
         onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
@@ -286,11 +286,15 @@ def _description(source: Source, shape: Sequence[int], batch: Batch, written: _W
     subject = source.subject
     files = [written.folder.onnx(precision) for precision in written.nodes]
     of_inputs, of_outputs = ({file.name: _dtypes(file)[end] for file in files} for end in (0, 1))
+    shapes: dict[str, Sequence[int]] = {subject.output.noun: shape}
+    if isinstance(subject.output, Levels):
+        outputs = written.session(next(iter(written.nodes))).outputs
+        shapes = {output.name: output.shape[1:] for output in outputs}
     first = "batch" if batch == "dynamic" else batch
     named = zip(subject.class_names, subject.class_columns, strict=True)
     return {
         "inputs": (TensorInfo(INPUT, (first, *input_size(source)), of_inputs),),
-        "outputs": (TensorInfo(subject.output.noun, (first, *shape), of_outputs),),
+        "outputs": tuple(TensorInfo(name, (first, *sizes), of_outputs) for name, sizes in shapes.items()),
         "classes": tuple(OutputClass(name, column) for name, column in named),
         "rejection": subject.rejection,
         "preprocessing": subject.preprocessing,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from edgevit.data.request import DATA_KINDS, BaseClasses, Classes, GroupBy, SkipBadImages, check_data, check_pictures
 from edgevit.errors import CheckpointError, EngineError, OptionError, UnknownNameError
+from edgevit.network.builder import is_builder
 from edgevit.network.device import check_device_name
 from edgevit.network.request import BaseOptions, GivenPreprocessing, check_model_folder, check_preprocessing
 from edgevit.numbers import COUNT, check_number
@@ -301,6 +302,8 @@ class FilesRequest:
             raise UnknownNameError("precision", self.precision, (FP16.name, INT8.name))
         if self.precision == INT8.name and self.opset < QUANTISED_OPSET:
             raise OptionError(f"--opset {self.opset} has no Q/DQ of fp16, which INT8 is built from; leave it out")
+        if self.precision == INT8.name:
+            self.refuse_boxes("--precision int8")
         if self.opset not in OPSETS:
             raise OptionError(
                 f"opset {self.opset} is not one of {OPSETS[0]} to {OPSETS[-1]}, which JetPack's parsers read; try 20"
@@ -313,6 +316,16 @@ class FilesRequest:
             self.data, self.classes, self.base_classes, part=self.part, max_images=self.max_images,
             batch_size=self.batch_size, device=self.device, sorted_by_class=_puts_out_classes(self.model),
         )  # fmt: skip
+
+    def refuse_boxes(self, option: str) -> None:
+        """Refuse an option for a detector.
+
+        Raises:
+            OptionError: the model is one.
+        """
+        folder = ModelFolder(self.model)
+        if folder.is_model and folder.spec().output_kind == "boxes":
+            raise OptionError(f"{option} is not possible for a detector yet; leave it out: files are in fp32 and fp16")
 
     @property
     def of_folder(self) -> bool:
@@ -499,7 +512,9 @@ def check_part(part: str) -> None:
 
 
 def _puts_out_classes(model: str | Path) -> bool:
-    """False for a model folder, or a file of one, whose outputs are features or a map."""
+    """False for a model folder, or a file of one, whose outputs are features, a map or boxes; and for a builder."""
+    if is_builder(model):
+        return False
     path, suffix = Path(model).absolute(), suffix_of(model)
     folder = model_of(path) if suffix == ENGINE else ModelFolder(path.parent.parent if suffix == ONNX else path)
     return not folder.is_model or folder.spec().output_kind == "logits"

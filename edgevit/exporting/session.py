@@ -26,6 +26,7 @@ T = TypeVar("T")
 READER = Reader(CheckpointError, hint="export the model again")
 INPUT_LIMIT_BYTES = 4 << 30
 OUTPUT_KIND = "output"  # metadata key of files whose output is not logits
+LEVELS = '"boxes"'  # its value where each level of a detector's pyramid is an output
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
@@ -144,7 +145,9 @@ class OnnxModel:
             )
         self.path = path
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
-        if (len(inputs), len(outputs)) != (1, 1):
+        self.metadata: dict[str, str] = dict(self.session.get_modelmeta().custom_metadata_map)
+        self.of_levels = self.metadata.get(OUTPUT_KIND) == LEVELS
+        if len(inputs) != 1 or (len(outputs) != 1 and not self.of_levels):
             several = f" --output-name {shlex.quote(outputs[0].name)}" if len(outputs) > 1 else ""
             raise CheckpointError(
                 f"{path} has {len(inputs)} inputs and {len(outputs)} outputs, and an image classifier has one of each; "
@@ -154,10 +157,10 @@ class OnnxModel:
                     else "export it with images as its only input and its logits as output"
                 )
             )
-        self.input, self.output = inputs[0], outputs[0]
-        self.metadata: dict[str, str] = dict(self.session.get_modelmeta().custom_metadata_map)
+        self.input, self.output, self.outputs = inputs[0], outputs[0], outputs
         shape, out = self.input.shape, self.output.shape
-        sized = all(isinstance(size, int) for size in out[1:]) and (len(out) == 2 or OUTPUT_KIND in self.metadata)
+        sized = all(isinstance(size, int) for output in outputs for size in output.shape[1:])
+        sized = sized and (len(out) == 2 or OUTPUT_KIND in self.metadata)
         if len(shape) != 4 or not sized or self.input.type not in DTYPES:
             raise CheckpointError(
                 f"{path} maps {self.input.type} {shape} to {out} and is not an image classifier; "
@@ -181,7 +184,7 @@ class OnnxModel:
         return READER.parse(self.metadata[key], kind, f"{self.path}, {key!r} in its metadata,")
 
     def predict(self, images: Tensor) -> Tensor:
-        """Outputs [B, ...] of images [B, C, H, W], in float32 on the CPU."""
+        """Outputs [B, ...] of images [B, C, H, W], in float32 on the CPU; all levels of a pyramid [B, values]."""
         inputs = images.cpu().numpy().astype(self.dtype)
         step = self.batch or max(len(inputs), 1)
         parts = [self._run(inputs[i : i + step], step) for i in range(0, len(inputs), step)]
@@ -192,7 +195,9 @@ class OnnxModel:
         if self.batch and count < step:
             inputs = np.concatenate([inputs, np.zeros((step - count, *inputs.shape[1:]), inputs.dtype)])
         with runtime_boundary(self.path, ExportError):
-            return self.session.run([self.output.name], {self.input.name: inputs})[0][:count]
+            outputs = self.session.run(None, {self.input.name: inputs})
+        whole = np.concatenate([o.reshape(len(o), -1) for o in outputs], 1) if self.of_levels else outputs[0]
+        return whole[:count]
 
 
 def largest_values(model: bytes, path: Path, images: Tensor, batch: Batch) -> list[float]:

@@ -34,6 +34,7 @@ from edgevit.network.builder import Builder, builder_parts, built, is_builder, r
 from edgevit.network.classifier import put_out_tokens
 from edgevit.network.copies import shape_copy, without_values
 from edgevit.network.dense import DenseFamily, within
+from edgevit.network.detector import Pyramid
 from edgevit.network.families import Interchange, family_like, family_names, load_family
 from edgevit.network.network import Network
 from edgevit.network.output import output_of
@@ -90,9 +91,10 @@ class Model(Network):
             ModelError: a logit is not finite.
         """
         check_number("batch_size", batch_size, COUNT, "try 32")
-        if (kind := self.spec.output_kind) != "logits":
-            noun = "features" if kind == "features" else "maps"
-            raise UnsupportedModelError(f"this model puts out {noun}: call it on images that `transform` prepared")
+        if self.spec.output_kind != "logits":
+            raise UnsupportedModelError(
+                f"this model puts out {self.output.noun}: call it on images that `transform` prepared"
+            )
         if not self.classes:
             raise UnsupportedModelError(
                 "this base has no class names; write it with `edgevit base ... --base-classes FILE`"
@@ -199,6 +201,8 @@ def _preprocessing(network: Network, overrides: Mapping[str, Any]) -> dict[str, 
     """The preprocessing of the base, as resolved by timm, with overrides."""
     settings_in = {**overrides, "input_size": network.input_size}
     family, module = network.family, network.module
+    if isinstance(module, Pyramid):
+        settings_in = {**settings_in, **module.preprocessing}
     described = family.inside(module) if isinstance(family, DenseFamily) else module
     config = resolve_data_config(settings_in, model=described, use_test_size=True)
     settings = {key: list(v) if isinstance(v := config[key], tuple) else v for key in PREPROCESSING_KEYS}
@@ -340,6 +344,10 @@ def _open(
         # It is its own base now.
         sha256 = tensors_sha256(model.state_dict())
         embed = model.geometry.embed
+        if isinstance(model.module, Pyramid) and (given := overrides.keys() & {*PREPROCESSING_KEYS}):
+            raise OptionError(
+                f"a detector prepares images by its own transform; leave --{min(given).replace('_', '-')} out"
+            )
         facts = BaseFacts(sha256, spec.blocks, spec.macs, spec.params, spec.outputs, embed)
         return Model(model, replace(spec, preprocessing={**spec.preprocessing, **overrides}, base=facts))
     name, args = str(base), dict(model_args or {})
@@ -558,7 +566,7 @@ def describe(
         macs=base.macs,
         params=params,
         base=base,
-        output="values" if builder else None,
+        output=network.output.kind if builder else None,
         builder=builder,
     )
     return Model(network.eval(), spec)
@@ -584,7 +592,7 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
         raise CheckpointError(f"{fault}; copy the folder again, or derive it again")
     try:
         if spec.builder is not None:
-            network = _made_again(files, spec.builder, run_code)
+            network = _made_again(files, spec.builder, run_code, boxes=spec.output == "boxes")
         else:
             with without_values():
                 network = Network(_create(spec.timm_name, spec.timm_args, prefix="timm_args."))
@@ -610,7 +618,7 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
     return Model(network.eval(), spec)
 
 
-def _made_again(files: ModelFolder, facts: BuilderFacts, run_code: bool) -> Network:
+def _made_again(files: ModelFolder, facts: BuilderFacts, run_code: bool, *, boxes: bool) -> Network:
     """The network that the file in a folder makes, with undefined weights.
 
     Raises:
@@ -624,6 +632,8 @@ def _made_again(files: ModelFolder, facts: BuilderFacts, run_code: bool) -> Netw
         refuse_unknown(file, facts.sha256, facts.function)
     builder = Builder.at(file, facts.function)
     module = built(f"{file}:{facts.function}", None).eval()
+    if boxes:
+        module = Pyramid(module).eval()
     return Network(module, within(module, facts.network, builder))
 
 

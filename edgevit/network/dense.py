@@ -207,8 +207,6 @@ def within(module: nn.Module, path: str, builder: Builder, images: Tensor | None
     module.set_submodule(path, family.interchange.adopted(inside))
     dense = DenseFamily(path, name_of(family), 0, builder)
     dense.check(module)
-    if len(dense.geometry(module).stages) > 1:
-        raise UnsupportedModelError(f"{path} is a network of stages, which is cut with a classifier only; give a ViT")
     if images is not None:
         _check_dense(dense, module, images)
     return replace(dense, head_macs=_head_macs(dense, module))
@@ -218,11 +216,13 @@ def within(module: nn.Module, path: str, builder: Builder, images: Tensor | None
 def _head_macs(family: DenseFamily, module: nn.Module) -> int:
     """Count the MACs of one image outside the network, as torch counts them."""
     ends, geometry, like = family.ends(module), family.geometry(module), next(module.parameters())
-    tokens = like.new_zeros(1, geometry.tokens, geometry.embed)
+    stages = [geometry.stages[block.stage] for block in family.blocks(module)]
+    tokens = [like.new_zeros(1, stage.tokens, stage.embed) for stage in stages]
     with FlopCounterMode(display=False) as counter:
-        family.outputs_after(module, [tokens] * len(family.blocks(module)), like.new_zeros(1, *ends.input_size))
+        family.outputs_after(module, tokens, like.new_zeros(1, *ends.input_size))
     of_patches = geometry.patches * geometry.patch_values * geometry.stages[0].embed
-    return max(int(counter.get_total_flops()) // 2 - of_patches, 0)
+    of_merging = sum(stage.merging for stage in geometry.stages)
+    return max(int(counter.get_total_flops()) // 2 - of_patches - of_merging, 0)
 
 
 @torch.inference_mode()
@@ -233,7 +233,8 @@ def _check_dense(family: DenseFamily, module: nn.Module, images: Tensor) -> None
         UnsupportedModelError: it is not.
     """
     path, what, calls = family.path, f"this {type(module).__name__}", list[nn.Module]()
-    layers = [block.module for block in family.blocks(module)]
+    blocks = family.blocks(module)
+    layers = [block.module for block in blocks]
     with ExitStack() as stack:
         for layer in layers:
             stack.callback(layer.register_forward_hook(lambda module, *_: calls.append(module)).remove)
@@ -247,8 +248,8 @@ def _check_dense(family: DenseFamily, module: nn.Module, images: Tensor) -> None
         )
     first = family.first_tokens(module, images)
     tokens = [first]
-    for layer in layers:
-        tokens.append(layer(tokens[-1]))
+    for block in blocks:
+        tokens.append(block.module(block.enter(tokens[-1])))
     if first.shape[1] != (planned := family.geometry(module).tokens):
         raise UnsupportedModelError(
             f"{what} gives its {path} {first.shape[1]} tokens, and by its img_size it has {planned}; make {path} with "
@@ -258,7 +259,7 @@ def _check_dense(family: DenseFamily, module: nn.Module, images: Tensor) -> None
         raise UnsupportedModelError(
             f"the output of {what} does not depend on what the blocks of its {path} return; nothing of it can be cut"
         )
-    copied = family.build(module, [block.read() for block in family.blocks(module)])
+    copied = family.build(module, [block.read() for block in blocks])
     for outputs in (family.outputs_after(module, tokens[1:], images), copied(images)):
         if not torch.allclose(outputs, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
             raise UnsupportedModelError(

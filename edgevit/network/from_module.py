@@ -29,6 +29,7 @@ from edgevit.network.checkpoint import (
     tensors_sha256,
 )
 from edgevit.network.dense import within
+from edgevit.network.detector import Pyramid, check_detector, is_detections
 from edgevit.network.families import Family, architecture, family_names, load_family
 from edgevit.network.network import Network
 from edgevit.records.release import CONFIG, NAMES
@@ -41,7 +42,7 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -
     """The folder of a module's weights, written to the user's cache; anything but a module is returned unchanged.
 
     A module of edgevit, of timm, one whose outputs are those of the single such network in it, or a head behind such a
-    network, which puts out a map; for that one, the folder keeps the file that makes the module.
+    network, which puts out a map or boxes; for that one, the folder keeps the file that makes the module.
 
     Args:
         builder: the file and the function of it that made the module; None: its class made it.
@@ -62,13 +63,18 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -
     with _evaluating(base), torch.inference_mode():
         images = torch.rand(2, *adopted.input_size, generator=torch.Generator().manual_seed(0))
         images = images.to(next(base.parameters()))
+        if hasattr(getattr(base, "transform", None), "fixed_size"):  # it may fail on other sizes
+            check_detector(base, adopted.input_size)
         expected = base(images)
         if isinstance(expected, Tensor) and expected.ndim == 4:
             return _dense_folder(base, inner, images, builder)
+        if is_detections(expected):
+            check_detector(base, adopted.input_size)
+            return _dense_folder(base, inner, images, builder, boxes=True)
         if not isinstance(expected, Tensor) or (base is not inner and not torch.equal(expected, inner(images))):
             raise UnsupportedModelError(
                 f"the outputs of this {type(base).__name__} are not those of the {type(inner).__name__} in it; give "
-                f"the {type(inner).__name__} alone, or return one map [images, channels, height, width]"
+                f"the {type(inner).__name__} alone, or return one map [images, channels, height, width], or boxes"
             )
     state = {name: value.detach().cpu().contiguous() for name, value in inner.state_dict().items()}
     config = _config(inner, adopted, state)
@@ -91,7 +97,9 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -
     return folder
 
 
-def _dense_folder(module: nn.Module, inner: nn.Module, images: Tensor, place: tuple[Path, str] | None) -> Path:
+def _dense_folder(
+    module: nn.Module, inner: nn.Module, images: Tensor, place: tuple[Path, str] | None, *, boxes: bool = False
+) -> Path:
     """Write the model folder of a module with a head of the user's to the cache.
 
     Raises:
@@ -104,8 +112,10 @@ def _dense_folder(module: nn.Module, inner: nn.Module, images: Tensor, place: tu
             "with the head"
         )
     builder = Builder.at(*(place or _file_of_class(module)))
-    module = copy.deepcopy(module).eval()
-    family = within(module, names[0], builder, images)
+    module, path = copy.deepcopy(module).eval(), names[0]
+    if boxes:
+        module, path = Pyramid(module).eval(), f"detector.{path}"
+    family = within(module, path, builder, images)
     name = architecture(family.inside(module))
     model = describe(Network(module, family), name, {})
     folder = _cached(model)

@@ -15,9 +15,10 @@ from edgevit.network.anatomy import Block, BlockDims, Decoder
 from edgevit.network.copies import shape_copy
 from edgevit.network.cost import Geometry
 from edgevit.network.dense import DenseFamily
+from edgevit.network.detector import Pyramid
 from edgevit.network.families import Family, architecture, family_like, load_family, name_of
 from edgevit.network.layers import AttentionLayer, BlockLayers, Ends, FfnLayer, SoftGates
-from edgevit.network.output import Features, Logits, Map, Output, columns_of
+from edgevit.network.output import Features, Levels, Logits, Map, Output, columns_of
 
 # Called for a block when it runs: [B, N], added to the logits of the tokens; None: equal weights.
 LogWeights = Callable[[int], Tensor | None]
@@ -100,9 +101,9 @@ class Network(nn.Module):
     # -- output
 
     def _usual_output(self) -> Output:
-        """Logits that all count, or features without a classifier, or a map of a head of the user's."""
+        """Logits that all count, or features without a classifier, or what a module of the user's gives."""
         if isinstance(self.family, DenseFamily):
-            return Map("values")
+            return Levels() if isinstance(self.module, Pyramid) else Map("values")
         heads = self.family.ends(self.module).classifiers
         return Logits(tuple(range(heads[0].out_features))) if heads else Features()
 

@@ -212,10 +212,28 @@ class Map:
         return outputs.softmax(1) if self.kind == "classes" else outputs.sigmoid()
 
 
+@dataclass(frozen=True)
+class Levels(Features):
+    """The levels of a detector's pyramid, one after the other: [B, values]. In units of `scale` all count alike."""
+
+    kind: ClassVar[OutputKind] = "boxes"
+    noun: ClassVar[str] = "levels"
+
+    def draws(self, outputs: Tensor, images: int, seed: int) -> Tensor:
+        """A seed for each image: a pyramid has too many values for all signs at once."""
+        return torch.randint(2**31, (images, 1), generator=torch.Generator().manual_seed(seed))
+
+    def probe(self, outputs: Tensor, draws: Tensor) -> Tensor:
+        signs = [random_signs(outputs.shape[1:], int(of_image)) for of_image in draws]
+        return super().probe(outputs, torch.stack(signs))
+
+
 def output_of(kind: OutputKind, columns: Sequence[int]) -> Output:
     """The output of this kind; `columns` of the target classes are for logits."""
     if kind == "logits":
         return Logits(tuple(columns))
+    if kind == "boxes":
+        return Levels()
     return Features() if kind == "features" else Map(kind)
 
 

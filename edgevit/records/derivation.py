@@ -335,6 +335,47 @@ class MapRecord:
 
 
 @dataclass(frozen=True)
+class PrecisionRecord:
+    """The average precision of what a detector finds, by COCO's rules: the mean over the classes."""
+
+    ap: Share  # the mean over the overlaps 0.5, 0.55, ..., 0.95
+    ap50: Share  # at the overlap 0.5
+    per_class: dict[str, Share | None]  # `ap` of each class; None: no object of it
+
+
+@dataclass(frozen=True)
+class DetectionRecord:
+    """What a detector finds in images with annotations."""
+
+    images: Index
+    objects: Index  # without regions of many
+    boxes: PrecisionRecord
+    masks: PrecisionRecord | None = None  # None: it finds none
+
+    def format(self) -> str:
+        """Describe it as a part of a sentence."""
+        named = {"boxes": self.boxes, "masks": self.masks}
+        return ", ".join(f"{name} {s.ap:.1%} (at 0.5: {s.ap50:.1%})" for name, s in named.items() if s is not None)
+
+
+@dataclass(frozen=True)
+class BoxesRecord:
+    """How near the pyramid of a derived detector is to its base's on held-out images, and what both find."""
+
+    images: Index
+    error: Annotated[float, Field(ge=0)]  # squared, in units of each level's variance: the mean over the levels
+    base: DetectionRecord | None = None  # None: the images have no annotations
+    derived: DetectionRecord | None = None
+
+    def format(self) -> str:
+        """Describe it as a part of a sentence."""
+        near = f"a squared error of {self.error:.2%} of the pyramid's variance on {self.images} test images"
+        if self.base is None or self.derived is None:
+            return near
+        return f"{near}; average precision of {self.derived.format()}, the base's of {self.base.format()}"
+
+
+@dataclass(frozen=True)
 class FittedHead:
     """The classifier that was fitted to a base without one: see edgevit/derivation/solve/head.py."""
 
@@ -384,6 +425,7 @@ class DerivationRecord:
     answers: dict[JudgedPart, PartAnswers] | None = None  # by part; None: a slice without images
     similarity: SimilarityRecord | None = None  # of features; None: the model puts out others
     map: MapRecord | None = None  # of maps; None: the model puts out others
+    boxes: BoxesRecord | None = None  # of a detector; None: the model is none
 
     def format_method(self) -> str:
         """Name the method, after the fine-tuning of the base if it was pruned after it."""

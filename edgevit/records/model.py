@@ -24,7 +24,8 @@ READER = Reader(CheckpointError, HINT)
 Score = Literal["logsumexp"]
 SCORE: Score = "logsumexp"
 Head = Literal["subset", "full"]
-OutputKind = Literal["logits", "features", "foreground", "classes", "values"]  # the last three: of maps
+# Boxes are found by the pyramid that a detector's network gives. The last three: of maps.
+OutputKind = Literal["logits", "features", "boxes", "foreground", "classes", "values"]
 TokenOutput = Literal["patches", "class,patches"]  # tokens after the last norm that are features
 Size = Annotated[int, Field(gt=0, lt=2**31)]
 Dimension = Annotated[int, Field(ge=0, lt=2**31)]
@@ -200,7 +201,7 @@ class ModelSpec:
     base: BaseFacts
     rejection: Rejection | None = None  # None: no image is classified as `other`
     output: OutputKind | None = None  # None: logits, or features where there is no classifier
-    builder: BuilderFacts | None = None  # of a network with a head of the user's, whose output is a map
+    builder: BuilderFacts | None = None  # of a network with a head of the user's, whose output is a map or boxes
     tokens: TokenOutput | None = None  # whose features are the output; None: of all tokens together
 
     @property
@@ -225,11 +226,19 @@ class ModelSpec:
         return self.output or ("logits" if self.outputs else "features")
 
     @property
+    def own_output(self) -> str:
+        """The option --output of a derivation that keeps its output, which is no logits."""
+        kind = self.output_kind
+        return kind if kind in ("features", "boxes") else "map"
+
+    @property
     def output_text(self) -> str:
         """Name its output, for people."""
         kind = self.output_kind
-        features = "features" if self.tokens is None else f"features of {self.tokens.replace(',', ' and ')}"
-        return {"logits": "classes", "features": features, "values": "a map of values"}.get(kind, f"a map of {kind}")
+        texts: dict[str, str] = {"logits": "classes", "boxes": "boxes", "features": "features"}
+        if self.tokens is not None:
+            texts["features"] = f"features of {self.tokens.replace(',', ' and ')}"
+        return texts.get(kind, f"a map of {kind}")
 
     @property
     def class_columns(self) -> list[int]:

@@ -333,6 +333,8 @@ def _provenance(model: GatheredModel) -> list[tuple[str, str]]:
             rows.append(("features", derivation.similarity.format()))
         if derivation.map is not None:
             rows.append(("map", derivation.map.format()))
+        if derivation.boxes is not None:
+            rows.append(("boxes", derivation.boxes.format()))
         if derivation.met is not None:
             rows.append(("met by measuring", _met(derivation.met)))
         rows.append(("seconds", ", ".join(f"{name} {s:.3g}" for name, s in derivation.seconds.items())))

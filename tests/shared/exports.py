@@ -97,7 +97,8 @@ def traced_once(of_all_workers: Path) -> Iterator[Any]:
     trace = graph.trace
 
     def trace_once(network: Any, **options: Any) -> Any:
-        of_a_file = type(network.module).__module__ == "<run_path>"  # which pickle does not find again
+        # Pickle does not find again what is of a file.
+        of_a_file = any(type(part).__module__ == "<run_path>" for part in network.module.modules())
         if of_a_file or sum(parameter.numel() for parameter in network.parameters()) > LARGE:
             return trace(network, **options)
         kept = store / f"{_key(network, options)}.onnx"

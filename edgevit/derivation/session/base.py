@@ -66,9 +66,9 @@ def run(request: BaseRequest, progress: Progress | None = None) -> Model:
     opened = open_network(request.name, **request.opening(), progress=progress)
     head: FittedHead | None = None
     hint: str | None = None
-    output = (
-        "map" if request.output == "classes" and isinstance(opened, Model) and opened.spec.builder else request.output
-    )
+    output = request.output
+    if output == "classes" and isinstance(opened, Model) and opened.spec.builder:
+        output = opened.spec.own_output
     if output != "classes":
         model = unlabelled_model(opened, output)
     elif isinstance(opened, Headless) and request.data is request.classes is request.base_classes is None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from edgevit.data.neighbours import hint_in
 from edgevit.data.shares import share_text
-from edgevit.records.derivation import AccuracyRecord, DerivationRecord, MapRecord, RejectedRecord, SimilarityRecord
+from edgevit.records.derivation import (
+    AccuracyRecord,
+    BoxesRecord,
+    DerivationRecord,
+    MapRecord,
+    RejectedRecord,
+    SimilarityRecord,
+)
 from edgevit.records.model import ModelSpec, Rejection
 from edgevit.records.reading import READING, reading_settings
 from edgevit.text import format_count
@@ -143,8 +150,8 @@ def model_card(name: str, spec: ModelSpec, record: DerivationRecord, loader: str
     """The README of a derived model."""
     if record.similarity is not None:
         return _features_card(name, spec, record, record.similarity, loader)
-    if record.map is not None:
-        return _map_card(name, spec, record, record.map)
+    if likeness := record.map or record.boxes:
+        return _map_card(name, spec, record, likeness)
     accuracy, measured = record.accuracy, record.accuracy.derived
     rows = [
         ("base, full head", accuracy.base_full_head, spec.base.macs, spec.base.params),
@@ -227,13 +234,32 @@ allow it once with `edgevit.load(".", run_code=True)`.
 """
 
 
-def _map_card(name: str, spec: ModelSpec, record: DerivationRecord, likeness: MapRecord) -> str:
+_DETECT = """```python
+import edgevit, torchvision
+from PIL import Image
+
+detector = edgevit.load(".").module.detector
+(found,) = detector([torchvision.transforms.functional.to_tensor(Image.open("photo.jpg").convert("RGB"))])
+```
+"""
+
+
+def _use_of_head(spec: ModelSpec) -> str:
+    """How to use a network with a head of the user's."""
+    if spec.output_kind == "boxes":
+        return f"## Find the objects in an image\n\n{_DETECT}{_BUILDER}"
+    return f"## Compute the map of an image\n\n{_OUTPUTS.format(name='maps')}{_BUILDER}"
+
+
+def _map_card(name: str, spec: ModelSpec, record: DerivationRecord, likeness: MapRecord | BoxesRecord) -> str:
     """The README of a derived model with a head of the user's."""
     assert spec.builder is not None
+    boxes = spec.output_kind == "boxes"
+    of_pyramid = "\nThese are counted up to the end of its backbone, for one image." if boxes else ""
     return f"""# {name}
 
 {spec.timm_name} with a head, as `{spec.builder.function}` in `builder.py` makes them, {100 * spec.rate:.1f} % of their
-multiply-accumulates removed with `{record.method}` from `{spec.builder.network}`. The head is as it was.
+multiply-accumulates removed with `{record.method}` from `{spec.builder.network}`. The head is as it was.{of_pyramid}
 The output is {spec.output_text} ({_KINDS[spec.output_kind]}), with {likeness.format()}.
 
 | | MACs | parameters |
@@ -243,12 +269,15 @@ The output is {spec.output_text} ({_KINDS[spec.output_kind]}), with {likeness.fo
 
 {_input(spec)} `derivation.json` says how it was made: {record.format_training()}.
 
-## Compute the map of an image
-
-{_OUTPUTS.format(name="maps")}{_BUILDER}"""
+{_use_of_head(spec)}"""
 
 
-_KINDS = {"foreground": "logits of one channel", "classes": "logits of each class", "values": "as the head gives them"}
+_KINDS = {
+    "foreground": "logits of one channel",
+    "classes": "logits of each class",
+    "values": "as the head gives them",
+    "boxes": "found in a pyramid of features",
+}
 _NAMELESS = f"""Written with `--base-classes FILE` or `--data`, this folder would know the names of its classes, too.
 
 {_OUTPUTS.format(name="logits")}"""
@@ -275,8 +304,7 @@ def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None =
     use, code = "Classify an image", _classify(spec, loader) if spec.classes else _NAMELESS
     if features:
         use, code = "Compute the features of an image", _OUTPUTS.format(name="features")
-    if spec.builder is not None:
-        use, code = "Compute the map of an image", _OUTPUTS.format(name="maps") + _BUILDER
+    use = _use_of_head(spec) if spec.builder is not None else f"## {use}\n\n{code}"
     fitted = "" if head is None else f"\nIt was given {head}.\n"
     return f"""# {name}
 
@@ -285,9 +313,7 @@ def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None =
 {fitted}
 {_input(spec)}{_doubt(hint)}
 
-## {use}
-
-{code}"""
+{use}"""
 
 
 def _classes(spec: ModelSpec) -> str:

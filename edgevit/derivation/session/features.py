@@ -1,4 +1,4 @@
-"""Derive a model whose features, or map, are to be those of its base, on images that need no labels."""
+"""Derive a model whose features, map or pyramid are to be those of its base, on images that need no labels."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from edgevit.data.task import Split, Task
 from edgevit.derivation.cache import Cache
 from edgevit.derivation.measure.divergence import network_outputs
 from edgevit.derivation.request import TOKEN_OUTPUTS, puts_out_features
+from edgevit.derivation.session.boxes import level_units, measure_boxes
 from edgevit.derivation.session.maps import measure_map
 from edgevit.errors import DataError, OptionError
 from edgevit.network.checkpoint import Headless, Model, derived_spec, tensors_sha256
 from edgevit.network.classifier import with_features
+from edgevit.network.detector import Pyramid
 from edgevit.network.network import Network
-from edgevit.network.output import Features, Map
+from edgevit.network.output import Features, Levels, Map
 from edgevit.records.derivation import SimilarityRecord
-from edgevit.records.model import OutputKind
+from edgevit.records.model import OutputKind, TokenOutput
 from edgevit.train.passes import Passes
 
 KINDS: Mapping[str, OutputKind] = {"map:foreground": "foreground", "map:classes": "classes"}  # map: the base's own
@@ -31,15 +33,16 @@ NEIGHBOURS = 10  # nearest images, of which a derived model should have the same
 
 
 def unlabelled_model(base: Model | Headless, output: str) -> Model:
-    """A base that puts out `features`, by the identity in place of its classifier, or the map of a head of the user's.
+    """A base that puts out `features`, by the identity in place of its classifier, or what a head of the user's gives.
 
     Raises:
         OptionError: it has no such head, or it has one.
     """
     model = base.described() if isinstance(base, Headless) else base
-    if puts_out_features(output) == (model.spec.builder is not None):
-        has, other = ("a map", "map") if model.spec.builder else ("no map: there is no head of your own", "features")
-        raise OptionError(f"--output {output}: the output of this base is {has}; try --output {other}")
+    asked, puts_out = output.partition(":")[0], model.spec.own_output if model.spec.builder else "features"
+    if asked != puts_out:
+        has = model.spec.output_text if model.spec.builder else f"no {asked}: there is no head of your own"
+        raise OptionError(f"--output {output}: the output of this base is {has}; try --output {puts_out}")
     if not puts_out_features(output):
         return Model(model, replace(model.spec, output=KINDS.get(output, model.spec.output)), model.release)
     tokens = TOKEN_OUTPUTS.get(output)
@@ -57,38 +60,49 @@ def unlabelled_model(base: Model | Headless, output: str) -> Model:
 def with_units(model: Model, task: Task, passes: Passes, cache: Cache, identity: Mapping[str, Any]) -> Network:
     """The network of a model that puts out features, each in units of its standard deviation over training images.
 
-    Of tokens, a class token has units of its own. The values of a map have the unit of their channel, and logits none.
+    Of tokens, a class token has units of its own. The values of a map have the unit of their channel, those of a
+    pyramid that of their level, and logits none.
 
     Raises:
         DataError: the outputs are not finite, or all images have the same.
     """
-    kind, noun = model.output.kind, "features" if model.output.kind == "features" else "maps"
+    kind, noun = model.output.kind, model.output.noun
     tokens = model.spec.tokens
     images = task.train.subset(UNIT_IMAGES if kind == "features" and tokens is None else MAP_IMAGES)
     key = {**identity, "images": images.content_sha256()}
 
     def measure() -> dict[str, Tensor]:
-        outputs = network_outputs(model, images, passes).double()
-        if not bool(torch.isfinite(outputs).all()):
+        if isinstance(model.module, Pyramid):
+            scale = level_units(model, images, passes)
+        else:
+            scale = _deviations(network_outputs(model, images, passes).double(), kind, tokens)
+        if not bool(torch.isfinite(scale).all()):
             raise DataError(f"the base's {noun} are no finite numbers; check its weights, --mean and --std")
-        channels = outputs if kind == "features" else outputs.movedim(1, -1)
-        if tokens != "class,patches":
-            return {"scale": channels.flatten(0, -2).std(0)}
-        # The class token counts as much as all patches: of N tokens it has half of the N shares.
-        patches = channels.shape[1] - 1
-        of_class, of_patch = (part.flatten(0, -2).std(0) for part in (channels[:, :1], channels[:, 1:]))
-        shares = [(patches + 1) / 2, (patches + 1) / (2 * patches)]
-        of_class, of_patch = of_class / shares[0] ** 0.5, of_patch / shares[1] ** 0.5
-        return {"scale": torch.stack([of_class, *[of_patch] * patches])}
+        return {"scale": scale}
 
     scale = cache.tensors("units", key, measure)["scale"]
     if not float(scale.max()) > 0:
         raise DataError(f"the base's {noun} are the same for all images; check its weights, and the images")
     unit = scale.clamp_min(1e-3 * float(scale.max())).float()
+    if kind == "boxes":
+        return Network(model.module, model.family, Levels(unit))
     if isinstance(model.output, Map):
         of_values = unit[:, None, None] if kind == "values" else None
         return Network(model.module, model.family, replace(model.output, scale=of_values))
     return Network(model.module, model.family, Features(unit))
+
+
+def _deviations(outputs: Tensor, kind: OutputKind, tokens: TokenOutput | None) -> Tensor:
+    """The unit of each channel of features, or of a map, by the outputs of some images."""
+    channels = outputs if kind == "features" else outputs.movedim(1, -1)
+    if tokens != "class,patches":
+        return channels.flatten(0, -2).std(0)
+    # The class token counts as much as all patches: of N tokens it has half of the N shares.
+    patches = channels.shape[1] - 1
+    of_class, of_patch = (part.flatten(0, -2).std(0) for part in (channels[:, :1], channels[:, 1:]))
+    shares = [(patches + 1) / 2, (patches + 1) / (2 * patches)]
+    of_class, of_patch = of_class / shares[0] ** 0.5, of_patch / shares[1] ** 0.5
+    return torch.stack([of_class, *[of_patch] * patches])
 
 
 def units_sha256(network: Network) -> str | None:
@@ -99,6 +113,8 @@ def units_sha256(network: Network) -> str | None:
 
 def measure_likeness(base: Network, derived: Network, images: Split, passes: Passes) -> dict[str, Any]:
     """Compare the outputs of a derived network with its base's on held-out images, by the field of the record."""
+    if isinstance(base.output, Levels):
+        return {"boxes": measure_boxes(base.output, base, derived, images, passes)}
     if isinstance(base.output, Map):
         return {"map": measure_map(base.output, base, derived, images, passes)}
     return {"similarity": _similarity(base, derived, images, passes)}

@@ -13,6 +13,7 @@ from typing import Any
 from edgevit.data.assumptions import Assumptions, assumptions
 from edgevit.data.classes import imagenet_names, listed, resolve
 from edgevit.data.sources import Reference
+from edgevit.data.sources.coco import CocoImages
 from edgevit.data.splitting import Splitting
 from edgevit.data.task import Task, open_unlabelled_task
 from edgevit.derivation.allocate.budget import Budget
@@ -26,6 +27,7 @@ from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, Tr
 from edgevit.network.checkpoint import Headless, Model, save, tensors_sha256
 from edgevit.network.classifier import with_classes
 from edgevit.network.network import Network
+from edgevit.network.output import Levels
 from edgevit.progress import Progress
 from edgevit.records.derivation import FittedHead
 from edgevit.records.model import Head, ModelSpec, TargetClass
@@ -34,6 +36,7 @@ from edgevit.records.names import HISTORY
 from edgevit.records.unfinished import open_partial, partial_folder, remove_cheap
 from edgevit.signals import stop_when_asked
 from edgevit.train.compute import Compute, close_compute
+from edgevit.train.detections import check_objects
 from edgevit.train.history import History
 from edgevit.train.passes import Passes, open_passes
 from edgevit.train.settings import Training
@@ -115,7 +118,7 @@ def open_for(
 
 
 def open_without_labels(base: Model | Headless, request: Deriving, progress: Progress) -> Opened:
-    """Open a base, which is to put out features or a map, and images without labels.
+    """Open a base, which is to put out features, a map or boxes, and images without labels.
 
     Raises:
         OptionError: the base has another output.
@@ -134,6 +137,8 @@ def open_without_labels(base: Model | Headless, request: Deriving, progress: Pro
         unlabelled=request.unlabelled,
         progress=progress,
     )
+    if isinstance(base.output, Levels) and isinstance(task.test.source, CocoImages):
+        check_objects(base, task.test, task.test.source.categories, progress)
     passes = open_passes(request.training, progress)
     cache = _cache(request, task, passes)
     assumed = _assumed(base, request, task, progress)

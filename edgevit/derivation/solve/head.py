@@ -44,9 +44,8 @@ def open_task_for(
     assert data is not None
     names: str | Path | Sequence[str] | None
     if isinstance(base, Model) and base.spec.output_kind != "logits":
-        output, noun = ("map", "a map") if base.spec.builder else ("features", "features")
         raise OptionError(
-            f"{request.base} puts out {noun}: derive from it with --output {output}"
+            f"{request.base} puts out {base.spec.output_text}: derive from it with --output {base.spec.own_output}"
             + ("" if base.spec.builder else ", or for classes with --new-head")
         )
     if isinstance(base, Model):

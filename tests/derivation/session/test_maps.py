@@ -114,7 +114,7 @@ def test_distillation_brings_the_map_nearer(file: Path, frames: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"output": "features"}, "--output features: the output of this base is a map; try --output map"),
+        ({"output": "features"}, "--output features: the output of this base is a map of values; try --output map"),
         ({"output": "map:depth"}, "no output 'map:depth'"),
         ({"classes": "a,b"}, "--classes is for classes, and the output is map:foreground"),
         (

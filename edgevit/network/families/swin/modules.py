@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models.swin_transformer import SwinTransformer, get_relative_position_index
+from timm.models.swin_transformer import SwinTransformer, feature_take_indices, get_relative_position_index
 from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
@@ -208,6 +208,26 @@ class TokenSwin(SwinTransformer):  # type: ignore[misc]
     def forward_features(self, x: Tensor) -> Tensor:
         tokens: Tensor = self.norm(self.layers(self.patch_embed(x).flatten(1, 2)))
         return tokens
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """As timm's: the maps [B, d, H, W] of some stages, after the last tokens unless these are left out."""
+        assert output_fmt == "NCHW", "as in timm"
+        chosen, last = feature_take_indices(len(self.layers), indices)
+        tokens, maps = self.patch_embed(x).flatten(1, 2), list[Tensor]()
+        for number, stage in enumerate(self.layers[: last + 1] if stop_early else self.layers):
+            tokens = stage(tokens)
+            if number in chosen:
+                of_map = self.norm(tokens) if norm and number == len(self.layers) - 1 else tokens
+                maps.append(of_map.mT.unflatten(2, stage.windows.grid))
+        return maps if intermediates_only else (self.norm(tokens), maps)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         outputs: Tensor = self.head(x.unsqueeze(1), pre_logits=pre_logits)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from family_examples import SWIN
 from timm.models.swin_transformer import SwinTransformerBlock, window_partition, window_reverse
 
 from edgevit.errors import UnsupportedModelError
+from edgevit.network.families.swin import interchange
 from edgevit.network.families.swin.modules import Windows
 
 GRIDS = [((8, 8), (4, 4), (2, 2)), ((10, 7), (3, 4), (1, 2)), ((6, 3), (4, 3), (2, 0)), ((5, 5), (3, 3), (0, 0))]
@@ -40,6 +42,18 @@ def test_tokens_that_are_no_neighbours_are_kept_apart_as_in_timm(grid: Any, size
     else:
         assert apart is not None and torch.equal(apart, block.attn_mask)
     assert Windows(grid, size, shift).biases == len(block.attn.relative_position_bias_table)
+
+
+@pytest.mark.parametrize("options", [{}, {"indices": [1], "norm": True}, {"indices": [0], "stop_early": True}])
+def test_maps_of_stages_are_timms(options: dict[str, Any]) -> None:
+    model = timm.create_model(SWIN, img_size=(40, 48), window_size=4, embed_dim=16, depths=(2, 1), num_heads=(2, 2))
+    images = torch.rand(2, 3, 40, 48)
+    with torch.inference_mode():
+        expected = model.eval().forward_intermediates(images, intermediates_only=True, **options)
+        adopted = interchange.adopted(model)
+        maps = adopted.forward_intermediates(images, intermediates_only=True, **options)
+        torch.testing.assert_close(maps, expected)
+        torch.testing.assert_close(adopted.forward_intermediates(images)[0], adopted.forward_features(images))
 
 
 def test_tokens_of_windows_have_no_weights(small_vit: Any) -> None:

@@ -1,0 +1,217 @@
+"""What a detector finds in annotated images, by COCO's rules: average precision of boxes, and of masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchvision.transforms.functional import to_tensor
+
+from edgevit.data.sources.coco import CocoImages, CocoObject
+from edgevit.data.task import Split
+from edgevit.errors import DataError, OptionError, UnsupportedModelError
+from edgevit.network.detector import Pyramid
+from edgevit.network.network import Network
+from edgevit.progress import Progress, Silent
+from edgevit.records.derivation import DetectionRecord, PrecisionRecord
+
+Kind = Literal["bbox", "segm"]
+BATCH = 4  # images at once, each of which may have a hundred masks
+LEAST = 0.5  # probability of a pixel that is in a mask
+
+
+def refuse_no_pycocotools() -> None:
+    """Refuse to score boxes without the package that has COCO's rules.
+
+    Raises:
+        OptionError: it is not installed.
+    """
+    try:
+        import pycocotools.mask  # noqa: F401
+    except ImportError as error:
+        raise OptionError(
+            "average precision needs pycocotools: pip install 'edgevit[detection]', or give images without annotations"
+        ) from error
+
+
+def label_categories(detector: nn.Module, categories: Sequence[int]) -> dict[int, int]:
+    """The category of each label of a detector: the label itself, or where ids have gaps that of this rank, from 1.
+
+    Raises:
+        UnsupportedModelError: the detector has another number of classes.
+    """
+    outputs = _class_outputs(detector)
+    if outputs is None or max(categories) < outputs:
+        return {category: category for category in categories}
+    if len(categories) + 1 == outputs:
+        return dict(enumerate(sorted(categories), 1))
+    raise UnsupportedModelError(
+        f"the detector has {outputs} classes with the background, and the data {len(categories)} categories with ids "
+        f"up to {max(categories)}; its labels are to be these ids, or their ranks from 1"
+    )
+
+
+def _class_outputs(detector: Any) -> int | None:
+    """The number of classes that a detector of torchvision's kind distinguishes, background included."""
+    for path in ("roi_heads.box_predictor.cls_score", "head.classification_head"):
+        try:
+            part: Any = detector.get_submodule(path)
+        except AttributeError:
+            continue
+        outputs = getattr(part, "out_features", None) or getattr(part, "num_classes", None)
+        if isinstance(outputs, int):
+            return outputs
+    return None
+
+
+def check_objects(network: Network, images: Split, categories: Mapping[int, str], progress: Progress) -> None:
+    """Check, before a detector runs, that what it finds in annotated images can be judged.
+
+    Raises:
+        OptionError: pycocotools is not installed.
+        UnsupportedModelError: its labels are not those of the data.
+        DataError: none of the images shows one of the categories.
+    """
+    refuse_no_pycocotools()
+    assert isinstance(network.module, Pyramid) and isinstance(images.source, CocoImages)
+    label_categories(network.module.detector, [*images.source.categories])
+    if images.source.dropped:
+        progress.warn(f"left out {images.source.dropped} annotated objects whose boxes have no area")
+    shown = {entry.category for r in images.references for entry in images.source.objects(r) if not entry.crowd}
+    if not shown & {*categories}:
+        names = ", ".join([*categories.values()][:8])
+        raise DataError(f"none of the {len(images)} images to be judged shows an object of {names}; give others")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The matches of what was found with what is annotated, by image and class."""
+
+    evaluated: Mapping[str, Any]  # pycocotools' evaluations, of `boxes` and `masks`
+    categories: Mapping[int, str]
+    images: int
+    objects: int
+
+    def record(self, positions: Sequence[int] | None = None) -> DetectionRecord:
+        """The average precision on all images, or on those at these positions, which may be repeated."""
+        records = {name: self._precision(evaluated, positions) for name, evaluated in self.evaluated.items()}
+        return DetectionRecord(self.images, self.objects, records["boxes"], records.get("masks"))
+
+    def _precision(self, evaluated: Any, positions: Sequence[int] | None) -> PrecisionRecord:
+        every = evaluated.evalImgs
+        chosen = range(self.images) if positions is None else positions
+        evaluated.evalImgs = [every[first + i] for first in range(0, len(every), self.images) for i in chosen]
+        evaluated.params.imgIds = evaluated._paramsEval.imgIds = list(range(len(chosen)))
+        with redirect_stdout(StringIO()):
+            evaluated.accumulate()
+        evaluated.evalImgs = every
+        # Shape: overlaps, recalls, classes, areas (the first: all), numbers of boxes (the last: 100).
+        precision = evaluated.eval["precision"][:, :, :, 0, -1]
+        of_class = {name: precision[:, :, k] for k, name in enumerate(self.categories.values())}
+        per_class = {name: min(float(p.mean()), 1.0) if p.max() >= 0 else None for name, p in of_class.items()}
+        judged = [of_class[name] for name, ap in per_class.items() if ap is not None]
+        mean = np.stack(judged).mean((0, 2)) if judged else np.zeros(1)
+        return PrecisionRecord(min(float(mean.mean()), 1.0), min(float(mean[0]), 1.0), per_class)
+
+
+def _coco(images: list[dict[str, Any]], objects: list[dict[str, Any]], categories: Mapping[int, str]) -> Any:
+    from pycocotools.coco import COCO
+
+    coco = COCO()
+    coco.dataset = {
+        "images": images, "annotations": objects,
+        "categories": [{"id": category, "name": name} for category, name in categories.items()],
+    }  # fmt: skip
+    with redirect_stdout(StringIO()):
+        coco.createIndex()
+    return coco
+
+
+def _annotated(objects: Sequence[CocoObject], image: int) -> list[dict[str, Any]]:
+    """The objects of one image, as COCO has them."""
+    return [
+        {
+            "image_id": image, "category_id": entry.category, "bbox": list(entry.box),
+            "area": entry.box[2] * entry.box[3], "iscrowd": int(entry.crowd), "segmentation": entry.mask,
+        }
+        for entry in objects
+    ]  # fmt: skip
+
+
+def _answers(detections: Mapping[str, Tensor], image: int, category_of: Mapping[int, int]) -> list[dict[str, Any]]:
+    """What was found in one image, as COCO has it."""
+    from pycocotools.mask import encode
+
+    boxes, labels, scores = (detections[name].cpu() for name in ("boxes", "labels", "scores"))
+    boxes = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1)
+    entries = []
+    for i, (box, label, score) in enumerate(zip(boxes.tolist(), labels.tolist(), scores.tolist(), strict=True)):
+        if label in category_of:
+            entry = {"image_id": image, "category_id": category_of[label], "bbox": box, "score": score, "iscrowd": 0}
+            entry["area"] = box[2] * box[3]
+            if "masks" in detections:
+                mask = (detections["masks"][i].reshape(detections["masks"].shape[-2:]) > LEAST).cpu().numpy()
+                entry["segmentation"] = encode(np.asfortranarray(mask.astype(np.uint8)))
+            entries.append(entry)
+    return entries
+
+
+@torch.inference_mode()
+def find_objects(
+    network: Network, images: Split, categories: Mapping[int, str], *, progress: Progress | None = None
+) -> Findings:
+    """Run a detector on images of COCO's format, as they are on disk: its own transform prepares them.
+
+    Raises:
+        as `check_objects`.
+    """
+    progress = progress or Silent()
+    check_objects(network, images, categories, progress)
+    from pycocotools.cocoeval import COCOeval
+
+    assert isinstance(network.module, Pyramid) and isinstance(images.source, CocoImages)
+    detector, device = network.module.detector.eval(), next(network.parameters()).device
+    category_of = label_categories(detector, [*images.source.categories])
+    listed, annotated, answers = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    with progress.stage("find objects", len(images), "image") as stage:
+        for start in range(0, len(images), BATCH):
+            positions = range(start, min(start + BATCH, len(images)))
+            pictures = [images.picture(i) for i in positions]
+            outputs = detector([to_tensor(picture).to(device) for picture in pictures])
+            for i, picture, of_image in zip(positions, pictures, outputs, strict=True):
+                listed.append({"id": i, "width": picture.width, "height": picture.height})
+                annotated += _annotated(images.source.objects(images.references[i]), i)
+                answers += _answers(of_image, i, category_of)
+            stage.update(positions.stop)
+    annotated = [entry for entry in annotated if entry["category_id"] in categories]
+    for number, entry in enumerate([*annotated, *answers], 1):  # COCO's rules take 0 for no object
+        entry["id"] = number
+    kinds: dict[str, Kind] = {"boxes": "bbox"}
+    if "masks" in of_image and all(entry["segmentation"] is not None for entry in annotated):
+        kinds["masks"] = "segm"
+    categories = dict(sorted(categories.items()))  # as COCO's rules order them
+    evaluated = {}
+    for name, kind in kinds.items():
+        whole, answered = (_coco(listed, [dict(o) for o in objects], categories) for objects in (annotated, answers))
+        if kind == "segm":
+            _measure_areas(whole)
+            _measure_areas(answered)
+        evaluated[name] = COCOeval(whole, answered, kind)
+        evaluated[name].params.imgIds, evaluated[name].params.catIds = list(range(len(images))), list(categories)
+        with redirect_stdout(StringIO()):
+            evaluated[name].evaluate()
+    return Findings(evaluated, categories, len(images), sum(not entry["iscrowd"] for entry in annotated))
+
+
+def _measure_areas(coco: Any) -> None:
+    """Set the areas of objects to those of their masks."""
+    from pycocotools.mask import area
+
+    for entry in coco.dataset["annotations"]:
+        entry["area"] = float(area(coco.annToRLE(entry)))

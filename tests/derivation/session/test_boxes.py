@@ -1,0 +1,156 @@
+"""Derive a detector: its pyramid is to be the base's, and what it finds is judged where there are annotations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from detectors import write_detectors
+from typer.testing import CliRunner
+
+import edgevit
+from benchmarks import scenes
+from edgevit.cli.app import app
+from edgevit.derivation.session.boxes import level_units
+from edgevit.errors import DataError, EdgeVitError, OptionError
+from edgevit.network.checkpoint import open_network
+from edgevit.network.output import Levels
+from edgevit.train.passes import open_passes
+from edgevit.train.settings import Training
+
+OPTIONS = {"calibration_images": 24, "sensitivity_images": 12, "measured_images": 6}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mine")
+    text = write_detectors(folder).read_text().replace("kind(backbone, 4,", "kind(backbone, 7,")  # of six shapes
+    (folder / "my_detector.py").write_text(text)
+    return folder / "my_detector.py"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "coco"
+    scenes.render(folder, train=30, val=8, size=48)
+    return folder
+
+
+def derive(base: Any, data: Path, out: Path, **options: Any) -> Any:
+    given: dict[str, Any] = {
+        "data": data, "output": "boxes", "rate": 0.4, "out": out, "options": OPTIONS,
+        "training": Training(device="cpu", steps=0),
+    }  # fmt: skip
+    return edgevit.derive(base, **{**given, **options})
+
+
+@pytest.fixture(scope="module")
+def derived(file: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return derive(f"{file}:build", data, tmp_path_factory.mktemp("boxes") / "model")
+
+
+def test_the_pyramid_is_like_the_bases_and_both_are_judged(derived: Any, file: Path, data: Path) -> None:
+    spec, record = derived.model.spec, derived.record.boxes
+    assert spec.macs <= 0.61 * spec.base.macs and len(spec.blocks) == 2 and spec.output == "boxes"
+    assert record.images == derived.record.data.images.test == 8
+    assert record.base.objects == record.derived.objects > 8 and {*record.base.boxes.per_class} == {*scenes.CLASSES}
+    base, loaded = open_network(f"{file}:build"), edgevit.load(derived.folder)
+    images = torch.rand(4, 3, 64, 64)
+    with torch.inference_mode():
+        wanted, pyramid = base(images), loaded(images)  # type: ignore[operator]
+    assert 0.3 * wanted.var() > (wanted - pyramid).square().mean() > 0 and 1e-4 < record.error < 0.3
+    assert derived.record.map is None and "module.detector" in (derived.folder / "README.md").read_text()
+
+
+def test_evaluate_agrees_with_the_record_by_class(derived: Any, data: Path) -> None:
+    judged = edgevit.evaluate(derived.folder, data)
+    assert judged.detections == derived.record.boxes.derived and judged.images == 8
+    some = edgevit.evaluate(derived.folder, data, classes=["disc", "star"]).detections
+    assert some.boxes.per_class == {name: judged.detections.boxes.per_class[name] for name in ("disc", "star")}
+    shown = CliRunner().invoke(app, ["evaluate", str(derived.folder), "--data", str(data)])
+    assert shown.exit_code == 0 and "AP of boxes" in shown.stdout and "triangle" in shown.stdout
+
+
+def test_the_levels_of_a_pyramid_count_alike(file: Path, data: Path) -> None:
+    model: Any = open_network(f"{file}:build")
+    passes = open_passes(Training(device="cpu"))
+    from edgevit.data.task import open_unlabelled_task
+
+    images = open_unlabelled_task(data, preprocessing=model.preprocessing, outputs=1).test
+    unit = level_units(model, images, passes).float()
+    with torch.inference_mode():
+        batch = next(images.batches(8))[0]
+        levels, whole = [level.flatten(1) for level in model.module.levels(batch).values()], model(batch)
+    sizes, start, output = [level.shape[1] for level in levels], 0, Levels(unit)
+    assert sizes == [1024, 256, 64]
+    for level, size in zip(levels, sizes, strict=True):
+        moved = whole.clone()
+        moved[:, start : start + size] += level.std()  # each value by the deviation of its level
+        start += size
+        torch.testing.assert_close(2 * output.divergence(whole, moved).mean(), torch.tensor(1 / 3), rtol=0.02, atol=0)
+
+
+@pytest.mark.slow
+def test_files_have_a_named_output_for_each_level_and_are_judged(derived: Any, data: Path) -> None:
+    report = edgevit.export(derived.folder, data=data)
+    assert [(t.name, *t.shape) for t in report.outputs] == [
+        ("level_0", "batch", 16, 8, 8), ("level_1", "batch", 16, 4, 4), ("level_2", "batch", 16, 2, 2)
+    ]  # fmt: skip
+    assert report.parity["fp32"].error < 1e-5 and report.accuracy.files["fp16"].agreement > 0.99
+    of_file = edgevit.evaluate(derived.folder / "export" / "model.fp32.onnx", data).detections
+    of_torch = derived.record.boxes.derived
+    assert of_file.boxes.ap == pytest.approx(of_torch.boxes.ap, abs=0.01) and of_file.objects == of_torch.objects
+    for options in ({"trt": True}, {"precision": "int8"}):
+        with pytest.raises(OptionError, match="is not possible for a detector yet"):
+            edgevit.export(derived.folder, data=data, **options)
+
+
+@pytest.mark.slow
+def test_masks_of_a_swin_are_judged_too(file: Path, data: Path, tmp_path: Path) -> None:
+    record = derive(f"{file}:masks", data, tmp_path / "model").record.boxes
+    assert record.derived.masks is not None and 0 < record.error < 0.5
+
+
+@pytest.mark.slow
+def test_distillation_brings_the_pyramid_nearer(file: Path, data: Path, tmp_path: Path) -> None:
+    training = Training(device="cpu", steps=40, batch_size=16, lr=1e-3, evaluations=4)
+    closed = derive(f"{file}:build", data, tmp_path / "closed", rate=0.45).record
+    trained = derive(f"{file}:build", data, tmp_path / "trained", rate=0.45, training=training).record
+    assert trained.facts.kept_step > 0 and trained.boxes.error < 0.9 * closed.boxes.error
+
+
+def test_images_without_annotations_are_enough(file: Path, data: Path, tmp_path: Path) -> None:
+    record = derive(f"{file}:build", data / "images", tmp_path / "model").record.boxes
+    assert record.error > 0 and record.base is None and record.derived is None
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        ("build", {"output": "map"}, "--output map: the output of this base is boxes; try --output boxes"),
+        ("build", {"classes": "disc"}, "--classes is for classes, and the output is boxes"),
+        ("build", {"method": "nuwa", "options": {}}, "--output boxes is for images without labels, and nuwa reads"),
+        ("build", {"output": "classes"}, "has boxes of objects, and no class of an image: give --output boxes"),
+        ("retina", {}, "has 4 classes with the background, and the data 6 categories"),
+    ],
+)
+def test_other_outputs_and_labels_are_refused(
+    file: Path, data: Path, tmp_path: Path, function: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(EdgeVitError, match=message):
+        derive(f"{file}:{function}", data, tmp_path / "model", **options)
+
+
+def test_a_class_without_objects_in_the_part_is_refused(derived: Any, data: Path, tmp_path: Path) -> None:
+    scenes.render(tmp_path / "few", train=3, val=1, size=48, seed=3)
+    with pytest.raises(DataError, match=r"none of the 1 test images shows an object of '\w+'; leave it out"):
+        edgevit.evaluate(derived.folder, tmp_path / "few", classes=list(scenes.CLASSES))

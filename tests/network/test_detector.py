@@ -1,0 +1,115 @@
+"""A detector of the user's is cut and compared up to its pyramid, and stays a detector."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from detectors import write_detectors
+
+import edgevit
+from edgevit.errors import EdgeVitError
+from edgevit.network.checkpoint import Model, open_network, save
+from edgevit.network.detector import Pyramid, is_detections
+
+IMAGES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_detectors(tmp_path_factory.mktemp("mine"))
+
+
+def made(file: Path, function: str) -> Any:
+    names: dict[str, Any] = {}
+    exec(file.read_text(), names)
+    return names[function]().eval()
+
+
+def opened(file: Path, function: str) -> Any:
+    network = open_network(f"{file}:{function}")
+    assert isinstance(network, Model) and isinstance(network.module, Pyramid)
+    return network
+
+
+@pytest.mark.parametrize("function", ["build", "masks", "retina"])
+def test_its_output_is_what_the_backbone_gives_and_it_still_detects(file: Path, function: str) -> None:
+    network, detector = opened(file, function), made(file, function)
+    with torch.inference_mode():
+        levels = detector.backbone(IMAGES)
+        torch.testing.assert_close(network(IMAGES), torch.cat([x.flatten(1) for x in levels.values()], 1))
+        assert [*network.module.levels(IMAGES)] == [f"level_{name}" for name in levels]
+        (answer,), (expected,) = (each([IMAGES[0]]) for each in (network.module.detector, detector))
+    assert is_detections([answer]) and ("masks" in answer) == (function == "masks")
+    torch.testing.assert_close(answer, expected, rtol=1e-3, atol=1e-3)
+    assert network.spec.output == "boxes" and network.preprocessing["mean"] == [0.485, 0.456, 0.406]
+
+
+def test_macs_are_of_network_and_pyramid(file: Path) -> None:
+    network = opened(file, "build")
+    assert network.geometry.head_macs == 16 * 32 * 16 * 4 + 16 * 32 * 16 + 4 * 32 * 16 * 4
+    swin = opened(file, "masks")
+    inside = swin.family.family.geometry(swin.family.inside(swin.module))
+    of_pyramid = 64 * 16 * 16 + 16 * 32 * 16 + 4 * 64 * 16 + (64 + 16 + 4) * 16 * 16 * 9
+    assert swin.spec.macs == inside.with_classes(0).macs(swin.dims) + of_pyramid
+    for each in (network, swin):
+        assert each.geometry.params(each.dims) == each.spec.params == sum(p.numel() for p in each.parameters())
+
+
+def test_a_cut_swin_in_a_detector_is_written_and_read_again(file: Path, tmp_path: Path) -> None:
+    network = opened(file, "masks")
+    slim = network.build([replace(b, ffn=b.ffn and b.ffn.keep(slice(24))) for b in network.read()]).eval()
+    spec = replace(network.spec, blocks=slim.dims, macs=slim.geometry.macs(slim.dims))
+    save(Model(slim, replace(spec, params=sum(p.numel() for p in slim.parameters()))), tmp_path / "slim")
+    loaded = edgevit.load(tmp_path / "slim")
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(IMAGES), slim(IMAGES))
+        assert loaded.output.kind == "boxes" and not torch.allclose(loaded(IMAGES), network(IMAGES))
+        tokens, x = [], loaded.first_tokens(IMAGES)
+        for block in loaded.blocks:
+            x = block.module(block.enter(x))
+            tokens.append(x)
+        torch.testing.assert_close(loaded.outputs_after(tokens, IMAGES), loaded(IMAGES))
+
+
+def test_the_rest_of_a_detector_reads_levels_of_elsewhere(file: Path) -> None:
+    module = opened(file, "build").module
+    with torch.inference_mode():
+        expected = module.detector([IMAGES[0]])
+        with module.reading(module.__class__.forward.__get__(opened(file, "build").module), IMAGES):
+            torch.testing.assert_close(module.detector([IMAGES[0]]), expected)
+        with module.reading(lambda images: torch.zeros(len(images), 16 * (64 + 16 + 4)), IMAGES):
+            assert not torch.equal(module.detector([IMAGES[0]])[0]["scores"], expected[0]["scores"])
+        torch.testing.assert_close(module.detector([IMAGES[0]]), expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            "any_size",
+            r"resizes images to min_size=\(64,\), padded to .* of 16, .* give it fixed_size=\(64, 64\)",
+        ),
+        ("resnet", "a FasterRCNN must contain one network of swin, vit .* and has none"),
+        ("Alone", "gives boxes, and has no backbone and transform of these names"),
+    ],
+)
+def test_a_detector_that_cannot_be_cut_is_one_line(file: Path, function: str, message: str) -> None:
+    with pytest.raises(EdgeVitError, match=message) as caught:
+        open_network(f"{file}:{function}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_detector_has_its_own_preprocessing(file: Path) -> None:
+    with pytest.raises(EdgeVitError, match="prepares images by its own transform; leave --crop-pct out"):
+        open_network(f"{file}:build", preprocessing={"crop_pct": 0.9})

@@ -1,0 +1,134 @@
+"""Small detectors of the user's, written as their file, and annotated pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+DETECTORS = """
+from collections import OrderedDict
+
+import timm
+import torch
+from torch import nn
+from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.ops import FeaturePyramidNetwork
+
+SIZE = 64
+
+
+class ViTPyramid(nn.Module):
+    out_channels = 16
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = timm.create_model(
+            "vit_tiny_patch16_224", img_size=SIZE, patch_size=16, depth=2, embed_dim=32, num_heads=2, num_classes=0
+        )
+        self.up = nn.ConvTranspose2d(32, 16, 2, 2)
+        self.same = nn.Conv2d(32, 16, 1)
+        self.down = nn.Conv2d(32, 16, 2, 2)
+
+    def forward(self, images):
+        (x,) = self.body.forward_intermediates(images, indices=1, intermediates_only=True)
+        return OrderedDict([("0", self.up(x)), ("1", self.same(x)), ("2", self.down(x))])
+
+
+class SwinPyramid(nn.Module):
+    out_channels = 16
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = timm.create_model(
+            "swin_tiny_patch4_window7_224", img_size=SIZE, patch_size=8, embed_dim=16, depths=(2, 1, 1),
+            num_heads=(2, 2, 4), window_size=4, num_classes=0,
+        )
+        self.fpn = FeaturePyramidNetwork([16, 32, 64], 16)
+
+    def forward(self, images):
+        maps = self.body.forward_intermediates(images, intermediates_only=True)
+        return self.fpn(OrderedDict((str(i), x) for i, x in enumerate(maps)))
+
+
+def detector(kind, backbone, levels=3, **options):
+    for name, weights in backbone.named_parameters():
+        if name.endswith(("attn.proj.weight", "mlp.fc2.weight")):  # else the first tokens alone decide
+            nn.init.normal_(weights, std=0.3)
+    sizes = {"fixed_size": (SIZE, SIZE), "size_divisible": 16, **options}
+    anchors = AnchorGenerator(tuple((8 * 2**i,) for i in range(levels)), ((0.5, 1.0, 2.0),) * levels)
+    if kind is RetinaNet:
+        return RetinaNet(backbone, 4, anchor_generator=anchors, **sizes)
+    small = {"rpn_post_nms_top_n_test": 20, "box_detections_per_img": 10, "box_score_thresh": 0.01}
+    return kind(backbone, 4, rpn_anchor_generator=anchors, **small, **sizes)
+
+
+def build():
+    return detector(FasterRCNN, ViTPyramid())
+
+
+def masks():
+    return detector(MaskRCNN, SwinPyramid())
+
+
+def retina():
+    return detector(RetinaNet, ViTPyramid())
+
+
+def any_size():
+    return detector(FasterRCNN, ViTPyramid(), fixed_size=None, min_size=64, max_size=128)
+
+
+def resnet():
+    from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+
+    return detector(FasterRCNN, resnet_fpn_backbone(backbone_name="resnet18", weights=None), levels=5)
+
+
+class Alone(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = ViTPyramid().body
+
+    def forward(self, images):
+        self.body(torch.stack([*images]))
+        empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0), "scores": torch.zeros(0)}
+        return [empty for _ in images]
+"""
+
+
+def write_detectors(folder: Path) -> Path:
+    """Write a file with functions that make detectors of three classes for pictures of 64 px."""
+    file = folder / "my_detector.py"
+    file.write_text(DETECTORS)
+    return file
+
+
+def square(image: int, category: int, left: int, top: int, side: int, **more: Any) -> dict[str, Any]:
+    """An annotation of a square."""
+    right, bottom = left + side, top + side
+    corners = [left, top, right, top, right, bottom, left, bottom]
+    entry = {"image_id": image, "category_id": category, "bbox": [left, top, side, side], "segmentation": [corners]}
+    return {**entry, "iscrowd": 0, **more}
+
+
+def write_annotations(
+    root: Path, annotations: list[dict[str, Any]], *, images: int, names: Sequence[str] = ("red", "green", "blue")
+) -> Path:
+    """Write black pictures of 80 x 60 px, whose annotations these are, and `instances.json`."""
+    (root / "images").mkdir(parents=True)
+    for i in range(images):
+        Image.new("RGB", (80, 60)).save(root / "images" / f"{i:03}.png")
+    content = {
+        "images": [{"id": i, "file_name": f"{i:03}.png", "width": 80, "height": 60} for i in range(images)],
+        "annotations": [{**entry, "id": i} for i, entry in enumerate(annotations, 1)],
+        "categories": [{"id": i, "name": name} for i, name in enumerate(names, 1)],
+    }
+    (root / "instances.json").write_text(json.dumps(content))
+    return root
