@@ -38,6 +38,7 @@ from edgevit.records.derivation import (
     ValidationRecord,
 )
 from edgevit.records.engine import EngineRecord
+from edgevit.records.export import ExportedFile
 from edgevit.records.imported import ImportedDocument
 from edgevit.records.model import TargetClass
 from edgevit.records.model_folder import ModelFolder
@@ -103,6 +104,29 @@ def test_the_accuracy_is_that_of_the_very_file_where_it_was_judged_on_the_same_i
     t1 = replace(found.models[1], engines=tuple(map(on_fewer, found.models[1].engines)))
     other = by_title(panels(replace(found, models=[found.models[0], t1]))[1])["t1"]
     assert (other.top1, other.judged) == (GOOD.top1, "torch")
+
+
+def test_the_files_of_two_precisions_are_two_points_with_their_own_accuracies(found: Evidence) -> None:
+    base, t1 = found.models[:2]
+    assert t1.export is not None and t1.export.accuracy is not None
+    judged = t1.export.accuracy
+    int8 = replace(judged.files["fp16"], top1=0.93)
+    export = replace(
+        t1.export,
+        files={**t1.export.files, "model.int8.onnx": ExportedFile("8" * 64, 700, None)},
+        parity={**t1.export.parity, "int8": t1.export.parity["fp16"]},
+        accuracy=replace(judged, files={**judged.files, "int8": int8}),
+    )
+    faster = [
+        replace(run, model="model.int8.onnx", model_sha256="8" * 64, precision="int8",
+                latencies_ns=tuple(n // 2 for n in run.latencies_ns))
+        for run in found.runs if run.label == "t1"
+    ]  # fmt: skip
+    both = replace(found, models=[base, replace(t1, export=export), *found.models[2:]], runs=[*found.runs, *faster])
+    nano = by_title(panels(both)[0])
+    assert (nano["t1, fp16"].top1, nano["t1, int8"].top1) == (pytest.approx(0.945), 0.93)
+    assert nano["t1, int8"].p50_ms == pytest.approx(3.009 / 2) and nano["t1, int8"].file_bytes == 700
+    assert nano["t1, fp16"].file_bytes == 2000
 
 
 def test_the_fastest_that_is_as_accurate_as_the_base_is_taken(found: Evidence) -> None:
