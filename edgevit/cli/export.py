@@ -80,7 +80,8 @@ def files_table(report: ExportRecord) -> Table:
     itself = report.model.file or "torch"
     table = Table(title=str(report.folder), title_justify="left")
     table.add_column("file")
-    for heading in ("MB", f"relative error of {report.outputs[0].name}", "top-1", f"agrees with {itself}"):
+    outputs = report.outputs[0].name if len(report.outputs) == 1 else f"{len(report.outputs)} levels"
+    for heading in ("MB", f"relative error of {outputs}", "top-1", f"agrees with {itself}"):
         table.add_column(heading, justify="right")
     checked = report.accuracy
     if checked and checked.torch is not None:

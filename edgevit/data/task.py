@@ -27,6 +27,7 @@ from edgevit.data.classes import base_list, base_order, listed, refuse_unnamed, 
 from edgevit.data.examine import FEW, copies, find_unreadable, image_sha256
 from edgevit.data.similar import warn_of_recordings
 from edgevit.data.sources import ImageSource, Part, Reference, open_pictures, open_source, open_unlabelled
+from edgevit.data.sources.coco import CocoImages
 from edgevit.data.sources.folder import Folder, Images
 from edgevit.data.splitting import PARTS, Splitting
 from edgevit.errors import DataError, OptionError
@@ -412,6 +413,7 @@ def open_unlabelled_task(
     skip_bad_images: bool = False,
     check: Sequence[str] = PARTS,
     unlabelled: str | Path | None = None,
+    showing: str | Path | Sequence[str | int] | None = None,
     progress: Progress | None = None,
 ) -> Task:
     """Split images into parts without their classes: those in a folder at any depth, or of another kind of data.
@@ -419,9 +421,11 @@ def open_unlabelled_task(
     Args:
         outputs: features of the base.
         group_by, check, unlabelled: as for `open_task`.
+        showing: classes of annotated objects; images that show none of them are left out of all parts but the test
+            part, where nothing is to be taken for one.
 
     Raises:
-        DataError: there are no images, or too few.
+        DataError: there are no images, or too few, or none that shows a class.
         OptionError: as for `open_task`.
     """
     _check_fraction(validation_fraction)
@@ -434,7 +438,31 @@ def open_unlabelled_task(
     unknown: dict[str, Any] = {
         part: replace(task.part(part), labels=(UNLABELLED,) * len(task.part(part))) for part in PARTS
     }
-    return replace(task, **unknown)
+    task = replace(task, **unknown)
+    return task if showing is None else _showing(task, showing)
+
+
+def _showing(task: Task, classes: str | Path | Sequence[str | int]) -> Task:
+    """Leave out the images that show no object of these classes, except from the test part.
+
+    Raises:
+        OptionError: the images have no annotations.
+        DataError: a part has no image that shows one, or the training part none of a class.
+        UnknownNameError: there is no such class.
+    """
+    source, data = task.train.source, task.arguments["data"]
+    if not isinstance(source, CocoImages):
+        raise OptionError(f"--classes are those of annotated objects, and {data} has no instances.json; leave it out")
+    categories = source.chosen(classes)
+    parts: dict[str, Any] = {}
+    for name in ("train", "validation"):
+        split = task.part(name)
+        shown = [{o.category for o in source.objects(r)} & categories.keys() for r in split.references]
+        absent = [of_class for i, of_class in categories.items() if i not in set().union(*shown)]
+        if absent and (name == "train" or len(absent) == len(categories)):
+            raise DataError(f"none of the {len(split)} {name} images shows an object of {absent[0]!r}; leave it out")
+        parts[name] = split.at([i for i, of_image in enumerate(shown) if of_image])
+    return replace(task, arguments={**task.arguments, "showing": tuple(categories.values())}, **parts)
 
 
 def with_labels(task: Task) -> Task:
@@ -573,7 +601,7 @@ def reopen(
         outputs: dict[str, Any] = {"base_outputs": record.base_outputs, "base_names": record.base_names}
         task = open_task(record.data, names, **outputs, **parting)
     else:
-        task = open_unlabelled_task(record.data, outputs=record.base_outputs, **parting)
+        task = open_unlabelled_task(record.data, outputs=record.base_outputs, showing=record.showing, **parting)
     if task.fingerprint() != record.fingerprint:
         raise DataError(
             f"the images in {record.data} are not those the model was derived from; give others with --data"

@@ -413,7 +413,7 @@ class Deriving(Request):
                 f"--output {self.output} is for images without labels, and {self.method} reads them; try {able}"
             )
         of_classes = {
-            "--classes": self.classes is not None,
+            "--classes": self.classes is not None and self.output != "boxes",
             "--base-classes": self.base_classes is not None,
             "--new-head": self.new_head,
             "--reject": self.reject is not None,

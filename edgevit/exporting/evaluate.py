@@ -307,7 +307,8 @@ def _detected(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
     """
     network, source = candidate.network or _of_folder(candidate, judging, request), judging.split.source
     assert isinstance(source, CocoImages)
-    categories = source.chosen(request.classes)
+    record = candidate.subject.record
+    categories = source.chosen(request.classes or (record.showing if record else None))
     shown = {entry.category for r in judging.split.references for entry in source.objects(r)}
     if request.classes is not None and (absent := [name for i, name in categories.items() if i not in shown]):
         raise DataError(
@@ -318,10 +319,10 @@ def _detected(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
             assert isinstance(network.module, Pyramid)
             like = torch.zeros(1, *network.input_size, device=next(network.parameters()).device)
             stack.enter_context(network.module.reading(candidate.predict, like))
-        record = find_objects(network, judging.split, categories, progress=progress).record()
+        detections = find_objects(network, judging.split, categories, progress=progress).record()
     return Evaluation(
-        str(request.model), candidate.form, judging.data, judging.part, record.images, None, None, 0, {}, {},
-        detections=record,
+        str(request.model), candidate.form, judging.data, judging.part, detections.images, None, None, 0, {}, {},
+        detections=detections,
     )  # fmt: skip
 
 

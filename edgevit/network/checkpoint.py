@@ -349,7 +349,9 @@ def _open(
                 f"a detector prepares images by its own transform; leave --{min(given).replace('_', '-')} out"
             )
         facts = BaseFacts(sha256, spec.blocks, spec.macs, spec.params, spec.outputs, embed)
-        return Model(model, replace(spec, preprocessing={**spec.preprocessing, **overrides}, base=facts))
+        spec = replace(spec, preprocessing={**spec.preprocessing, **overrides}, base=facts)
+        origin = dict.fromkeys(PREPROCESSING_KEYS, "detector") if isinstance(model.module, Pyramid) else {}
+        return Model(model, spec, ReleaseFacts(origin=origin))
     name, args = str(base), dict(model_args or {})
     _check_name(name)
     if checkpoint is not None:

@@ -60,6 +60,7 @@ class DataRecord:
     contents: dict[Part, Sha256] = field(default_factory=dict)  # hash of the images of each part that was read
     copies: dict[Part, Index] = field(default_factory=dict)  # by part, images that the training part contains, too
     unlabelled: UnlabelledRecord | None = None
+    showing: tuple[ClassName, ...] | None = None  # the classes of objects that a detector is for; None: all
 
     @property
     def images_sha256(self) -> str:

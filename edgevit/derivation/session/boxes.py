@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from edgevit.data.sources.coco import CocoImages
-from edgevit.data.task import Split
+from edgevit.data.task import Split, Task
 from edgevit.network.detector import Pyramid
 from edgevit.network.network import Network
 from edgevit.network.output import Levels
@@ -39,8 +39,9 @@ def level_units(network: Network, images: Split, passes: Passes) -> Tensor:
     return (deviations * shares.sqrt()).repeat_interleave(torch.tensor(sizes))
 
 
-def measure_boxes(output: Levels, base: Network, derived: Network, images: Split, passes: Passes) -> BoxesRecord:
+def measure_boxes(output: Levels, base: Network, derived: Network, task: Task, passes: Passes) -> BoxesRecord:
     """Compare held-out images batch by batch; those with annotations tell what both detectors find, too."""
+    images = task.test
     base, derived = (network.to(passes.compute.device).eval() for network in (base, derived))
     total = torch.zeros((), dtype=torch.float64, device=passes.compute.device)
 
@@ -51,6 +52,6 @@ def measure_boxes(output: Levels, base: Network, derived: Network, images: Split
     error = float(passes.compute.sum(total)) / len(images)
     if not isinstance(images.source, CocoImages):
         return BoxesRecord(len(images), error)
-    categories = images.source.categories
+    categories = images.source.chosen(task.arguments.get("showing"))
     findings = [find_objects(network, images, categories, progress=passes.progress) for network in (base, derived)]
     return BoxesRecord(len(images), error, *(each.record() for each in findings))

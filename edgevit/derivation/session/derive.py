@@ -197,7 +197,7 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
         derived = resolved.method.derive(start, resolved.config)
         results = NO_IMAGES if baselines is None else evaluate_derived(derived.network, baselines, resolved, problem)
         if not request.puts_out_classes:
-            likeness = measure_likeness(problem.network, derived.network, task.test, problem.passes)
+            likeness = measure_likeness(problem.network, derived.network, task, problem.passes)
     network = derived.network.cpu().eval()
     spec = derived_spec(opened.base.spec, network, opened.head, opened.task.classes)
     spec = replace(spec, rejection=results.rule)

@@ -111,10 +111,11 @@ def units_sha256(network: Network) -> str | None:
     return None if scale is None else tensors_sha256({"scale": scale})
 
 
-def measure_likeness(base: Network, derived: Network, images: Split, passes: Passes) -> dict[str, Any]:
+def measure_likeness(base: Network, derived: Network, task: Task, passes: Passes) -> dict[str, Any]:
     """Compare the outputs of a derived network with its base's on held-out images, by the field of the record."""
+    images = task.test
     if isinstance(base.output, Levels):
-        return {"boxes": measure_boxes(base.output, base, derived, images, passes)}
+        return {"boxes": measure_boxes(base.output, base, derived, task, passes)}
     if isinstance(base.output, Map):
         return {"map": measure_map(base.output, base, derived, images, passes)}
     return {"similarity": _similarity(base, derived, images, passes)}

@@ -135,10 +135,11 @@ def open_without_labels(base: Model | Headless, request: Deriving, progress: Pro
         group_by=request.group_by,
         skip_bad_images=request.skip_bad_images,
         unlabelled=request.unlabelled,
+        showing=request.classes,
         progress=progress,
     )
     if isinstance(base.output, Levels) and isinstance(task.test.source, CocoImages):
-        check_objects(base, task.test, task.test.source.categories, progress)
+        check_objects(base, task.test, task.test.source.chosen(request.classes), progress)
     passes = open_passes(request.training, progress)
     cache = _cache(request, task, passes)
     assumed = _assumed(base, request, task, progress)

@@ -131,8 +131,12 @@ class SweepRequest(Request):
             request.check()
 
     def _check_output(self) -> None:
-        """Refuse options of classes for features and maps, and probes of anything but features."""
+        """Refuse detectors, options of classes for features and maps, and probes of anything but features."""
         check_output(self.output)
+        if self.output == "boxes":
+            raise OptionError(
+                "a sweep does not compare detectors yet; derive one at each rate, which tells what it finds"
+            )
         if self.output != OUTPUTS[0]:
             options = {"--beside": bool(self.ready_made), "--split": self.part is not None and not self.probe}
             refuse_classes(self.output, options)

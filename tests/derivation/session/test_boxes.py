@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import edgevit
 from benchmarks import scenes
 from edgevit.cli.app import app
+from edgevit.data.sources.coco import CocoImages
 from edgevit.derivation.session.boxes import level_units
 from edgevit.errors import DataError, EdgeVitError, OptionError
 from edgevit.network.checkpoint import open_network
@@ -68,6 +69,7 @@ def test_the_pyramid_is_like_the_bases_and_both_are_judged(derived: Any, file: P
     with torch.inference_mode():
         wanted, pyramid = base(images), loaded(images)  # type: ignore[operator]
     assert 0.3 * wanted.var() > (wanted - pyramid).square().mean() > 0 and 1e-4 < record.error < 0.3
+    assert {*derived.record.assumptions.preprocessing_from.values()} == {"detector"}
     assert derived.record.map is None and "module.detector" in (derived.folder / "README.md").read_text()
 
 
@@ -131,13 +133,25 @@ def test_distillation_brings_the_pyramid_nearer(file: Path, data: Path, tmp_path
 def test_images_without_annotations_are_enough(file: Path, data: Path, tmp_path: Path) -> None:
     record = derive(f"{file}:build", data / "images", tmp_path / "model").record.boxes
     assert record.error > 0 and record.base is None and record.derived is None
+    with pytest.raises(OptionError, match=r"images has no instances\.json; leave it out"):
+        derive(f"{file}:build", data / "images", tmp_path / "other", classes="disc")
+
+
+def test_some_classes_choose_training_images_and_are_judged_alone(file: Path, data: Path, tmp_path: Path) -> None:
+    source = CocoImages(data)
+    shown = [{o.category for o in source.objects(r)} for r in source.references("train", data.name)]
+    count = sum(bool(of_image & {2, 5}) for of_image in shown)
+    record = derive(f"{file}:build", data, tmp_path / "model", classes="disc,star").record
+    assert 0 < record.data.images.train + record.data.images.validation == count < 30
+    assert record.data.images.test == 8 and {*record.boxes.derived.boxes.per_class} == {"disc", "star"}
+    assert edgevit.evaluate(tmp_path / "model").detections == record.boxes.derived
 
 
 @pytest.mark.parametrize(
     ("function", "options", "message"),
     [
         ("build", {"output": "map"}, "--output map: the output of this base is boxes; try --output boxes"),
-        ("build", {"classes": "disc"}, "--classes is for classes, and the output is boxes"),
+        ("build", {"classes": "disc,hexagon"}, "no class 'hexagon'"),
         ("build", {"method": "nuwa", "options": {}}, "--output boxes is for images without labels, and nuwa reads"),
         ("build", {"output": "classes"}, "has boxes of objects, and no class of an image: give --output boxes"),
         ("retina", {}, "has 4 classes with the background, and the data 6 categories"),
@@ -148,6 +162,11 @@ def test_other_outputs_and_labels_are_refused(
 ) -> None:
     with pytest.raises(EdgeVitError, match=message):
         derive(f"{file}:{function}", data, tmp_path / "model", **options)
+
+
+def test_a_sweep_of_detectors_is_refused(file: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="a sweep does not compare detectors yet; derive one at each rate"):
+        edgevit.sweep(f"{file}:build", data=data, output="boxes", rates=[0.3], out=tmp_path / "sweep")
 
 
 def test_a_class_without_objects_in_the_part_is_refused(derived: Any, data: Path, tmp_path: Path) -> None:
