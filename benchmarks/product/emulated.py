@@ -271,7 +271,7 @@ class EmulatedBench:
             "schema": 1,
             "measured_on": "an emulated board",
             "base": {"family": "vit", **sizes, "blocks": [dims.sizes]},
-            "costs": [*cost_rows({"ms": fitted})],
+            "costs": [*cost_rows({"ms": {0: fitted}})],
         }
         return CostTable.model_validate(content)
 

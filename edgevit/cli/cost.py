@@ -33,7 +33,9 @@ def main(
     table = run(request, console.progress)
     console.show(f"{table.measured_on}; standard error {table.noise:.1%} of a figure")
     for quantity in table.quantities:
-        console.show(prices_table(table.in_quantity(quantity)))
+        for prices in table.in_quantity(quantity).of_stages:
+            if any(dims.stage == prices.stage for dims in prices.base_blocks):
+                console.show(prices_table(prices))
     if request.output is not None:
         derive = shlex.join(["edgevit", "derive", str(request.base), "--cost-table", str(request.output)])
         console.show(f"wrote {request.output}. Next: {derive} --ms ...")
@@ -41,13 +43,15 @@ def main(
 
 
 def prices_table(prices: Prices) -> Table:
-    """List the costs of all sizes, and of a whole block of the base."""
+    """List the costs of all sizes in a stage, and of a whole block of the base."""
     from rich.table import Table
 
     from edgevit.derivation.allocate.prices import UNITS
 
-    base, unit = prices.base_blocks[0], UNITS[prices.quantity]
+    base, unit = next(d for d in prices.base_blocks if d.stage == prices.stage), UNITS[prices.quantity]
     title = f"{unit}; the base takes {prices.base:.4g}, {prices.fixed:.3g} of it outside its blocks"
+    if len(prices.stages) > 1:
+        title = f"stage {prices.stage}, embedding of {prices.embed}, {prices.tokens} tokens; {title}"
     table = Table("attention, heads x width", title=title, title_justify="left")
     table.add_column(unit, justify="right")
     table.add_column("FFN, neurons")

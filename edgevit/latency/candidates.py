@@ -88,8 +88,9 @@ class CandidateBuilder:
         return self.paired.measure(self.base, model)
 
     def refine(self, shape: Shape) -> None:
-        """Measure some of these blocks for the table, evenly over their sizes, and the embedding's width."""
-        blocks = sorted(set(shape.blocks), key=lambda d: (d.ffn, d.features("attention")))
+        """Measure some of these blocks for the table, evenly over stages and sizes, and the embedding's width."""
+        different = {replace(dims, shifted=False) for dims in shape.blocks}
+        blocks = sorted(different, key=lambda d: (d.stage, d.ffn, d.features("attention")))
         count = min(REFINED, len(blocks))
         some = tuple(blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count))
         self.costs.extend(some, shape.embed)

@@ -40,7 +40,8 @@ class CostRequest(MeasurementTarget):
     points: Annotated[
         int,
         Option(
-            "Largest number of stacks, without six for each narrower embedding; about 20 are always measured.",
+            "Largest number of stacks (of each stage), without six for each narrower embedding; about 20 are always "
+            "measured.",
             MEASURING,
         ),
     ] = POINTS

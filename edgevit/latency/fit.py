@@ -6,8 +6,9 @@ Then all stacks form one system of linear equations, solved by weighted least sq
 
     count * (attention[heads, width] + ffn[neurons] + together) + fixed = figure,
 
-with each term only if the stack has it. Sizes that no stack has, such as a number of heads at a width that others have,
-are drawn weakly to the line between their neighbours. Isotonic regression then makes costs rise with every size.
+with each term only if the stack has it; in a network of stages each has its own, and all have one `fixed`. Sizes that
+no stack has, such as a number of heads at a width that others have, are drawn weakly to the line between their
+neighbours. Isotonic regression then makes costs rise with every size.
 
 At a narrower embedding, and with fewer tokens, products shrink and kernels stay, so a site costs nearly
 
@@ -19,7 +20,7 @@ are enough to fit these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log10
 
@@ -120,9 +121,9 @@ class SizeStep:
 
 @dataclass(frozen=True)
 class FittedCosts:
-    """Fitted costs at one embedding, in ms or mJ."""
+    """Fitted costs of one stage at one embedding, in ms or mJ."""
 
-    fixed: float
+    fixed: float  # outside the blocks of all stages
     together: float  # of a block with both sites, beyond their sum
     attention: dict[tuple[int, int], float]  # by heads and width: a full grid
     ffn: dict[int, float]  # by neurons
@@ -134,51 +135,57 @@ class FittedCosts:
         attention, ffn = (stack.heads, stack.width), stack.neurons
         return (not stack.heads or attention in self.attention) and (not ffn or ffn in self.ffn)
 
-    def predicted(self, stack: Stack) -> float:
-        """Return the cost of a stack of fitted sizes."""
-        attention = self.attention[stack.heads, stack.width] if stack.heads else 0.0
-        ffn = self.ffn[stack.neurons] if stack.neurons else 0.0
-        both = self.together if stack.heads and stack.neurons else 0.0
-        return self.fixed + stack.count * (attention + ffn + both)
+    def of_blocks(self, row: Stack) -> float:
+        """Return the cost of equal blocks of fitted sizes."""
+        attention = self.attention[row.heads, row.width] if row.heads else 0.0
+        ffn = self.ffn[row.neurons] if row.neurons else 0.0
+        both = self.together if row.heads and row.neurons else 0.0
+        return row.count * (attention + ffn + both)
+
+
+def predicted_cost(costs: Mapping[int, FittedCosts], stack: Stack) -> float:
+    """Return the cost of a stack of fitted sizes by the costs of each stage."""
+    return costs[stack.stage].fixed + sum(costs[row.stage].of_blocks(row) for row in stack.rows)
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns of the unknowns: fixed, together, the grid of attentions, the FFNs."""
+    """The columns of the unknowns of a stage: together, the grid of attentions, the FFNs. Column 0 is fixed."""
 
     heads: list[int]
     widths: list[int]
     neurons: list[int]
+    first: int
 
     @classmethod
-    def of(cls, stacks: Iterable[Stack]) -> _Columns:
-        names = ("heads", "width", "neurons")
-        return cls(*(sorted({getattr(s, name) for s in stacks if getattr(s, name)}) for name in names))
+    def of(cls, rows: Collection[Stack], first: int) -> _Columns:
+        heads, widths, neurons = (
+            sorted({getattr(row, name) for row in rows if getattr(row, name)}) for name in ("heads", "width", "neurons")
+        )
+        return cls(heads, widths, neurons, first)
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.heads), len(self.widths)
 
     @property
-    def count(self) -> int:
-        return 2 + len(self.heads) * len(self.widths) + len(self.neurons)
+    def end(self) -> int:
+        """The first column after these."""
+        return self.ffn(len(self.neurons))
 
     def attention(self, i: int, j: int) -> int:
-        return 2 + i * len(self.widths) + j
+        return self.first + 1 + i * len(self.widths) + j
 
     def ffn(self, i: int) -> int:
-        return 2 + len(self.heads) * len(self.widths) + i
+        return self.first + 1 + len(self.heads) * len(self.widths) + i
 
-    def row(self, stack: Stack) -> Floats:
-        """Return the equation of a stack."""
-        row = np.zeros(self.count)
-        row[0] = 1
-        if stack.heads:
-            row[self.attention(self.heads.index(stack.heads), self.widths.index(stack.width))] = stack.count
-        if stack.neurons:
-            row[self.ffn(self.neurons.index(stack.neurons))] = stack.count
-        row[1] = stack.count if stack.heads and stack.neurons else 0
-        return row
+    def add(self, row: Stack, equation: Floats) -> None:
+        """Add equal blocks to the equation of a stack."""
+        if row.heads:
+            equation[self.attention(self.heads.index(row.heads), self.widths.index(row.width))] = row.count
+        if row.neurons:
+            equation[self.ffn(self.neurons.index(row.neurons))] = row.count
+        equation[self.first] = row.count if row.heads and row.neurons else 0
 
     def lines(self) -> Iterator[tuple[list[int], list[int], str]]:
         """Yield every line of the grid: the sizes along it, the columns of their costs, and the name of the axis."""
@@ -189,12 +196,12 @@ class _Columns:
             yield self.heads, [self.attention(i, j) for i in range(h)], f"heads of width {width}"
         yield self.neurons, [self.ffn(i) for i in range(len(self.neurons))], "neurons"
 
-    def straight(self) -> Iterator[Floats]:
-        """Yield the equations that an attention lies on the line between its neighbours."""
+    def straight(self, count: int) -> Iterator[Floats]:
+        """Yield the equations, of so many unknowns, that an attention lies on the line between its neighbours."""
         for sizes, at, axis in self.lines():
             for (a, b, c), (i, j, k) in zip(_threes(sizes), _threes(at), strict=True):
                 if axis != "neurons":  # every FFN is measured
-                    row = np.zeros(self.count)
+                    row = np.zeros(count)
                     row[i], row[j], row[k] = (b - a) / (c - a) - 1, 1, (a - b) / (c - a)
                     yield row
 
@@ -203,23 +210,46 @@ def _threes(values: list[int]) -> Iterator[tuple[int, int, int]]:
     return zip(values, values[1:], values[2:], strict=False)
 
 
-def fit_costs(figures: Mapping[Stack, StackFigure]) -> FittedCosts:
-    """Fit the costs at the base's own embedding, with all tokens."""
-    columns = _Columns.of(figures)
-    usual = _per_block(figures)
-    measured = [(columns.row(stack), figure.value, figure.value * figure.error) for stack, figure in figures.items()]
-    weak = [(row, 0.0, WEAK * usual) for row in columns.straight()]
-    solution, covariance = _solved([*measured, *weak], [0])
-    grid: Floats = _risen(solution[2 : columns.ffn(0)].reshape(columns.shape))
-    ffn = _risen(solution[columns.ffn(0) :][None])[0]
+def fit_costs(figures: Mapping[Stack, StackFigure]) -> dict[int, FittedCosts]:
+    """Fit the costs of each stage at the base's own embedding, with all tokens."""
+    rows = [row for stack in figures for row in stack.rows]
+    columns, count = dict[int, _Columns](), 1
+    for stage in sorted({row.stage for row in rows}):
+        columns[stage] = _Columns.of([row for row in rows if row.stage == stage], count)
+        count = columns[stage].end
+    equations = list[tuple[Floats, float, float]]()
+    for stack, figure in figures.items():
+        equation = np.zeros(count)
+        equation[0] = 1
+        for row in stack.rows:
+            columns[row.stage].add(row, equation)
+        equations.append((equation, figure.value, figure.value * figure.error))
+    for stage, of_stage in columns.items():
+        usual = _per_block(
+            {stack: figure for stack, figure in figures.items() if {r.stage for r in stack.rows} == {stage}}
+        )
+        equations += [(row, 0.0, WEAK * usual) for row in of_stage.straight(count)]
+    solution, covariance = _solved(equations, [0])
+    noise = rounded(_noise(figures), 2)
+    costs = dict[int, FittedCosts]()
+    for stage, of_stage in columns.items():
+        where = f" in stage {stage}" if len(columns) > 1 else ""
+        steps = tuple(_steps(of_stage, solution, covariance, where))
+        costs[stage] = replace(_costs_of(of_stage, solution), noise=noise, steps=steps)
+    return costs
+
+
+def _costs_of(columns: _Columns, solution: Floats) -> FittedCosts:
+    """Return the costs of a stage that a solution means, made to rise."""
+    grid: Floats = _risen(solution[columns.first + 1 : columns.ffn(0)].reshape(columns.shape))
+    ffn = _risen(solution[columns.ffn(0) : columns.end][None])[0]
     sizes = [(h, w) for h in columns.heads for w in columns.widths]
     return FittedCosts(
         rounded(solution[0]),
-        rounded(max(solution[1], -MOST_SAVED * float(grid.min()))),
+        rounded(max(solution[columns.first], -MOST_SAVED * float(grid.min()))),
         {size: rounded(cost) for size, cost in zip(sizes, grid.ravel(), strict=True)},
         {neurons: rounded(cost) for neurons, cost in zip(columns.neurons, ffn, strict=True)},
-        rounded(_noise(figures), 2),
-        tuple(_steps(columns, solution, covariance)),
+        noise=0.0,
     )
 
 
@@ -247,15 +277,15 @@ def _solved(equations: Sequence[tuple[Floats, float, float]], positive: Iterable
     return np.asarray(solution, np.float64), covariance
 
 
-def _steps(columns: _Columns, solution: Floats, covariance: Floats) -> Iterator[SizeStep]:
+def _steps(columns: _Columns, solution: Floats, covariance: Floats, where: str) -> Iterator[SizeStep]:
     """Yield the steps between neighbouring sizes, relative to a whole block of the largest sizes."""
     h, w = columns.shape
-    block = solution[columns.attention(h - 1, w - 1)] + solution[-1] + solution[1]
+    block = solution[[columns.attention(h - 1, w - 1), columns.end - 1, columns.first]].sum()
     for sizes, at, axis in columns.lines():
         for a, b, i, j in zip(sizes, sizes[1:], at, at[1:], strict=False):
             error = float(np.sqrt(max(covariance[i, i] + covariance[j, j] - 2 * covariance[i, j], 0.0)))
             share = error / block if block > 0 else np.inf
-            yield SizeStep(f"{a} to {b} {axis}", bool(abs(solution[j] - solution[i]) >= error), float(share))
+            yield SizeStep(f"{a} to {b} {axis}{where}", bool(abs(solution[j] - solution[i]) >= error), float(share))
 
 
 def _risen(grid: Floats) -> Floats:
@@ -324,7 +354,7 @@ def _decimal(cost: float) -> float:
 
 @dataclass(frozen=True)
 class FittedTable:
-    """All costs of a base, in ms or mJ."""
+    """All costs of a stage, in ms or mJ."""
 
     base: FittedCosts  # at the base's own embedding, with all tokens
     narrower: dict[int, FittedCosts]  # by the embedding's width, the widest first
@@ -340,8 +370,11 @@ class FittedTable:
                 yield embed, fewer.tokens, costs
 
 
-def fit_table(figures: Mapping[Stack, StackFigure]) -> FittedTable:
-    """Fit costs at the base's own embedding with all tokens, and from these at narrower ones and with fewer tokens."""
+def fit_table(figures: Mapping[Stack, StackFigure]) -> dict[int, FittedTable]:
+    """Fit costs at the base's own embedding with all tokens, and from these at narrower ones and with fewer tokens.
+
+    Only a network of one stage has these.
+    """
     by_width: dict[int, dict[Stack, StackFigure]] = {}
     by_count: dict[int, dict[Stack, StackFigure]] = {}
     for stack, figure in figures.items():
@@ -349,8 +382,11 @@ def fit_table(figures: Mapping[Stack, StackFigure]) -> FittedTable:
             by_count.setdefault(stack.cut.tokens, {})[stack] = figure
         elif stack.embed is not None:
             by_width.setdefault(stack.embed, {})[stack] = figure
-    base = fit_costs({stack: figure for stack, figure in figures.items() if stack.embed is None and stack.cut is None})
-    return FittedTable(base, fit_narrower(base, by_width), fit_fewer(base, by_count))
+    whole = fit_costs({stack: figure for stack, figure in figures.items() if stack.embed is None and stack.cut is None})
+    return {
+        stage: FittedTable(costs, fit_narrower(costs, by_width), fit_fewer(costs, by_count))
+        for stage, costs in whole.items()
+    }
 
 
 def fit_narrower(base: FittedCosts, figures: Mapping[int, Mapping[Stack, StackFigure]]) -> dict[int, FittedCosts]:

@@ -23,9 +23,9 @@ JUMP = 0.1  # assumed error as a share of the rise between two sizes, which may 
 
 @dataclass(frozen=True)
 class Grid:
-    """The sizes that a policy allows for a base."""
+    """The sizes that a policy allows for the blocks of one stage of a base."""
 
-    count: int  # whole blocks of the base
+    count: int  # whole blocks of the stage
     most: BlockDims  # the largest of each size
     fewest_heads: int
     least_width: int
@@ -34,6 +34,7 @@ class Grid:
     policy: Policy
     narrower: tuple[int, ...] = ()  # widths of the embedding, beside the base's own, the widest first
     fewer: tuple[int, ...] = ()  # numbers of tokens, beside all, the most first
+    stage: int = 0
 
     @classmethod
     def of(
@@ -44,7 +45,7 @@ class Grid:
         counts: Sequence[int] = (),
         frozen: Collection[Axis] = (),
     ) -> Grid:
-        """Return the grid of a base with these whole blocks.
+        """Return the grid of a stage with these whole blocks.
 
         Args:
             embed: the width of the embedding, if that may be narrowed.
@@ -63,6 +64,7 @@ class Grid:
             policy,
             () if embed is None else _narrower(embed, policy),
             _some(counts),
+            most.stage,
         )
 
     @property
@@ -76,14 +78,14 @@ class Grid:
 
     @property
     def anchor(self) -> Stack:
-        """The base itself, if its blocks are all alike: everything is measured in turns with it."""
-        return Stack(self.count, self.most.heads, self.width, self.most.ffn)
+        """The blocks of the base itself, if they are all alike: everything is measured in turns with it."""
+        return Stack(self.count, self.most.heads, self.width, self.most.ffn, stage=self.stage)
 
     def attention(self, heads: int, width: int) -> Stack:
-        return Stack(self.depth, heads, width, 0)
+        return Stack(self.depth, heads, width, 0, stage=self.stage)
 
     def ffn(self, neurons: int) -> Stack:
-        return Stack(self.depth, 0, 0, neurons)
+        return Stack(self.depth, 0, 0, neurons, stage=self.stage)
 
     def _sizes(self) -> tuple[list[int], list[int], list[int]]:
         """Return heads, widths and neurons of the coarse grid."""
@@ -99,12 +101,12 @@ class Grid:
     def _middle(self) -> Stack:
         """Return blocks with both sites of middle size."""
         heads, width, neurons = (sizes[len(sizes) // 2] for sizes in self._sizes())
-        return Stack(self.depth, heads, width, neurons)
+        return Stack(self.depth, heads, width, neurons, stage=self.stage)
 
     def coarse(self) -> list[Stack]:
         """List the stacks of every table at the base's own embedding; the anchor comes first."""
         heads, widths, neurons = self._sizes()
-        whole = [self._middle(), Stack(self.depth, heads[0], widths[0], neurons[0])]
+        whole = [self._middle(), replace(self._middle(), heads=heads[0], width=widths[0], neurons=neurons[0])]
         stacks = [
             self.anchor,
             replace(self.ffn(self.least_neurons), count=1),  # against six of these: the cost outside the blocks
@@ -142,13 +144,14 @@ class Grid:
 
     def at(self, sizes: Sequence[BlockDims]) -> list[Stack]:
         """List the stacks that measure blocks of these sizes: one for each attention, and one for each FFN."""
+        sizes = [d for d in sizes if d.stage == self.stage]
         attentions = [self.attention(d.heads, round(sum(d.head_widths) / 2)) for d in sizes if d.has("attention")]
         return list(dict.fromkeys([*attentions, *(self.ffn(d.ffn) for d in sizes if d.has("ffn"))]))
 
     def within(self, stacks: Iterable[Stack]) -> list[Stack]:
         """List the stacks at the base's own embedding that are no larger than it: a store may hold larger ones."""
         most = (self.most.heads, self.width, self.most.ffn)
-        at_base = (s for s in stacks if s.embed is None and s.cut is None)
+        at_base = (s for s in stacks if (s.embed, s.cut, s.stage, s.later) == (None, None, self.stage, None))
         return [s for s in at_base if all(a <= b for a, b in zip((s.heads, s.width, s.neurons), most, strict=True))]
 
     def between(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgevit.derivation.allocate.cost_table import CostTable, load_cost_table
 from edgevit.derivation.allocate.policy import make_policy
@@ -14,9 +14,6 @@ from edgevit.latency.target import MeasurementTarget, probe
 from edgevit.network.network import Network
 from edgevit.progress import Progress
 from edgevit.records.model import BlockDims
-
-if TYPE_CHECKING:
-    pass
 
 
 class GrowingTable:

@@ -81,11 +81,6 @@ def open_costs(request: MeetRequest, progress: Progress) -> GrowingTable:
         DataError: as the first derivation would be refused.
         CostTableError, BoardError: no table can be taken, or measured.
     """
-    if request.output.startswith("map"):
-        raise OptionError(
-            f"--output {request.output}: blocks of a network with a head of your own are not measured yet; give "
-            "--rate, and measure what is exported with edgevit bench"
-        )
     on_its_base = request.on_its_base()
     assert on_its_base.base is not None
     network = network_without_weights(on_its_base.base, request.model_args, checkpoint=request.checkpoint)

@@ -12,9 +12,10 @@ import torch
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.exporting.graph import write_onnx
-from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn, check_all_pass
+from edgevit.network.anatomy import Attention, BlockDims, Ffn, check_all_pass
 from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network
+from edgevit.records.model import SITE_AXES
 
 P = TypeVar("P", Attention, Ffn)
 SPREAD = 0.02  # standard deviation of the weights
@@ -37,7 +38,8 @@ class Cut:
 class Stack:
     """`count` equal blocks; `width` is the mean of QK and VO, and a site of size 0 is absent.
 
-    The count may be 0 with a cut, which is then measured alone.
+    The count may be 0 with a cut, which is then measured alone. In a network of stages the blocks are of one stage, and
+    `later` are blocks of the next.
     """
 
     count: int
@@ -46,16 +48,32 @@ class Stack:
     neurons: int
     embed: int | None = None  # width of the embedding; None: the base's own
     cut: Cut | None = None  # the block before these; None: there is none, and they get all tokens
+    stage: int = 0
+    later: Stack | None = None
+
+    @classmethod
+    def joined(cls, stacks: Sequence[Stack]) -> Stack:
+        """Return one stack of these, in the order of their stages."""
+        first, *others = stacks
+        return replace(first, later=cls.joined(others)) if others else first
+
+    @property
+    def rows(self) -> list[Stack]:
+        """The equal blocks of each stage."""
+        return [replace(self, later=None), *(() if self.later is None else self.later.rows)]
 
     @property
     def label(self) -> str:
         """The label of its runs: `6 of 3x40+768` is heads, width and neurons.
 
-        ` at 96` is a narrower embedding; ` behind 2x16 to 128` is a block before that passes on 128 tokens.
+        ` at 96` is a narrower embedding; ` behind 2x16 to 128` is a block before that passes on 128 tokens; ` in 1` is
+        the second stage, and ` and ` is followed by blocks of a later one.
         """
         at = "" if self.embed is None else f" at {self.embed}"
         cut = "" if self.cut is None else f" behind {self.cut.heads}x{self.cut.width} to {self.cut.tokens}"
-        return f"{self.count} of {self.heads}x{self.width}+{self.neurons}{at}{cut}"
+        stage = f" in {self.stage}" if self.stage else ""
+        later = "" if self.later is None else f" and {self.later.label}"
+        return f"{self.count} of {self.heads}x{self.width}+{self.neurons}{at}{cut}{stage}{later}"
 
     @property
     def text(self) -> str:
@@ -65,46 +83,57 @@ class Stack:
         parts = [f"{self.count} block{'s' if self.count > 1 else ''} of {' and '.join(sites)}"] if sites else []
         parts += [f"embedding {self.embed}"] if self.embed is not None else []
         parts += [f"{'after ' if parts else ''}a cut to {self.cut.tokens} tokens"] if self.cut is not None else []
-        return ", ".join(parts)
+        parts += [f"stage {self.stage}"] if self.stage else []
+        return ", ".join(parts) + ("" if self.later is None else f", and {self.later.text}")
 
     @classmethod
     def of(cls, label: str) -> Stack | None:
         """Parse a label; None: it is not the label of a stack."""
+        label, _, later = label.partition(" and ")
+        if later:
+            first, others = cls.of(label), cls.of(later)
+            return None if first is None or others is None else replace(first, later=others)
         blocks, at, behind = r"(\d+) of (\d+)x(\d+)\+(\d+)", r"(?: at (\d+))?", r"(?: behind (\d+)x(\d+) to (\d+))?"
-        match = re.fullmatch(blocks + at + behind, label)
+        match = re.fullmatch(blocks + at + behind + r"(?: in (\d+))?", label)
         if match is None:
             return None
         count, heads, width, neurons = map(int, match.groups()[:4])
-        embed, cut_heads, cut_width, tokens = match.groups()[4:]
+        embed, cut_heads, cut_width, tokens, stage = match.groups()[4:]
         cut = None if tokens is None else Cut(int(tokens), int(cut_heads), int(cut_width))
-        return cls(count, heads, width, neurons, None if embed is None else int(embed), cut)
+        return cls(count, heads, width, neurons, None if embed is None else int(embed), cut, int(stage or 0))
 
     @property
     def dims(self) -> BlockDims:
-        return BlockDims(self.heads, self.width, self.width, self.neurons)
+        return BlockDims(self.heads, self.width, self.width, self.neurons, stage=self.stage)
 
     @property
     def blocks(self) -> list[BlockDims]:
-        """The block that drops tokens, if any, and the equal blocks after it."""
-        return [*(() if self.cut is None else (self.cut.dims,)), *[self.dims] * self.count]
+        """The block that drops tokens, if any, and the equal blocks after it, stage by stage."""
+        cut = () if self.cut is None else (self.cut.dims,)
+        return [*cut, *[self.dims] * self.count, *(() if self.later is None else self.later.blocks)]
 
 
-def whole_blocks(network: Network) -> list[int]:
-    """List the numbers of the blocks with both sites, which stacks consist of.
+def whole_blocks(network: Network) -> dict[int, list[int]]:
+    """List the numbers of the blocks with both sites, which stacks consist of, by stage.
 
     Raises:
-        UnsupportedModelError: there are fewer than two, or they are of several stages.
+        UnsupportedModelError: no stage has two, or a stage has blocks, and none with both sites.
     """
-    if (stages := len(network.geometry.stages)) > 1:
+    blocks = network.read()
+    check_all_pass(blocks, "a cost table")
+    whole: dict[int, list[int]] = {block.stage: [] for block in blocks}
+    for i, block in enumerate(blocks):
+        if len(block.dims.sites) == len(SITE_AXES):
+            whole[block.stage].append(i)
+    if (most := max(map(len, whole.values()))) < 2:
+        where = " in a stage" if len(whole) > 1 else ""
         raise UnsupportedModelError(
-            "a cost table is of blocks of one width and one number of tokens, and this model has "
-            f"{stages} stages; give --rate, --macs or --params"
+            f"this model has {most} blocks with both attention and FFN{where}, and it takes two to tell what one "
+            "costs; measure the base that it came from"
         )
-    check_all_pass(network.read(), "a cost table")
-    whole = [i for i, b in enumerate(network.read()) if b.dims.has("attention") and b.dims.has("ffn")]
-    if len(whole) < 2:
+    if lacking := [stage for stage, numbers in whole.items() if not numbers]:
         raise UnsupportedModelError(
-            f"this model has {len(whole)} blocks with both attention and FFN, and it takes two to tell what one costs; "
+            f"stage {lacking[0]} of this model has no block with both attention and FFN, whose cost could be measured; "
             "measure the base that it came from"
         )
     return whole
@@ -123,6 +152,8 @@ def _attention(like: Attention, dims: BlockDims) -> Attention:
         "wq": (*queries, embed), "bq": queries, "wk": (*queries, embed), "bk": queries,
         "wv": (*values, embed), "bv": values, "wo": (heads, embed, of_values), "bo": (embed,),
     }  # fmt: skip
+    if like.relative is not None:
+        shapes["relative"] = (heads, like.relative.shape[1])
     return _filled(like, shapes)
 
 
@@ -141,29 +172,37 @@ def _filled(like: P, shapes: Mapping[str, tuple[int, ...]]) -> P:
 
 @torch.no_grad()
 def network_of(network: Network, blocks: Sequence[BlockDims], embed: int | None = None) -> Network:
-    """Return a network with the base's stem and head around blocks of these sizes, which get random weights.
+    """Return a network with all of the base outside its blocks, and blocks of these sizes, which get random weights.
 
-    There are no more blocks than the base has. `embed` is the width of a narrower embedding.
+    They take the places of whole blocks, evenly over the depth of their stage: a head may read tokens after any block.
+    All other blocks lose both sites. There are no more blocks than the base has. `embed` is the width of a narrower
+    embedding.
     """
     whole = whole_blocks(network)
     stem = bare_copy(network)
-    stem.keep_blocks(whole[: len(blocks)])
     if embed is not None:  # any directions: the cost depends on shapes
         stem = stem.with_embedding(torch.eye(embed, stem.geometry.embed, dtype=torch.float64))
-    like = stem.read()[0]
-    assert like.attention is not None and like.ffn is not None
-    attention, ffn = like.attention, like.ffn
+    base = stem.read()
+    stack = [replace(block, attention=None, ffn=None) for block in base]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # the same file every time: a job that continues on a board is found by it
-        stack = [
-            Block(
-                _attention(attention, d) if d.has("attention") else None,
-                _ffn(ffn, d) if d.has("ffn") else None,
-                d.tokens,
-            )
-            for d in blocks
-        ]
+        for stage, numbers in whole.items():
+            sizes = [d for d in blocks if d.stage == stage]
+            for number, dims in zip(_evenly(numbers, len(sizes)), sizes, strict=True):
+                like = base[number]
+                assert like.attention is not None and like.ffn is not None
+                stack[number] = replace(
+                    like,
+                    attention=_attention(like.attention, dims) if dims.has("attention") else None,
+                    ffn=_ffn(like.ffn, dims) if dims.has("ffn") else None,
+                    tokens=dims.tokens,
+                )
     return stem.build(stack).eval().requires_grad_(False)
+
+
+def _evenly(numbers: Sequence[int], count: int) -> list[int]:
+    """Choose so many of some numbers, the first and the last among them."""
+    return [numbers[round(i * (len(numbers) - 1) / max(count - 1, 1))] for i in range(count)]
 
 
 def write_stack(network: Network, stack: Stack, path: Path, *, precision: str, opset: int) -> None:

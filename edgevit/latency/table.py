@@ -9,20 +9,29 @@ from typing import Any
 from edgevit.board.bench import Setting, look
 from edgevit.board.connection import open_board
 from edgevit.board.profiles import load_profile
-from edgevit.derivation.allocate.cost_table import READER, SCHEMA, CostTable, Origin
+from edgevit.derivation.allocate.cost_table import READER, SCHEMA, CostTable, Origin, described
 from edgevit.derivation.allocate.policy import POLICIES, Policy
 from edgevit.derivation.allocate.prices import Measured
 from edgevit.derivation.allocate.tokens import tile_counts
 from edgevit.engines.build import check_board
 from edgevit.errors import UnfitBoardError
 from edgevit.latency.cost_request import POINTS, ROUNDS
-from edgevit.latency.fit import FittedCosts, FittedTable, StackFigure, fit_costs, fit_table, stack_figures
+from edgevit.latency.fit import (
+    FittedCosts,
+    FittedTable,
+    StackFigure,
+    fit_costs,
+    fit_table,
+    predicted_cost,
+    stack_figures,
+)
 from edgevit.latency.grid import Grid
 from edgevit.latency.measure import StackBench, scratch
 from edgevit.latency.stacks import Stack, whole_blocks
 from edgevit.latency.store import Store
 from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
+from edgevit.network.dense import DenseFamily
 from edgevit.network.network import Network
 from edgevit.progress import Progress, Silent
 
@@ -52,8 +61,8 @@ def measured_table(
 
     Args:
         network: the base; weights and the classes of its head have no influence.
-        points: largest number of stacks, not counting those of `sizes` and of narrower embeddings; the coarse grid is
-            measured in any case.
+        points: largest number of stacks of a stage, not counting those of `sizes` and of narrower embeddings; the
+            coarse grid is measured in any case.
         embed: a width of the embedding to be measured beside `sizes`; None: none.
         narrower: whether the embedding may be narrowed, if this base allows it.
         tokens: whether blocks may drop tokens, if this base allows it.
@@ -68,12 +77,9 @@ def measured_table(
     """
     target.check()
     progress = progress or Silent()
-    blocks = [network.read()[i].dims for i in whole_blocks(network)]
-    geometry = network.geometry
-    embeds = geometry.embed if narrower and geometry.fixed_embed is None else None
-    frozen = geometry.frozen(whole_blocks(network)[0])
-    counts = tile_counts(geometry) if tokens and "tokens" not in frozen else ()
-    grid = Grid.of(blocks, policy, embeds, counts, frozen)
+    grids = grids_of(network, policy, narrower=narrower, tokens=tokens)
+    anchor = Stack.joined([grid.anchor for grid in grids])
+    coarse = list(dict.fromkeys([anchor, *(stack for grid in grids for stack in grid.coarse())]))
     profile = None if target.profile is None else load_profile(target.profile)
     with open_board(target.board, ssh_config=target.ssh_config) as board, scratch() as files:
         setting = look(board, profile, target.conditions(), progress)
@@ -84,20 +90,37 @@ def measured_table(
         origin = target.origin(setting)
         store = Store.of(_key(network, origin, target.runtime(setting)), folder)
         with store.alone(progress):
-            bench = StackBench(network, target, board, setting, store, grid.anchor, progress, files, energy)
-            narrow = [stack for embed in grid.narrower for stack in grid.at_width(embed)]
-            cuts = [stack for count in grid.fewer for stack in grid.behind_cuts(count)]
-            bench.measure([*grid.coarse(), *narrow, *cuts], rounds)
+            bench = StackBench(network, target, board, setting, store, anchor, progress, files, energy)
+            narrow = [stack for grid in grids for embed in grid.narrower for stack in grid.at_width(embed)]
+            cuts = [stack for grid in grids for count in grid.fewer for stack in grid.behind_cuts(count)]
+            bench.measure([*coarse, *narrow, *cuts], rounds)
             quantities: tuple[Measured, ...] = ("ms", "mj") if energy else ("ms",)
             for quantity in quantities:
-                if figures := _figures(bench, grid.coarse(), quantity):
+                if figures := _figures(bench, coarse, quantity):
                     _judge(fit_costs(figures), quantity, progress)
             if sizes:
-                bench.measure([*grid.at(sizes), *(grid.at_width(embed) if embed else ())], rounds)
+                more = [stack for grid in grids for stack in grid.at(sizes)]
+                bench.measure([*more, *(grids[0].at_width(embed) if embed else ())], rounds)
             else:
-                _refine(bench, grid, points, rounds)
+                _refine(bench, grids, points, rounds)
             bench.tidy()
-    return _table(network, origin, _fits(bench, grid))
+    return _table(network, origin, _fits(bench, grids))
+
+
+def grids_of(network: Network, policy: Policy, *, narrower: bool, tokens: bool) -> list[Grid]:
+    """Return the grid of each stage with blocks; only a network of one stage has narrower embeddings or fewer tokens.
+
+    Raises:
+        UnsupportedModelError: it has too few whole blocks.
+    """
+    geometry, blocks = network.geometry, network.dims
+    embed = geometry.embed if narrower and geometry.fixed_embed is None else None
+    grids = []
+    for numbers in whole_blocks(network).values():
+        frozen = geometry.frozen(numbers[0])
+        counts = tile_counts(geometry) if tokens and "tokens" not in frozen else ()
+        grids.append(Grid.of([blocks[i] for i in numbers], policy, embed, counts, frozen))
+    return grids
 
 
 def _check_power(host: str, setting: Setting) -> None:
@@ -113,18 +136,27 @@ def _check_power(host: str, setting: Setting) -> None:
         )
 
 
-def _refine(bench: StackBench, grid: Grid, points: int, rounds: int) -> None:
+def _refine(bench: StackBench, grids: Sequence[Grid], points: int, rounds: int) -> None:
     """Measure more sizes where interpolation is least certain, a few at a time."""
     while True:
-        figures = _figures(bench, grid.within(bench.measured))
+        figures = _figures(bench, _within(bench, grids))
         costs = fit_costs(figures)
-        limit = CLOSE * costs.predicted(grid.anchor) / grid.count
-        doubts = grid.between(costs.attention, costs.ffn, costs.noise)
-        doubtful = [stack for doubt, stack in doubts if doubt > limit and stack not in figures]
-        more = doubtful[: min(AT_ONCE, max(points - len(figures), 0))]
+        limit = CLOSE * predicted_cost(costs, bench.anchor) / sum(grid.count for grid in grids)
+        more = list[Stack]()
+        for grid in grids:
+            of_stage = costs[grid.stage]
+            doubts = grid.between(of_stage.attention, of_stage.ffn, of_stage.noise)
+            doubtful = [stack for doubt, stack in doubts if doubt > limit and stack not in figures]
+            more += doubtful[: min(AT_ONCE, max(points - sum(s.stage == grid.stage for s in figures), 0))]
         if not more:
             return
         bench.measure(more, rounds)
+
+
+def _within(bench: StackBench, grids: Sequence[Grid]) -> list[Stack]:
+    """List the measured stacks at the base's own embedding that are no larger than the base, and the base."""
+    within = (stack for grid in grids for stack in grid.within(bench.measured))
+    return list(dict.fromkeys([bench.anchor, *within]))
 
 
 def _figures(bench: StackBench, stacks: Collection[Stack], quantity: Measured = "ms") -> dict[Stack, StackFigure]:
@@ -133,79 +165,95 @@ def _figures(bench: StackBench, stacks: Collection[Stack], quantity: Measured = 
     return stack_figures(samples, bench.anchor, bench.anchor_ms() if quantity == "ms" else None) if samples else {}
 
 
-def _fits(bench: StackBench, grid: Grid) -> dict[Measured, FittedTable]:
-    """Fit all costs, by quantity; energy only if all runs have it."""
-    measured = set(bench.measured)
+def _fits(bench: StackBench, grids: Sequence[Grid]) -> dict[Measured, dict[int, FittedTable]]:
+    """Fit all costs, by quantity and stage; energy only if all runs have it."""
+    measured, grid = set(bench.measured), grids[0]  # only a network of one stage has narrower embeddings
     embeds = {stack.embed for stack in measured if stack.embed is not None}
     counts = {stack.cut.tokens for stack in measured if stack.cut is not None}
     widths = {embed for embed in embeds if measured.issuperset(grid.at_width(embed))}
     cuts = [stack for n in counts if measured.issuperset(grid.behind_cuts(n)) for stack in grid.behind_cuts(n)]
-    stacks = [*grid.within(bench.measured), *(stack for stack in bench.measured if stack.embed in widths), *cuts]
-    fits: dict[Measured, FittedTable] = {"ms": fit_table(_figures(bench, stacks))}
+    stacks = [*_within(bench, grids), *(stack for stack in bench.measured if stack.embed in widths), *cuts]
+    fits: dict[Measured, dict[int, FittedTable]] = {"ms": fit_table(_figures(bench, stacks))}
     energy = _figures(bench, stacks, "mj")
     return {**fits, "mj": fit_table(energy)} if set(energy) == set(stacks) else fits
 
 
-def _judge(costs: FittedCosts, quantity: Measured, progress: Progress) -> None:
+def _judge(costs: Mapping[int, FittedCosts], quantity: Measured, progress: Progress) -> None:
     """Warn if noise hides differences between sizes, and say if most differences are negligible.
 
     Raises:
         UnfitBoardError: noise hides most of them.
     """
-    hidden = [step.text for step in costs.steps if step.is_hidden]
+    steps = [step for of_stage in costs.values() for step in of_stage.steps]
+    noise = max(of_stage.noise for of_stage in costs.values())
+    hidden = [step.text for step in steps if step.is_hidden]
     hint = "lock the clocks with --lock-clocks, close other programs, or measure more with `edgevit cost --rounds`"
-    if len(hidden) > len(costs.steps) / 2:
+    if len(hidden) > len(steps) / 2:
         raise UnfitBoardError(
-            f"noise of {costs.noise:.1%} in {quantity} hides {len(hidden)} of {len(costs.steps)} steps from one size "
+            f"noise of {noise:.1%} in {quantity} hides {len(hidden)} of {len(steps)} steps from one size "
             f"to the next, {hidden[0]} among them; {hint}"
         )
     if hidden:
         progress.warn(
-            f"noise of {costs.noise:.1%} in {quantity} hides {len(hidden)} of {len(costs.steps)} steps from one size "
+            f"noise of {noise:.1%} in {quantity} hides {len(hidden)} of {len(steps)} steps from one size "
             f"to the next, such as {hidden[0]}; {hint}"
         )
-    free = [step.text for step in costs.steps if step.is_free]
-    if len(free) > len(costs.steps) / 2:
+    free = [step.text for step in steps if step.is_free]
+    if len(free) > len(steps) / 2:
         progress.note(
-            f"{len(free)} of {len(costs.steps)} steps from one size to the next take next to nothing, such as "
+            f"{len(free)} of {len(steps)} steps from one size to the next take next to nothing, such as "
             f"{free[0]}: budgets in {quantity} are met here by fewer attentions and FFNs, hardly by narrower ones"
         )
 
 
 def _key(network: Network, origin: Origin, runtime: str | None = None) -> dict[str, Any]:
     """Return what the costs of a base's blocks depend on: neither weights, nor the numbers of blocks and classes."""
-    geometry = network.geometry
-    layer = network.block_modules[whole_blocks(network)[0]]
+    geometry, family = network.geometry, network.family
+    layer = network.block_modules[min(number for numbers in whole_blocks(network).values() for number in numbers)]
+    stages = [[stage.embed, stage.tokens, stage.pairs] for stage in geometry.stages]
+    builder = [family.builder.sha256, family.builder.function] if isinstance(family, DenseFamily) else None
     return {
         "family": network.family_name,
         "input": list(network.input_size),
         **{name: getattr(geometry, name) for name in ("embed", "tokens", "patch_values")},
+        **({"stages": stages} if len(stages) > 1 else {}),
+        **({} if builder is None else {"builder": builder}),
+        **({"classified": geometry.classified} if geometry.classified > 1 else {}),
         "modules": [type(module).__name__ for module in layer.modules()],
         "origin": origin.model_dump(mode="json", exclude={"edgevit"}),
         **({} if runtime is None else {"runtime": runtime}),
     }
 
 
-def _table(network: Network, origin: Origin, fits: Mapping[Measured, FittedTable]) -> CostTable:
-    geometry, dims = network.geometry, list(network.dims)
+def _table(network: Network, origin: Origin, fits: Mapping[Measured, Mapping[int, FittedTable]]) -> CostTable:
+    sizes = [dims.sizes for dims in network.dims]
     content = {
         "schema": SCHEMA,
         "measured_on": _origin_text(origin),
         "origin": origin.model_dump(mode="json", exclude_none=True),
-        "noise": fits["ms"].base.noise,
+        "noise": next(iter(fits["ms"].values())).base.noise,
         "base": {
-            "family": network.family_name,
-            **{name: getattr(geometry, name) for name in ("embed", "tokens", "patch_values")},
-            "depth": len(dims),
-            "blocks": [block.sizes for block in (dims if len(set(dims)) > 1 else dims[:1])],
+            **described(network.family_name, network.dims, network.geometry),
+            "blocks": sizes if any(others != sizes[0] for others in sizes) else sizes[:1],
         },
         "costs": [*cost_rows(fits)],
     }
     return READER.checked(content, CostTable, "the measured cost table")
 
 
-def cost_rows(fits: Mapping[Measured, FittedTable]) -> Iterator[dict[str, Any]]:
+def cost_rows(fits: Mapping[Measured, Mapping[int, FittedTable]]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a cost table, in all quantities."""
+    first = min(fits["ms"])
+    for stage in fits["ms"]:
+        for row in _rows_of({quantity: of_stages[stage] for quantity, of_stages in fits.items()}):
+            if row["part"] != "fixed":
+                yield {**row, **({"stage": stage} if stage else {})}
+            elif stage == first:
+                yield row
+
+
+def _rows_of(fits: Mapping[Measured, FittedTable]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one stage."""
     for of_quantities in zip(*(fitted.costs() for fitted in fits.values()), strict=True):
         costs = dict(zip(fits, (fitted for _, _, fitted in of_quantities), strict=True))
         embed, tokens, of_ms = of_quantities[0]

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgevit.derivation.allocate.policy import POLICIES
-from edgevit.latency.fit import StackFigure, StackSample, fit_costs, fit_fewer, fit_narrower, stack_figures
+from edgevit.latency.fit import (
+    StackFigure,
+    StackSample,
+    fit_costs,
+    fit_fewer,
+    fit_narrower,
+    predicted_cost,
+    stack_figures,
+)
 from edgevit.latency.grid import Grid
 from edgevit.latency.stacks import Stack
 from edgevit.network.anatomy import BlockDims
@@ -29,24 +37,46 @@ def cost(stack):
     return FIXED + stack.count * (sites + both)
 
 
+def of_base(figures):
+    return fit_costs(figures)[0]
+
+
 def exact(stacks):
     return {stack: StackFigure(cost(stack), 0.01) for stack in stacks}
 
 
 def test_without_noise_every_term_is_found():
-    found = fit_costs(exact(GRID.coarse()))
+    found = of_base(exact(GRID.coarse()))
     assert found.fixed == pytest.approx(FIXED, rel=1e-3) and found.together == pytest.approx(TOGETHER, rel=2e-3)
     for (heads, width), seen in found.attention.items():
         assert seen == pytest.approx(attention(heads, width), rel=1e-3)
     for neurons, seen in found.ffn.items():
         assert seen == pytest.approx(ffn(neurons), rel=1e-3)
     for stack in GRID.coarse():
-        assert found.predicted(stack) == pytest.approx(cost(stack), rel=1e-3)
+        assert predicted_cost({0: found}, stack) == pytest.approx(cost(stack), rel=1e-3)
+
+
+def test_stages_share_what_lies_outside_their_blocks_and_each_has_its_own_costs():
+    grids = [Grid.of([BlockDims(4, 32, 32, 512, stage=s)] * n, POLICIES["fused"]) for s, n in enumerate((2, 6, 1))]
+    stacks = [Stack.joined([grid.anchor for grid in grids]), *(stack for grid in grids for stack in grid.coarse())]
+
+    def taken(stack):
+        return FIXED + sum((1 + row.stage) * (cost(row) - FIXED) for row in stack.rows)
+
+    found = fit_costs({stack: StackFigure(taken(stack), 0.01) for stack in stacks})
+    assert {stage: costs.fixed for stage, costs in found.items()} == dict.fromkeys(range(3), pytest.approx(FIXED))
+    for stage, costs in found.items():
+        assert costs.together == pytest.approx((1 + stage) * TOGETHER, rel=0.01)
+        for size, seen in costs.attention.items():
+            assert seen == pytest.approx((1 + stage) * attention(*size), rel=1e-3)
+    assert predicted_cost(found, stacks[0]) == pytest.approx(taken(stacks[0]), rel=1e-4)
+    texts = [step.text for costs in found.values() for step in costs.steps]
+    assert len(texts) == len({*texts}) and texts[0].endswith("in stage 0")
 
 
 def test_what_no_stack_has_lies_on_the_line_between_its_neighbours():
     more = [GRID.attention(12, 24), GRID.attention(5, 64)]
-    found = fit_costs(exact([*GRID.coarse(), *more]))
+    found = of_base(exact([*GRID.coarse(), *more]))
     assert set(found.attention) == {(h, w) for h in (2, 5, 7, 12) for w in (16, 24, 40, 64)}
     for size in ((2, 24), (7, 24), (5, 16), (5, 24)):
         assert found.attention[size] == pytest.approx(attention(*size), rel=0.02)
@@ -59,19 +89,19 @@ def test_with_noise_costs_rise_with_size_and_the_base_is_as_good_as_the_noise(se
     seen = {
         s: StackFigure(f.value * (1 + noise * random.standard_normal()), noise) for s, f in exact(GRID.coarse()).items()
     }
-    found = fit_costs(seen)
+    found = of_base(seen)
     heads, widths = ({size[i] for size in found.attention} for i in (0, 1))
     grid = np.array([[found.attention[h, w] for w in sorted(widths)] for h in sorted(heads)])
     assert (np.diff(grid, axis=0) >= 0).all() and (np.diff(grid, axis=1) >= 0).all() and grid.min() > 0
     assert (np.diff([found.ffn[n] for n in sorted(found.ffn)]) >= 0).all()
-    assert found.predicted(GRID.anchor) == pytest.approx(cost(GRID.anchor), rel=6 * noise + 0.01)
+    assert predicted_cost({0: found}, GRID.anchor) == pytest.approx(cost(GRID.anchor), rel=6 * noise + 0.01)
     assert found.together >= -grid.min() and found.fixed >= 0
 
 
 def test_steps_that_noise_hides_are_named():
-    clear = fit_costs({stack: StackFigure(f.value, 0.001) for stack, f in exact(GRID.coarse()).items()})
+    clear = of_base({stack: StackFigure(f.value, 0.001) for stack, f in exact(GRID.coarse()).items()})
     assert all(step.is_significant for step in clear.steps) and len(clear.steps) == 3 * 2 + 2 * 3 + 5
-    noisy = fit_costs({stack: StackFigure(f.value, 0.2) for stack, f in exact(GRID.coarse()).items()})
+    noisy = of_base({stack: StackFigure(f.value, 0.2) for stack, f in exact(GRID.coarse()).items()})
     unseen = [step.text for step in noisy.steps if not step.is_significant]
     assert "16 to 40 width of 2 heads" in unseen and len(unseen) < len(noisy.steps), "small steps hide first"
     hidden = [step.error for step in noisy.steps if step.is_hidden]
@@ -85,10 +115,10 @@ def test_sizes_that_cost_nothing_are_told_apart_from_those_that_noise_hides():
     random = np.random.default_rng(0)
     shaken = {stack: StackFigure(f.value * (1 + 0.02 * random.standard_normal()), 0.02) for stack, f in free.items()}
     for seen in (free, shaken):
-        steps = fit_costs(seen).steps
+        steps = of_base(seen).steps
         assert sum(step.is_free for step in steps) > len(steps) / 2 and not any(step.is_hidden for step in steps)
         assert max(step.error for step in steps) < 0.05
-    unsure = fit_costs({stack: StackFigure(f.value, 0.3) for stack, f in free.items()}).steps
+    unsure = of_base({stack: StackFigure(f.value, 0.3) for stack, f in free.items()}).steps
     assert sum(step.is_hidden for step in unsure) > len(unsure) / 2 > sum(step.is_free for step in unsure)
 
 
@@ -117,8 +147,8 @@ def test_a_table_says_of_the_base_what_that_was_measured_to_take_where_its_block
         for i, row in enumerate(noise)
         for x, (s, ms) in zip(row, taken.items(), strict=True)
     ]
-    found = fit_costs(stack_figures(seen, GRID.anchor, taken[GRID.anchor]))
-    assert found.predicted(GRID.anchor) == pytest.approx(taken[GRID.anchor], rel=0.005)
+    found = of_base(stack_figures(seen, GRID.anchor, taken[GRID.anchor]))
+    assert predicted_cost({0: found}, GRID.anchor) == pytest.approx(taken[GRID.anchor], rel=0.005)
 
 
 def test_a_stack_that_only_a_later_session_has_is_set_against_what_both_have():
@@ -180,18 +210,18 @@ def width_figures(stacks, random=None, noise=0.005, **how):
 
 
 def test_a_few_stacks_tell_what_every_size_takes():
-    base = fit_costs(width_figures(WIDE_GRID.coarse()))
+    base = of_base(width_figures(WIDE_GRID.coarse()))
     found = fit_narrower(base, {embed: width_figures(WIDE_GRID.at_width(embed)) for embed in WIDE_GRID.narrower})
     assert list(found) == list(WIDE_GRID.narrower) == [384, 192, 128]
     for embed, costs in found.items():
         assert costs.attention.keys() == base.attention.keys() and costs.ffn.keys() == base.ffn.keys()
         for stack in WIDE_GRID.coarse()[1:]:
             there = Stack(stack.count, stack.heads, stack.width, stack.neurons, embed)
-            assert costs.predicted(stack) == pytest.approx(width_cost(there), rel=2e-3), there.label
+            assert predicted_cost({0: costs}, stack) == pytest.approx(width_cost(there), rel=2e-3), there.label
 
 
 def test_sizes_that_the_base_does_not_list_are_passed_over():
-    base, rung = fit_costs(width_figures(WIDE_GRID.coarse())), WIDE_GRID.at_width(384)
+    base, rung = of_base(width_figures(WIDE_GRID.coarse())), WIDE_GRID.at_width(384)
     odd = [Stack(6, 5, 64, 0, 384), Stack(6, 0, 0, 1000, 384)]
     assert fit_narrower(base, {384: width_figures([*rung, *odd])}) == fit_narrower(base, {384: width_figures(rung)})
     assert fit_narrower(base, {}) == {}
@@ -201,7 +231,7 @@ def test_sizes_that_the_base_does_not_list_are_passed_over():
 @given(seed=st.integers(0, 10**6), noise=st.floats(0.001, 0.05), kernel=st.sampled_from([0.0, 0.02, 0.5]))
 def test_with_noise_no_cost_falls_with_size_or_with_the_embedding(seed, noise, kernel):
     random = np.random.default_rng(seed)
-    base = fit_costs(width_figures(WIDE_GRID.coarse(), random, noise, kernel=kernel))
+    base = of_base(width_figures(WIDE_GRID.coarse(), random, noise, kernel=kernel))
     found = fit_narrower(
         base, {e: width_figures(WIDE_GRID.at_width(e), random, noise, kernel=kernel) for e in WIDE_GRID.narrower}
     )
@@ -247,7 +277,7 @@ def token_figures(stacks, random=None, noise=0.002):
 
 
 def fitted(random=None):
-    base = fit_costs(token_figures(TOKEN_GRID.coarse(), random))
+    base = of_base(token_figures(TOKEN_GRID.coarse(), random))
     return base, fit_fewer(base, {n: token_figures(TOKEN_GRID.behind_cuts(n), random) for n in TOKEN_GRID.fewer})
 
 

@@ -4,12 +4,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from dense_networks import write_depth
+from detectors import write_detectors
 
 from edgevit.derivation.allocate.policy import POLICIES
 from edgevit.errors import UnsupportedModelError
 from edgevit.latency.grid import Grid
 from edgevit.latency.stacks import Cut, Stack, network_of, whole_blocks, write_stack
 from edgevit.network.anatomy import BlockDims
+from edgevit.network.checkpoint import open_network
 
 SIZES = [
     (2, 2, 32, 256), (1, 2, 16, 0), (2, 0, 0, 40), (2, 1, 24, 8), (2, 2, 16, 40, 32), (1, 0, 0, 8, 16),
@@ -26,7 +29,7 @@ def base(small_vit):
 def test_a_stack_is_so_many_blocks_of_its_size_in_the_base_s_own_context(base, sizes):
     stack = Stack(*sizes)
     network = network_of(base, stack.blocks, stack.embed)
-    assert list(network.dims) == stack.blocks
+    assert [dims for dims in network.dims if dims.sites] == stack.blocks
     assert stack.blocks[-stack.count :] == [stack.dims] * stack.count or not stack.count
     mine, its = network.geometry, base.geometry
     assert (mine.embed, mine.tokens, mine.patch_values, mine.outputs) == (
@@ -75,9 +78,46 @@ def test_a_base_whose_blocks_lost_their_sites_is_refused(small_vit):
         whole_blocks(network)
 
 
-def test_a_network_of_several_stages_has_no_table(small_vit):
-    with pytest.raises(UnsupportedModelError, match="this model has 2 stages; give --rate, --macs or --params"):
-        whole_blocks(small_vit("swin_tiny_patch4_window7_224"))
+SWIN = "swin_tiny_patch4_window7_224"
+
+
+def test_blocks_of_a_stage_are_in_its_tokens_and_windows_and_all_layers_that_merge_stay(small_vit):
+    base = small_vit(SWIN, depths=[1, 4], window_size=2)
+    stack = Stack(2, 2, 16, 0, stage=1)
+    network = network_of(base, stack.blocks)
+    assert [(i, d.sizes, d.shifted) for i, d in enumerate(network.dims) if d.sites] == [
+        (1, stack.dims.sizes, False), (4, stack.dims.sizes, True),
+    ]  # fmt: skip
+    assert network.geometry.outside("macs") == base.geometry.outside("macs")
+    assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+    whole = Stack.joined([Stack(1, 2, 32, 256), Stack(4, 4, 32, 512, stage=1)])
+    assert [d.sizes for d in network_of(base, whole.blocks).dims] == [d.sizes for d in base.dims]
+    for labelled in (stack, whole):
+        assert Stack.of(labelled.label) == labelled
+    assert whole.text.endswith("256 neurons, and 4 blocks of 4 heads of 32 and 512 neurons, stage 1")
+
+
+def test_the_head_of_a_dense_network_reads_the_tokens_between_the_blocks_of_a_stack(tmp_path):
+    base = open_network(f"{write_depth(tmp_path)}:build")
+    network = network_of(base, Stack(2, 2, 16, 64).blocks)
+    assert [len(d.sites) for d in network.dims] == [2, 0, 2], "it reads them after blocks 0 and 2"
+    assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 1, 32, 32)
+
+
+def test_a_stack_of_a_detector_gives_every_level_of_its_pyramid(tmp_path):
+    base = open_network(f"{write_detectors(tmp_path)}:masks")
+    stages = [dims.stage for dims in base.dims]
+    network = network_of(base, Stack(stages.count(1), 2, 16, 0, stage=1).blocks)
+    assert [bool(dims.sites) for dims in network.dims] == [stage == 1 for stage in stages]
+    images = torch.zeros(1, *base.input_size)
+    assert network(images).shape == base(images).shape
+
+
+def test_a_stage_without_a_whole_block_is_refused(small_vit):
+    network = small_vit(SWIN, depths=[2, 1])
+    network.resize([*network.dims[:2], network.dims[2].without("ffn")])
+    with pytest.raises(UnsupportedModelError, match="stage 1 of this model has no block with both attention and FFN"):
+        whole_blocks(network)
 
 
 @pytest.mark.slow

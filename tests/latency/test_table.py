@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import some_costs
 from some_costs import FUSED, SIZES, TARGET, made_up, runtime
 from some_runs import DENSE, watts
 
@@ -14,10 +15,12 @@ from edgevit.errors import UnfitBoardError
 from edgevit.latency import table as module
 from edgevit.latency.grid import Grid
 from edgevit.latency.measure import StackBench
+from edgevit.latency.stacks import Stack
 from edgevit.latency.store import Store
 from edgevit.latency.table import measured_table
 from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
+from edgevit.network.classifier import with_features
 from edgevit.network.cost import Geometry
 from edgevit.progress import Silent
 
@@ -48,6 +51,24 @@ def test_every_term_is_found_and_nothing_is_measured_again(fill, tmp_path, origi
     assert prices.ffn(200) == pytest.approx(2.2, rel=0.03) and prices.fixed == pytest.approx(2, rel=0.1)
     assert prices.together == pytest.approx(-0.05, abs=0.03)
     assert table.in_quantity("mj").base == pytest.approx(1200 * prices.base, rel=0.01)
+
+
+def test_every_stage_has_its_costs_and_the_base_takes_what_it_was_measured_to(small_vit, origin, tmp_path):
+    network = small_vit("swin_tiny_patch4_window7_224", depths=[2, 1], window_size=2)
+    some_costs.fill(network, origin, tmp_path, sizes=(), energy=False)
+    table = measured_table(network, TARGET, points=0, folder=tmp_path)
+    table.check("swin", list(network.dims), network.geometry, FUSED)
+    assert [(s.embed, s.tokens, s.pairs, s.depth) for s in table.base.stages] == [(64, 64, 256, 2), (128, 16, 64, 1)]
+    first, second = (prices := table.in_quantity("ms")).of_stages
+    grids = module.grids_of(network, FUSED, narrower=True, tokens=True)
+    assert prices.base == pytest.approx(made_up(Stack.joined([grid.anchor for grid in grids])), rel=0.01)
+    assert first.attention(2, 32, 32) == pytest.approx(1.14, rel=0.03) and first.ffn(256) == pytest.approx(
+        2.76, rel=0.03
+    )
+    assert second.attention(4, 32, 32) == pytest.approx(2 * 1.78, rel=0.03)
+    assert second.ffn(512) == pytest.approx(2 * 5.32, rel=0.03) and first.fixed == second.fixed == pytest.approx(
+        2, rel=0.1
+    )
 
 
 @pytest.mark.slow
@@ -189,6 +210,10 @@ def test_neither_weights_nor_classes_nor_depth_are_part_of_the_key_and_shapes_ar
 
     assert key() == key(num_classes=3) == key(depth=4)
     assert key() != key(embed_dim=128) and key() != key(img_size=64) and key() != key(init_values=0.1)
+    swin = {"name": "swin_tiny_patch4_window7_224", "depths": [2, 1]}
+    whole, of_tokens = (with_features(small_vit(), tokens) for tokens in (None, "patches"))
+    assert key() == module._key(whole, origin) != module._key(of_tokens, origin), "its head reads every patch"
+    assert key(**swin) == key(**{**swin, "depths": [2, 3]}) != key(**swin, window_size=2)
 
 
 OTHERS = {

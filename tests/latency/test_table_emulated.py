@@ -109,10 +109,10 @@ def test_plans_on_emulated_boards_are_predicted_within_3_percent_from_some_tens_
     bench = EmulatedBench(**board, seed=seed)
     bench.measure([*GRID.coarse(), *(stack for embed in GRID.narrower for stack in GRID.at_width(embed))], 5)
     bench.measure([stack for count in GRID.fewer for stack in GRID.behind_cuts(count)], 5)
-    module._refine(bench, GRID, POINTS, 5)
+    module._refine(bench, [GRID], POINTS, 5)
     assert 19 + 18 + 15 <= len(bench.measured) <= POINTS + 18 + 15
     of = {"embed": EMBED, "tokens": TOKENS, "depth": 12, "blocks": [BASE[0].sizes]}
-    content = table([*module.cost_rows(module._fits(bench, GRID))], base=of)
+    content = table([*module.cost_rows(module._fits(bench, [GRID]))], base=of)
     prices = CostTable.model_validate(content).in_quantity("ms")
     assert prices.embeds == [128, 192, 384, 768] and prices.token_counts == [64, 128, 192, 197]
     drawn = random.Random(seed)

@@ -15,10 +15,9 @@ from edgevit.board.bench import Setting, look
 from edgevit.board.connection import open_board
 from edgevit.derivation.allocate.cost_table import Origin
 from edgevit.derivation.allocate.policy import POLICIES
-from edgevit.latency.grid import Grid
 from edgevit.latency.stacks import Stack
 from edgevit.latency.store import Store
-from edgevit.latency.table import _key
+from edgevit.latency.table import _key, grids_of
 from edgevit.latency.target import MeasurementTarget
 from edgevit.network.anatomy import BlockDims
 from edgevit.progress import Silent
@@ -48,14 +47,17 @@ def _looked() -> Setting:
 
 
 def made_up(stack: Stack, per_width: float = 0.01) -> float:
-    """Milliseconds of a stack; mJ are 1200 times that."""
+    """Milliseconds of a stack, whose blocks in stage 1 take twice as many as in stage 0; mJ are 1200 times that."""
     share = (stack.embed or ARGS["embed_dim"]) / ARGS["embed_dim"]
     given, before = 1.0, 0.0
     if stack.cut is not None:  # 0.1 for ranking 17 tokens
         given, before = stack.cut.tokens / 17, 0.6 + 0.01 * stack.cut.heads * stack.cut.width
-    attention = 0.5 + per_width * stack.heads * stack.width * share * given if stack.heads else 0
-    ffn = 0.2 + per_width * stack.neurons * share * given if stack.neurons else 0
-    return 1 + share + before + stack.count * (attention + ffn - (0.05 if attention and ffn else 0))
+    blocks = 0.0
+    for row in stack.rows:
+        attention = 0.5 + per_width * row.heads * row.width * share * given if row.heads else 0
+        ffn = 0.2 + per_width * row.neurons * share * given if row.neurons else 0
+        blocks += (1 + row.stage) * row.count * (attention + ffn - (0.05 if attention and ffn else 0))
+    return 1 + share + before + blocks
 
 
 def fill(
@@ -63,13 +65,14 @@ def fill(
     sizes: Sequence[BlockDims] = SIZES, tokens: bool = False, per_width: float = 0.01,
 ) -> None:  # fmt: skip
     """Keep five sessions of all that a table with these sizes is made of."""
-    dims, counts = list(network.dims), (8, 16)
-    random, grid = np.random.default_rng(0), Grid.of(dims, FUSED, ARGS["embed_dim"], counts if tokens else ())
-    narrow = [stack for embed in grid.narrower for stack in grid.at_width(embed)]
-    cuts = [stack for count in grid.fewer for stack in grid.behind_cuts(count)]
+    random, stacks = np.random.default_rng(0), list[Stack]()
+    for grid in (grids := grids_of(network, FUSED, narrower=True, tokens=tokens)):
+        stacks += [*grid.coarse(), *grid.at(sizes)]
+        stacks += [stack for embed in grid.narrower for stack in grid.at_width(embed)]
+        stacks += [stack for count in grid.fewer for stack in grid.behind_cuts(count)]
     runs = []
     for session in range(5):
-        for stack in dict.fromkeys([*grid.coarse(), *narrow, *cuts, *grid.at(sizes)]):
+        for stack in dict.fromkeys([Stack.joined([grid.anchor for grid in grids]), *stacks]):
             ms = made_up(stack, per_width) * np.exp(noise * random.standard_normal())
             power = watts(*(ms,) * 61) if energy else None  # 12 s for ten inferences
             latencies = (round(ms * 1e6),) * 10

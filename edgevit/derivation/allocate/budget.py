@@ -65,15 +65,18 @@ class Budget:
         """The narrowest embedding that is allowed and that the table lists; 0: any."""
         return max(self.at_least_embed, 0 if self.prices is None else self.prices.embeds[0])
 
-    def prices_at(self, geometry: Geometry, tokens: int | None = None) -> Prices | None:
-        """Look up the table in this quantity, for a network's embedding and for blocks that get so many tokens.
+    def prices_at(self, geometry: Geometry, stage: int = 0, tokens: int | None = None) -> Prices | None:
+        """Look up the table in this quantity, for the embedding of a stage and for blocks that get so many tokens.
 
-        None: as many as its first block gets.
+        None: all tokens of the stage.
 
         Raises:
             CostTableError: the table lists no embedding as narrow, or no costs of fewer tokens.
         """
-        return None if self.prices is None else self.prices.at(geometry.embed, tokens or geometry.tokens)
+        if self.prices is None:
+            return None
+        of_stage = geometry.stages[stage]
+        return self.prices.of_stages[stage].at(of_stage.embed, tokens or of_stage.tokens)
 
     def cost(self, blocks: Sequence[BlockDims], geometry: Geometry) -> float:
         """Return the cost of a network in this quantity."""

@@ -20,6 +20,10 @@ A file that `edgevit cost` writes, or a person, as YAML or JSON:
     - {part: ffn, width: 32, tokens: 16, ms: 0.03}       # of a block that gets fewer tokens; without it: all
     - {part: cut, tokens: 16, ms: 0.02}      # of a block that passes on so many tokens, beyond its sites; optional
 
+The base of a network of stages also has `stages: [{embed: 96, tokens: 3136, pairs: 153664, depth: 2}, ...]`, with the
+pairs of tokens that attend to one another, and the number of blocks; its `embed` and `tokens` are those of the first.
+Each stage has its own costs, with `stage: 1` and so on in all but the first.
+
 Every `ms`, of one inference, may have a `mj` beside it, of one image: all or none. Each part is listed for every
 combination of its sizes. Costs rise with every size; between two sizes they are interpolated. Below the smallest size
 they are constant; sizes and embeddings outside the table are refused. Fewer tokens than the fewest cost as much as the
@@ -47,7 +51,7 @@ from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
 from edgevit.records.derivation import TableRecord
 from edgevit.records.documents import Reader
-from edgevit.records.model import SITE_AXES, Size, SizeAxis
+from edgevit.records.model import SITE_AXES, Dimension, Size, SizeAxis
 
 READER = Reader(CostTableError, hint="correct it, or measure again with `edgevit cost`")
 SCHEMA = 1
@@ -93,12 +97,22 @@ def _has_all_axes(sizes: dict[SizeAxis, int]) -> dict[SizeAxis, int]:
     return sizes
 
 
+class StageSizes(BaseModel, extra="forbid", frozen=True):
+    """One stage of a base."""
+
+    embed: Size
+    tokens: Size
+    pairs: Size  # of tokens that attend to one another
+    depth: Dimension
+
+
 class BaseSizes(BaseModel, extra="forbid", frozen=True):
     """The base that a table belongs to."""
 
     family: str
-    embed: Size
+    embed: Size  # of the first stage
     tokens: Size
+    stages: tuple[StageSizes, ...] | None = None  # None: there is one
     patch_values: Size  # input values per patch: channels * height * width
     depth: Size
     # The sizes of one block, if all are alike, or of every block.
@@ -108,7 +122,47 @@ class BaseSizes(BaseModel, extra="forbid", frozen=True):
     def dims(self) -> tuple[BlockDims, ...]:
         """The sizes of every block."""
         blocks = self.blocks if len(self.blocks) > 1 else self.blocks * self.depth
-        return tuple(BlockDims(0, 0, 0, 0).with_sizes(sizes) for sizes in blocks)
+        stages = [number for number, depth in enumerate(self.depths) for _ in range(depth)]
+        pairs = zip(blocks, stages, strict=True)
+        return tuple(BlockDims(0, 0, 0, 0, stage=stage).with_sizes(sizes) for sizes, stage in pairs)
+
+    @property
+    def depths(self) -> list[int]:
+        """The number of blocks of each stage."""
+        return [self.depth] if self.stages is None else [stage.depth for stage in self.stages]
+
+    @property
+    def whole(self) -> list[dict[str, int]]:
+        """The width of the embedding and the number of tokens of each stage."""
+        return [{axis: getattr(stage, axis) for axis in SHARED} for stage in self.stages or (self,)]
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> BaseSizes:
+        if len(self.blocks) not in (1, self.depth):
+            raise ValueError(f"base has {len(self.blocks)} blocks; give one for all, or {self.depth}")
+        if sum(self.depths) != self.depth:
+            raise ValueError(f"the stages have {sum(self.depths)} blocks together, and depth is {self.depth}")
+        for axis, size in self.whole[0].items():
+            if size != getattr(self, axis):
+                raise ValueError(f"{axis} is {getattr(self, axis)}, and {size} in the first stage")
+        return self
+
+
+def described(family: str, blocks: Sequence[BlockDims], geometry: Geometry) -> dict[str, Any]:
+    """Describe a base with these blocks, as `BaseSizes` without their sizes."""
+    first, stages = geometry.stages[0], []
+    for number, stage in enumerate(geometry.stages):
+        pairs = stage.tokens**2 if stage.pairs is None else stage.pairs
+        depth = sum(dims.stage == number for dims in blocks)
+        stages.append({"embed": stage.embed, "tokens": stage.tokens, "pairs": pairs, "depth": depth})
+    return {
+        "family": family,
+        "embed": first.embed,
+        "tokens": first.tokens,
+        "stages": stages if len(stages) > 1 else None,
+        "patch_values": geometry.patch_values,
+        "depth": len(blocks),
+    }
 
 
 class PartCost(BaseModel, extra="forbid", frozen=True):
@@ -119,12 +173,13 @@ class PartCost(BaseModel, extra="forbid", frozen=True):
     width: Size | None = None  # of QK and VO, or neurons
     embed: Size | None = None  # None: the base's own
     tokens: Size | None = None  # None: all
+    stage: Size | None = None  # None: the first
     ms: Finite
     mj: Finite | None = None
 
     def key(self, base: BaseSizes) -> tuple[int, ...]:
         """Return the sizes that the cost depends on."""
-        default = {"embed": base.embed, "tokens": base.tokens}
+        default = base.whole[self.stage or 0]
         return tuple(getattr(self, axis) or default[axis] for axis in AXES[self.part])
 
     @model_validator(mode="after")
@@ -136,6 +191,8 @@ class PartCost(BaseModel, extra="forbid", frozen=True):
                 raise ValueError(f"{self.part} lacks {name}")
             if value is not None and name not in axes:
                 raise ValueError(f"{self.part} has {name}, which it does not depend on")
+        if self.part == "fixed" and self.stage is not None:
+            raise ValueError("fixed has stage, which it does not depend on")
         costs = [cost for cost in (self.ms, self.mj) if cost is not None]
         if self.part in ("attention", "ffn") and min(costs) <= 0:
             raise ValueError(f"{self.part} costs {min(costs):g}; a site costs more than 0")
@@ -156,18 +213,19 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> CostTable:
-        if len(self.base.blocks) not in (1, self.base.depth):
-            raise ValueError(f"base has {len(self.base.blocks)} blocks; give one for all, or {self.base.depth}")
+        if (most := max(cost.stage or 0 for cost in self.costs)) >= len(self.base.depths):
+            raise ValueError(f"stage {most} is listed, and the base has {len(self.base.depths)}, the first of them 0")
         if len({cost.mj is None for cost in self.costs}) > 1:
             raise ValueError("mj is missing in some costs; give it in all, or in none")
-        for axis in SHARED:
-            most, listed = getattr(self.base, axis), self._axes["attention"][AXES["attention"].index(axis)]
-            if listed and listed[-1] != most:
-                raise ValueError(
-                    f"{axis} is listed up to {listed[-1]}, and the base has {most}; list that, and smaller"
-                )
-        for part in AXES:
-            self._check_grid(part)
+        for stage, whole in enumerate(self.base.whole):
+            for axis, size in whole.items():
+                listed = self._axes[stage]["attention"][AXES["attention"].index(axis)]
+                if listed and listed[-1] != size:
+                    raise ValueError(
+                        f"{axis} is listed up to {listed[-1]}, and the base has {size}; list that, and smaller"
+                    )
+            for part in AXES:
+                self._check_grid(stage, part)
         for quantity, prices in self._prices.items():
             if prices.saved > 1:
                 raise ValueError(
@@ -175,55 +233,67 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
                 )
         return self
 
-    def _check_grid(self, part: Part) -> None:
-        """Raise ValueError unless the costs of a part are a full grid."""
-        keys = self._keys[part]
+    def _check_grid(self, stage: int, part: Part) -> None:
+        """Raise ValueError unless the costs of a part in a stage are a full grid."""
+        keys, axes = self._keys[stage][part], self._axes[stage][part]
         if len(keys) > len(set(keys)):
             twice = next(key for i, key in enumerate(keys) if key in keys[:i])
             raise ValueError(f"{size_text(part, twice)} is listed twice")
         if not keys:
-            if part in ("block", "cut"):
+            if part in ("block", "cut") or (stage > 0 if part == "fixed" else not self.base.depths[stage]):
                 return
-            raise ValueError(f"{part} is missing")
-        grid = set(product(*self._axes[part]))
+            raise ValueError(f"{part} is missing{f' in stage {stage}' if stage else ''}")
+        grid = set(product(*axes))
         if missing := sorted(grid - set(keys)):
             raise ValueError(f"{size_text(part, missing[0])} is missing; list every combination of sizes")
         if extra := sorted(set(keys) - grid):
             raise ValueError(f"{size_text(part, extra[0])} is listed, and all tokens stay there; leave it out")
 
     @cached_property
-    def _keys(self) -> dict[Part, list[tuple[int, ...]]]:
-        """The sizes of all costs, by part."""
-        keys: dict[Part, list[tuple[int, ...]]] = {part: [] for part in AXES}
+    def _keys(self) -> list[dict[Part, list[tuple[int, ...]]]]:
+        """The sizes of all costs, by stage and part."""
+        keys: list[dict[Part, list[tuple[int, ...]]]] = [{part: [] for part in AXES} for _ in self.base.depths]
         for cost in self.costs:
-            keys[cost.part].append(cost.key(self.base))
+            keys[cost.stage or 0][cost.part].append(cost.key(self.base))
         return keys
 
     @cached_property
-    def _axes(self) -> dict[Part, list[list[int]]]:
-        """The sizes along each axis of each part, rising; all parts share those of the embedding and of tokens."""
+    def _axes(self) -> list[dict[Part, list[list[int]]]]:
+        """The sizes along each axis of each part, rising, by stage."""
+        return [self._axes_of(stage) for stage in range(len(self.base.depths))]
+
+    def _axes_of(self, stage: int) -> dict[Part, list[list[int]]]:
+        """Return the axes of a stage; all its parts share those of the embedding and of tokens."""
         sizes: dict[tuple[str, Part | None], set[int]] = defaultdict(set)
         names = {part: [(axis, None if axis in SHARED else part) for axis in axes] for part, axes in AXES.items()}
-        for part, keys in self._keys.items():
+        for part, keys in self._keys[stage].items():
             for name, column in zip(names[part], zip(*keys, strict=True), strict=bool(keys)):
                 sizes[name] |= set(column)
         axes = {part: [sorted(sizes[name]) for name in of_part] for part, of_part in names.items()}
-        return {**axes, "cut": [[size for size in axes["cut"][0] if size != self.base.tokens]]}  # all need no cut
+        whole = self.base.whole[stage]["tokens"]  # all tokens need no cut
+        return {**axes, "cut": [[size for size in axes["cut"][0] if size != whole]]}
 
     @cached_property
     def _prices(self) -> dict[Measured, Prices]:
-        grids: dict[Measured, dict[Part, SizeGrid]] = {quantity: {} for quantity in self.quantities}
-        for part in AXES:
-            axes = self._axes[part]
+        base, stages = self.base, range(len(self.base.depths))
+        return {
+            quantity: Prices(
+                quantity, tuple(self._grids(stage, quantity) for stage in stages), base.dims, base.embed, base.tokens
+            )
+            for quantity in self.quantities
+        }
+
+    def _grids(self, stage: int, quantity: Measured) -> dict[Part, SizeGrid]:
+        """Return the costs of a stage in one quantity."""
+        grids: dict[Part, SizeGrid] = {}
+        for part, axes in self._axes[stage].items():
             positions = [{size: i for i, size in enumerate(sizes)} for sizes in axes]
-            at = [tuple(map(dict.__getitem__, positions, key)) for key in self._keys[part]]
-            for quantity, of_parts in grids.items():
-                costs = np.zeros([len(sizes) for sizes in axes])  # a part that is not listed costs nothing
-                for position, cost in zip(at, (cost for cost in self.costs if cost.part == part), strict=True):
-                    costs[position] = getattr(cost, quantity)
-                of_parts[part] = SizeGrid(tuple(np.array(sizes, dtype=np.int64) for sizes in axes), costs)
-        base = self.base
-        return {q: Prices(q, of_parts, base.dims, base.embed, base.tokens) for q, of_parts in grids.items()}
+            costs = np.zeros([len(sizes) for sizes in axes])  # a part that is not listed costs nothing
+            listed = (cost for cost in self.costs if cost.part == part and (cost.stage or 0) == stage)
+            for key, cost in zip(self._keys[stage][part], listed, strict=True):
+                costs[tuple(map(dict.__getitem__, positions, key))] = getattr(cost, quantity)
+            grids[part] = SizeGrid(tuple(np.array(sizes, dtype=np.int64) for sizes in axes), costs)
+        return grids
 
     @property
     def quantities(self) -> tuple[Measured, ...]:
@@ -256,23 +326,18 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
         Raises:
             CostTableError: it does not; the message names part, sizes and costs.
         """
-        sizes = {
-            "family": family,
-            "embed": geometry.embed,
-            "tokens": geometry.tokens,
-            "patch_values": geometry.patch_values,
-            "depth": len(base),
-        }
-        _refuse_other("the base", self.base.model_dump(exclude={"blocks"}), sizes)
+        _refuse_other(
+            "the base", self.base.model_dump(mode="json", exclude={"blocks"}), described(family, base, geometry)
+        )
         if any(dims.tokens for dims in base):
             raise CostTableError("cost table: this base already drops tokens, and tables are of bases that keep them")
         prices = [self.in_quantity(quantity) for quantity in self.quantities]
-        for fault in (costs.fault() for costs in prices):
+        for fault in (of_stage.fault() for costs in prices for of_stage in costs.of_stages):
             if fault is not None:
                 raise CostTableError(f"cost table: {fault}; measure again, with more repetitions")
         for i, (dims, least) in enumerate(zip(base, smallest(base, policy, geometry), strict=True)):
             _refuse_other(f"block {i}", self.base.dims[i].sizes, dims.sizes)
-            if (hole := prices[0].hole(least, dims)) is not None:
+            if (hole := prices[0].of_stages[dims.stage].hole(least, dims)) is not None:
                 raise CostTableError(f"cost table: it {hole} by shape {policy.name!r}; measure those as well")
 
     def corrected(
@@ -288,7 +353,7 @@ class CostTable(BaseModel, extra="forbid", frozen=True):
             figure: float = getattr(cost, quantity)
             if cost.part != "block":
                 return figure * factors[cost.part]
-            grid = self._prices[quantity].grids["attention"]
+            grid = self._prices[quantity].stages[cost.stage or 0]["attention"]
             least = float(grid.costs[:, :, grid.sizes[2].tolist().index(*cost.key(self.base)), -1].min())
             return max(figure * block, -max(MOST_SAVED * least, -figure) * attention)
 

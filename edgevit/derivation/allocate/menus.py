@@ -39,7 +39,7 @@ class SiteCosts:
 
 def site_costs(budget: Budget, geometry: Geometry, block: PlacedBlock) -> SiteCosts:
     """Return the costs of a block's sites at other sizes; it passes on as many tokens as its own sizes say."""
-    prices = budget.prices_at(geometry, block.tokens)
+    prices = budget.prices_at(geometry, block.dims.stage, block.tokens)
     if prices is not None:
         cut = prices.cut(block.dims.tokens)  # the ranking of tokens, which needs the block's attention
 

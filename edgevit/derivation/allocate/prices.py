@@ -6,7 +6,8 @@ The cost of a network is
 
 where `together` is what a block with both sites costs beyond their sum, and `cut` what a block costs that passes on
 fewer tokens than it gets. Attentions and FFNs depend on their sizes, on the embedding's width and on the number of
-tokens; `Prices.at` gives the costs at another embedding or number of tokens.
+tokens; `Prices.at` gives the costs at another embedding or number of tokens. Each stage of a network has its own, of
+its own embedding, tokens and windows: `Prices.of_stages`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from math import fsum
 from typing import Literal
 
@@ -67,18 +67,33 @@ def size_text(part: Part, sizes: Sequence[int] | NDArray[np.int64]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """Costs at one width of the embedding and one number of tokens."""
+    """Costs in one stage, at one width of the embedding and one number of tokens."""
 
     quantity: Measured
-    grids: Mapping[Part, SizeGrid]
+    stages: tuple[Mapping[Part, SizeGrid], ...]  # the first has the cost of everything outside all blocks
     base_blocks: tuple[BlockDims, ...]
     embed: int
     tokens: int  # that blocks get
+    stage: int = 0
+
+    @property
+    def grids(self) -> Mapping[Part, SizeGrid]:
+        return self.stages[self.stage]
+
+    @cached_property
+    def of_stages(self) -> tuple[Prices, ...]:
+        """The costs in each stage; in others than this one at their own embeddings, for blocks that get all tokens."""
+
+        def other(stage: int) -> Prices:
+            embed, tokens = (int(sizes.max(initial=0)) for sizes in self.stages[stage]["attention"].sizes[2:])
+            return replace(self, stage=stage, embed=embed, tokens=tokens)
+
+        return tuple(self if stage == self.stage else other(stage) for stage in range(len(self.stages)))
 
     @property
     def embeds(self) -> list[int]:
         """The listed widths of the embedding, rising."""
-        widths: list[int] = self.grids["fixed"].sizes[0].tolist()
+        widths: list[int] = self.grids["attention"].sizes[2].tolist()
         return widths
 
     @property
@@ -90,8 +105,12 @@ class Prices:
     @property
     def saved(self) -> float:
         """The largest saving of a block beyond the sum of its sites, as a share of its smallest attention; or 0."""
-        least = self.grids["attention"].costs[..., -1].min((0, 1))  # [embeddings]
-        return max(0.0, float((-self.grids["block"].costs / least).max()))
+        shares = [0.0]
+        for grids in self.stages:
+            if grids["attention"].costs.size:
+                least = grids["attention"].costs[..., -1].min((0, 1))  # [embeddings]
+                shares.append(float((-grids["block"].costs / least).max()))
+        return max(shares)
 
     def at(self, embed: int, tokens: int | None = None) -> Prices:
         """Return the costs at an embedding of this width, for blocks that get so many tokens; None: all.
@@ -99,6 +118,8 @@ class Prices:
         Raises:
             CostTableError: the width is outside the listed ones, or only all tokens are listed.
         """
+        if (embed, tokens) == (self.embed, self.tokens):
+            return self
         least, most, counts = self.embeds[0], self.embeds[-1], self.token_counts
         if not least <= embed <= most:
             raise CostTableError(
@@ -115,7 +136,8 @@ class Prices:
     @cached_property
     def fixed(self) -> float:
         """The cost of everything outside the blocks."""
-        return float(self.grids["fixed"].at(0, self.embed).costs)
+        first = self.of_stages[0]
+        return float(first.grids["fixed"].at(0, first.embed).costs)
 
     @cached_property
     def together(self) -> float:
@@ -177,9 +199,8 @@ class Prices:
 
     def cost(self, blocks: Sequence[BlockDims]) -> float:
         """Return the cost of a network of these blocks."""
-        return fsum(
-            [self.fixed, *(at.block(dims) for at, dims in self._placed(blocks)), *map(self.cut, _passed(blocks))]
-        )
+        placed = self._placed(blocks)
+        return fsum([self.fixed, *(at.block(d) for at, d in placed), *(at.cut(d.tokens) for at, d in placed)])
 
     def parts(self, blocks: Sequence[BlockDims]) -> tuple[float, ...]:
         """Split the cost of a network into the parts of NAMES; the cost of cuts counts as attention."""
@@ -187,7 +208,7 @@ class Prices:
         return (
             self.fixed,
             sum(at.attention(d.heads, *d.head_widths) for at, d in placed if d.has("attention"))
-            + sum(map(self.cut, _passed(blocks))),
+            + sum(at.cut(d.tokens) for at, d in placed),
             sum(at.ffn(d.ffn) for at, d in placed if d.has("ffn")),
             sum(at.together for at, d in placed if d.has("attention") and d.has("ffn")),
         )
@@ -198,10 +219,13 @@ class Prices:
         return ", ".join(f"{name} {cost:.4g} {UNITS[self.quantity]}" for cost, name in named if cost)
 
     def _placed(self, blocks: Sequence[BlockDims]) -> list[tuple[Prices, BlockDims]]:
-        """Pair each block with the costs at the number of tokens that it gets."""
-        counts = list(accumulate(_passed(blocks), lambda before, now: now or before, initial=self.tokens))[:-1]
-        at = {tokens: self.at(self.embed, tokens) for tokens in set(counts)}
-        return [(at[tokens], dims) for tokens, dims in zip(counts, blocks, strict=True)]
+        """Pair each block with the costs in its stage, at the number of tokens that it gets."""
+        reached, placed = list(self.of_stages), list[tuple[Prices, BlockDims]]()
+        for dims in blocks:
+            at = reached[dims.stage]
+            placed.append((at, dims))
+            reached[dims.stage] = at.at(at.embed, dims.tokens) if dims.tokens else at
+        return placed
 
     @property
     def base(self) -> float:
@@ -241,11 +265,6 @@ class Prices:
                     f"lists {axis_name(axis)} widths {listed[0]} to {listed[-1]}, and {low} to {high} can be asked for"
                 )
         return None
-
-
-def _passed(blocks: Sequence[BlockDims]) -> list[int]:
-    """List the number of tokens that each block passes on; 0: all that it gets."""
-    return [dims.tokens for dims in blocks]
 
 
 def _too_large(size: str) -> CostTableError:

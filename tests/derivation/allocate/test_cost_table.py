@@ -189,6 +189,57 @@ def test_a_corrected_table_has_each_part_multiplied_and_is_otherwise_the_same() 
     assert saving.together == pytest.approx(-0.9 * saving.attention(1, 16, 16)), "a block costs what its FFN does"
 
 
+STAGES = [{"embed": 64, "tokens": 64, "pairs": 256, "depth": 1}, {"embed": 128, "tokens": 16, "pairs": 64, "depth": 1}]
+OF_STAGES = [*rows(0.5, {(1, 16): 1, (2, 32): 2, (1, 32): 1.5, (2, 16): 1.25}, {8: 0.1, 256: 1.1}),
+             *rows(None, {(1, 16): 1, (1, 32): 2, (4, 16): 5, (4, 32): 7}, {8: 0.25, 512: 4}, stage=1)]  # fmt: skip
+
+
+def staged(costs: list[dict[str, Any]] = OF_STAGES, **more: Any) -> dict[str, Any]:
+    blocks = [SIZES, {"heads": 4, "qk": 32, "vo": 32, "ffn": 512}]
+    of = {"family": "swin", "tokens": 64, "patch_values": 48, "stages": STAGES, "blocks": blocks, **more}
+    return table(costs, base=of)
+
+
+def test_each_stage_has_its_own_costs_and_a_network_is_their_sum(small_vit: Any) -> None:
+    network = small_vit("swin_tiny_patch4_window7_224", window_size=2)
+    dims, geometry = list(network.dims), network.geometry
+    listed = CostTable.model_validate(staged())
+    listed.check("swin", dims, geometry, POLICIES["fused"])
+    prices = listed.in_quantity("ms")
+    assert prices.base == prices.cost(dims) == pytest.approx(0.5 + (2 + 1.1) + (7 + 4))
+    assert prices.parts(dims) == pytest.approx((0.5, 9, 5.1, 0))
+    budget = make_budget(1, 1, ms=5, table=listed)
+    assert [budget.prices_at(geometry, stage).ffn(256) for stage in (0, 1)] == [1.1, 2.095238095]  # type: ignore[union-attr]
+    other = listed.corrected(attention=2, ffn=3).in_quantity("ms")
+    assert other.cost(dims) == pytest.approx(0.5 + 2 * 9 + 3 * 5.1)
+    other_windows = small_vit("swin_tiny_patch4_window7_224").geometry
+    with pytest.raises(CostTableError, match=r"the base was measured with stages .*'pairs': 64"):
+        listed.check("swin", dims, other_windows, POLICIES["fused"])
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (
+            staged([c for c in OF_STAGES if c["ms"] != 5]),
+            "attention (heads 4, width 16, embed 128, tokens 16) is missing",
+        ),
+        (staged(OF_STAGES[:-2]), "ffn is missing in stage 1"),
+        (
+            staged([*OF_STAGES, {"part": "ffn", "width": 8, "stage": 2, "ms": 1}]),
+            "stage 2 is listed, and the base has 2",
+        ),
+        (staged([*OF_STAGES, {"part": "fixed", "stage": 1, "ms": 1}]), "fixed has stage, which it does not depend on"),
+        (staged(stages=STAGES[:1]), "the stages have 1 blocks together, and depth is 2"),
+        (staged(tokens=49), "tokens is 49, and 64 in the first stage"),
+    ],
+)
+def test_costs_of_stages_that_contradict_each_other_are_refused(load: Any, content: dict[str, Any], text: str) -> None:
+    with pytest.raises(CostTableError) as error:
+        load(content["costs"], base=content["base"])
+    assert text in str(error.value) and "\n" not in str(error.value)
+
+
 def test_costs_by_a_corrected_table_are_decimal_numbers(load: Any) -> None:
     prices = load().corrected(attention=1.0987654321, ffn=1.0123456789).in_quantity("ms")
     for cost in (prices.attention(2, 20, 24), prices.ffn(100)):

@@ -130,11 +130,6 @@ def test_other_outputs_are_refused(
         derive(f"{file}:build", frames, tmp_path / "model", **options)
 
 
-def test_a_measured_budget_is_refused(file: Path, frames: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="blocks of a network with a head of your own are not measured yet"):
-        edgevit.meet(f"{file}:build", data=frames, output="map", ms=5.0, out=tmp_path / "model")
-
-
 def test_a_network_without_such_a_head_has_no_map(small_vit: Any, frames: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="no map: there is no head of your own; try --output features"):
         derive(small_vit(), frames, tmp_path / "model")

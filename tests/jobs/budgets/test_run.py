@@ -7,19 +7,21 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
+from dense_networks import write_depth, write_frames
 from safetensors.torch import save_file
 from small_base import fewer_digits
 from some_tables import rows, table
 
 import edgevit
 from edgevit.derivation import problem
-from edgevit.derivation.allocate.cost_table import CostTable, load_cost_table
+from edgevit.derivation.allocate.cost_table import CostTable, described, load_cost_table
 from edgevit.errors import (
     BudgetError,
     ConnectionLostError,
@@ -33,6 +35,7 @@ from edgevit.exporting import current
 from edgevit.exporting.request import FilesRequest
 from edgevit.latency import growing_table, paired, rounds
 from edgevit.latency.rounds import MeasuredFigure
+from edgevit.latency.table import measured_table
 from edgevit.latency.target import MeasurementTarget, probe
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.checkpoint import network_without_weights
@@ -43,7 +46,7 @@ from edgevit.train.settings import Training
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 
-NAME = "vit_tiny_patch16_224"
+NAME, SWIN = "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"
 ARGS = {"img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 2, "num_heads": 4}
 BASE_MS = 10.0  # by the table, which is wrong about everything
 
@@ -54,14 +57,16 @@ def guessed(network: Any, target: MeasurementTarget, *, sizes: Sequence[BlockDim
 
 
 def guess(network: Any, sizes: Sequence[BlockDims] = (), **more: Any) -> dict[str, Any]:
-    depth, geometry = len(network.read()), network.geometry
-    each = BASE_MS / 2 / depth
-    attention = {(h, w): each * h * w / 128 for h in (2, 4) for w in (16, 32)}
-    ffn = {w: each * w / 512 for w in sorted({8, 256, 512, *(d.ffn for d in sizes if d.ffn)})}
-    of = {"embed": 128, "tokens": geometry.tokens, "patch_values": 48, "depth": depth}
-    costs = rows(0.01, attention, ffn)
-    blocks = [{"heads": 4, "qk": 32, "vo": 32, "ffn": 512}]
-    return {**table(costs, base={**of, "blocks": blocks}), "measured_on": "a guess"}
+    dims, costs = network.dims, list[dict[str, Any]]()
+    each = BASE_MS / 2 / len(dims)
+    for stage in sorted({d.stage for d in dims}):
+        most = next(d for d in dims if d.stage == stage)
+        widths = {8, most.ffn // 2, most.ffn, *(d.ffn for d in sizes if d.ffn and d.stage == stage)}
+        attention = {(h, w): each * h * w / most.heads / most.qk for h in {2, most.heads} for w in (16, 32)}
+        ffn = {w: each * w / most.ffn for w in sorted(widths)}
+        costs += rows(None if stage else 0.01, attention, ffn, **({"stage": stage} if stage else {}))
+    of = {**described(network.family_name, dims, network.geometry), "blocks": [d.sizes for d in dims]}
+    return {**table(costs, base=of), "measured_on": "a guess"}
 
 
 def scaled(content: dict[str, Any], share: float, **at: int) -> list[dict[str, Any]]:
@@ -127,6 +132,67 @@ def test_a_backbone_meets_a_budget_by_its_features(asked: dict[str, Any], comput
     (made,) = edgevit.meet(NAME, ms=6.0, output="features", out=tmp_path / "t", **{**asked, "classes": None})
     assert made.model.spec.output_kind == "features" and made.record.met is not None and made.record.met.keeps
     assert made.record.similarity is not None and made.record.data is not None and made.record.data.classes == ()
+
+
+@pytest.fixture(scope="module")
+def swin(asked: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What is asked of a small Swin of two stages."""
+    args = {"img_size": 32, "patch_size": 4, "embed_dim": 64, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4}
+    file = tmp_path_factory.mktemp("swin") / "base.safetensors"
+    torch.manual_seed(0)
+    save_file(timm.create_model(SWIN, num_classes=10, **args).state_dict(), file)
+    return {**asked, "model_args": args, "checkpoint": file}
+
+
+def test_every_stage_of_a_network_gives_what_its_own_prices_say(
+    swin: dict[str, Any], computed: Computed, tmp_path: Path
+) -> None:
+    (made,) = edgevit.meet(SWIN, ms=6.0, out=tmp_path / "t", **swin)
+    met, blocks = made.record.met, made.model.spec.blocks
+    assert met is not None and met.outcome == "met" and {d.stage for d in blocks} <= {0, 1}
+    assert made.model.spec.narrowed is None, "the embedding of a stage stays"
+    with pytest.raises(BudgetError, match=r"--ms 0\.02 is less than any plan takes in shape 'fused': 0\.\d+ ms by the"):
+        edgevit.meet(SWIN, ms=0.02, out=tmp_path / "u", **swin)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["vulcan", "mdp"])
+def test_other_methods_cut_a_network_of_stages_by_its_table(
+    method: str, swin: dict[str, Any], computed: Computed, tmp_path: Path
+) -> None:
+    (made,) = edgevit.meet(SWIN, ms=6.0, out=tmp_path / "t", **{**swin, "method": method, "options": {}})
+    assert made.record.met is not None and made.record.met.outcome != "over"
+
+
+@pytest.mark.slow
+def test_a_network_of_stages_meets_a_budget_by_the_clock(
+    swin: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where nothing was measured before
+    monkeypatch.setattr(growing_table, "measured_table", partial(measured_table, points=0, rounds=2))
+    monkeypatch.setattr(rounds, "MOST", 3)
+    monkeypatch.setattr(paired, "ROUNDS", 6)
+    monkeypatch.setattr(paired, "SECONDS", 0.2)
+    base = edgevit.cost(SWIN, model_args=swin["model_args"], threads=1, rounds=2, points=1).in_quantity("ms").base
+    (made,) = edgevit.meet(SWIN, ms=0.6 * base, out=tmp_path / "t", **swin)
+    met, listed = made.record.met, load_cost_table(ModelFolder(made.folder).cost_table_file)
+    assert met is not None
+    assert {cost.stage for cost in listed.costs} == {None, 1}
+    assert met.base == pytest.approx(base) and met.verified.value < 1.05 * met.budget
+    assert abs(met.rounds[0].measured.value / met.rounds[0].predicted - 1) < 0.5
+
+
+def test_a_network_with_a_head_of_its_own_meets_a_budget_as_a_whole(
+    asked: dict[str, Any], computed: Computed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "mine").mkdir()
+    base, frames = f"{write_depth(tmp_path / 'mine')}:build", write_frames(tmp_path / "frames")
+    given = {**asked, "checkpoint": None, "model_args": {}, "classes": None, "data": frames, "output": "map"}
+    (made,) = edgevit.meet(base, ms=12.0 / 1.5, out=tmp_path / "t", **{**given, "accept_weak_base": False})
+    met, spec = made.record.met, made.model.spec
+    assert met is not None and met.keeps and len(spec.blocks) == 3 and spec.builder is not None
+    assert made.record.map is not None and made.record.map.error < 1
 
 
 def test_a_model_is_derived_measured_and_verified_through_onnx_runtime(

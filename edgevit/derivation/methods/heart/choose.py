@@ -113,9 +113,9 @@ class Candidates:
     def _block_cost(self, i: int, level: int, removed: int) -> float:
         """Return the cost of a block that gets the tokens of this level and has this number of heads removed."""
         block, tokens = replace(self.dims[i], heads=self.dims[i].heads - removed), self.lengths[level]
-        if (prices := self.budget.prices_at(self.geometry, tokens)) is not None:
-            return prices.block(block)
         tokens = tokens if level else self.geometry.stages[block.stage].tokens
+        if (prices := self.budget.prices_at(self.geometry, block.stage, tokens)) is not None:
+            return prices.block(block)
         return self.geometry.place(block, tokens).cost(self.budget.linear)
 
     def loss(self, choice: PruningLevels) -> float:

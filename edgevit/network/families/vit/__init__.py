@@ -212,7 +212,9 @@ def _resized(block: Any, dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias
             for name, rows in input_layers(mlp).items():
                 setattr(mlp, name, nn.Linear(dim, rows * dims.ffn, bias=ffn_bias))
             mlp.fc2 = nn.Linear(dims.ffn, dim, bias=mlp.fc2.bias is not None)
-    if not ((dims.has("attention") and dims.has("ffn")) or isinstance(block, SingleSiteBlock)):
+    if not dims.sites:
+        return SingleSiteBlock(block, None)
+    if len(dims.sites) < 2 and not isinstance(block, SingleSiteBlock):
         if isinstance(block, TokenBlock):
             assert dims.has("attention"), "it ranks the tokens"
             block.drop_ffn()
@@ -272,7 +274,7 @@ def build(model: Any, weights_of_blocks: Sequence[Block]) -> Any:
     # Layers that will be replaced are not copied, which saves most of the time and memory.
     slim: Any = bare_copy(model, list(_linear_layers(model)))
     slim.ffn_inputs = _ffn_inputs(model)
-    resized = []
+    resized, embed = [], next(weights.embed for weights in weights_of_blocks if weights.dims.sites)
     for block, weights in zip(slim.blocks, weights_of_blocks, strict=True):
         a, f = weights.attention, weights.ffn
         # The packed bias is zero for queries, keys or values without bias.
@@ -282,7 +284,7 @@ def build(model: Any, weights_of_blocks: Sequence[Block]) -> Any:
             "proj_bias": a is not None and a.bo is not None,
             "ffn_bias": f is not None and f.b1 is not None,
         }
-        resized.append(_passing(model, _resized(block, weights.embed, weights.dims, **biases), weights.dims))
+        resized.append(_passing(model, _resized(block, embed, weights.dims, **biases), weights.dims))
         if a is not None:
             write_attention(resized[-1].attn, a)
         if weights.ffn is not None:

@@ -1,4 +1,4 @@
-"""Modules of slim models that timm does not have: an attention with its own widths, and a block with one site."""
+"""Modules of slim models that timm does not have: an attention with its own widths, and a block that lacks a site."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+_NAMES = {
+    site: (site, f"norm{number}", f"ls{number}", f"drop_path{number}") for site, number in (("attn", 1), ("mlp", 2))
+}
 
 
 class SlimAttention(nn.Module):
@@ -46,23 +50,24 @@ class SlimAttention(nn.Module):
 
 
 class SingleSiteBlock(nn.Module):
-    """A block of timm without its attention or without its FFN.
+    """A block of timm without its attention or without its FFN; or without both, which returns its input.
 
     It has the modules of the block under the same names, so that names of weights do not change.
     """
 
-    def __init__(self, block: Any, site: Literal["attn", "mlp"]) -> None:
+    def __init__(self, block: Any, site: Literal["attn", "mlp"] | None) -> None:
         super().__init__()
-        number = {"attn": 1, "mlp": 2}[site]
         # timm's ResPostBlock normalises the outputs of sites, without LayerScale
         self.post_norm = not hasattr(block, "ls1")
-        names = (site, f"norm{number}", f"ls{number}", f"drop_path{number}")
+        names = () if site is None else _NAMES[site]
         self.names = tuple(name for name in names if hasattr(block, name))
         for name in self.names:
             setattr(self, name, getattr(block, name))
         self.train(block.training)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        if not self.names:
+            return x
         module, norm, *after = (getattr(self, name) for name in self.names)
         mask = {"attn_mask": attn_mask, "is_causal": is_causal} if "attn" in self.names else {}
         added = norm(module(x, **mask)) if self.post_norm else module(norm(x), **mask)
