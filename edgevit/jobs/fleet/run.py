@@ -22,7 +22,7 @@ from edgevit.errors import EdgeVitError, Interrupted, JobsError, OptionError
 from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, read_plan
 from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.stages import carry_out
-from edgevit.jobs.fleet.states import JobRecord, JobState, finished, states_of
+from edgevit.jobs.fleet.states import JOB_KIND, RECORD, JobRecord, JobState, finished, record_of, states_of
 from edgevit.jobs.jobs_file import TASK_KEYS, DeriveJob
 from edgevit.jobs.many import with_keys
 from edgevit.jobs.ray_cluster import run_on_ray
@@ -32,7 +32,9 @@ from edgevit.network.classifier import with_classes
 from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import OnlyOnce, Progress, Silent
+from edgevit.records.writing import write_whole, writing
 from edgevit.request import as_request, takes_options
+from edgevit.version import written_by
 
 MANY_IMAGES = 2**31  # of a task whose images are not listed yet
 RANKS = {"export": 0, "engine": 0, "bench": 0, "derive": 1}  # what ends a model comes before the next model
@@ -105,6 +107,7 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
                 work.end(job.record, result)
                 stage.update(work.percent(), jobs=ended)
                 if job.name in begun:  # what needs a job that failed has nothing to add
+                    _record_death(job.record, result)
                     _tell(job.name, result, progress)
 
 
@@ -112,6 +115,15 @@ def _as_planned(job: FleetJob) -> JobRecord | None:
     """The record of a job that is done, unless it was judged by other gates."""
     record = finished(job)
     return record if record is not None and record.gates.keys() == set(job.gates) else None
+
+
+def _record_death(job: FleetJob, result: JobRecord | EdgeVitError) -> None:
+    """Write the record of a job whose process ended without one."""
+    if isinstance(result, EdgeVitError) and record_of(job) is None:
+        record = JobRecord(job.name, job.sha256, "failed", str(result), versions={"edgevit": written_by()})
+        with writing(job.folder):
+            job.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(job.folder / RECORD, JOB_KIND.text(record))
 
 
 def _tell(name: str, result: JobRecord | EdgeVitError, progress: Progress) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import signal
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from forks import Program, server
 from small_base import ARGS, NAME, PLAN, PREPROCESSING, QUICK, write_checkpoint
 
 from edgevit.errors import JobsError
+from edgevit.jobs.fleet import run
 from edgevit.jobs.fleet.plan import read_plan
 from edgevit.jobs.fleet.run import fleet
 from edgevit.jobs.fleet.states import RECORD
+from edgevit.jobs.runners import Job
 
 
 def stamps(folder: Path) -> dict[str, int]:
@@ -52,6 +55,18 @@ def test_all_impossible_budgets_are_named_before_anything_starts(fleet_plan: Any
     assert told.startswith("2 of 3 budgets cannot be met: "), told
     assert "macs 10k leaves" in told and "--macs 5G is not below" in told, told
     assert not (tmp_path / "fleet").exists()
+
+
+def test_a_job_whose_process_died_is_shown_as_failed(fleet_plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(jobs: Sequence[Job[Any, Any]], *_: object, **options: object) -> Iterator[tuple[Job[Any, Any], Any]]:
+        first = next(job for job in jobs if not job.needs)
+        yield first, None
+        yield first, JobsError("its process was ended from outside (signal 9)")
+
+    monkeypatch.setattr(run, "run_in_processes", die)
+    states = fleet(fleet_plan())
+    assert [state.state for state in states] == ["failed", "waiting", "waiting"]
+    assert states[0].reason == "its process was ended from outside (signal 9)"
 
 
 def weights(folder: Path) -> dict[str, str]:
