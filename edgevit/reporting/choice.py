@@ -467,6 +467,7 @@ def _of_model(
     derivation, document = model.derivation, model.document
     similarity = derivation.similarity if derivation else None
     counted = document or model.imported
+    boxes = derivation.boxes if derivation else None
     entry = Entry(
         kind=kind,
         title=title,
@@ -485,6 +486,7 @@ def _of_model(
         cosine=similarity.cosine if similarity else None,
         neighbours=similarity.same_neighbours if similarity else None,
         agreement=derivation.map.agreement if derivation and derivation.map else None,
+        precision_of_boxes=boxes.derived.boxes.ap if boxes and boxes.derived else None,
         knn=model.probes.get("knn"),
         linear=model.probes.get("linear"),
         **_accuracy(model, None),  # type: ignore[arg-type]

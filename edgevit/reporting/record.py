@@ -29,6 +29,7 @@ class EntryRecord:
     cosine: float | None = None  # of its features to the base's, the mean over test images
     neighbours: float | None = None  # share of the ten nearest test images by its features that are the base's
     agreement: float | None = None  # of its maps with the base's, likewise
+    precision_of_boxes: float | None = None  # average precision of what a detector finds in test images
     knn: float | None = None  # top-1 of classifiers fitted to its features, on the images of a sweep
     linear: float | None = None
     judged: str | None = None  # what was: "torch", or the file

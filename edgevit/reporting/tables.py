@@ -81,6 +81,11 @@ COLUMNS = (
     Column("k-NN", _field("knn"), lambda e: "-" if e.knn is None else f"{e.knn:.2%}"),
     Column("linear probe", _field("linear"), lambda e: "-" if e.linear is None else f"{e.linear:.2%}"),
     Column("like the base's", _field("agreement"), lambda e: "-" if e.agreement is None else f"{e.agreement:.1%}"),
+    Column(
+        "AP of boxes",
+        _field("precision_of_boxes"),
+        lambda e: "-" if e.precision_of_boxes is None else f"{e.precision_of_boxes:.1%}",
+    ),
     Column("p50 ms", _field("p50_ms"), _digits("p50_ms"), _latency_more),
     Column("of the base's", _field("ratio"), _digits("ratio"), lambda e: _between(e.ratio_low, e.ratio_high)),
     Column("p99 ms", _field("p99_ms"), _digits("p99_ms")),
@@ -120,6 +125,8 @@ def heading(panel: Panel) -> str:
         return "Smaller backbones, and how like their base's the features are"
     if any(entry.agreement is not None for entry in panel.models):
         return "Smaller networks, and how like their base's the maps are"
+    if any(entry.precision_of_boxes is not None for entry in panel.models):
+        return "Smaller detectors, and the average precision of their boxes"
     return "How accurate these models are is not known"
 
 
@@ -187,6 +194,8 @@ def _recommendation(panel: Panel) -> str:
             )
         if best is None and any(entry.agreement is not None for entry in panel.models):
             return "Maps are judged against their base's, on the test images of the derivation."
+        if best is None and any(entry.precision_of_boxes is not None for entry in panel.models):
+            return "Average precision is of the test images of the derivation, where that of the base is recorded, too."
         if best is None:
             return "Derive models with --data and --classes, so that they are judged on test images."
         of_base = None if panel.reference is None else panel.reference.on(panel.part)

@@ -82,6 +82,13 @@ def test_evaluate_agrees_with_the_record_by_class(derived: Any, data: Path) -> N
     assert shown.exit_code == 0 and "AP of boxes" in shown.stdout and "triangle" in shown.stdout
 
 
+def test_a_report_has_the_average_precision_of_boxes(derived: Any, tmp_path: Path) -> None:
+    edgevit.report([derived.folder], output=tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert "AP of boxes" in page and f"| {derived.record.boxes.derived.boxes.ap:.1%} |" in page
+    assert "top-1" not in page and "--classes" not in page
+
+
 def test_the_levels_of_a_pyramid_count_alike(file: Path, data: Path) -> None:
     model: Any = open_network(f"{file}:build")
     passes = open_passes(Training(device="cpu"))
