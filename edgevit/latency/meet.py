@@ -167,7 +167,7 @@ class BudgetSearch:
     def _builder(self, folder: Path, quantity: Quantity, base_cost: float) -> CandidateBuilder:
         out = self.request.out
         base = (out.parent if self.request.among_others else partial_folder(out)) / BASE
-        paired = PairedBench(self.costs.target, quantity, base_cost, self.progress)
+        paired = PairedBench(self.costs.target, quantity, base_cost, self.progress, self.request.data)
         return CandidateBuilder(self.request, folder, base, quantity, self.costs, paired, self.progress)
 
     def refuse_unreachable(self) -> None:

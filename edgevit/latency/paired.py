@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edgevit.agent.records import Run
 from edgevit.board.bench import bench_in_turns
@@ -24,7 +25,8 @@ from edgevit.exporting.current import current_export
 from edgevit.latency.rounds import MeasuredFigure
 from edgevit.latency.target import MeasurementTarget
 from edgevit.progress import Progress
-from edgevit.records.precisions import FP16
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.precisions import FP16, PRECISIONS
 
 ROUNDS = 8  # of base and model: an interval needs 6
 MOST_ROUNDS = 32  # while the interval stays wide
@@ -44,6 +46,7 @@ class PairedBench:
     quantity: Quantity
     base_cost: float  # by the table
     progress: Progress
+    data: str | Path | None = None  # images on which a model without a derivation is calibrated
     figure: str = ""  # the kind of figure whose ratio was taken last
     clock: tuple[float, float] | None = None  # cost of the last model and of the base by the clock, not as a ratio
 
@@ -61,7 +64,12 @@ class PairedBench:
             BoardError, ExportError: as their names say.
         """
         if not self.target.builds:
-            current_export(folder, fp16=self.target.computes_in == FP16.name, accuracy=judged, progress=self.progress)
+            precision = self.target.computes_in
+            options: dict[str, Any] = {"fp16": precision == FP16.name, "accuracy": judged}
+            if PRECISIONS[precision].calibrated:
+                is_base = ModelFolder(folder).derivation() is None
+                options |= {"precision": precision, "data": self.data if is_base else None}
+            current_export(folder, **options, progress=self.progress)
             return
         batches = (1, self.target.batch, max(self.target.batch, MOST_BATCH))
         request = ExportRequest(

@@ -50,7 +50,7 @@ class MeetRequest(Deriving):
     cost_table: CostTableFile = None
     run_precision: Annotated[
         str | None,
-        Option("Precision of the measured models: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER),
+        Option("Precision of measured models: fp32, fp16 or int8.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER),
     ] = None
     # Its precision is `run_precision`, as training has one of that name.
     target: Annotated[MeasurementTarget, Nested(without=("precision",))] = field(default_factory=MeasurementTarget)

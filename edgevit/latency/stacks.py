@@ -11,14 +11,18 @@ from typing import TypeVar
 import torch
 
 from edgevit.errors import UnsupportedModelError
-from edgevit.exporting.graph import write_onnx
+from edgevit.exporting.graph import save_graph, trace
+from edgevit.exporting.halving import convert
+from edgevit.exporting.quantising import quantise
 from edgevit.network.anatomy import Attention, BlockDims, Ffn, check_all_pass
 from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network
 from edgevit.records.model import SITE_AXES
+from edgevit.records.precisions import PRECISIONS
 
 P = TypeVar("P", Attention, Ffn)
 SPREAD = 0.02  # standard deviation of the weights
+CALIBRATION_IMAGES = 2  # random ones: the cost depends on shapes
 
 
 @dataclass(frozen=True)
@@ -206,12 +210,16 @@ def _evenly(numbers: Sequence[int], count: int) -> list[int]:
 
 
 def write_stack(network: Network, stack: Stack, path: Path, *, precision: str, opset: int) -> None:
-    """Write a stack as an ONNX file, like a model, for any batch.
+    """Write a stack as an ONNX file, like a model, for any batch; in INT8 with steps for some random images.
 
     Raises:
         ExportError: the exporter failed.
     """
-    blocks = network_of(network, stack.blocks, stack.embed)
-    size = network.input_size
-    metadata = {"stack": stack.label}
-    write_onnx(blocks, path, input_size=size, batch="dynamic", opset=opset, precision=precision, metadata=metadata)
+    blocks, size = network_of(network, stack.blocks, stack.embed), network.input_size
+    graph = trace(blocks, input_size=size, batch="dynamic", opset=opset)
+    if PRECISIONS[precision].calibrated:
+        images = torch.randn(CALIBRATION_IMAGES, *size, generator=torch.Generator().manual_seed(0))
+        graph = quantise(graph, [images], "max", rescaling=False, correcting=False).model
+    else:
+        convert(graph.graph, precision)
+    save_graph(graph, path, {"stack": stack.label})

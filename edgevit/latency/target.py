@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from edgevit.agent.environment import usable_cpus
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.request import AskedBoard, Conditions, Provider, SshConfig, Threads
-from edgevit.errors import UnknownNameError
+from edgevit.errors import OptionError, UnknownNameError
 from edgevit.progress import Progress
 from edgevit.records.precisions import PRECISIONS, usual_precision
 from edgevit.request import BOARD, LOAD, RUNNER, Option
@@ -43,7 +43,7 @@ class MeasurementTarget:
     ] = None
     precision: Annotated[
         str | None,
-        Option("Precision of the measured models: fp32 or fp16.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER),
+        Option("Precision of measured models: fp32, fp16 or int8.  [default: fp16 on a GPU, fp32 on the CPU]", RUNNER),
     ] = None
     provider: Provider = None
     threads: Threads = None
@@ -88,6 +88,12 @@ class MeasurementTarget:
         """
         if self.computes_in not in PRECISIONS:
             raise UnknownNameError("precision", self.computes_in, PRECISIONS, owner="a table")
+        if PRECISIONS[self.computes_in].calibrated and (self.builds or self.provider not in (None, "cpu")):
+            where = "engines of TensorRT" if self.builds else f"the provider {self.provider}"
+            raise OptionError(
+                f"models in {self.computes_in} are measured with ONNX Runtime on the CPU, and not with {where}: give "
+                "--runner onnxruntime and no --provider, or fp16"
+            )
         self.conditions().check(self.runs_on, 1)
 
     def runtime(self, setting: Setting) -> str | None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from model_folders import derivation_of
 from some_runs import DENSE, ON_A_BOARD
 
 from edgevit.agent.records import Run
@@ -22,6 +23,7 @@ from edgevit.latency.paired import LABELS, PairedBench
 from edgevit.latency.rounds import MeasuredFigure
 from edgevit.latency.target import MeasurementTarget
 from edgevit.progress import Silent
+from edgevit.records.model_folder import ModelFolder
 
 
 class Notes(Silent):
@@ -67,6 +69,24 @@ def measured(progress: Notes, base_cost: float) -> MeasuredFigure:
         base_cost * there.clock[0] / there.clock[1], rel=0.05
     )
     return found
+
+
+def test_files_in_int8_are_calibrated_on_the_images_of_the_derivation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    exported: dict[str, Any] = {}
+    monkeypatch.setattr(paired, "current_export", lambda folder, **options: exported.update({folder.name: options}))
+    for name in ("base", "model"):
+        (tmp_path / name).mkdir()
+    ModelFolder(tmp_path / "model").write_derivation(derivation_of(None))
+    for precision in ("fp16", "int8"):
+        bench = PairedBench(MeasurementTarget(precision=precision), "ms", 1.0, Silent(), "photos")
+        for name in ("base", "model"):
+            bench.prepare(tmp_path / name)
+            assert exported[name]["fp16"] is (precision == "fp16")
+            asked = {key: exported[name].get(key) for key in ("precision", "data")}
+            data = "photos" if name == "base" else None  # a model knows its images
+            assert asked == ({"precision": "int8", "data": data} if precision == "int8" else dict.fromkeys(asked))
 
 
 def test_a_model_takes_its_ratio_to_the_base_times_what_the_base_cost_by_the_table(

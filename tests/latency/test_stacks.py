@@ -130,6 +130,15 @@ def test_the_file_has_every_block_and_a_free_batch(base, tmp_path):
     assert model.graph.input[0].type.tensor_type.elem_type == onnx.helper.np_dtype_to_tensor_dtype(np.dtype("float16"))
 
 
+@pytest.mark.slow
+def test_every_linear_layer_of_a_stack_is_in_int8(base, tmp_path):
+    write_stack(base, Stack(2, 1, 16, 8), tmp_path / "s.onnx", precision="int8", opset=20)
+    nodes = onnx.load(tmp_path / "s.onnx").graph.node
+    quantised = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
+    linear = [node for node in nodes if node.op_type in ("MatMul", "Gemm") and {*node.input} & quantised]
+    assert len(linear) == 2 * 4 + 1, "four in each block, and the classifier"
+
+
 @pytest.mark.parametrize(
     "label",
     ["dense", "6 of 3x40", "of 3x40+1", "6 of 3x40+1 more", "6 of 3x40+1 at", "at 6", "6 of 3x40+1 behind 2x16"],

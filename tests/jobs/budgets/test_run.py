@@ -220,6 +220,16 @@ def test_a_model_is_derived_measured_and_verified_through_onnx_runtime(
     assert [file.name for file in tmp_path.iterdir()] == ["t"], "what the rounds made is gone"
 
 
+@pytest.mark.slow
+def test_a_budget_is_met_in_int8(asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "MOST", 1)
+    (made,) = edgevit.meet(NAME, ms=6.0, out=tmp_path / "t", run_precision="int8", **asked)
+    report, met = ModelFolder(made.folder).export_record(), made.record.met
+    assert met is not None and 0 < met.verified.value < BASE_MS
+    assert report.quantisation is not None and report.quantisation.images >= 16
+    assert (tmp_path / "t" / "export" / "model.int8.onnx").is_file() and "fp16" not in report.parity
+
+
 class Notes(Silent):
     def __init__(self) -> None:
         self.notes: list[str] = []
