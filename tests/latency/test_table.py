@@ -71,6 +71,21 @@ def test_every_stage_has_its_costs_and_the_base_takes_what_it_was_measured_to(sm
     )
 
 
+@pytest.mark.parametrize("stays", [[0, 1], [2, 3, 4]])
+def test_a_base_may_have_lost_a_stage_and_single_sites(small_vit, origin, tmp_path, stays):
+    network = small_vit("swin_tiny_patch4_window7_224", depths=[2, 3], window_size=2)
+    network.keep_blocks(stays)
+    network.resize([*network.dims[:2], *(dims.without("ffn") for dims in network.dims[2:])])
+    some_costs.fill(network, origin, tmp_path, sizes=(), energy=False)
+    table = measured_table(network, TARGET, points=0, folder=tmp_path)
+    table.check("swin", (dims := list(network.dims)), network.geometry, FUSED)
+    (most,) = {replace(d, shifted=False) for d in dims[:2]}
+    anchor = Stack(2, most.heads, most.qk, most.ffn, stage=most.stage)
+    alone = made_up(Stack(1, most.heads, most.qk, 0, stage=most.stage)) - 2
+    expected = made_up(anchor) + alone * (len(dims) - 2)
+    assert table.in_quantity("ms").base == pytest.approx(expected, rel=0.02)
+
+
 @pytest.mark.slow
 def test_narrower_embeddings_are_priced_from_a_few_stacks_each(fill, tmp_path):
     table = measured_table(fill(), TARGET, points=0, folder=tmp_path)

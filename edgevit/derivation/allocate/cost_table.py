@@ -116,7 +116,7 @@ class BaseSizes(BaseModel, extra="forbid", frozen=True):
     patch_values: Size  # input values per patch: channels * height * width
     depth: Size
     # The sizes of one block, if all are alike, or of every block.
-    blocks: tuple[Annotated[dict[SizeAxis, Size], AfterValidator(_has_all_axes)], ...] = Field(min_length=1)
+    blocks: tuple[Annotated[dict[SizeAxis, Dimension], AfterValidator(_has_all_axes)], ...] = Field(min_length=1)
 
     @property
     def dims(self) -> tuple[BlockDims, ...]:

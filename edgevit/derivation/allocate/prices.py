@@ -260,7 +260,7 @@ class Prices:
         for axis in WIDTHS:
             listed = widths if axis in HEAD_WIDTHS else self.ffns.sizes[0]
             low, high = least[axis], most[axis]
-            if listed[0] > low or listed[-1] < high:
+            if high and (listed[0] > low or listed[-1] < high):  # 0: the site is removed
                 return (
                     f"lists {axis_name(axis)} widths {listed[0]} to {listed[-1]}, and {low} to {high} can be asked for"
                 )
