@@ -16,6 +16,7 @@ from benchmarks.product import (
     budgets,
     cost_tables,
     derivation_cost,
+    detection,
     equal_latency,
     hostile,
     int8,
@@ -40,8 +41,8 @@ commits that made them: except on real weights, forge's are of the closed form b
 to all images. The tables of the papers are in [benchmarks/papers](../papers/README.md).
 """
 SCRIPTS = (
-    accuracy, real, backbone, saliency, int8, rivals, transfer, shapes, axes, cost_tables, budgets, equal_latency,
-    derivation_cost, suite, turns, hostile, load,
+    accuracy, real, backbone, saliency, detection, int8, rivals, transfer, shapes, axes, cost_tables, budgets,
+    equal_latency, derivation_cost, suite, turns, hostile, load,
 )  # fmt: skip
 
 

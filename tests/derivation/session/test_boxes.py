@@ -142,6 +142,8 @@ def test_images_without_annotations_are_enough(file: Path, data: Path, tmp_path:
     assert record.error > 0 and record.base is None and record.derived is None
     with pytest.raises(OptionError, match=r"images has no instances\.json; leave it out"):
         derive(f"{file}:build", data / "images", tmp_path / "other", classes="disc")
+    with pytest.raises(OptionError, match=r"gives boxes: give --data with annotated images in COCO's format"):
+        edgevit.evaluate(tmp_path / "model", data / "images")
 
 
 def test_some_classes_choose_training_images_and_are_judged_alone(file: Path, data: Path, tmp_path: Path) -> None:
