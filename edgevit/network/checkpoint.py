@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
 from edgevit.network.arguments import check_arguments
 from edgevit.network.builder import Builder, builder_parts, built, is_builder, refuse_unknown
-from edgevit.network.classifier import put_out_tokens
+from edgevit.network.classifier import read_tokens, tokens_of
 from edgevit.network.copies import shape_copy, without_values
 from edgevit.network.dense import DenseFamily, within
 from edgevit.network.detector import Pyramid
@@ -260,8 +260,12 @@ class Headless:
     def with_head(self, weight: Tensor, bias: Tensor) -> Model:
         """Add a classifier to the base, in place. Shapes: weight [classes, d]; bias [classes].
 
+        One of weight [classes, 2 d] reads the class token and the mean of the patches.
+
         The two heads of a distilled DeiT, whose logits are averaged, are equal.
         """
+        if weight.shape[1] == 2 * self.network.geometry.embed and tokens_of(self.network) is None:
+            read_tokens(self.network, "class,mean")
         self.network.make_classifiers(len(weight))
         with torch.no_grad():
             for head in self.network.classifiers:
@@ -570,6 +574,7 @@ def describe(
         base=base,
         output=network.output.kind if builder else None,
         builder=builder,
+        tokens=tokens_of(network),
     )
     return Model(network.eval(), spec)
 
@@ -599,7 +604,7 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
             with without_values():
                 network = Network(_create(spec.timm_name, spec.timm_args, prefix="timm_args."))
             if spec.tokens is not None:
-                put_out_tokens(network, spec.tokens)
+                read_tokens(network, spec.tokens)
     except (OptionError, UnknownNameError, UnsupportedModelError) as error:
         raise CheckpointError(f"{files.spec_file} contradicts the model: {error}") from error
     with reading(files.weights_file):
@@ -695,6 +700,6 @@ def derived_spec(base: ModelSpec, network: Network, head: Head, classes: tuple[T
         base=BaseFacts(base.base.weights_sha256, base.blocks, base.macs, base.params, base.outputs, base.base.embed),
         output=base.output,
         builder=base.builder,
-        tokens=base.tokens,
+        tokens=tokens_of(network),
     )
     return spec

@@ -9,7 +9,7 @@ import torch
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.copies import bare_copy
 from edgevit.network.families import architecture
-from edgevit.network.families.vit.tokens import put_out
+from edgevit.network.families.vit.tokens import choose_tokens, chosen_tokens, pooled_part
 from edgevit.network.network import Network
 from edgevit.network.output import Features
 from edgevit.records.model import TokenOutput
@@ -22,8 +22,18 @@ def with_classes(network: Network, classes: Sequence[int]) -> Network:
     return copied
 
 
-def put_out_tokens(network: Network, tokens: TokenOutput) -> None:
-    """Have a network put out these tokens after its last norm, in place of pooled ones.
+def tokens_of(network: Network) -> TokenOutput | None:
+    """What the head of a network reads of its tokens; None: what timm pools."""
+    return chosen_tokens(network.module)
+
+
+def pooled_place(network: Network) -> slice | None:
+    """Where what timm pools is among the class token and the mean of the patches; None: a head cannot read both."""
+    return pooled_part(network.module) if network.family_name == "vit" else None
+
+
+def read_tokens(network: Network, tokens: TokenOutput) -> None:
+    """Have the head of a network read these tokens after its last norm, in place of what timm pools.
 
     Raises:
         UnsupportedModelError: it has none, or its head reads pooled ones alone.
@@ -32,7 +42,7 @@ def put_out_tokens(network: Network, tokens: TokenOutput) -> None:
         raise UnsupportedModelError(
             f"{architecture(network.module)} has no tokens of a class and of patches; try --output features"
         )
-    put_out(network.module, with_class=tokens != "patches")
+    choose_tokens(network.module, tokens)
 
 
 def with_features(network: Network, tokens: TokenOutput | None = None) -> Network:
@@ -42,7 +52,7 @@ def with_features(network: Network, tokens: TokenOutput | None = None) -> Networ
     was cut, then has its place in these heads.
     """
     if tokens is not None:
-        put_out_tokens(network, tokens)
+        read_tokens(network, tokens)
     width = network.geometry.embed
     network.make_classifiers(width)
     with torch.no_grad():

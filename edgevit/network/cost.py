@@ -141,6 +141,7 @@ class Geometry:
     sites: tuple[Site, ...] = ()  # of the model; empty: nothing is frozen
     head_macs: int = 0  # of a head that is no classifier
     classified: int = 1  # tokens that the classifier reads one by one; of pooled ones 1
+    joined: int = 1  # vectors of the embedding's width that it reads side by side
 
     @property
     def embed(self) -> int:
@@ -197,9 +198,9 @@ class Geometry:
     def outside(self, quantity: Quantity) -> int:
         """Cost of everything outside the blocks."""
         if quantity == "params":
-            return self.other_params + self.outputs * (self.embed + 1)
+            return self.other_params + self.outputs * (self.joined * self.embed + 1)
         first, merging = self.stages[0].embed, sum(stage.merging for stage in self.stages)
-        of_head = self.head_macs + (self.outputs * self.classified + 1) * self.embed
+        of_head = self.head_macs + (self.outputs * self.classified * self.joined + 1) * self.embed
         return self.patches * self.patch_values * first + merging + of_head
 
     def fixed(self, blocks: Sequence[BlockDims], quantity: Quantity) -> int:

@@ -12,7 +12,17 @@ from pydantic import Field
 from edgevit.records.answers import PartAnswers
 from edgevit.records.class_names import ClassName
 from edgevit.records.kinds import MORE, More, RecordKind, Versions
-from edgevit.records.model import READER, BlockDims, Head, Index, ModelSpec, Sha256, Size, TargetClass
+from edgevit.records.model import (
+    READER,
+    BlockDims,
+    Head,
+    Index,
+    ModelSpec,
+    Sha256,
+    Size,
+    TargetClass,
+    TokenOutput,
+)
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -377,6 +387,23 @@ class BoxesRecord:
 
 
 @dataclass(frozen=True)
+class HeadInput:
+    """What a fitted head reads, and the accuracies in cross-validation by which that was chosen."""
+
+    tokens: TokenOutput | None  # None: what timm pools
+    pooled: Share  # the mean over the classes of training images, held out in turn
+    class_and_mean: Share
+
+    def format(self) -> str:
+        """Describe it as a part of a sentence."""
+        chosen, other = "what timm pools", "the class token and the mean of the patches"
+        shares = [self.pooled, self.class_and_mean]
+        if self.tokens is not None:
+            chosen, other, shares = other, chosen, shares[::-1]
+        return f"of {chosen} ({shares[0]:.1%} in cross-validation, {shares[1]:.1%} of {other})"
+
+
+@dataclass(frozen=True)
 class FittedHead:
     """The classifier that was fitted to a base without one: see edgevit/derivation/solve/head.py."""
 
@@ -385,12 +412,14 @@ class FittedHead:
     validation_accuracy: Share  # the mean over the classes
     validation_images: Index
     images_per_class: dict[str, Index]  # training images
+    reads: HeadInput | None = None  # None: what timm pools, without a choice
 
     def format(self) -> str:
         """Describe it as a part of a sentence."""
         images, classes = sum(self.images_per_class.values()), len(self.images_per_class)
+        reads = "" if self.reads is None else f" {self.reads.format()}"
         return (
-            f"a linear head fitted to {images} training images of {classes} classes, correct on "
+            f"a linear head{reads} fitted to {images} training images of {classes} classes, correct on "
             f"{self.validation_accuracy:.1%} of {self.validation_images} validation images (mean over classes; "
             f"ridge {self.ridge:.2g}, temperature {self.temperature:.3g})"
         )

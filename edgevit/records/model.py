@@ -26,7 +26,9 @@ SCORE: Score = "logsumexp"
 Head = Literal["subset", "full"]
 # Boxes are found by the pyramid that a detector's network gives. The last three: of maps.
 OutputKind = Literal["logits", "features", "boxes", "foreground", "classes", "values"]
-TokenOutput = Literal["patches", "class,patches"]  # tokens after the last norm that are features
+# What the head reads of the tokens after the last norm: some of them one by one, or the class token and the mean of the
+# patches side by side.
+TokenOutput = Literal["patches", "class,patches", "class,mean"]
 Size = Annotated[int, Field(gt=0, lt=2**31)]
 Dimension = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(gt=0, lt=2**63)]
@@ -202,7 +204,7 @@ class ModelSpec:
     rejection: Rejection | None = None  # None: no image is classified as `other`
     output: OutputKind | None = None  # None: logits, or features where there is no classifier
     builder: BuilderFacts | None = None  # of a network with a head of the user's, whose output is a map or boxes
-    tokens: TokenOutput | None = None  # whose features are the output; None: of all tokens together
+    tokens: TokenOutput | None = None  # that the head reads; None: what timm pools
 
     @property
     def class_names(self) -> list[str]:
@@ -294,7 +296,7 @@ class ModelSpec:
         maps = self.output not in (None, "logits", "features")
         if self.output == "logits" or (self.output is not None and names) or maps != (self.builder is not None):
             return f"has the output {self.output!r} and {len(names)} classes"
-        if self.tokens is not None and self.output != "features":
+        if self.tokens is not None and (self.output == "features") != (self.tokens != "class,mean"):
             return f"has the output {self.output!r} and the tokens {self.tokens!r}"
         if self.head == "subset" and len(names) != outputs:
             return f"has {len(names)} classes and {outputs} outputs"

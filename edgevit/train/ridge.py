@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 RIDGES = tuple(10 ** (exponent / 2) for exponent in range(-12, 5))  # of the variance of each feature, which is 1
 TEMPERATURES = (1e-3, 1e4)  # between which one is searched
+FOLDS = 5  # of cross-validation
 ROUNDS = 60  # of the search, each of which leaves 0.618 of the interval
 
 
@@ -34,6 +36,12 @@ class Moments:
         weighted = features * self.each[labels, None]
         self.sums.index_add_(0, labels, weighted)
         self.products += weighted.T @ features
+
+    def of(self, part: slice) -> Moments:
+        """Those of some of the features."""
+        chosen = copy(self)
+        chosen.sums, chosen.products = self.sums[:, part], self.products[part, part]
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,31 @@ def choose_ridge(regression: RidgeRegression, features: Tensor, labels: Tensor) 
     fits = [(*sharpen(outputs[ridge], labels, each), ridge) for ridge in RIDGES if accuracies[ridge] == best]
     _, temperature, ridge = min(fits)
     return ridge, temperature, best
+
+
+def held_out_accuracy(features: Tensor, labels: Tensor) -> float:
+    """The mean accuracy of the classes where a FOLDS-th of each is held out in turn, at the best ridge for all.
+
+    Images next to each other are held out together: in the order of file names they are variants of one picture, or
+    frames of one recording.
+
+    Shapes: features [N, d] in fp64, labels [N]; every class has FOLDS images or more.
+    """
+    counts = torch.bincount(labels)
+    fold = torch.empty_like(labels)
+    for label, count in enumerate(counts.tolist()):
+        fold[labels == label] = torch.arange(count) * FOLDS // count
+    each = 1 / (len(counts) * counts[labels].double())
+    right = torch.zeros(len(RIDGES), dtype=torch.float64)
+    for number in range(FOLDS):
+        fitted, judged = fold != number, fold == number
+        moments = Moments(labels[fitted].tolist(), features.shape[1])
+        moments.add(features[fitted], labels[fitted])
+        regression = RidgeRegression.of(moments)
+        for i, ridge in enumerate(RIDGES):
+            weight, bias = regression.solved(ridge)
+            right[i] += each[judged] @ ((features[judged] @ weight.T + bias).argmax(1) == labels[judged]).double()
+    return float(right.max())
 
 
 def sharpen(outputs: Tensor, labels: Tensor, each: Tensor) -> tuple[float, float]:

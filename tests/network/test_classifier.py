@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from edgevit.derivation.solve.embedding import encoder, flat_basis
 from edgevit.errors import UnsupportedModelError
-from edgevit.network.classifier import with_classes, with_features
+from edgevit.network.classifier import read_tokens, tokens_of, with_classes, with_features
 
 
 def test_dropping_classes_keeps_their_logits_and_the_model_itself(small_vit):
@@ -34,6 +35,27 @@ def test_features_of_tokens_are_those_after_the_last_norm_and_no_registers(small
     norms = sum(placed.stage.embed * placed.tokens * 2 for placed in both.geometry.placed(both.dims)) + 64
     assert both.geometry.macs(both.dims) == int(counter.get_total_flops()) // 2 + norms
     assert all("all patches are put out" in block.attention.site.frozen["tokens"] for block in both.blocks)
+
+
+@pytest.mark.parametrize("registers", [0, 3])
+def test_a_head_reads_the_class_token_and_the_mean_of_the_patches_in_another_basis_too(
+    small_vit: Any, registers: int
+) -> None:
+    network, images = small_vit(reg_tokens=registers), torch.randn(2, 3, 32, 32)
+    read_tokens(network, "class,mean")
+    network.make_classifiers(5)
+    with torch.no_grad():
+        tokens = network.forward_features(images)
+        both = torch.cat([tokens[:, 0], tokens[:, 1 + registers :].mean(1)], 1)
+        torch.testing.assert_close(network(images), network.classifiers[0](both))
+        narrow = network.with_embedding(encoder(flat_basis(64), 64))
+        torch.testing.assert_close(narrow(images), network(images), rtol=1e-4, atol=1e-4)
+        subset = with_classes(network, [3, 1])
+        torch.testing.assert_close(subset(images), network(images)[:, [3, 1]])
+    for each in (network, network.with_embedding(encoder(flat_basis(64), 48)), subset):
+        assert each.geometry.params(each.dims) == sum(p.numel() for p in each.parameters())
+    assert tokens_of(narrow) == tokens_of(network.build(network.read())) == "class,mean"
+    assert not network.blocks[0].attention.site.frozen and network.ends.reads_mean
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgevit.train.ridge import Moments, RidgeRegression, choose_ridge, sharpen
+from edgevit.train.ridge import FOLDS, RIDGES, Moments, RidgeRegression, choose_ridge, held_out_accuracy, sharpen
 
 
 def clouds(counts: list[int], spread: float, width: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,3 +88,25 @@ def test_where_all_are_right_probabilities_stay_finite_and_surer_with_more_image
 
 
 # -- bases without a head ----------------------------------------------------------------------------------------------
+
+
+def test_images_are_held_out_in_turn_and_every_class_counts_alike() -> None:
+    features, labels = clouds([5, 20, 60], 0.8)
+    best = 0.0
+    for ridge in RIDGES:
+        right = torch.zeros(3)
+        for fold in range(FOLDS):
+            held_out = torch.cat([torch.arange(count) * FOLDS // count == fold for count in (5, 20, 60)])
+            weight, bias = regression(features[~held_out], labels[~held_out]).solved(ridge)
+            answers = (features[held_out] @ weight.T + bias).argmax(1)
+            right += torch.bincount(labels[held_out][answers == labels[held_out]], minlength=3)
+        best = max(best, float((right / torch.tensor([5, 20, 60])).mean()))
+    assert 0.5 < best < 1 and held_out_accuracy(features, labels) == pytest.approx(best, abs=1e-6)
+
+
+def test_moments_of_some_features_are_those_of_these_alone() -> None:
+    features, labels = clouds([5, 20, 60], 1.0)
+    moments = Moments(labels.tolist(), 6)
+    moments.add(features, labels)
+    some = RidgeRegression.of(moments.of(slice(2, 5)))
+    torch.testing.assert_close(some.solved(0.1), regression(features[:, 2:5], labels).solved(0.1))

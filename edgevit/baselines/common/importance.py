@@ -65,7 +65,8 @@ def group_sums(values: Network) -> Scores:
     """Sum the values of each group; `values` is a network with a value in place of each weight."""
     blocks = values.read()
     last = [block for block in blocks if block.stage == blocks[-1].stage]
-    heads = [head.weight.double().sum(0) for head in values.classifiers]
+    width = values.geometry.embed  # of each of the vectors that a head reads side by side
+    heads = [head.weight.double().sum(0).reshape(-1, width).sum(0) for head in values.classifiers]
     embed = torch.stack([*map(_channels, last), *heads])
     return Scores([_of_block(block) for block in blocks], embed.sum(0).cpu())
 

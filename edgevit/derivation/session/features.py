@@ -51,6 +51,11 @@ def unlabelled_model(base: Model | Headless, output: str) -> Model:
             other = "features" if model.spec.tokens is None else f"features:{model.spec.tokens}"
             raise OptionError(f"--output {output}: the output of this base is {other}; try --output {other}")
         return model
+    if model.spec.tokens is not None:
+        raise OptionError(
+            f"--output {output}: the classifier of this base reads {model.spec.tokens}, and its features would be two "
+            "in one; give the base that it was made of"
+        )
     network = with_features(model, tokens)
     spec = derived_spec(model.spec, network, "full", ())
     facts = replace(spec.base, blocks=spec.blocks, macs=spec.macs, params=spec.params, outputs=spec.outputs)

@@ -1,4 +1,7 @@
-"""Fit a linear head to a base that has none, by ridge regression of the classes on its pooled features (`train.ridge`).
+"""Fit a linear head to a base that has none, by ridge regression of the classes on its features (`train.ridge`).
+
+Of a ViT these are what timm pools, or the class token and the mean of the patches side by side, where that is right on
+more training images in cross-validation.
 
 A regression's outputs are about 0 and 1, and no logits: a temperature, fitted on the validation part, makes their
 softmax as sure as it is right, which distillation and rejection rely on.
@@ -10,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +26,18 @@ from edgevit.derivation.estimate import image_seconds
 from edgevit.derivation.request import BaseRequest, Request
 from edgevit.errors import DataError, OptionError
 from edgevit.network.checkpoint import Headless, Model, tensors_sha256
+from edgevit.network.classifier import pooled_place, read_tokens
+from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network
 from edgevit.progress import Progress, rounded_duration
-from edgevit.records.derivation import FittedHead
+from edgevit.records.derivation import FittedHead, HeadInput
+from edgevit.records.model import TokenOutput
 from edgevit.train.passes import Passes
-from edgevit.train.ridge import Moments, RidgeRegression, choose_ridge
+from edgevit.train.ridge import FOLDS, Moments, RidgeRegression, choose_ridge, held_out_accuracy
 
 FEWEST = 5  # training images of a class; of fewer, its mean is mostly chance
+COMPARED = 5000  # training images, as many of each class, by which what the head reads is chosen
+BOTH: TokenOutput = "class,mean"
 
 
 def open_task_for(
@@ -102,15 +111,21 @@ def with_fitted_head(
         f"{base.timm_name} gets a linear head, fitted to {len(task.train)} training images of "
         f"{len(images)} classes, in about {rounded_duration(seconds)}; less where the cache has it"
     )
-    key = {
+    key: dict[str, Any] = {
         "base": [base.timm_name, dict(base.timm_args), tensors_sha256(base.network.state_dict())],
         "preprocessing": dict(base.preprocessing),
         "images": [task.train.content_sha256(), task.validation.content_sha256()],
         "device": passes.compute.device.type,
     }
-    fitted = cache.tensors("head", key, lambda: _fit(base, task, replace(passes, shared=False)))
-    ridge, temperature, accuracy = fitted["facts"].tolist()
-    head = FittedHead(ridge, temperature, accuracy, len(task.validation), images)
+    pooled = pooled_place(base.network)
+    if pooled is not None:
+        key["reads"] = ["pooled", BOTH]
+    fitted = cache.tensors("head", key, lambda: _fit(base, task, replace(passes, shared=False), pooled))
+    ridge, temperature, accuracy, *compared = fitted["facts"].tolist()
+    reads = None
+    if pooled is not None:
+        reads = HeadInput(BOTH if fitted["weight"].shape[1] > base.network.geometry.embed else None, *compared)
+    head = FittedHead(ridge, temperature, accuracy, len(task.validation), images, reads)
     passes.progress.note(head.format())
     return base.with_head(fitted["weight"], fitted["bias"]), head
 
@@ -131,19 +146,39 @@ def _images_per_class(task: Task) -> dict[str, int]:
     return {name: counts[label] for label, name in enumerate(task.class_names)}
 
 
-def _fit(base: Headless, task: Task, passes: Passes) -> dict[str, Tensor]:
-    """Weight, bias, and as `facts` ridge, temperature and accuracy."""
-    network = base.network
+def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None) -> dict[str, Tensor]:
+    """Weight, bias, and as `facts` ridge, temperature and accuracy, with those in cross-validation where it chose."""
+    network, reads, compared = base.network, slice(None), list[float]()
+    if pooled is not None:
+        network = Network(bare_copy(network.module), network.family)
+        read_tokens(network, BOTH)
     network.make_classifiers(len(task.classes))
     width = network.classifiers[0].in_features
-    moments, batches = Moments(task.train.labels, width), list[tuple[Tensor, Tensor]]()
-    _pass_features(network, task.train, passes, "fit a head", moments.add)
+    moments, most = Moments(task.train.labels, width), max(COMPARED // len(task.classes), FOLDS)
+    batches, trained = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
+    counts, seen = Counter(task.train.labels), Counter[int]()
+
+    def add(features: Tensor, labels: Tensor) -> None:
+        moments.add(features, labels)
+        if pooled is not None:
+            places = []
+            for place, label in enumerate(labels.tolist()):
+                before, seen[label] = seen[label], seen[label] + 1
+                share = most / max(counts[label], most)  # spread evenly over the class
+                places += [place] * (int(seen[label] * share) > int(before * share))
+            trained.append((features[places], labels[places]))
+
+    _pass_features(network, task.train, passes, "fit a head", add)
     _pass_features(network, task.validation, passes, "judge the head", lambda *batch: batches.append(batch))
-    regression = RidgeRegression.of(moments)
+    if pooled is not None:
+        features, labels = (torch.cat(parts) for parts in zip(*trained, strict=True))
+        compared = [held_out_accuracy(features[:, part], labels) for part in (pooled, reads)]
+        reads = pooled if compared[0] >= compared[1] else reads
+    regression = RidgeRegression.of(moments.of(reads))
     features, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    ridge, temperature, accuracy = choose_ridge(regression, features, labels)
+    ridge, temperature, accuracy = choose_ridge(regression, features[:, reads], labels)
     weight, bias = regression.solved(ridge)
-    facts = torch.tensor([ridge, temperature, accuracy], dtype=torch.float64)
+    facts = torch.tensor([ridge, temperature, accuracy, *compared], dtype=torch.float64)
     return {"weight": (temperature * weight).float(), "bias": (temperature * bias).float(), "facts": facts}
 
 

@@ -141,7 +141,7 @@ def blocks(model: Any) -> list[BlockLayers]:
 def _block_layers(model: Any, index: int, frozen: Mapping[Axis, str]) -> BlockLayers:
     block = model.blocks[index]
     attn, mlp = attn_of(block), mlp_of(block)
-    is_last, put_out = index == len(model.blocks) - 1, model.global_pool == ""
+    is_last, put_out = index == len(model.blocks) - 1, _tokens_put_out(model) > 1
     axes: dict[Axis, str] = {**tokens.frozen(block, is_last=is_last, put_out=put_out), **frozen}
     attention, ffn = None, None
     if attn is not None:
@@ -192,7 +192,7 @@ def ends(model: Any) -> Ends:
         input_size=(patch.proj.in_channels, *patch.img_size),
         final=model.norm,
         norm=embedding.final_norm(model),
-        reads_mean=model.global_pool == "token" or (model.global_pool == "avg" and not model.pool_include_prefix),
+        reads_mean=_reads_mean(model),
         classifiers=tuple(heads) if all(isinstance(head, nn.Linear) for head in heads) else (),
     )
 
@@ -262,6 +262,8 @@ def resize(model: Any, dims: Sequence[BlockDims], names: Container[str] | None =
 
 def make_classifiers(model: Any, classes: int) -> None:
     model.reset_classifier(classes)
+    if isinstance(model.fc_norm, tokens.TokenChoice):
+        model.head = tokens.widened(model, classes)
 
 
 def keep_classes(model: Any, classes: Sequence[int]) -> None:
@@ -345,6 +347,7 @@ def geometry(model: Any) -> Geometry:
         outputs=sum(head.out_features for head in heads),
         classifier_heads=len(heads) or 1,
         classified=_tokens_put_out(model),
+        joined=model.fc_norm.joined if isinstance(model.fc_norm, tokens.TokenChoice) else 1,
         other_params=sum(p.numel() for p in outside) - sum(p.numel() for head in heads for p in head.parameters()),
         sites=tuple(layer.site for b in blocks(model) for layer in (b.attention, b.ffn) if layer is not None),
     )
@@ -355,9 +358,15 @@ def _tokens_put_out(model: Any) -> int:
     if model.global_pool:
         return 1
     patches: int = model.patch_embed.num_patches
-    if isinstance(model.fc_norm, tokens.TokenChoice):
-        return patches + int(model.fc_norm.with_class)
-    return patches + int(model.num_prefix_tokens)
+    choice = model.fc_norm
+    return choice.counted(patches) if isinstance(choice, tokens.TokenChoice) else patches + int(model.num_prefix_tokens)
+
+
+def _reads_mean(model: Any) -> bool:
+    """Whether its head reads at most the mean of the patches."""
+    if model.global_pool == "":
+        return _tokens_put_out(model) == 1
+    return model.global_pool == "token" or (model.global_pool == "avg" and not model.pool_include_prefix)
 
 
 @contextmanager

@@ -73,9 +73,14 @@ def rebase_ends(model: Any, encode: Tensor, decode: Decoder, heads: Sequence[nn.
     """Change the basis of layers outside the blocks, in place. Shape: encode [d', d]; `decode`: of the final norm."""
     width, norm, patch = len(encode), final_norm(model), model.patch_embed.proj
     of_head = fold(norm, None)
-    for head in heads:
-        weight, bias = of_head.read(head.weight.detach(), head.bias, decode)
-        head.weight, head.bias, head.in_features = nn.Parameter(weight), nn.Parameter(bias), width
+    for head in heads:  # which may read several vectors side by side: weight [parts, C, d]
+        parts = head.weight.detach().reshape(len(head.weight), -1, encode.shape[1]).transpose(0, 1)
+        shifts = head.weight.new_zeros(parts.shape[:2])
+        if head.bias is not None:
+            shifts[0] = head.bias.detach()
+        weight, shifts = of_head.read(parts, shifts, decode)
+        head.weight, head.bias = nn.Parameter(weight.transpose(0, 1).flatten(1)), nn.Parameter(shifts.sum(0))
+        head.in_features = head.weight.shape[1]
     _plain_norm(norm, width)
     patch.weight = nn.Parameter(torch.einsum("ed,dchw->echw", encode, patch.weight.detach().double()).to(patch.weight))
     if patch.bias is not None:

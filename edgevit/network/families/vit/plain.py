@@ -34,6 +34,9 @@ _IF_HEADS = """    if dims["heads"]:
         """
 _TOKENS = """model.global_pool = ""  # every token is put out; those of this folder are {those}
 """
+_MEAN = """model.pool = lambda x: torch.cat([x[:, 0], x[:, {prefix}:].mean(1)], 1)  # of all tokens
+model.head = torch.nn.Linear(*state["head.weight"].shape[::-1])
+"""
 _END = """model.load_state_dict(state)
 """
 
@@ -55,10 +58,14 @@ def plain_loader(model: Any) -> str | None:
     if any(mlp_of(block) is None for block in model.blocks):
         lines.append(_NO_FFN.format(attention=attention, scale="" if post_norm else ", block.ls2"))
     lines.append((_IF_HEADS if without_attention else "    ") + _ATTENTION)
+    choice = model.fc_norm
+    if isinstance(choice, TokenChoice) and choice.tokens == "class,mean":
+        lines += [_FFN, _MEAN.format(prefix=choice.prefix), _END]
+        return "".join(lines)
     lines += [_FFN, _END]
-    if isinstance(choice := model.fc_norm, TokenChoice):
+    if isinstance(choice, TokenChoice):
         those = f"outputs[:, {choice.prefix}:]"
-        if choice.with_class:
+        if choice.tokens == "class,patches":
             those = "all" if choice.prefix == 1 else f"outputs[:, :1] and {those}"
         lines.append(_TOKENS.format(those=those))
     return "".join(lines)

@@ -16,6 +16,7 @@ from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import Axis
 from edgevit.network.families import architecture
 from edgevit.network.layers import SoftGates
+from edgevit.records.model import TokenOutput
 
 RANKED = "this block drops tokens, ranked by its attention"
 UNRANKED = "a block without attention cannot rank tokens"
@@ -132,31 +133,66 @@ class TokenBlock(nn.Module):
 
 
 class TokenChoice(nn.Identity):
-    """Of all tokens [B, N, d] the patches, after the class token if it is chosen, too."""
+    """What a head reads of all tokens [B, N, d], in place of timm's pooling."""
 
-    def __init__(self, prefix: int, *, with_class: bool) -> None:
+    def __init__(self, tokens: TokenOutput, prefix: int) -> None:
         super().__init__()
-        self.prefix, self.with_class = prefix, with_class
+        self.tokens, self.prefix = tokens, prefix
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.with_class:
-            return x[:, self.prefix :]
-        return x if self.prefix == 1 else torch.cat([x[:, :1], x[:, self.prefix :]], dim=1)
+        patches = x[:, self.prefix :]
+        if self.tokens == "patches":
+            return patches
+        if self.tokens == "class,mean":
+            return torch.cat([x[:, 0], patches.mean(1)], dim=1)
+        return x if self.prefix == 1 else torch.cat([x[:, :1], patches], dim=1)
+
+    @property
+    def joined(self) -> int:
+        """How many vectors of the embedding's width the head reads side by side."""
+        return 2 if self.tokens == "class,mean" else 1
+
+    def counted(self, patches: int) -> int:
+        """How many times the head is applied, of so many patches."""
+        return {"patches": patches, "class,patches": 1 + patches, "class,mean": 1}[self.tokens]
 
 
-def put_out(model: Any, *, with_class: bool) -> None:
-    """Have a model put out tokens in place of pooled ones: its head reads each of them.
+def choose_tokens(model: Any, tokens: TokenOutput) -> None:
+    """Have the head of a model read these tokens in place of pooled ones; a head of another width is random.
 
     Raises:
         UnsupportedModelError: it has no class token, or several heads, or a norm of pooled tokens alone.
     """
     name = architecture(model)
-    if with_class and model.cls_token is None:
+    if tokens != "patches" and model.cls_token is None:
         raise UnsupportedModelError(f"{name} has no class token; try --output features:patches")
     if hasattr(model, "head_dist") or not isinstance(model.fc_norm, nn.Identity):
         raise UnsupportedModelError(f"the head of {name} does not read tokens one by one; try --output features")
     model.global_pool = ""
-    model.fc_norm = TokenChoice(model.num_prefix_tokens, with_class=with_class)
+    model.fc_norm = choice = TokenChoice(tokens, model.num_prefix_tokens)
+    if choice.joined > 1 and isinstance(model.head, nn.Linear):
+        model.head = widened(model, model.head.out_features)
+
+
+def chosen_tokens(model: Any) -> TokenOutput | None:
+    """What the head of a model reads of its tokens; None: what timm pools."""
+    choice = getattr(model, "fc_norm", None)
+    return choice.tokens if isinstance(choice, TokenChoice) else None
+
+
+def pooled_part(model: Any) -> slice | None:
+    """Where what timm pools is among the class token and the mean of the patches; None: a head cannot read both."""
+    if model.cls_token is None or hasattr(model, "head_dist") or not isinstance(model.fc_norm, nn.Identity):
+        return None
+    if model.global_pool == "avg" and model.pool_include_prefix:
+        return None
+    return {"token": slice(model.embed_dim), "avg": slice(model.embed_dim, None)}.get(model.global_pool)
+
+
+def widened(model: Any, classes: int) -> nn.Linear:
+    """A head with random weights, as wide as the tokens that it reads."""
+    like = model.pos_embed if model.pos_embed is not None else model.cls_token
+    return nn.Linear(model.fc_norm.joined * model.embed_dim, classes, device=like.device, dtype=like.dtype)
 
 
 def passing(block: Any, count: int, prefix: int, *, has_class: bool, merge: bool) -> Any:
