@@ -85,11 +85,11 @@ def choose_scale(inputs: Inputs, weight: Tensor) -> Tensor:
     peaks, weights = torch.maximum(-inputs.lowest, inputs.highest), weight.abs().amax(1)
     used, none = (peaks > 0) & (weights > 0), torch.zeros_like(peaks)
 
-    def scale(exponents: tuple[float, float]) -> Tensor:
+    def scale(exponents: tuple[float, ...]) -> Tensor:
         logarithm = exponents[0] * peaks.log() - exponents[1] * weights.log()
         return torch.where(used, (logarithm - logarithm[used].mean()).exp(), 1.0)
 
-    def error(exponents: tuple[float, float]) -> float:
+    def error(exponents: tuple[float, ...]) -> float:
         candidate = scale(exponents)
         return rounding_error(inputs.rescaled(none, candidate), weight * candidate[:, None])
 
@@ -119,8 +119,9 @@ class _Source:
 def _find_source(value: ir.Value, width: int, layers: Iterable[Linear]) -> _Source | None:
     """The constants that make these inputs; None: no constants of their own do."""
     maker = value.producer()
-    if maker is not None and maker.op_type == "Gather" and len(maker.inputs[0].uses()) == 1:  # of the class token
-        maker = maker.inputs[0].producer()
+    if maker is not None and maker.op_type == "Gather":  # of the class token
+        tokens = maker.inputs[0]
+        maker = tokens.producer() if tokens is not None and len(tokens.uses()) == 1 else None
     if maker is None or maker.op_type != "LayerNormalization":
         return _find_values(maker, width, layers)
     constants = maker.inputs[1:]
@@ -176,7 +177,7 @@ def _insert(model: ir.Model, users: Sequence[Linear], shift: Tensor, scale: Tens
     for operator, constant in zip(("Mul", "Add"), constants, strict=True):
         nodes.append(ir.node(operator, [value, constant], name=f"{users[0].name}_input_{operator}"))
         value = nodes[-1].outputs[0]
-        value.name, value.dtype, value.shape = nodes[-1].name, users[0].input.dtype, users[0].input.shape
+        value.name, value.type, value.shape = nodes[-1].name, users[0].input.type, users[0].input.shape
     model.graph.insert_before(first, nodes)
     for user in users:
         user.node.replace_input_with(0, value)
