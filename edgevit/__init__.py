@@ -13,6 +13,7 @@ The same from Python as from the command line. Heavy packages are imported at fi
     model.predict(["photo.jpg"])               # [Prediction(name="crane", probabilities={"crane": 0.98, ...}, ...)]
     edgevit.evaluate("runs/t1", data="/data/imagenet")
     edgevit.export("runs/base"), edgevit.export("runs/t1")
+    edgevit.package("runs/t1", triton=True, out="served")
     runs = edgevit.bench("runs/t1", batches=(1, 8)).runs
     runs = edgevit.bench_in_turns(["runs/base", "runs/t1"]).runs  # comparable on a busy machine, too
 
@@ -74,6 +75,8 @@ if TYPE_CHECKING:  # what a type checker sees; at run time each is imported when
     from edgevit.reporting.request import CompareRequest as CompareRequest
     from edgevit.reporting.request import ReportRequest as ReportRequest
     from edgevit.reporting.run import report as report
+    from edgevit.serving.package import package as package
+    from edgevit.serving.request import PackageRequest as PackageRequest
     from edgevit.train.settings import Training as Training
 
 _MODULES = {  # of what the package gives at its top
@@ -91,6 +94,7 @@ _MODULES = {  # of what the package gives at its top
     "FleetRequest": "edgevit.jobs.fleet.request",
     "MeetRequest": "edgevit.latency.request",
     "MeasurementTarget": "edgevit.latency.target",
+    "PackageRequest": "edgevit.serving.request",
     "ReportRequest": "edgevit.reporting.request",
     "SupernetRequest": "edgevit.derivation.request",
     "SweepRequest": "edgevit.jobs.sweep.request",
@@ -108,6 +112,7 @@ _MODULES = {  # of what the package gives at its top
     "fleet": "edgevit.jobs.fleet.run",
     "load": "edgevit.network.checkpoint",
     "meet": "edgevit.jobs.budgets.run",
+    "package": "edgevit.serving.package",
     "report": "edgevit.reporting.run",
     "supernet": "edgevit.derivation.session.supernet",
     "sweep": "edgevit.jobs.sweep.run",

@@ -137,7 +137,8 @@ ASKED = {
     "compare": edgevit.CompareRequest, "cost": edgevit.CostRequest, "derive": edgevit.DeriveRequest,
     "derive_many": edgevit.DeriveManyRequest, "evaluate": edgevit.EvaluateRequest, "export": edgevit.ExportRequest,
     "fleet": edgevit.FleetRequest, "meet": edgevit.MeetRequest, "characterize": edgevit.CharacterizeRequest,
-    "report": edgevit.ReportRequest, "supernet": edgevit.SupernetRequest, "sweep": edgevit.SweepRequest,
+    "package": edgevit.PackageRequest, "report": edgevit.ReportRequest, "supernet": edgevit.SupernetRequest,
+    "sweep": edgevit.SweepRequest,
 }  # fmt: skip
 
 

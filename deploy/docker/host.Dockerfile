@@ -12,6 +12,7 @@ WORKDIR /opt/edgevit
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY profiles ./profiles
 COPY edgevit ./edgevit
+COPY deploy/examples ./deploy/examples
 RUN pip install --no-cache-dir --constraint constraints.txt '.[cpu,rtx]'
 
 WORKDIR /work

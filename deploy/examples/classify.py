@@ -188,10 +188,12 @@ class Onnx:
 
 
 def open_model(folder: Path, engine: Path | None, onnx: bool) -> Engine | Onnx:
-    """Open the given engine or the only one in the folder; without one, or with --onnx, the fp32 ONNX file."""
+    """Open the given engine or the only one in the folder; without one, or with --onnx, the ONNX file, best fp32."""
     engines = [engine] if engine else sorted(folder.glob("engines/*/*.engine"))
     if onnx or not engines:
-        return Onnx(folder / "model.fp32.onnx")
+        fp32 = folder / "model.fp32.onnx"
+        files = sorted(folder.glob("model.*.onnx"))
+        return Onnx(fp32 if fp32 in files or not files else files[0])
     if len(engines) > 1:
         sys.exit(
             "several engines; choose one:\n" + "\n".join(f"  --engine {shlex.quote(str(path))}" for path in engines)

@@ -24,7 +24,8 @@ def _nearest(records: Sequence[EngineRecord], batches: Sequence[int]) -> EngineR
     return min(records, key=lambda record: sum(abs(record.batches[1] - batch) for batch in batches))
 
 
-def _check_unaltered(record: EngineRecord) -> EngineRecord:
+def check_unaltered(record: EngineRecord) -> EngineRecord:
+    """Return the record; EngineError if the engine is not the file that it states."""
     if fault := file_fault(record.path, record.sha256, record.path.with_suffix(".json")):
         raise EngineError(f"{fault}; build it again with edgevit export ... --trt --rebuild")
     return record
@@ -41,7 +42,7 @@ def recorded_engine(path: Path, facts: BoardFacts) -> EngineRecord:
     if record.fingerprint != board:
         build = _build_command(folder.path, facts)
         raise EngineError(f"{path} was built for {record.fingerprint}, and this is {board}; {build}")
-    return _check_unaltered(record)
+    return check_unaltered(record)
 
 
 def find_engine(
@@ -77,4 +78,4 @@ def find_engine(
             f"the engine in {model} for {board} takes {others[0]} to {others[2]} images, and "
             f"{', '.join(map(str, batches))} were asked for; {build}, and with {span}"
         )
-    return _check_unaltered(_nearest(accepting, batches))
+    return check_unaltered(_nearest(accepting, batches))

@@ -23,6 +23,7 @@ from edgevit.cli import (
     fleet,
     ls,
     methods,
+    package,
     profiles,
     report,
     show,
@@ -40,7 +41,7 @@ from edgevit.version import written_by
 
 # As `edgevit --help` lists them.
 FIRST = (derive, sweep, export, bench, report, evaluate, compare, show, methods, board)
-MORE = (base, fleet, derive_many, supernet, cost, ls, profiles, characterize, cache)
+MORE = (base, package, fleet, derive_many, supernet, cost, ls, profiles, characterize, cache)
 COMMANDS = (*FIRST, *MORE)
 ALIASES = {"prove": characterize}  # not listed
 

@@ -32,6 +32,7 @@ DERIVE = [*GIVEN, "--rate", "0.5"]
 SUPERNET = ["supernet", *BASE, *TASK, "--out", "new"]
 SWEEP = ["sweep", *BASE, *TASK, "--out", "new"]
 ONNX = ["export", "other.onnx", "--out", "new"]
+PACKAGE = ["package", "images", "--triton", "--out", "new"]
 EVALUATE = ["evaluate", *BASE, *TASK]
 
 REFUSED: list[tuple[list[str], str]] = [
@@ -141,6 +142,12 @@ REFUSED: list[tuple[list[str], str]] = [
         "--classes is for an ONNX file, and images is not one; give it to `edgevit",
     ),
     (["show", "nowhere"], "nowhere does not exist"),
+    (["package", "images", "--out", "new"], "one of --triton, --deepstream, --python, --cpp, not none"),
+    (["package", "images", "--triton", "--cpp", "--out", "new"], "not --triton and --cpp"),
+    ([*PACKAGE, "--precision", "fp8"], "no precision 'fp8'"),
+    (["package", "images", "--triton", "--out", "images"], "images exists and is not overwritten"),
+    (["package", "nowhere.engine", "--triton", "--out", "new"], "there is no nowhere.engine"),
+    (["package", "other.onnx", "--triton", "--out", "new"], "`edgevit export other.onnx` makes one of it"),
     (["show", "images"], "images is not a complete model folder"),
     (["derive-many", "nowhere.yaml"], "nowhere.yaml"),
     (["fleet", "nowhere.yaml"], "nowhere.yaml"),

@@ -1,0 +1,64 @@
+"""The example programs in Python and C++, with the file and the numbers that they need."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+from pathlib import Path
+
+from edgevit.errors import ExportError
+from edgevit.records.export import EXPORT_KIND
+from edgevit.records.names import EXPORT, EXPORT_RECORD
+from edgevit.records.precisions import FP16
+from edgevit.serving.model import ServedModel
+
+EXAMPLES = Path(__file__).with_name("examples")  # deploy/examples
+_CLASSIFY = EXAMPLES / "classify.py"
+_CPP_INTERPOLATIONS = ("bilinear", "bicubic")
+
+
+def write_python(served: ServedModel, folder: Path) -> list[str]:
+    """Write classify.py and the part of export/ that it reads; return what the README says of it."""
+    served.check_classes("python", "\n")
+    shutil.copyfile(_CLASSIFY, folder / _CLASSIFY.name)
+    export = folder / EXPORT
+    file = export / served.file.relative_to(served.folder / EXPORT)
+    file.parent.mkdir(parents=True)
+    served.copy(file)
+    shutil.copyfile(served.export.folder / EXPORT_RECORD, export / EXPORT_RECORD)
+    return [
+        "    python3 classify.py export cat.jpg dog.jpg",
+        "    python3 classify.py export --camera csi",
+        "",
+        f"Needs Python 3.8, numpy, Pillow and {'TensorRT' if served.engine else 'onnxruntime'}; for a camera "
+        "OpenCV. It prepares the images itself.",
+    ]
+
+
+def write_cpp(served: ServedModel, folder: Path) -> list[str]:
+    """Write classify.cpp with model.txt; return what the README says of it."""
+    served.check_classes("cpp", "\n")
+    if (interpolation := served.export.preprocessing["interpolation"]) not in _CPP_INTERPOLATIONS:
+        raise ExportError(f"{served.folder}: the C++ program does not know {interpolation} interpolation; try --python")
+    for file in sorted((EXAMPLES / "cpp").iterdir()):
+        shutil.copyfile(file, folder / file.name)
+    try:
+        text = runpy.run_path(str(_CLASSIFY))["plain"](EXPORT_KIND.content(served.export))
+    except SystemExit as refusal:
+        raise ExportError(f"{served.folder}: {refusal.code}; try --python") from refusal
+    (folder / "model.txt").write_text(f"{text}\n", encoding="utf-8")
+    engine = "model.engine"
+    file = folder / (engine if served.engine else "model.onnx")
+    served.copy(file)
+    half = " --fp16" if served.precision == FP16.name else ""
+    build = [] if served.engine else [
+        f"    trtexec --onnx={file.name} --saveEngine={engine}{half}    # on the board; TensorRT 11 has no --fp16",
+    ]  # fmt: skip
+    return [
+        *build,
+        "    cmake -S . -B build && cmake --build build",
+        f"    build/classify model.txt {engine} cat.ppm",
+        "",
+        "Needs TensorRT 8.5 to 11 and CUDA. It prepares the images itself, which are PPM files.",
+        *(["`edgevit export MODEL --trt` also builds an engine, and checks its classes."] if build else []),
+    ]
