@@ -55,6 +55,7 @@ NO_RECORDS = {  # what no later run of edgevit reads by a schema
     "edgevit/jobs/jobs_file.py": "what is hashed to name a job",
     "edgevit/derivation/session/resolved.py": "a request, read again at once",
     "edgevit/derivation/session/supernet.py": "a request, read again at once",
+    "edgevit/serving/triton.py": "strings of a configuration in protobuf's text format",
     "edgevit/exporting/source.py": "metadata of an ONNX file, whose record is export.json",
     "edgevit/network/from_module.py": "timm's config.json, beside weights",
     "edgevit/records/documents.py": "what pydantic is to check",
