@@ -34,7 +34,7 @@ from edgevit.errors import (
 )
 from edgevit.exporting import current
 from edgevit.exporting.request import FilesRequest
-from edgevit.latency import growing_table, paired, rounds
+from edgevit.latency import grid, growing_table, paired, rounds
 from edgevit.latency.rounds import MeasuredFigure
 from edgevit.latency.table import measured_table
 from edgevit.latency.target import MeasurementTarget, probe
@@ -140,7 +140,7 @@ def test_a_backbone_meets_a_budget_by_its_features(asked: dict[str, Any], comput
 @pytest.fixture(scope="module")
 def swin(asked: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What is asked of a small Swin of two stages."""
-    args = {"img_size": 32, "patch_size": 4, "embed_dim": 64, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4}
+    args = {"img_size": 32, "patch_size": 4, "embed_dim": 64, "depths": [2, 1], "num_heads": [2, 2], "window_size": 4}
     file = tmp_path_factory.mktemp("swin") / "base.safetensors"
     torch.manual_seed(0)
     save_file(timm.create_model(SWIN, num_classes=10, **args).state_dict(), file)
@@ -173,7 +173,8 @@ def test_a_network_of_stages_meets_a_budget_by_the_clock(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where nothing was measured before
     monkeypatch.setattr(growing_table, "measured_table", partial(measured_table, points=0, rounds=2))
-    monkeypatch.setattr(rounds, "MOST", 3)
+    monkeypatch.setattr(grid, "SHARES", (0.5,))
+    monkeypatch.setattr(rounds, "MOST", 1)
     monkeypatch.setattr(paired, "ROUNDS", 6)
     monkeypatch.setattr(paired, "SECONDS", 0.2)
     base = edgevit.cost(SWIN, model_args=swin["model_args"], threads=1, rounds=2, points=1).in_quantity("ms").base
@@ -181,7 +182,7 @@ def test_a_network_of_stages_meets_a_budget_by_the_clock(
     met, listed = made.record.met, load_cost_table(ModelFolder(made.folder).cost_table_file)
     assert met is not None
     assert {cost.stage for cost in listed.costs} == {None, 1}
-    assert met.base == pytest.approx(base) and met.verified.value < 1.05 * met.budget
+    assert met.base == pytest.approx(base) and met.verified.value < 1.2 * met.budget
     assert abs(met.rounds[0].measured.value / met.rounds[0].predicted - 1) < 0.5
 
 
