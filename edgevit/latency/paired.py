@@ -65,11 +65,12 @@ class PairedBench:
         """
         if not self.target.builds:
             precision = self.target.computes_in
-            options: dict[str, Any] = {"fp16": precision == FP16.name, "accuracy": judged}
+            options: dict[str, Any] = {}
             if PRECISIONS[precision].calibrated:
                 is_base = ModelFolder(folder).derivation() is None
-                options |= {"precision": precision, "data": self.data if is_base else None}
-            current_export(folder, **options, progress=self.progress)
+                options = {"precision": precision, "data": self.data if is_base else None}
+            half = precision == FP16.name
+            current_export(folder, fp16=half, accuracy=judged, **options, progress=self.progress)
             return
         batches = (1, self.target.batch, max(self.target.batch, MOST_BATCH))
         request = ExportRequest(

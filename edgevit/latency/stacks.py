@@ -219,7 +219,7 @@ def write_stack(network: Network, stack: Stack, path: Path, *, precision: str, o
     graph = trace(blocks, input_size=size, batch="dynamic", opset=opset)
     if PRECISIONS[precision].calibrated:
         images = torch.randn(CALIBRATION_IMAGES, *size, generator=torch.Generator().manual_seed(0))
-        graph = quantise(graph, [images], "max", rescaling=False, correcting=False).model
+        graph = quantise(graph, [images], "max", correcting=False).model
     else:
         convert(graph.graph, precision)
     save_graph(graph, path, {"stack": stack.label})
