@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,6 @@ from edgevit.progress import Progress, rounded_duration
 
 TRIES = 3  # of void runs
 TOGETHER = 5  # stacks that alternate with the base in one process: all have a turn within 0.4 s
-WRITE_S = 0.6  # to write the ONNX file of a stack, on one core
 OTHERS_BUSY = (
     "other programs were busy: the processor time of an inference counts there in place of the clock, which may make "
     "models smaller than a budget needs; close other programs for a budget by the clock"
@@ -72,7 +72,9 @@ class StackBench:
             return
         stacks = [self.anchor, *(stack for stack in due if stack != self.anchor)]
         most = max(due.values())
-        self.progress.note(self._forecast(len(stacks), list(due.values())))
+        began = time.monotonic()
+        self._prepare(self.anchor)
+        self.progress.note(self._forecast(len(stacks), list(due.values()), time.monotonic() - began))
         with self.progress.stage("write stacks of equal blocks", len(stacks), "stack") as stage:
             for number, stack in enumerate(stacks, 1):
                 self._prepare(stack)
@@ -80,15 +82,18 @@ class StackBench:
         for number in range(1, most + 1):  # stacks that lack most runs begin; a round repeats its void runs
             self._round([stack for stack, missing in due.items() if missing > most - number], f"{number} of {most}")
 
-    def _forecast(self, stacks: int, rounds: Sequence[int]) -> str:
-        """Estimate the time to measure these stacks; building engines takes longer than all else."""
+    def _forecast(self, stacks: int, rounds: Sequence[int], write_s: float) -> str:
+        """State the least time to measure these stacks, each of which takes `write_s` to write.
+
+        A run of a slow model takes longer, and building engines longer than all else.
+        """
         power = self.setting.facts.has_power
         window_s = WARMUP_S + (POWER_WINDOW_S if power else WINDOW_S)
         with_anchor = 1 + (0 if power else 1 / TOGETHER)
-        seconds = sum(rounds) * window_s * with_anchor + stacks * WRITE_S
+        seconds = sum(rounds) * window_s * with_anchor + (0 if self.target.builds else stacks * write_s)
         engines = f", and {stacks} engine builds of seconds to minutes each" if self.target.builds else ""
         return (
-            f"measuring {stacks} stacks of equal blocks on {self.board.host}, for the cost of each size: about "
+            f"measuring {stacks} stacks of equal blocks on {self.board.host}, for the cost of each size: at least "
             f"{rounded_duration(seconds)}{engines}; kept for later derivations from this base"
         )
 
