@@ -54,7 +54,7 @@ test: .venv/ready sshd
 pytest: .venv/ready
 	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile=quick -n 4 --dist worksteal  # more than cores: they wait for programs
 
-# Before a release: the slow tests too (docs/decisions/031-quick-and-slow-tests.md).
+# Before a release: the slow tests too (docs/decisions/022-quick-and-slow-tests.md).
 test-all: lint sshd
 	$(BIN)/python -m pytest -n 4 --dist worksteal
 

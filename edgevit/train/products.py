@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-WIDE = 384  # embedding width from which oneDNN is faster (decision 012)
+WIDE = 384  # embedding width from which oneDNN is faster (decision 008)
 _AS_EXACT = 1e-5  # highest relative error of fp32 products: bf16 has 1e-3, fp32 1e-7
 
 

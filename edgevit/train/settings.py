@@ -54,7 +54,7 @@ Workers = Annotated[
 
 @dataclass(frozen=True)
 class Training:
-    """How to train. Defaults are those published for Vulcan, but for the schedule: docs/decisions/013-training.md.
+    """How to train. Defaults are those published for Vulcan, but for the schedule: docs/decisions/012-training.md.
 
     What is None is the method's own rule, filled in before it starts (`fill`).
     """
@@ -169,7 +169,7 @@ def usual_steps(images: int, batch_size: int) -> int:
 def fill(training: Training, *, gentle: bool, imitates_base: bool = False) -> Training:
     """Replace each None by the method's default.
 
-    docs/decisions/013-training.md has the reasons and the numbers.
+    docs/decisions/012-training.md has the reasons and the numbers.
 
     Args:
         gentle: training starts from weights that are nearly right; else the defaults are those published for Vulcan.

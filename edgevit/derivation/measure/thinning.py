@@ -2,7 +2,7 @@
 
 The patches of an image are many and alike; its class token is unique, and after the last attention the outputs depend
 on it alone. Sums over every class token and one patch in `every`, weighted by `every`, equal those over all tokens on
-average (docs/decisions/012-cheaper-passes.md).
+average (docs/decisions/008-passes.md).
 """
 
 from __future__ import annotations

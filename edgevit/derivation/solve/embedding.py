@@ -34,7 +34,7 @@ from edgevit.derivation.solve.least_squares import least_of
 from edgevit.network.anatomy import Decoder, decoder
 from edgevit.train.products import exact_products
 
-REFINING_STEPS = 6  # of 4 to 10 the best, or nearly, on both data sets at every width (decision 010)
+REFINING_STEPS = 6  # of 4 to 10 the best, or nearly, on both data sets at every width (decision 011)
 REFINING_RIDGE = 1e-4  # in units of the mean square of what is kept
 DECODER_RIDGE = 1e-3  # in units of the mean square of the normalised tokens, which is 1
 DECODER_RIDGES = (10.0, 1.0, 0.1, 0.01, 1e-3)  # that may be chosen, the strongest first
