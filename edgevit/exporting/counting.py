@@ -12,7 +12,7 @@ import onnx_ir as ir
 from edgevit.errors import CheckpointError
 from edgevit.exporting.graph import INPUT
 from edgevit.exporting.halving import FLOAT, HALF
-from edgevit.exporting.session import DTYPES, find_runtime, runtime_boundary, session_options
+from edgevit.exporting.session import DTYPES, open_session, runtime_boundary
 
 WEIGHTS = (FLOAT, HALF, ir.DataType.INT8)
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
@@ -43,7 +43,7 @@ def _shapes(model: ir.Model, path: Path, images: Any, values: list[ir.Value | No
         return
     content = ir.to_proto(model).SerializeToString()
     with runtime_boundary(path, CheckpointError):
-        session = find_runtime().InferenceSession(content, session_options(), providers=["CPUExecutionProvider"])
+        session = open_session(content)
         shapes = session.run(None, {INPUT: images.astype(DTYPES[session.get_inputs()[0].type])})
     yield from (tuple(map(int, shape)) for shape in shapes)
 

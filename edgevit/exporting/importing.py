@@ -37,7 +37,7 @@ from edgevit.exporting.reading import (
     select_output,
 )
 from edgevit.exporting.request import FilesRequest
-from edgevit.exporting.session import DTYPES, find_runtime, refuse_huge, runtime_boundary, session_options
+from edgevit.exporting.session import DTYPES, open_session, refuse_huge, runtime_boundary
 from edgevit.exporting.stated import stated_preprocessing
 from edgevit.exporting.structure import Structure, find_structure, name_nodes
 from edgevit.exporting.widening import widen
@@ -90,9 +90,8 @@ def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str]) -> ir
 
 def _logits(file: Path, images: Any, output: str | None = None) -> Any:
     """Run images [B, 3, H, W] in ONNX Runtime; `output` names one of several outputs."""
-    options = session_options()
     with runtime_boundary(file, CheckpointError):
-        session = find_runtime().InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        session = open_session(file)
         input = session.get_inputs()[0]
         values = images.astype(DTYPES.get(input.type, np.float32))
         return session.run(output and [output], {input.name: values})[0].astype(np.float32)

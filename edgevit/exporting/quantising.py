@@ -107,7 +107,8 @@ def _inserted(
     model: ir.Model, inputs: Collection[str], overrides: dict[str, Any], layers: Sequence[Linear]
 ) -> ir.Model:
     """Insert Q/DQ nodes with these steps, each named by the module of its layer."""
-    from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType, TensorData, TensorsData
+    from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType
+    from onnxruntime.quantization.calibrate import TensorData, TensorsData
 
     ranges = {}
     for name in inputs:

@@ -51,11 +51,17 @@ def refuse_huge(path: Path, shape: Sequence[int]) -> None:
         )
 
 
-def session_options() -> Any:
-    """Options of a session without logs: errors are also raised, and its logs colour the terminal."""
-    options = find_runtime().SessionOptions()
+# ONNX Runtime 1.23, but not 1.31, fails in it on an fp16 file with a decomposed LayerNorm in fp32.
+BROKEN_FUSION = "SimplifiedLayerNormFusion"
+
+
+def open_session(model: Path | bytes, provider: tuple[str, dict[str, Any]] = ("CPUExecutionProvider", {})) -> Any:
+    """Open a file, or its content, without logs: errors are also raised, and its logs colour the terminal."""
+    runtime = find_runtime()
+    options = runtime.SessionOptions()
     options.log_severity_level = 4  # fatal errors only
-    return options
+    source = model if isinstance(model, bytes) else str(model)
+    return runtime.InferenceSession(source, options, providers=[provider], disabled_optimizers=[BROKEN_FUSION])
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -89,19 +95,13 @@ def runtime_boundary(path: Path, error_type: type[CheckpointError] | type[Export
         raise error_type(f"ONNX Runtime cannot run {path}: {reason[:200]}; export the model again") from error
 
 
-# ONNX Runtime 1.23, but not 1.31, fails in it on an fp16 file with a decomposed LayerNorm in fp32.
-BROKEN_FUSION = "SimplifiedLayerNormFusion"
-
-
 class GraphModel:
     """Runs a graph in memory on batches of images."""
 
     def __init__(self, model: ir.Model) -> None:
         self.path = Path("a graph in memory")
         with runtime_boundary(self.path, ExportError):
-            self.session = find_runtime().InferenceSession(
-                ir.to_proto(model).SerializeToString(), session_options(), providers=["CPUExecutionProvider"]
-            )
+            self.session = open_session(ir.to_proto(model).SerializeToString())
         self.input = self.session.get_inputs()[0].name
 
     def run(self, images: Tensor) -> list[Tensor]:
@@ -132,11 +132,8 @@ class OnnxModel:
         name, settings = _provider(find_device(device))
         if device == "auto" and name not in onnxruntime.get_available_providers():
             name, settings = _provider(torch.device("cpu"))
-        options = session_options()
         with runtime_boundary(path, CheckpointError):
-            self.session = onnxruntime.InferenceSession(
-                str(path), options, providers=[(name, settings)], disabled_optimizers=[BROKEN_FUSION]
-            )
+            self.session = open_session(path, (name, settings))
         # ONNX Runtime silently uses the CPU if a listed provider cannot start.
         if device != "auto" and self.session.get_providers()[0] != name:
             raise OptionError(
@@ -206,10 +203,9 @@ def largest_values(model: bytes, path: Path, images: Tensor, batch: Batch) -> li
     Raises:
         CheckpointError: ONNX Runtime cannot run it; `path` is the original file.
     """
-    options = session_options()
     step = len(images) if batch == "dynamic" else batch
     with runtime_boundary(path, CheckpointError):
-        session = find_runtime().InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = open_session(model)
         name, runs = session.get_inputs()[0].name, []
         for start in range(0, len(images), step):
             part = images[start : start + step].numpy()

@@ -12,7 +12,7 @@ from small_models import random_base
 
 from edgevit.errors import CheckpointError
 from edgevit.exporting.graph import write_onnx
-from edgevit.exporting.session import OnnxModel, find_runtime, runtime_boundary, session_options
+from edgevit.exporting.session import OnnxModel, open_session, runtime_boundary
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,7 @@ def test_onnx_runtime_logs_nothing_before_an_error(tmp_path: Path, capfd: pytest
     outside = helper.make_tensor("i", TensorProto.INT64, [1], [99])
     graph = helper.make_graph([helper.make_node("Gather", ["x", "i"], ["y"])], "g", [images], [logits], [outside])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "g.onnx")
-    options = session_options()
     with pytest.raises(CheckpointError, match="ONNX Runtime cannot run"), runtime_boundary(Path("g"), CheckpointError):
-        session = find_runtime().InferenceSession(str(tmp_path / "g.onnx"), options)
+        session = open_session(tmp_path / "g.onnx")
         session.run(None, {"x": torch.zeros(1).numpy()})
     assert capfd.readouterr().err == ""
