@@ -321,8 +321,8 @@ def section() -> str:
             table(["batch", "model", "ms"], timing),
         ],
         "python -m benchmarks.product.real --device cuda",
-        "other seeds of the split; the head that edgevit fits now, which may read the mean of the patches, too (48.0 % on "
-        "the first fold, 45.6 by the class token); other methods.",
+        "other seeds of the split; the head that edgevit fits now, which may read the mean of the patches, too (48.0 % "
+        "on the first fold, 45.6 by the class token); other methods.",
     )
 
 
