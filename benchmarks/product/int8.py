@@ -173,7 +173,9 @@ def section() -> str:
         "the same test images with the 95 % interval of the paired difference, the KL divergence from the answers in "
         "fp32 in nats, and the share of the MACs of linear layers in INT8. Test images: "
         + ", ".join(f"{count} of {kind}" for kind, count in counts.items())
-        + f". Layers were chosen for a drop of at most {STRICT:.1%} on validation images, and of two images.",
+        + f". Layers were chosen for a drop of at most {STRICT:.1%} on validation images, and of two images. The "
+        "head of `real` reads the class token, as edgevit fitted it then; that of `real-0.5` also "
+        "the mean of the patches.",
         [
             table(["range, how", *kinds], lines),
             f"Latency of INT8, of fp32's, in turns on one thread of {record['processor']}:\n",

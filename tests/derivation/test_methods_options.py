@@ -15,6 +15,8 @@ import edgevit
 from edgevit.derivation.methods import method_names
 from edgevit.derivation.options import SUPERNET, MethodOption, describe
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 # Fewer images and steps than anybody would take; what is not here is as by default.
 QUICK: dict[str, dict[str, Any]] = {
     "corp": {"calibration_images": 32},
@@ -69,13 +71,6 @@ def cases(owner: str) -> Iterator[dict[str, str]]:
 
 CASES = [pytest.param(owner, case, id=f"{owner} {' '.join(f'{n}={v}' for n, v in case.items())}")
          for owner in (*method_names(), SUPERNET) for case in cases(owner)]  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

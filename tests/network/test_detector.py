@@ -15,14 +15,9 @@ from edgevit.errors import EdgeVitError
 from edgevit.network.checkpoint import Model, open_network, save
 from edgevit.network.detector import Pyramid, is_detections
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 IMAGES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

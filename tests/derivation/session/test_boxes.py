@@ -21,14 +21,9 @@ from edgevit.network.output import Levels
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 OPTIONS = {"calibration_images": 24, "sensitivity_images": 12, "measured_images": 6}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,9 @@ from edgevit.network.checkpoint import open_network
 from edgevit.network.output import Map
 from edgevit.train.settings import Training
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 OPTIONS = {"calibration_images": 40, "sensitivity_images": 16, "measured_images": 10}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")
