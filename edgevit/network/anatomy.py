@@ -137,6 +137,11 @@ class Attention:
         """Whether the output can include a constant: a value bias does, as rows of attention sum to one."""
         return self.bo is not None or self.bv is not None
 
+    @property
+    def scale(self) -> float:
+        """The factor of the products of queries and keys."""
+        return float(self.qk**-0.5)
+
     def query_gain(self, qk: int) -> float:
         """The factor of queries if heads become `qk` wide, as logits are divided by the root of the width."""
         return float((qk / self.qk) ** 0.5)

@@ -102,7 +102,7 @@ class WindowAttention(SlimAttention):
     constant: Tensor | None  # the biases, where they are constants
 
     def __init__(self, windows: Windows, dim: int, dims: BlockDims, *, qkv_bias: bool) -> None:
-        super().__init__(dim, dims.heads, dims.qk, dims.vo, qkv_bias=qkv_bias)
+        super().__init__(dim, dims, qkv_bias=qkv_bias)
         self.windows = windows
         self.relative_position_bias_table = nn.Parameter(torch.zeros(windows.biases, dims.heads))
         tokens = windows.order.clamp(max=prod(windows.grid) - 1)

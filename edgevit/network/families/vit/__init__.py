@@ -186,14 +186,14 @@ def _around(block: Any, number: int) -> dict[str, Any]:
 
 
 def ends(model: Any) -> Ends:
-    heads = [model.head, model.head_dist] if isinstance(model, VisionTransformerDistilled) else [model.head]
+    classifiers = (model.head, model.head_dist) if isinstance(model, VisionTransformerDistilled) else (model.head,)
     patch = model.patch_embed
     return Ends(
         input_size=(patch.proj.in_channels, *patch.img_size),
         final=model.norm,
         norm=embedding.final_norm(model),
         reads_mean=_reads_mean(model),
-        classifiers=tuple(heads) if all(isinstance(head, nn.Linear) for head in heads) else (),
+        classifiers=classifiers if all(isinstance(layer, nn.Linear) for layer in classifiers) else (),
     )
 
 
@@ -327,7 +327,7 @@ def _vectors(block: Any, names: Sequence[str], dim: int) -> int:
 
 
 def geometry(model: Any) -> Geometry:
-    heads, patch, dim = ends(model).classifiers, model.patch_embed.proj, model.embed_dim
+    classifiers, patch, dim = ends(model).classifiers, model.patch_embed.proj, model.embed_dim
     with_attn = next((b for b in model.blocks if attn_of(b) is not None), None)
     with_mlp = next((b for b in model.blocks if mlp_of(b) is not None), None)
     attention, ffn = attention_terms(biases=False, vectors=0), ffn_terms(_ffn_inputs(model), biases=False, vectors=0)
@@ -344,11 +344,11 @@ def geometry(model: Any) -> Geometry:
         stages=(NetworkStage(dim, model.patch_embed.num_patches + model.num_prefix_tokens, attention, ffn),),
         patches=model.patch_embed.num_patches,
         patch_values=patch.in_channels * patch.kernel_size[0] * patch.kernel_size[1],
-        outputs=sum(head.out_features for head in heads),
-        classifier_heads=len(heads) or 1,
+        outputs=sum(layer.out_features for layer in classifiers),
+        classifier_heads=len(classifiers) or 1,
         classified=_tokens_put_out(model),
         joined=model.fc_norm.joined if isinstance(model.fc_norm, tokens.TokenChoice) else 1,
-        other_params=sum(p.numel() for p in outside) - sum(p.numel() for head in heads for p in head.parameters()),
+        other_params=sum(p.numel() for p in outside) - sum(p.numel() for m in classifiers for p in m.parameters()),
         sites=tuple(layer.site for b in blocks(model) for layer in (b.attention, b.ffn) if layer is not None),
     )
 

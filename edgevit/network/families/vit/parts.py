@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from edgevit.network.anatomy import Attention, BlockDims, Ffn, packed_widths, unpack
 from edgevit.network.families.vit.rotary import RotaryAttention
-from edgevit.network.families.vit.slim import SingleSiteBlock, SlimAttention
-from edgevit.network.families.vit.tokens import TokenBlock
+from edgevit.network.families.vit.slim import SlimAttention
 
 
 def attn_of(block: Any) -> Any:
@@ -33,7 +32,7 @@ def mlp_of(block: Any) -> Any:
 
 def is_post_norm(block: Any) -> bool:
     """Whether its norms follow the outputs of its sites."""
-    return isinstance(block, ResPostBlock) or (isinstance(block, (SingleSiteBlock, TokenBlock)) and block.post_norm)
+    return isinstance(block, ResPostBlock) or bool(getattr(block, "post_norm", False))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -79,13 +78,13 @@ def make_attention(dim: int, dims: BlockDims, *, qkv_bias: bool, proj_bias: bool
     """An attention of these sizes, with the rotation of the one that it replaces."""
     biases = {"qkv_bias": qkv_bias, "proj_bias": proj_bias}
     if isinstance(like, RotaryAttention):
-        rotary = RotaryAttention(like.rotation, dim, dims.heads, dims.qk, dims.vo, **biases)
+        rotary = RotaryAttention(like.rotation, dim, dims, **biases)
         rotary.table = rotary.table.to(like.table)
         return rotary
     if dims.qk == dims.vo:
         timm_attention: nn.Module = TimmAttention(dim, num_heads=dims.heads, attn_head_dim=dims.qk, **biases)
         return timm_attention
-    return SlimAttention(dim, dims.heads, dims.qk, dims.vo, **biases)
+    return SlimAttention(dim, dims, **biases)
 
 
 def input_layers(mlp: Any) -> dict[str, int]:

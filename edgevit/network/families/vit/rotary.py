@@ -18,6 +18,7 @@ from timm.models.vision_transformer import Block as TimmBlock
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from edgevit.network.anatomy import BlockDims
 from edgevit.network.copies import without_values
 from edgevit.network.families.vit.slim import SlimAttention
 
@@ -54,10 +55,10 @@ class RotaryAttention(SlimAttention):
 
     table: Tensor
 
-    def __init__(self, rotation: Rotation, dim: int, num_heads: int, qk_dim: int, vo_dim: int, **biases: bool) -> None:
-        super().__init__(dim, num_heads, qk_dim, vo_dim, **biases)
+    def __init__(self, rotation: Rotation, dim: int, dims: BlockDims, **biases: bool) -> None:
+        super().__init__(dim, dims, **biases)
         self.rotation = rotation
-        self.register_buffer("table", rotation.table(qk_dim), persistent=False)
+        self.register_buffer("table", rotation.table(self.qk_dim), persistent=False)
 
     def placed(self, part: Tensor) -> Tensor:
         cos, sin = self.table
@@ -126,7 +127,7 @@ def _block(block: Any, rotation: Rotation) -> Any:
     with without_values():
         converted: Any = TimmBlock(dim, 1)
         width = attn.qkv.out_features // (3 * attn.num_heads)
-        converted.attn = RotaryAttention(rotation, dim, attn.num_heads, width, width)
+        converted.attn = RotaryAttention(rotation, dim, BlockDims(attn.num_heads, width, width, 0))
     converted.attn.qkv, converted.attn.proj = attn.qkv, attn.proj
     converted.attn.attn_drop, converted.attn.proj_drop = attn.attn_drop, attn.proj_drop
     if attn.q_bias is not None:  # keys have no bias

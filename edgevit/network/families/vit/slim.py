@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from edgevit.network.anatomy import BlockDims, packed_widths
+
 _NAMES = {
     site: (site, f"norm{number}", f"ls{number}", f"drop_path{number}") for site, number in (("attn", 1), ("mlp", 2))
 }
@@ -19,15 +21,13 @@ class SlimAttention(nn.Module):
     `qkv` stacks all heads' queries, then keys, then values: [H * (2q + v), d]. Logits are divided by sqrt(q).
     """
 
-    def __init__(
-        self, dim: int, num_heads: int, qk_dim: int, vo_dim: int, *, qkv_bias: bool = True, proj_bias: bool = True
-    ) -> None:
+    def __init__(self, dim: int, dims: BlockDims, *, qkv_bias: bool = True, proj_bias: bool = True) -> None:
         super().__init__()
-        self.num_heads, self.qk_dim, self.vo_dim = num_heads, qk_dim, vo_dim
-        self.scale = qk_dim**-0.5
-        self.qkv = nn.Linear(dim, num_heads * (2 * qk_dim + vo_dim), bias=qkv_bias)
+        self.num_heads, (self.qk_dim, self.vo_dim) = dims.heads, dims.head_widths
+        self.scale = self.qk_dim**-0.5
+        self.qkv = nn.Linear(dim, sum(packed_widths(dims)), bias=qkv_bias)
         self.attn_drop = nn.Dropout(0.0)
-        self.proj = nn.Linear(num_heads * vo_dim, dim, bias=proj_bias)
+        self.proj = nn.Linear(self.num_heads * self.vo_dim, dim, bias=proj_bias)
         self.proj_drop = nn.Dropout(0.0)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from edgevit.errors import UnsupportedModelError
-from edgevit.network.anatomy import Axis
+from edgevit.network.anatomy import Attention, Axis
 from edgevit.network.families import architecture
+from edgevit.network.families.vit.parts import read_attention
 from edgevit.network.layers import SoftGates
 from edgevit.records.model import TokenOutput
 
@@ -24,19 +25,17 @@ PUT_OUT = "all patches are put out"
 LAST = "dropping tokens after the last block saves nothing"
 
 
-def class_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, gates: SoftGates | None = None) -> Tensor:
+def class_attention(x: Tensor, part: Attention, gates: SoftGates | None = None) -> Tensor:
     """The attention of the class token to each token, the mean over the heads: [B, N].
 
     It is computed separately from the same tokens, so that the attention itself stays one operation that compilers
     fuse. Per head q_c . (W_k x_j + b_k) = (W_k' q_c) . x_j + q_c . b_k, whose last term cancels in the softmax:
     H N d multiply-accumulates, about 0.1 % of a block of DeiT-Base, and no keys.
 
-    Shapes: x [B, N, d], the normalised tokens, of which the first is the class token; qkv.weight [H * (2q + v), d].
+    Shape: x [B, N, d], the normalised tokens, of which the first is the class token.
     """
-    wq, wk = torch.unflatten(qkv.weight[: 2 * heads * qk], 0, (2, heads, qk))  # [H, q, d] each
-    bq = None if qkv.bias is None else qkv.bias[: heads * qk]
-    q = torch.unflatten(F.linear(x[:, 0], wq.flatten(0, 1), bq), 1, (heads, qk)) * qk**-0.5  # [B, H, q]
-    directions: Tensor = (q.transpose(0, 1) @ wk).transpose(0, 1)  # [B, H, d]
+    q = _projected(x[:, 0], part.wq, part.bq) * part.scale  # [B, H, q]
+    directions: Tensor = (q.transpose(0, 1) @ part.wk).transpose(0, 1)  # [B, H, d]
     logits = directions @ x.transpose(1, 2)
     if gates is None:
         return logits.softmax(-1).mean(1)
@@ -44,15 +43,14 @@ def class_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, gates: SoftG
     return torch.einsum("h,bhn->bn", gates.heads / gates.heads.sum(), rows)
 
 
-def received_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, gates: SoftGates | None = None) -> Tensor:
+def received_attention(x: Tensor, part: Attention, gates: SoftGates | None = None) -> Tensor:
     """The attention of all tokens to each token, the mean over tokens and heads: [B, N]; without class token.
 
     It is computed separately, too, but costs as much: queries, keys and all their products.
     """
-    rows = 2 * heads * qk
-    both = F.linear(x, qkv.weight[:rows], None if qkv.bias is None else qkv.bias[:rows])
-    q, k = torch.unflatten(both, -1, (2, heads, qk)).permute(2, 0, 3, 1, 4)  # [B, H, N, q] each
-    logits: Tensor = (q * qk**-0.5) @ k.transpose(-2, -1)
+    # [B, H, N, q] each
+    q, k = (_projected(x, w, b).transpose(1, 2) for w, b in ((part.wq, part.bq), (part.wk, part.bk)))
+    logits: Tensor = (q * part.scale) @ k.transpose(-2, -1)
     if gates is None:
         return logits.softmax(-1).mean((1, 2))
     rows_of_heads = (logits + gates.log_gates[:, None, None]).softmax(-1)
@@ -60,10 +58,15 @@ def received_attention(x: Tensor, qkv: nn.Linear, heads: int, qk: int, gates: So
     return torch.einsum("h,bi,bhij->bj", gates.heads / gates.heads.sum(), gates.log_gates.softmax(-1), rows_of_heads)
 
 
+def _projected(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Queries or keys [..., H, q] of tokens [..., d]."""
+    rows = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
+    return rows.unflatten(-1, weight.shape[:2])
+
+
 def token_scores(attn: Any, inputs: Tensor, *, has_class: bool, gates: SoftGates | None = None) -> Tensor:
     """The scores [B, N] that rank tokens, of the input [B, N, d] of an attention."""
-    score = class_attention if has_class else received_attention
-    return score(inputs, attn.qkv, attn.num_heads, round(float(attn.scale) ** -2), gates)
+    return (class_attention if has_class else received_attention)(inputs, read_attention(attn), gates)
 
 
 def pass_on(x: Tensor, scores: Tensor, count: int, prefix: int, *, merge: bool) -> Tensor:

@@ -132,7 +132,7 @@ def test_the_class_row_is_that_of_the_whole_attention(small_vit: Callable[..., A
     network = small_vit(qkv_bias=bias).double()
     part, x = network.read()[0].attention, torch.randn(2, 17, 64, dtype=torch.float64)
     assert part is not None
-    row = class_attention(x, network.module.blocks[0].attn.qkv, part.heads, part.qk)
+    row = class_attention(x, part)
     torch.testing.assert_close(row, attention_map(part, x)[:, 0], rtol=1e-12, atol=1e-15)
 
 
