@@ -2,6 +2,11 @@
 
     python -m benchmarks.product.transfer                     # every case that records/transfer.json does not have
     python -m benchmarks.product.transfer --seeds 1 --rates 0.9
+    python -m benchmarks.product.transfer --data CARS --base deit_base_patch16_224 --checkpoint FILE --rates 0.6 0.8
+
+The last line is Vulcan's Table 13 (Cars, Flowers, Food) and SKD's Table 5, for a folder of images and a base that
+learnt other classes: its head is not used (`--new-head`), and training takes ten passes over the images. Its tables are
+printed. `base, fine-tuned` is the papers' fine-tuned base.
 
 The base learnt ten kinds of clothes; its classifier is taken away, and the task is scikit-learn's ten digits. `derive`
 fits a linear head to the frozen features. So the base knows less of the task than the labels do, and a model that
@@ -13,10 +18,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from benchmarks.bases import BASES, CACHE, FASHION_ARGS
-from benchmarks.derivations import BATCH, LR, SEEDS, Case, Options, Place, complete
+from benchmarks.derivations import BATCH, LR, SEEDS, Case, Options, Place, complete, shortened, task_classes
 from benchmarks.markdown import (
     RECORDS,
     Row,
@@ -24,6 +31,7 @@ from benchmarks.markdown import (
     commits_text,
     derived,
     load,
+    of_newest_base,
     percent,
     picked,
     points,
@@ -31,7 +39,8 @@ from benchmarks.markdown import (
     seeds_text,
     table,
 )
-from benchmarks.sources import start_of
+from benchmarks.sources import Selection, add_source, record_file, refusals, select, start_of
+from edgevit.data.sources import class_names
 
 RESULTS = RECORDS / "transfer.json"
 CLASSES, STEPS = 10, 270  # ten passes over the training images
@@ -54,14 +63,33 @@ def shape(method: str, rate: float) -> str:
     return "paper" if method == "vulcan" and rate > 0.8 else "fused"
 
 
-def cases(seeds: Sequence[int], rates: Sequence[float]) -> Iterator[Case]:
-    for rate in rates:
-        for seed in seeds:
-            for name, (method, options, steps, start) in VARIANTS.items():
-                yield Case(
-                    "transfer", CLASSES, rate, seed, name, method, options, shape(method, rate), steps, BATCH, LR,
-                    data="digits", derive_from=start,
-                )  # fmt: skip
+def cases(
+    seeds: Sequence[int], rates: Sequence[float], sizes: Sequence[int] = (CLASSES,), data: str = "digits"
+) -> Iterator[Case]:
+    for size in sizes:
+        for rate in rates:
+            for seed in seeds:
+                for name, (method, options, steps, start) in VARIANTS.items():
+                    yield Case(
+                        "transfer", size, rate, seed, name, method, options, shape(method, rate), steps, BATCH, LR,
+                        data=data, derive_from=start,
+                    )  # fmt: skip
+
+
+def cases_of(selection: Selection, seeds: Sequence[int], rates: Sequence[float]) -> Iterator[Case]:
+    """Yield the cases of a user's folder: ten passes over its images, and the fine-tuned base beside forge."""
+    from edgevit.data.task import open_task
+    from edgevit.train.settings import usual_steps
+
+    images = {}
+    for size in selection.sizes:
+        classes = list(selection.classes or task_classes(selection.place.classes, size))
+        prepared = selection.source.base.preprocessing
+        task = open_task(selection.source.data, classes, preprocessing=prepared, base_outputs=size, base_names=classes)
+        images[size] = len(task.train)
+    for case in selection.of(cases(seeds, rates, selection.sizes, selection.name)):
+        steps = case.steps and usual_steps(images[case.task], case.batch_size)
+        yield replace(case, steps=steps, finetune_base=case.variant == "forge")
 
 
 def open_headless(cache: Path = CACHE) -> Place:
@@ -90,13 +118,8 @@ def gains(rows: Sequence[Row], method: str) -> list[float]:
     return [better[seed] - plain[seed] for seed in sorted(plain.keys() & better.keys())]
 
 
-def section() -> str:
-    """Format one question of RESULTS.md."""
-    record = load("transfer")
-    if record is None:
-        return ""
-    rows: list[Row] = list(record["rows"].values())
-    starts = [row["start"]["network"] for row in rows if "start" in row]
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Format the baselines, and the models by rate."""
     rates = sorted({row["rate"] for row in rows})
     lines = [
         [name, *(percent(derived(picked(rows, variant=name, rate=rate))) for rate in rates)]
@@ -104,18 +127,27 @@ def section() -> str:
         if picked(rows, variant=name)
     ]
     for method in ("forge", "vulcan"):
-        added = (gains(picked(rows, rate=rate), method) for rate in rates)
-        lines.append([f"points that the better base adds to {method}", *(points(values) for values in added)])
+        added = [gains(picked(rows, rate=rate), method) for rate in rates]
+        if any(added):
+            lines.append([f"points that the better base adds to {method}", *(points(values) for values in added)])
+    trained = [row for row in rows if row["accuracy"]["base_finetuned"] is not None]
+    return [baselines_table(trained), table(["top-1, %, by MACs gone", *(f"{rate:g}" for rate in rates)], lines)]
+
+
+def section() -> str:
+    """Format one question of RESULTS.md."""
+    record = load("transfer")
+    if record is None:
+        return ""
+    rows: list[Row] = list(record["rows"].values())
+    starts = [row["start"]["network"] for row in rows if "start" in row]
     return screen(
         "What if the base never learnt the classes?",
         f"A base of clothes without its classifier; the task is scikit-learn's digits, {rows[0]['train_images']} "
         f"training and {rows[0]['test_images']} test images. `derive` fits a linear head (`base, restricted`). "
         f"{STEPS} steps of {BATCH} images; mean and range, {seeds_text(rows)}. The better base was chosen in "
         f"{starts.count('finetuned')} of {len(starts)} derivations. {commits_text(rows)}",
-        [
-            baselines_table([row for row in rows if row["accuracy"]["base_finetuned"] is not None]),
-            table(["top-1, %, by MACs gone", *(f"{rate:g}" for rate in rates)], lines),
-        ],
+        tables(rows),
         "python -m benchmarks.product.transfer",
         "real backbones and larger tasks. Digits are no ImageNet.",
     )
@@ -123,15 +155,30 @@ def section() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_source(parser, ("clothes",))
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="names of rows")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="file of the rows; another one for a trial")
+    parser.add_argument("--steps", type=int, help="of every case that trains: for a trial")
     options = parser.parse_args()
     from edgevit.cli.console import Console
 
-    due = cases(SEEDS[: options.seeds], options.rates)
-    complete(due, {"digits": open_headless()}, options.results, options.jobs, Console().progress)
+    progress, results = Console().progress, record_file(options, "transfer", ("clothes",))
+    seeds = SEEDS[: options.seeds]
+    with refusals():
+        if options.data is None:
+            due, places = cases(seeds, options.rates), {"digits": open_headless()}
+        else:
+            options.tasks = options.tasks or [len(class_names(options.data))]
+            selection = select(options, progress)
+            new_head = replace(selection.place, start={**selection.place.start, "new_head": True})
+            due, places = cases_of(selection, seeds, options.rates), {selection.name: new_head}
+        chosen = (case for case in due if case.variant in options.variants)
+        chosen = (shortened(case, options.steps) if options.steps else case for case in chosen)
+        complete(islice(chosen, options.rows), places, results, options.jobs, progress)
+    if options.data is not None:
+        print("\n".join(tables(of_newest_base(selection.rows(results).values()))))
 
 
 if __name__ == "__main__":

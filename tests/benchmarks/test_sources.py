@@ -20,7 +20,7 @@ from edgevit.errors import DataError, OptionError, UnknownNameError
 from edgevit.progress import Silent
 
 ROOT = Path(__file__).parents[2]
-CLASSES = {"ant": 3, "bee": 3, "cat": 3, "dog": 3}
+CLASSES = {"ant": 9, "bee": 9, "cat": 9, "dog": 9}
 
 
 @pytest.fixture
@@ -108,6 +108,7 @@ def test_rows_that_would_be_called_as_the_project_s_are_refused(
 TRIALS: dict[str, tuple[int, list[str]]] = {
     "papers.ablations": (1, ["--only", "vulcan", "--steps", "1"]),
     "product.rivals": (0, []),
+    "product.transfer": (1, ["--variants", "forge", "--steps", "1"]),  # a fitted head
 }
 
 
