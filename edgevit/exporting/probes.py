@@ -58,7 +58,7 @@ def linear(train: Labelled, validation: Labelled, tested: Labelled) -> Tensor:
     moments = Moments(train.labels.tolist(), train.features.shape[1])
     moments.add(train.features, train.labels)
     regression = RidgeRegression.of(moments)
-    ridge, _, _ = choose_ridge(regression, validation.features, validation.labels)
+    ridge = choose_ridge(regression, validation.features, validation.labels).ridge
     weight, bias = regression.solved(ridge)
     return (tested.features @ weight.mT + bias).argmax(1)
 

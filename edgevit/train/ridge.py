@@ -1,14 +1,15 @@
 """Ridge regression of classes on features, in closed form, for every ridge at once.
 
 Every class weighs the same, however many images it has, and features are standardised, so that a ridge means the same
-for every network. The ridge is the one of a grid that is right on most validation images, in the mean over the classes;
-of equals, the one of the smallest loss.
+for every network. The ridge is the one of a grid that is right on most held-out images, in the mean over the classes;
+of equals, the one of the smallest loss. Held out are the images of a validation part or, in cross-validation, the
+training images in turn, of which there are ten times as many.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -75,26 +76,22 @@ class RidgeRegression:
         return weight, 1 / len(weight) - weight @ self.mean
 
 
-def choose_ridge(regression: RidgeRegression, features: Tensor, labels: Tensor) -> tuple[float, float, float]:
-    """Choose ridge and temperature on validation images; return them, and the mean of the classes' accuracies.
+@dataclass(frozen=True)
+class ChosenRidge:
+    """The ridge that is right on most images, with the temperature of its outputs' least loss there."""
 
-    Shapes: features [N, d] in fp64, labels [N]; every class has an image.
-    """
-    outputs, accuracies = {}, {}
-    counts = torch.bincount(labels)
-    each = 1 / (len(counts) * counts[labels].double())  # the weight of each image
-    for ridge in RIDGES:
-        weight, bias = regression.solved(ridge)
-        outputs[ridge] = features @ weight.T + bias
-        accuracies[ridge] = round(float(each[outputs[ridge].argmax(1) == labels].sum()), 12)
-    best = max(accuracies.values())
-    fits = [(*sharpen(outputs[ridge], labels, each), ridge) for ridge in RIDGES if accuracies[ridge] == best]
-    _, temperature, ridge = min(fits)
-    return ridge, temperature, best
+    ridge: float
+    temperature: float
+    accuracy: float  # the mean over the classes
 
 
-def held_out_accuracy(features: Tensor, labels: Tensor) -> float:
-    """The mean accuracy of the classes where a FOLDS-th of each is held out in turn, at the best ridge for all.
+def choose_ridge(regression: RidgeRegression, features: Tensor, labels: Tensor) -> ChosenRidge:
+    """Choose on validation images. Shapes: features [N, d] in fp64, labels [N]; every class has an image."""
+    return _most_right({ridge: _outputs(regression, ridge, features) for ridge in RIDGES}, labels)
+
+
+def cross_validate(features: Tensor, labels: Tensor) -> ChosenRidge:
+    """Choose on the training images: a FOLDS-th of each class is held out in turn.
 
     Images next to each other are held out together: in the order of file names they are variants of one picture, or
     frames of one recording.
@@ -105,17 +102,40 @@ def held_out_accuracy(features: Tensor, labels: Tensor) -> float:
     fold = torch.empty_like(labels)
     for label, count in enumerate(counts.tolist()):
         fold[labels == label] = torch.arange(count) * FOLDS // count
-    each = 1 / (len(counts) * counts[labels].double())
-    right = torch.zeros(len(RIDGES), dtype=torch.float64)
+    outputs = {ridge: features.new_empty(len(labels), len(counts)) for ridge in RIDGES}
     for number in range(FOLDS):
         fitted, judged = fold != number, fold == number
         moments = Moments(labels[fitted].tolist(), features.shape[1])
         moments.add(features[fitted], labels[fitted])
         regression = RidgeRegression.of(moments)
-        for i, ridge in enumerate(RIDGES):
-            weight, bias = regression.solved(ridge)
-            right[i] += each[judged] @ ((features[judged] @ weight.T + bias).argmax(1) == labels[judged]).double()
-    return float(right.max())
+        for ridge in RIDGES:
+            outputs[ridge][judged] = _outputs(regression, ridge, features[judged])
+    return _most_right(outputs, labels)
+
+
+def _outputs(regression: RidgeRegression, ridge: float, features: Tensor) -> Tensor:
+    weight, bias = regression.solved(ridge)
+    return features @ weight.T + bias
+
+
+def _most_right(outputs: Mapping[float, Tensor], labels: Tensor) -> ChosenRidge:
+    """Choose a ridge by its outputs [N, C] for held-out images."""
+    accuracies = {ridge: round(class_accuracy(of_ridge, labels), 12) for ridge, of_ridge in outputs.items()}
+    best, each = max(accuracies.values()), _weights(labels)
+    fits = [(*sharpen(outputs[ridge], labels, each), ridge) for ridge in outputs if accuracies[ridge] == best]
+    _, temperature, ridge = min(fits)
+    return ChosenRidge(ridge, temperature, best)
+
+
+def class_accuracy(outputs: Tensor, labels: Tensor) -> float:
+    """The mean of the classes' accuracies. Shapes: outputs [N, C], labels [N]."""
+    return float(_weights(labels)[outputs.argmax(1) == labels].sum())
+
+
+def _weights(labels: Tensor) -> Tensor:
+    """The weight of each image, by which every class counts alike: [N]."""
+    counts = torch.bincount(labels)
+    return 1 / (len(counts) * counts[labels].double())
 
 
 def sharpen(outputs: Tensor, labels: Tensor, each: Tensor) -> tuple[float, float]:

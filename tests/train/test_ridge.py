@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgevit.train.ridge import FOLDS, RIDGES, Moments, RidgeRegression, choose_ridge, held_out_accuracy, sharpen
+from edgevit.train.ridge import FOLDS, RIDGES, Moments, RidgeRegression, choose_ridge, cross_validate, sharpen
 
 
 def clouds(counts: list[int], spread: float, width: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,22 +50,22 @@ def test_a_feature_that_never_changes_is_left_out() -> None:
 
 def test_of_noise_the_strong_ridge_is_chosen_and_of_clear_classes_all_are_right() -> None:
     features, labels = clouds([10, 10, 10], 0.01, width=24)
-    assert choose_ridge(regression(features, labels), *clouds([10, 10, 10], 0.01, width=24))[2] == 1.0
+    assert choose_ridge(regression(features, labels), *clouds([10, 10, 10], 0.01, width=24)).accuracy == 1.0
     random = torch.Generator().manual_seed(0)
     few, many = (torch.randn(n, 24, generator=random, dtype=torch.float64) for n in (30, 900))
     for part in (few, many):
         part[:, 0] += torch.arange(len(part)) % 3  # one feature tells something, the others are noise
-    ridge, _, accuracy = choose_ridge(regression(few, torch.arange(30) % 3), many, torch.arange(900) % 3)
-    assert ridge > 0.05 and accuracy > 0.4
+    chosen = choose_ridge(regression(few, torch.arange(30) % 3), many, torch.arange(900) % 3)
+    assert chosen.ridge > 0.05 and chosen.accuracy > 0.4
 
 
 def test_every_class_counts_the_same_in_the_choice() -> None:
     features = torch.tensor([[0.0], [0.0], [0.0], [1.0]], dtype=torch.float64)
     labels = torch.tensor([0, 0, 1, 1])
-    assert choose_ridge(regression(features, labels), features, labels)[2] == 0.75
+    assert choose_ridge(regression(features, labels), features, labels).accuracy == 0.75
     again = torch.tensor([0, 0, 0, 1, 1])
     held = torch.tensor([[0.0], [0.0], [0.0], [0.0], [1.0]], dtype=torch.float64)
-    assert choose_ridge(regression(features, labels), held, again)[2] == 0.75
+    assert choose_ridge(regression(features, labels), held, again).accuracy == 0.75
 
 
 def test_probabilities_become_as_sure_as_they_are_right() -> None:
@@ -92,7 +92,7 @@ def test_where_all_are_right_probabilities_stay_finite_and_surer_with_more_image
 
 def test_images_are_held_out_in_turn_and_every_class_counts_alike() -> None:
     features, labels = clouds([5, 20, 60], 0.8)
-    best = 0.0
+    accuracies = dict[float, float]()
     for ridge in RIDGES:
         right = torch.zeros(3)
         for fold in range(FOLDS):
@@ -100,8 +100,9 @@ def test_images_are_held_out_in_turn_and_every_class_counts_alike() -> None:
             weight, bias = regression(features[~held_out], labels[~held_out]).solved(ridge)
             answers = (features[held_out] @ weight.T + bias).argmax(1)
             right += torch.bincount(labels[held_out][answers == labels[held_out]], minlength=3)
-        best = max(best, float((right / torch.tensor([5, 20, 60])).mean()))
-    assert 0.5 < best < 1 and held_out_accuracy(features, labels) == pytest.approx(best, abs=1e-6)
+        accuracies[ridge] = round(float((right / torch.tensor([5, 20, 60])).mean()), 6)
+    chosen, best = cross_validate(features, labels), max(accuracies.values())
+    assert 0.5 < best < 1 and chosen.accuracy == pytest.approx(best, abs=1e-6) and accuracies[chosen.ridge] == best
 
 
 def test_moments_of_some_features_are_those_of_these_alone() -> None:

@@ -1,10 +1,11 @@
 """Fit a linear head to a base that has none, by ridge regression of the classes on its features (`train.ridge`).
 
 Of a ViT these are what timm pools, or the class token and the mean of the patches side by side, where that is right on
-more training images in cross-validation.
+more training images in cross-validation. That also chooses the ridge where all training images are compared: they are
+several times as many as those of the validation part, which chooses it where they are more.
 
-A regression's outputs are about 0 and 1, and no logits: a temperature, fitted on the validation part, makes their
-softmax as sure as it is right, which distillation and rejection rely on.
+A regression's outputs are about 0 and 1, and no logits: a temperature, fitted with the ridge, makes their softmax as
+sure as it is right, which distillation and rejection rely on.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from edgevit.progress import Progress, rounded_duration
 from edgevit.records.derivation import FittedHead, HeadInput
 from edgevit.records.model import TokenOutput
 from edgevit.train.passes import Passes
-from edgevit.train.ridge import FOLDS, Moments, RidgeRegression, choose_ridge, held_out_accuracy
+from edgevit.train.ridge import FOLDS, Moments, RidgeRegression, choose_ridge, class_accuracy, cross_validate
 
 FEWEST = 5  # training images of a class; of fewer, its mean is mostly chance
-COMPARED = 5000  # training images, as many of each class, by which what the head reads is chosen
+COMPARED = 5000  # training images at most, as many of each class, for cross-validation
 BOTH: TokenOutput = "class,mean"
 
 
@@ -148,38 +149,41 @@ def _images_per_class(task: Task) -> dict[str, int]:
 
 def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None) -> dict[str, Tensor]:
     """Weight, bias, and as `facts` ridge, temperature and accuracy, with those in cross-validation where it chose."""
-    network, reads, compared = base.network, slice(None), list[float]()
+    network = base.network
     if pooled is not None:
         network = Network(bare_copy(network.module), network.family)
         read_tokens(network, BOTH)
     network.make_classifiers(len(task.classes))
     width = network.classifiers[0].in_features
     moments, most = Moments(task.train.labels, width), max(COMPARED // len(task.classes), FOLDS)
-    batches, trained = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
+    validation, compared = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
     counts, seen = Counter(task.train.labels), Counter[int]()
 
     def add(features: Tensor, labels: Tensor) -> None:
         moments.add(features, labels)
-        if pooled is not None:
-            places = []
-            for place, label in enumerate(labels.tolist()):
-                before, seen[label] = seen[label], seen[label] + 1
-                share = most / max(counts[label], most)  # spread evenly over the class
-                places += [place] * (int(seen[label] * share) > int(before * share))
-            trained.append((features[places], labels[places]))
+        places = []
+        for place, label in enumerate(labels.tolist()):
+            before, seen[label] = seen[label], seen[label] + 1
+            share = most / max(counts[label], most)  # spread evenly over the class
+            places += [place] * (int(seen[label] * share) > int(before * share))
+        compared.append((features[places], labels[places]))
 
     _pass_features(network, task.train, passes, "fit a head", add)
-    _pass_features(network, task.validation, passes, "judge the head", lambda *batch: batches.append(batch))
-    if pooled is not None:
-        features, labels = (torch.cat(parts) for parts in zip(*trained, strict=True))
-        compared = [held_out_accuracy(features[:, part], labels) for part in (pooled, reads)]
-        reads = pooled if compared[0] >= compared[1] else reads
-    regression = RidgeRegression.of(moments.of(reads))
-    features, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    ridge, temperature, accuracy = choose_ridge(regression, features[:, reads], labels)
-    weight, bias = regression.solved(ridge)
-    facts = torch.tensor([ridge, temperature, accuracy, *compared], dtype=torch.float64)
-    return {"weight": (temperature * weight).float(), "bias": (temperature * bias).float(), "facts": facts}
+    _pass_features(network, task.validation, passes, "judge the head", lambda *batch: validation.append(batch))
+    features, labels = (torch.cat(parts) for parts in zip(*compared, strict=True))
+    read = [slice(None)] if pooled is None else [pooled, slice(None)]
+    crossed = [cross_validate(features[:, part], labels) for part in read]
+    best = max(range(len(read)), key=lambda i: crossed[i].accuracy)  # of equals what timm pools
+    regression, chosen = RidgeRegression.of(moments.of(read[best])), crossed[best]
+    features, labels = (torch.cat(parts) for parts in zip(*validation, strict=True))
+    features = features[:, read[best]]
+    if max(counts.values()) > most:
+        chosen = choose_ridge(regression, features, labels)
+    weight, bias = (chosen.temperature * part for part in regression.solved(chosen.ridge))
+    accuracy = class_accuracy(features @ weight.T + bias, labels)
+    accuracies = [each.accuracy for each in crossed] if len(read) > 1 else []
+    facts = torch.tensor([chosen.ridge, chosen.temperature, accuracy, *accuracies], dtype=torch.float64)
+    return {"weight": weight.float(), "bias": bias.float(), "facts": facts}
 
 
 def _pass_features(
