@@ -106,7 +106,8 @@ def int8_line(quantisation: Quantisation) -> str:
     count = sum(layer.int8 for layer in quantisation.layers)
     return (
         f"INT8 in {count} of {len(quantisation.layers)} linear layers, {quantisation.share:.1%} of their MACs; "
-        f"calibrated on {quantisation.images} training images, and judged by ONNX Runtime, whose INT8 kernels are not "
+        f"calibrated on {quantisation.images} training images, and judged on {quantisation.validation_images} "
+        f"validation and {quantisation.other_images} other training images by ONNX Runtime, whose INT8 kernels are not "
         "TensorRT's"
     )
 

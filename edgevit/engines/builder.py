@@ -275,7 +275,8 @@ class EngineBuilder:
 
         def read(answer: Mapping[str, Any]) -> EngineVerdict:
             outputs = outputs_of(answer, (sample.count, *sent), self.board.host)
-            return judge(sample, outputs, answer["nonfinite"], self.options.tolerances)
+            rounds = level.precision == INT8.name
+            return judge(sample, outputs, answer["nonfinite"], self.options.tolerances, rounds=rounds)
 
         self.leftovers.add(args["images"])
         for batch in dict.fromkeys(self.batches[1:]):

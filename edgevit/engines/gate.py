@@ -5,7 +5,7 @@ tolerances are counted in images, so that the size of the sample matters by itse
 odd image near a decision boundary, which is no fault of an engine: two images may always differ, per class and overall,
 and beyond that a share. An engine that guesses between two classes is still rejected: it classifies at most 2 of 20
 images wrong in 2 of 10 000 cases, and with more classes or images more rarely. Below 20 images only one may differ;
-below 10 images the gate does not decide.
+below 10 images the gate does not decide. Engines in INT8 are judged by what they surely lose (`proven_loss`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ import torch
 from torch import Tensor
 
 from edgevit.exporting.images import Judging
-from edgevit.exporting.losses import LEAST_IMAGES, ClassResult, allowed, by_class, loss
+from edgevit.exporting.losses import (
+    LEAST_IMAGES,
+    ClassResult,
+    allowed,
+    by_class,
+    expected_losses,
+    least_mean,
+    loss,
+    proven_loss,
+)
 from edgevit.exporting.request import GateTolerances
 from edgevit.exporting.session import OnnxModel
 from edgevit.network.output import Logits, Output
@@ -47,6 +56,7 @@ class Sample:
     expected: Tensor  # the answers in fp32 on the host
     data: str
     part: str
+    probabilities: Tensor | None = None  # [images, classes] in fp32 on the host; None: outputs without classes
 
     @property
     def judges(self) -> bool:
@@ -84,8 +94,13 @@ class EngineVerdict:
         )
 
 
-def judge(sample: Sample, outputs: Tensor, nonfinite: int, tolerances: GateTolerances) -> EngineVerdict:
-    """Compare the outputs of the engine with those in fp32 on the host."""
+def judge(
+    sample: Sample, outputs: Tensor, nonfinite: int, tolerances: GateTolerances, *, rounds: bool = False
+) -> EngineVerdict:
+    """Compare the outputs of the engine with those in fp32 on the host.
+
+    `rounds`: it is in INT8, and fails where it surely loses more than is allowed.
+    """
     if nonfinite:
         return EngineVerdict({}, f"gives NaN or infinity ({nonfinite} values)")
     if not sample.judges:
@@ -95,11 +110,18 @@ def judge(sample: Sample, outputs: Tensor, nonfinite: int, tolerances: GateToler
     if not isinstance(sample.output, Logits):
         least = tolerances.agreement
         text = f"agrees with fp32 to {agreement:.2%} on {sample.count} images, {least:.0%} is required"
-        return EngineVerdict({}, None if agreement >= least else text, agreement)
+        passes = least_mean(1 - agreeing) <= 1 - least if rounds else agreement >= least
+        return EngineVerdict({}, None if passes else text, agreement)
     labels = torch.tensor(sample.labels)
     right = sample.output.score(outputs, labels)
-    per_class = by_class(sample.class_names, labels, sample.expected == labels, right, agreeing)
-    return EngineVerdict(per_class, loss(per_class, tolerances, "on the board"), agreement)
+    before, place = (sample.expected == labels).float(), "on the board"
+    per_class = by_class(sample.class_names, labels, before, right, agreeing)
+    if rounds and sample.probabilities is not None:
+        expected = expected_losses(sample.probabilities, sample.output.answers(outputs))
+        failure = proven_loss(sample.class_names, labels, before - right, expected, tolerances, place)
+    else:
+        failure = loss(per_class, tolerances, place)
+    return EngineVerdict(per_class, failure, agreement)
 
 
 def remarks(sample: Sample, tolerances: GateTolerances) -> list[str]:
@@ -140,10 +162,13 @@ def images_file(folder: Path, key: str) -> Path:
 def take_sample(judging: Judging, reference: Path, path: Path, progress: Progress, *, workers: int = 0) -> Sample:
     """Write the images for the board, and run ONNX Runtime on them in fp32 on the CPU."""
     model, output = OnnxModel(reference), judging.output
-    labels, expected = list[int](), list[Tensor]()
+    labels, expected, probabilities = list[int](), list[Tensor](), list[Tensor]()
     with writing(path), path.open("wb") as file, progress.stage("classify here", len(judging.split), "image") as stage:
         for images, truth in _rounded(judging.split.batches(BATCH, workers), file):
-            expected.append(output.answers(model.predict(images)))
+            outputs = model.predict(images)
+            expected.append(output.answers(outputs))
+            if isinstance(output, Logits):
+                probabilities.append(output.of(outputs).softmax(1))
             labels += truth.tolist()
             stage.update(len(labels))
     shape = tuple(judging.split.preprocessing["input_size"])
@@ -152,7 +177,7 @@ def take_sample(judging: Judging, reference: Path, path: Path, progress: Progres
         columns, output = output.columns, Logits(tuple(range(len(output.columns))))
     return Sample(
         path, file_sha256(path), len(labels), shape, columns, output, judging.class_names, tuple(labels),
-        torch.cat(expected), judging.data, judging.part,
+        torch.cat(expected), judging.data, judging.part, torch.cat(probabilities) if probabilities else None,
     )  # fmt: skip
 
 

@@ -1,18 +1,23 @@
-"""Write a file in INT8: calibrate it, judge it on validation images, and keep in floating point what costs too much."""
+"""Write a file in INT8: calibrate it, judge it on other images, and keep in floating point what costs too much.
+
+It is judged on validation images, and, where these are few, on training images that it was not calibrated on. The test
+part is never used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from edgevit.data.task import Split, Task
 from edgevit.errors import ExportError
 from edgevit.exporting.calibrating import fits
 from edgevit.exporting.images import Judging
-from edgevit.exporting.losses import ClassResult, by_class, loss
+from edgevit.exporting.losses import by_class, expected_losses, least_mean, proven_loss
 from edgevit.exporting.quantising import Quantised, quantise
 from edgevit.exporting.request import Calibration, GateTolerances
 from edgevit.exporting.session import GraphModel
@@ -28,7 +33,7 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class _Judge:
-    """Compares graphs with the model in fp32 on validation images."""
+    """Compares graphs with the model in fp32."""
 
     output: Output
     names: Sequence[str]
@@ -36,31 +41,33 @@ class _Judge:
     labels: Tensor
     reference: Tensor  # outputs in fp32
     tolerances: GateTolerances
+    held_out: int  # of these images, how many are of the validation part
 
     def step(self, model: ir.Model, floating: int, share: float) -> QuantisedStep:
         """Judge a graph with so many layers in floating point and this share of MACs in INT8."""
         outputs = predicted(model, self.images)
         if not outputs.isfinite().all():
-            return QuantisedStep(floating, share, None, 0.0, None, "gives NaN or infinity")
-        agreeing = self.output.score(outputs, self.output.answers(self.reference))
+            return QuantisedStep(floating, share, None, 0.0, None, None, None, "gives NaN or infinity")
+        output, place = self.output, "in INT8"
+        agreeing = output.score(outputs, output.answers(self.reference))
         agreement = float(agreeing.mean())
-        if not isinstance(self.output, Logits):
-            failure = None if agreement >= self.tolerances.agreement else f"agrees with fp32 to {agreement:.2%}"
-            return QuantisedStep(floating, share, None, agreement, None, failure)
-        right, before = (self.output.score(values, self.labels) for values in (outputs, self.reference))
+        if not isinstance(output, Logits):
+            least = least_mean(1 - agreeing)
+            failure = f"agrees with fp32 to {agreement:.2%}" if least > 1 - self.tolerances.agreement else None
+            return QuantisedStep(floating, share, None, agreement, None, 1 - agreement, least, failure)
+        right, before = (output.score(values, self.labels) for values in (outputs, self.reference))
+        expected = expected_losses(output.of(self.reference).softmax(1), output.answers(outputs))
         per_class = by_class(self.names, self.labels, before, right, agreeing)
         return QuantisedStep(
             floating,
             share,
             float(right.mean()),
             agreement,
-            _worst(per_class),
-            loss(per_class, self.tolerances, "in INT8"),
+            max(per_class, key=lambda name: per_class[name].lost / per_class[name].images),
+            float(expected.mean()),
+            least_mean(expected),
+            proven_loss(self.names, self.labels, before - right, expected, self.tolerances, place),
         )
-
-
-def _worst(per_class: Mapping[str, ClassResult]) -> str:
-    return max(per_class, key=lambda name: per_class[name].lost / per_class[name].images)
 
 
 def predicted(model: ir.Model, images: Sequence[Tensor]) -> Tensor:
@@ -69,11 +76,16 @@ def predicted(model: ir.Model, images: Sequence[Tensor]) -> Tensor:
     return torch.cat([run(batch) for batch in images])
 
 
-def _batches(judging: Judging, part: str, count: int, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-    """Images of a part in batches that the graph takes."""
+def _batches(split: Split, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    """Images in batches that the graph takes."""
     size = BATCH if batch == "dynamic" else batch
-    split = judging.task.calibration(count) if part == "train" else judging.task.validation.subset(count)
     return [pair for pair in split.batches(size) if batch == "dynamic" or len(pair[0]) == size]
+
+
+def _other_training(task: Task, calibration: Split, count: int) -> Split:
+    """At most `count` training images that are not of the calibration."""
+    used = set(calibration.references)
+    return task.train.at([i for i, image in enumerate(task.train.references) if image not in used]).subset(count)
 
 
 def calibrated(
@@ -95,18 +107,22 @@ def calibrated(
     if not fits(graph):
         raise ExportError("the weights exceed 2 GB, which INT8 is not calibrated for; leave --precision int8 out")
     with progress.stage("calibrate INT8"):
-        images = [batch_images for batch_images, _ in _batches(judging, "train", calibration.images, batch)]
+        split = judging.task.calibration(calibration.images)
+        images = [batch_images for batch_images, _ in _batches(split, batch)]
         if (count := sum(map(len, images))) < LEAST_IMAGES:
             raise ExportError(
                 f"{count} training images in {judging.data}, and INT8 is calibrated on {LEAST_IMAGES} or more; give "
                 "more with --data"
             )
         quantised = quantise(graph.clone(), images, calibration.method)
-    judged = _batches(judging, "validation", JUDGED_IMAGES, batch)
-    if not judged:
-        raise ExportError(f"{judging.data} has no validation images, which INT8 is judged on; give more with --data")
-    validation, labels = [pair[0] for pair in judged], torch.cat([pair[1] for pair in judged])
-    judge = _Judge(judging.output, judging.class_names, validation, labels, predicted(graph, validation), tolerances)
+    validation = _batches(judging.task.validation.subset(JUDGED_IMAGES), batch)
+    held_out = sum(len(pair[0]) for pair in validation)
+    pairs = [*validation, *_batches(_other_training(judging.task, split, JUDGED_IMAGES - held_out), batch)]
+    if not pairs:
+        raise ExportError(f"{judging.data} has no images left that INT8 is judged on; give more with --data")
+    judged, labels = [pair[0] for pair in pairs], torch.cat([pair[1] for pair in pairs])
+    reference = predicted(graph, judged)
+    judge = _Judge(judging.output, judging.class_names, judged, labels, reference, tolerances, held_out)
     return _ladder(quantised, judge, graph, images, calibration, judging, progress)
 
 
@@ -160,7 +176,8 @@ def _ladder(
             QuantisedLayer(layer.name, layer.macs / total, layer.name not in floating, losses.get(layer.name))
             for layer in quantised.layers
         ),
-        validation_images=len(judge.labels),
+        validation_images=judge.held_out,
+        other_images=len(judge.labels) - judge.held_out,
         fp32=_score(judge),
         steps=tuple(steps.values()),
         share=share(order[:high]),

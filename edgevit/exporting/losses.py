@@ -1,10 +1,15 @@
-"""What a rounded model loses against fp32 on the same images: overall, and in each class."""
+"""What a rounded model loses against fp32 on the same images: overall, and in each class.
+
+`loss` counts images: an engine that loses more is taken for a wrong one. `proven_loss` allows for chance: INT8 is given
+up only where it surely loses more than is allowed, as a few images of undecided classes change with any rounding.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
@@ -13,6 +18,7 @@ from edgevit.exporting.request import GateTolerances
 
 LEAST_IMAGES = 10  # to decide
 ALWAYS_ALLOWED = 2  # images
+SURE = 0.95  # of an interval that is open above
 
 
 @dataclass(frozen=True)
@@ -72,4 +78,40 @@ def loss(per_class: Mapping[str, ClassResult], tolerances: GateTolerances, place
             f"agrees with fp32 on {agreeing} of {images} images, {tolerances.agreement:.0%} is required; "
             f"least on {name!r}, {worst.agreeing} of {worst.images}"
         )
+    return None
+
+
+def least_mean(losses: Tensor, comparisons: int = 1) -> float:
+    """What the mean of such losses [images] surely exceeds, where so many means are tested at once; 0 at the least."""
+    if len(losses) < 2:
+        return 0.0
+    exact, error = losses.double(), NormalDist().inv_cdf(1 - (1 - SURE) / comparisons)
+    return max(float(exact.mean() - error * exact.std() / math.sqrt(len(losses))), 0.0)
+
+
+def expected_losses(probabilities: Tensor, answers: Tensor) -> Tensor:
+    """The accuracy that each image [images] loses by these answers [images], if fp32's probabilities are right.
+
+    The probability [images, classes] of fp32's answer minus that of the other: next to nothing where fp32 is undecided.
+    """
+    return probabilities.amax(1) - probabilities.gather(1, answers[:, None])[:, 0]
+
+
+def proven_loss(
+    names: Sequence[str], labels: Tensor, lost: Tensor, expected: Tensor, tolerances: GateTolerances, place: str
+) -> str | None:
+    """Describe a loss that surely exceeds the tolerances. None: none does.
+
+    Args:
+        lost: 1 for each image [images] that fp32 alone classifies correctly, -1 for each that it alone does not.
+        expected: as `expected_losses` has them; they vary less than `lost`.
+    """
+    for losses, verb in ((expected, "is expected to lose"), (lost, "loses")):
+        if (least := least_mean(losses)) > tolerances.drop:
+            mean = float(losses.double().mean())
+            return f"{verb} {mean:.1%} of top-1 {place} on {len(losses)} images, and surely more than {least:.1%}"
+    of_classes = {int(label): lost[labels == label] for label in labels.unique()}
+    for label, losses in of_classes.items():
+        if losses.sum() > ALWAYS_ALLOWED and least_mean(losses, len(of_classes)) > tolerances.class_drop:
+            return f"loses {int(losses.sum())} of {len(losses)} images of {names[label]!r} {place}"
     return None

@@ -144,7 +144,9 @@ class GateTolerances:
     agreement: Annotated[
         float,
         Option(
-            "Smallest accepted share of images on which the engine agrees with fp32.", CHECKS, name="--engine-agreement"
+            "Smallest accepted share of images on which the engine agrees with fp32; not for logits in INT8.",
+            CHECKS,
+            name="--engine-agreement",
         ),
     ] = 0.98
 

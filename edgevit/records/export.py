@@ -134,13 +134,15 @@ class QuantisedLayer:
 
 @dataclass(frozen=True)
 class QuantisedStep:
-    """A choice of layers that was judged on validation images."""
+    """A choice of layers that was judged."""
 
     floating: Index  # number of linear layers in floating point
     share: float  # of the MACs of linear layers in INT8
     top1: float | None  # None: the outputs are not logits
     agreement: float  # mean score with the answers in fp32 as targets
     worst_class: ClassName | None  # the class with the largest loss
+    loss: float | None  # of logits the loss of top-1 expected by the probabilities in fp32; else 1 - agreement
+    loss_least: float | None  # lower end of its 95 % interval, open above; None: outputs are not finite
     failure: str | None  # why it was not taken
 
 
@@ -155,7 +157,8 @@ class Quantisation:
     rescaled: Index  # layers whose inputs were centred and scaled
     share: float  # of the MACs of linear layers in INT8
     layers: tuple[QuantisedLayer, ...]
-    validation_images: Index
+    validation_images: Index  # that judged it
+    other_images: Index  # of the training part, not those of the calibration, that judged it, too
     fp32: float | None  # top-1 on them in fp32
     steps: tuple[QuantisedStep, ...]  # in the order of trial
 

@@ -144,6 +144,20 @@ def test_a_class_too_small_to_show_a_loss_is_named() -> None:
     assert "'heron' has 2 images, too few to notice" in remarks(sample(50, 2), STRICT)[0]
 
 
+def test_an_engine_in_int8_fails_where_it_surely_loses_more_than_is_allowed() -> None:
+    few = sample(20, 20)
+    undecided = replace(few, probabilities=torch.full((40, 2), 0.5))
+    sure = replace(few, probabilities=functional.one_hot(few.expected, 2).float())
+    three, nine = ({i: 1 for i in range(count)} for count in (3, 9))
+    for images, changes, failure in (
+        (undecided, three, None),
+        (undecided, nine, "loses 22.5% of top-1 on the board on 40 images, and surely more than 11.5%"),
+        (sure, nine, "is expected to lose 22.5% of top-1 on the board on 40 images, and surely more than 11.5%"),
+    ):
+        logits = functional.one_hot(torch.tensor(altered(images.expected, changes)), 2).float()
+        assert judge_outputs(images, logits, 0, STRICT, rounds=True).failure == failure
+
+
 @given(st.integers(0, 100), st.integers(1, 2000))
 def test_a_share_in_per_cent_is_counted_exactly(percent: int, images: int) -> None:
     assert allowed(percent / 100, images, 0) == percent * images // 100
@@ -174,6 +188,9 @@ def test_features_must_agree_on_average_and_have_no_classes() -> None:
     some[:6] *= -1
     failed = judge_outputs(images, some, 0, STRICT)
     assert failed.failure == "agrees with fp32 to 80.00% on 30 images, 98% is required"
+    assert judge_outputs(images, some, 0, STRICT, rounds=True).failure == failed.failure
+    some[1:] = fp32[1:]
+    assert judge_outputs(images, some, 0, STRICT, rounds=True).failure is None, "one image proves nothing"
     assert judge_outputs(images, fp32, 2, STRICT).failure == "gives NaN or infinity (2 values)"
 
 
@@ -208,6 +225,7 @@ def test_the_sample_is_what_fp32_saw_rounded_once(tmp_path: Path) -> None:
     np.testing.assert_array_equal(raw, images.half().numpy())
     logits = OnnxModel(folder / "export" / "model.fp32.onnx").predict(torch.from_numpy(raw.astype(np.float32)))
     assert torch.equal(taken.expected, logits[:, [3, 5, 8]].argmax(1))
+    assert taken.probabilities is not None and torch.equal(taken.expected, taken.probabilities.argmax(1))
     assert taken.labels == tuple(judging.split.labels) and set(taken.labels) == {0, 1, 2}
     again = take_sample(judging, folder / "export" / "model.fp32.onnx", tmp_path / "images", Silent())
     assert again.sha256 == taken.sha256

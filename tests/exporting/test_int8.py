@@ -36,7 +36,10 @@ def test_the_file_is_written_judged_and_found(folder: Path) -> None:
     made = report.quantisation
     assert made is not None and sorted(report.files) == [f"model.{p}.onnx" for p in ("fp16", "fp32", "int8")]
     assert (made.method, made.images, made.share, len(made.layers)) == ("max", 32, 1.0, 5)
-    assert made.steps[-1].failure is None and made.steps[-1].agreement >= 0.98
+    step = made.steps[-1]
+    assert step.failure is None and step.agreement >= 0.98 and step.loss is not None and 0 <= step.loss < 0.01
+    data = ModelFolder(folder).derivation().data.images
+    assert made.validation_images == data.validation and made.images + made.other_images == data.train
     assert report.accuracy is not None and report.accuracy.files["int8"].agreement >= 0.9
     assert report.files["model.int8.onnx"].nodes is not None
     assert report.files["model.int8.onnx"].nodes["QuantizeLinear"] == 5
