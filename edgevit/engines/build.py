@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from edgevit.board.connection import THIS_MACHINE, Board
-from edgevit.board.facts import BoardFacts, examine
+from edgevit.board.facts import BoardFacts, TensorRT, examine
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.profiles import load_profile
 from edgevit.engines.builder import EngineBuilder, batches_of, mode_name, tidied
@@ -54,6 +54,15 @@ def check_board(host: str, facts: BoardFacts, profile: str | None) -> None:
         )
     if cuda.error is not None:
         raise UnfitBoardError(f"no GPU for an engine on {host} ({cuda.error}); see `{doctor}`")
+
+
+def check_int8(tensorrt: TensorRT) -> None:
+    """Raise EngineError if this TensorRT takes no types from a file."""
+    if not tensorrt.strongly_typed:
+        raise EngineError(
+            f"TensorRT {tensorrt.version} takes no types from a file, which an engine in INT8 needs; TensorRT 10 "
+            "(JetPack 6) and newer do: give fp16 in place of int8"
+        )
 
 
 def _key(report: ExportRecord, board: str, request: ExportRequest) -> str:
@@ -125,11 +134,8 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
     check_board(board.host, facts, request.profile)
     request = imported(request, progress)
     adds_int8 = INT8.name in request.precisions and ModelFolder(request.model).own_precision is None
-    if adds_int8 and not facts.tensorrt.strongly_typed:
-        raise EngineError(
-            f"TensorRT {facts.tensorrt.version} takes no types from a file, which an engine in INT8 needs; TensorRT 10 "
-            "(JetPack 6) and newer do: leave --precision int8 out"
-        )
+    if adds_int8:
+        check_int8(facts.tensorrt)
     report, folder, board_name = current_export(request, progress=progress), request.model, fingerprint(facts)
     if adds_int8 and report.opset < QUANTISED_OPSET:
         raise EngineError(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -223,7 +224,7 @@ class StackBench:
         placed = place_unjudged(
             self.board,
             self.scratch / f"{stack.label.replace(' ', '-')}.onnx",
-            lambda file, precision, opset: write_stack(self.network, stack, file, precision=precision, opset=opset),
+            partial(self._write, stack),
             precision=self.target.computes_in,
             progress=self.progress,
             tensorrt=self.setting.facts.tensorrt if self.target.builds else None,
@@ -231,11 +232,14 @@ class StackBench:
             batches=(1, self.target.batch, max(self.target.batch, MOST_BATCH)),
         )
         if placed.refused:
-            raise EngineError(f"the stack of {stack.text} {placed.refused}; try --precision fp32")
+            raise EngineError(f"the stack of {stack.text} {placed.refused}; try another --precision")
         engine = str(placed.path), placed.sha256
         if self.target.builds:
             self.store.keep_engines({**self.store.engines(), stack.label: engine})
         return engine
+
+    def _write(self, stack: Stack, file: Path, precision: str, opset: int) -> None:
+        write_stack(self.network, stack, file, precision=precision, opset=opset, for_engine=self.target.builds)
 
     def _exists(self, path: str, sha256: str) -> bool:
         offered = self.board.call("offer", path=path, part=f"{path}.none", sha256=sha256)

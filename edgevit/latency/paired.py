@@ -20,13 +20,13 @@ from edgevit.derivation.allocate.prices import Measured as Quantity
 from edgevit.engines.build import build_engine
 from edgevit.engines.options import EngineOptions
 from edgevit.engines.request import ExportRequest
-from edgevit.errors import UnfitBoardError
+from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.exporting.current import current_export
 from edgevit.latency.rounds import MeasuredFigure
 from edgevit.latency.target import MeasurementTarget
 from edgevit.progress import Progress
 from edgevit.records.model_folder import ModelFolder
-from edgevit.records.precisions import FP16, PRECISIONS
+from edgevit.records.precisions import FP16, FP32, PRECISIONS
 
 ROUNDS = 8  # of base and model: an interval needs 6
 MOST_ROUNDS = 32  # while the interval stays wide
@@ -60,15 +60,14 @@ class PairedBench:
         `judged`: also compare the exported files with the model on images, as for a model that is kept.
 
         Raises:
-            EngineError: no precision gives a correct engine.
+            EngineError: no precision gives a correct engine, or the base is not in INT8, and its costs are.
             BoardError, ExportError: as their names say.
         """
+        precision, options = self.target.computes_in, dict[str, Any]()
+        is_base = ModelFolder(folder).derivation() is None
+        if calibrated := PRECISIONS[precision].calibrated:
+            options = {"precision": precision, "data": self.data if is_base else None}
         if not self.target.builds:
-            precision = self.target.computes_in
-            options: dict[str, Any] = {}
-            if PRECISIONS[precision].calibrated:
-                is_base = ModelFolder(folder).derivation() is None
-                options = {"precision": precision, "data": self.data if is_base else None}
             half = precision == FP16.name
             current_export(folder, fp16=half, accuracy=judged, **options, progress=self.progress)
             return
@@ -79,10 +78,16 @@ class PairedBench:
             engine=EngineOptions(batches=batches),
             profile=self.target.profile,
             accuracy=judged,
-            fp16=self.target.computes_in == FP16.name,
+            fp16=precision != FP32.name,
+            **options,
         )
         with open_board(self.target.board, ssh_config=self.target.ssh_config) as board:
-            build_engine(request, board, self.progress)
+            record = build_engine(request, board, self.progress)
+        if calibrated and is_base and record.precision != precision:
+            raise EngineError(
+                f"the base runs in {record.precision_level} on {self.host}, as its engine in {precision} "
+                f"{record.attempts[-1].failure}: costs in {precision} are not its own; give --run-precision fp16"
+            )
 
     def measure(self, base: Path, model: Path) -> MeasuredFigure:
         """Measure a model in turns with the base until its interval is narrow, or for MOST_ROUNDS; both are prepared.

@@ -12,7 +12,7 @@ import torch
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.exporting.graph import save_graph, trace
-from edgevit.exporting.halving import convert
+from edgevit.exporting.halving import convert, halve
 from edgevit.exporting.quantising import quantise
 from edgevit.network.anatomy import Attention, BlockDims, Ffn, check_all_pass
 from edgevit.network.copies import bare_copy
@@ -209,8 +209,12 @@ def _evenly(numbers: Sequence[int], count: int) -> list[int]:
     return [numbers[round(i * (len(numbers) - 1) / max(count - 1, 1))] for i in range(count)]
 
 
-def write_stack(network: Network, stack: Stack, path: Path, *, precision: str, opset: int) -> None:
-    """Write a stack as an ONNX file, like a model, for any batch; in INT8 with steps for some random images.
+def write_stack(
+    network: Network, stack: Stack, path: Path, *, precision: str, opset: int, for_engine: bool = False
+) -> None:
+    """Write a stack as an ONNX file, like a model, for any batch.
+
+    In INT8 the steps are those of random images, as latencies do not depend on them; `for_engine`: all else is in fp16.
 
     Raises:
         ExportError: the exporter failed.
@@ -220,6 +224,8 @@ def write_stack(network: Network, stack: Stack, path: Path, *, precision: str, o
     if PRECISIONS[precision].calibrated:
         images = torch.randn(CALIBRATION_IMAGES, *size, generator=torch.Generator().manual_seed(0))
         graph = quantise(graph, [images], "max", correcting=False).model
+        if for_engine:
+            halve(graph.graph)
     else:
         convert(graph.graph, precision)
     save_graph(graph, path, {"stack": stack.label})

@@ -13,7 +13,7 @@ from edgevit.derivation.allocate.cost_table import READER, SCHEMA, CostTable, Or
 from edgevit.derivation.allocate.policy import POLICIES, Policy
 from edgevit.derivation.allocate.prices import Measured
 from edgevit.derivation.allocate.tokens import tile_counts
-from edgevit.engines.build import check_board
+from edgevit.engines.build import check_board, check_int8
 from edgevit.errors import UnfitBoardError
 from edgevit.latency.cost_request import POINTS, ROUNDS
 from edgevit.latency.fit import (
@@ -34,6 +34,7 @@ from edgevit.network.anatomy import BlockDims
 from edgevit.network.dense import DenseFamily
 from edgevit.network.network import Network
 from edgevit.progress import Progress, Silent
+from edgevit.records.precisions import PRECISIONS
 
 AT_ONCE = 4  # stacks that are measured before doubts are computed again
 CLOSE = 0.01  # of the base's cost: interpolation need not be more certain than this
@@ -87,6 +88,8 @@ def measured_table(
             _check_power(board.host, setting)
         if target.builds:
             check_board(board.host, setting.facts, target.profile)
+            if PRECISIONS[target.computes_in].calibrated:
+                check_int8(setting.facts.tensorrt)
         origin = target.origin(setting)
         store = Store.of(_key(network, origin, target.runtime(setting)), folder)
         with store.alone(progress):

@@ -88,11 +88,10 @@ class MeasurementTarget:
         """
         if self.computes_in not in PRECISIONS:
             raise UnknownNameError("precision", self.computes_in, PRECISIONS, owner="a table")
-        if PRECISIONS[self.computes_in].calibrated and (self.builds or self.provider not in (None, "cpu")):
-            where = "engines of TensorRT" if self.builds else f"the provider {self.provider}"
+        if PRECISIONS[self.computes_in].calibrated and not self.builds and self.provider not in (None, "cpu"):
             raise OptionError(
-                f"models in {self.computes_in} are measured with ONNX Runtime on the CPU, and not with {where}: give "
-                "--runner onnxruntime and no --provider, or fp16"
+                f"models in {self.computes_in} are measured as engines or on the CPU, and not with the provider "
+                f"{self.provider}: leave --provider out, or give fp16"
             )
         self.conditions().check(self.runs_on, 1)
 

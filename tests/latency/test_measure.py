@@ -176,6 +176,19 @@ def test_the_clock_counts_on_a_quiet_machine_and_processor_time_where_other_prog
 
 
 @pytest.mark.slow
+def test_engines_in_int8_are_built_from_files_with_their_types(small_vit, tmp_path, short, sshd, board_tree):
+    tree = board_tree("orin-nx-16gb-jetpack6.2")
+    server = sshd(EDGEVIT_BOARD_ROOT=tree, PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
+    target = MeasurementTarget(board=server.host, ssh_config=server.config, precision="int8")
+    target.check()
+    with opened(small_vit(), tmp_path / "costs", target) as bench:
+        bench.measure([FFN], 1)
+        assert labels(bench) == {BASE.label: 1, FFN.label: 1}
+        assert all((run.runner, run.precision) == ("tensorrt", "int8") for run in bench.store.runs())
+        assert target.origin(bench.setting).precision == "int8"
+
+
+@pytest.mark.slow
 def test_engines_are_built_on_the_board_and_measured_there_with_their_energy(
     small_vit, tmp_path, short, sshd, board_tree, monkeypatch
 ):

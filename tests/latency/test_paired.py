@@ -17,7 +17,7 @@ from edgevit.agent.records import Run
 from edgevit.board.request import Conditions
 from edgevit.derivation.allocate.prices import Measured as Quantity
 from edgevit.engines.request import ExportRequest
-from edgevit.errors import UnfitBoardError
+from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.latency import paired
 from edgevit.latency.paired import LABELS, PairedBench
 from edgevit.latency.rounds import MeasuredFigure
@@ -87,6 +87,26 @@ def test_files_in_int8_are_calibrated_on_the_images_of_the_derivation(
             asked = {key: exported[name].get(key) for key in ("precision", "data")}
             data = "photos" if name == "base" else None  # a model knows its images
             assert asked == ({"precision": "int8", "data": data} if precision == "int8" else dict.fromkeys(asked))
+
+
+def test_a_base_whose_engine_is_not_in_int8_has_other_costs_than_the_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[ExportRequest] = []
+    slow = SimpleNamespace(failure="is not shown to be faster than fp16")
+    stays = SimpleNamespace(precision="fp16", precision_level="fp16", attempts=(slow,))
+    monkeypatch.setattr(paired, "open_board", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(paired, "build_engine", lambda request, *_: asked.append(request) or stays)
+    bench = PairedBench(MeasurementTarget(board="orin", precision="int8"), "ms", 1.0, Silent(), "photos")
+    for name in ("base", "model"):
+        (tmp_path / name).mkdir()
+    ModelFolder(tmp_path / "model").write_derivation(derivation_of(None))
+    bench.prepare(tmp_path / "model")  # its own cost is measured, in whatever precision
+    with pytest.raises(EngineError, match="the base runs in fp16 on orin, as its engine in int8 is not shown to be"):
+        bench.prepare(tmp_path / "base")
+    assert [(request.precision, request.fp16, request.data) for request in asked] == [
+        ("int8", True, None), ("int8", True, "photos"),
+    ]  # fmt: skip
 
 
 def test_a_model_takes_its_ratio_to_the_base_times_what_the_base_cost_by_the_table(

@@ -131,9 +131,13 @@ def test_the_file_has_every_block_and_a_free_batch(base, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_linear_layer_of_a_stack_is_in_int8(base, tmp_path):
-    write_stack(base, Stack(2, 1, 16, 8), tmp_path / "s.onnx", precision="int8", opset=20)
-    nodes = onnx.load(tmp_path / "s.onnx").graph.node
+@pytest.mark.parametrize("for_engine", [False, True])
+def test_every_linear_layer_of_a_stack_is_in_int8_and_for_an_engine_all_else_in_fp16(base, tmp_path, for_engine):
+    path = tmp_path / "s.onnx"
+    write_stack(base, Stack(2, 1, 16, 8), path, precision="int8", opset=20, for_engine=for_engine)
+    graph = onnx.load(path).graph
+    nodes, images = graph.node, onnx.helper.tensor_dtype_to_np_dtype(graph.input[0].type.tensor_type.elem_type)
+    assert images == np.dtype("float16" if for_engine else "float32")
     quantised = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
     linear = [node for node in nodes if node.op_type in ("MatMul", "Gemm") and {*node.input} & quantised]
     assert len(linear) == 2 * 4 + 1, "four in each block, and the classifier"

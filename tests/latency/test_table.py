@@ -11,7 +11,7 @@ from some_runs import DENSE, watts
 from edgevit.board.bench import Turns
 from edgevit.board.facts import BoardFacts, CudaFacts, OnnxRuntime
 from edgevit.derivation.allocate.cost_table import Origin
-from edgevit.errors import UnfitBoardError
+from edgevit.errors import EngineError, UnfitBoardError
 from edgevit.latency import table as module
 from edgevit.latency.grid import Grid
 from edgevit.latency.measure import StackBench
@@ -260,3 +260,9 @@ def test_another_onnx_runtime_or_another_gpu_is_measured_anew(small_vit, origin)
     assert found("1.22.0", provider="cuda") == "1.22.0, Orin" and found("1.22.0", runner="tensorrt") is None
     keys = [module._key(small_vit(), origin, runtime) for runtime in ("1.22.0", "1.23.0", "1.22.0, Orin")]
     assert all(keys.count(key) == 1 for key in keys)
+
+
+def test_int8_needs_a_tensorrt_that_takes_types_from_a_file(small_vit, play, tmp_path):
+    play(release="8.5.2")
+    with pytest.raises(EngineError, match=r"TensorRT 8\.5\.2\S* takes no types from a file"):
+        measured_table(small_vit(), MeasurementTarget(runner="tensorrt", precision="int8"), folder=tmp_path)
