@@ -77,8 +77,8 @@ OutputOption = Annotated[
     str,
     Option(
         "What the model puts out: classes; or, for which images need no labels, features (pooled, or of tokens: "
-        "features:patches, features:class,patches), the map of a head of your own: map (values), map:foreground or "
-        "map:classes (logits), or the boxes of a detector of your own.",
+        "features:patches, features:class,patches; after several blocks: features:patches@3,6,9,12), the map of a head "
+        "of your own: map (values), map:foreground or map:classes (logits), or the boxes of a detector of your own.",
         DATA,
         common=True,
     ),
@@ -98,20 +98,37 @@ def check_output(output: str) -> None:
     """Refuse an output that there is not.
 
     Raises:
-        OptionError: also features of earlier blocks.
+        UnknownNameError, OptionError
     """
-    if output in OUTPUTS:
-        return
-    if str(output).partition("@")[0] in TOKEN_OUTPUTS:
-        raise OptionError(
-            f"--output {output}: only features after the last block are put out; for earlier ones write a head that "
-            "reads them, and give it with --output map (docs/tutorial.md has one)"
-        )
-    raise UnknownNameError("output", str(output), OUTPUTS)
+    if output not in OUTPUTS and depths_of(output) == ():
+        raise UnknownNameError("output", str(output), OUTPUTS)
 
 
 def puts_out_features(output: str) -> bool:
-    return output == "features" or output in TOKEN_OUTPUTS
+    return output == "features" or tokens_of_output(output) is not None
+
+
+def tokens_of_output(output: str) -> TokenOutput | None:
+    """The tokens whose features an output is; None: pooled ones, or no features."""
+    return TOKEN_OUTPUTS.get(str(output).partition("@")[0])
+
+
+def depths_of(output: str) -> tuple[int, ...]:
+    """The blocks, from 1, after which an output has its features: `features:patches@3,12`; empty: it names none.
+
+    Raises:
+        OptionError: they are no ascending numbers, or of no tokens.
+    """
+    kind, at, numbers = str(output).partition("@")
+    if not at or kind not in ("features", *TOKEN_OUTPUTS):
+        return ()
+    depths = tuple(int(number) for number in numbers.split(",")) if re.fullmatch(r"\d{1,4}(,\d{1,4})*", numbers) else ()
+    if kind == "features" or not depths or depths[0] < 1 or sorted({*depths}) != list(depths):
+        raise OptionError(
+            f"--output {output}: expected tokens and the numbers of blocks in ascending order, from 1; try "
+            "features:patches@3,6,9,12"
+        )
+    return depths
 
 
 def refuse_classes(output: str, options: Mapping[str, bool]) -> None:

@@ -19,7 +19,7 @@ from edgevit.derivation.allocate.prices import Measured as Quantity
 from edgevit.derivation.compatibility import refuse_base
 from edgevit.derivation.method import find_method
 from edgevit.derivation.problem import Stopwatch
-from edgevit.derivation.request import TOKEN_OUTPUTS, puts_out_features
+from edgevit.derivation.request import depths_of, puts_out_features, tokens_of_output
 from edgevit.derivation.session.base_check import check_opened
 from edgevit.derivation.session.derive import Derivation
 from edgevit.derivation.session.derive import run as derive
@@ -85,7 +85,7 @@ def open_costs(request: MeetRequest, progress: Progress) -> GrowingTable:
     assert on_its_base.base is not None
     network = network_without_weights(on_its_base.base, request.model_args, checkpoint=request.checkpoint)
     if puts_out_features(request.output):
-        network = with_features(network, TOKEN_OUTPUTS.get(request.output))
+        network = with_features(network, tokens_of_output(request.output), depths_of(request.output))
     _refuse_method(on_its_base, network)
     _check_base(on_its_base, progress)
     return GrowingTable(network, request, request.run_target, progress)

@@ -214,7 +214,9 @@ def _key(network: Network, origin: Origin, runtime: str | None = None) -> dict[s
     geometry, family = network.geometry, network.family
     layer = network.block_modules[min(number for numbers in whole_blocks(network).values() for number in numbers)]
     stages = [[stage.embed, stage.tokens, stage.pairs] for stage in geometry.stages]
-    builder = [family.builder.sha256, family.builder.function] if isinstance(family, DenseFamily) else None
+    builder = None
+    if isinstance(family, DenseFamily) and family.builder is not None:
+        builder = [family.builder.sha256, family.builder.function]
     return {
         "family": network.family_name,
         "input": list(network.input_size),

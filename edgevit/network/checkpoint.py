@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from edgevit.errors import CheckpointError, DataError, OptionError, UnknownNameError, UnsupportedModelError
 from edgevit.network.arguments import check_arguments
 from edgevit.network.builder import Builder, builder_parts, built, is_builder, refuse_unknown
-from edgevit.network.classifier import read_tokens, tokens_of
+from edgevit.network.classifier import depths_in, read_tokens, tokens_of, with_features
 from edgevit.network.copies import shape_copy, without_values
 from edgevit.network.dense import DenseFamily, within
 from edgevit.network.detector import Pyramid
@@ -343,7 +343,7 @@ def _open(
     if Path(base).is_dir():
         model = load(base)
         spec = model.spec
-        if spec.output_kind == "features" and not spec.outputs:
+        if spec.output_kind == "features" and not spec.outputs and not spec.depths:
             return Headless(model, spec.timm_name, spec.timm_args, {**spec.preprocessing, **overrides})
         # It is its own base now.
         sha256 = tensors_sha256(model.state_dict())
@@ -558,7 +558,7 @@ def describe(
     geometry, params = network.geometry, sum(p.numel() for p in network.parameters())
     state, family = tensors_sha256(network.state_dict()), network.family
     builder = None
-    if isinstance(family, DenseFamily):
+    if isinstance(family, DenseFamily) and family.builder is not None:
         builder = BuilderFacts(family.builder.function, family.path, family.builder.sha256)
     base = BaseFacts(state, blocks, geometry.macs(blocks), params, outputs, geometry.embed)
     spec = ModelSpec(
@@ -603,7 +603,9 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
         else:
             with without_values():
                 network = Network(_create(spec.timm_name, spec.timm_args, prefix="timm_args."))
-            if spec.tokens is not None:
+            if spec.depths:
+                network = with_features(network, spec.tokens, spec.depths)
+            elif spec.tokens is not None:
                 read_tokens(network, spec.tokens)
     except (OptionError, UnknownNameError, UnsupportedModelError) as error:
         raise CheckpointError(f"{files.spec_file} contradicts the model: {error}") from error
@@ -676,7 +678,7 @@ def save(model: Model, folder: Path, *, overwrite: bool = False, **records: Any)
         state = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
         save_file(state, files.weights_file, metadata={"format": "pt"})
         files.weights_file.chmod(0o644)  # safetensors makes it private
-        if isinstance(family := model.family, DenseFamily):
+        if isinstance(family := model.family, DenseFamily) and family.builder is not None:
             files.builder_file.write_bytes(family.builder.code)
         files.write(model.spec, **records)
 
@@ -684,7 +686,7 @@ def save(model: Model, folder: Path, *, overwrite: bool = False, **records: Any)
 def derived_spec(base: ModelSpec, network: Network, head: Head, classes: tuple[TargetClass, ...]) -> ModelSpec:
     """Describe a network that was derived from `base`."""
     blocks = network.dims
-    outputs = 0 if base.builder else network.classifiers[0].out_features
+    outputs = 0 if isinstance(network.family, DenseFamily) else network.classifiers[0].out_features
     geometry = network.geometry
     changed = network.timm_arguments(len(base.blocks), base.base.embed or geometry.embed)
     spec = ModelSpec(
@@ -701,5 +703,6 @@ def derived_spec(base: ModelSpec, network: Network, head: Head, classes: tuple[T
         output=base.output,
         builder=base.builder,
         tokens=tokens_of(network),
+        depths=depths_in(network),
     )
     return spec

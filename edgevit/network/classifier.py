@@ -8,11 +8,15 @@ import torch
 
 from edgevit.errors import UnsupportedModelError
 from edgevit.network.copies import bare_copy
+from edgevit.network.dense import DenseFamily
 from edgevit.network.families import architecture
+from edgevit.network.families.vit.depths import PLACE, Depths, tokens_after
 from edgevit.network.families.vit.tokens import choose_tokens, chosen_tokens, pooled_part
 from edgevit.network.network import Network
 from edgevit.network.output import Features
 from edgevit.records.model import TokenOutput
+
+POOLED = "try --output features"
 
 
 def with_classes(network: Network, classes: Sequence[int]) -> Network:
@@ -22,9 +26,14 @@ def with_classes(network: Network, classes: Sequence[int]) -> Network:
     return copied
 
 
+def depths_in(network: Network) -> tuple[int, ...]:
+    """The blocks, from 1, after which a network puts out tokens; empty: the last alone."""
+    return network.module.depths if isinstance(network.module, Depths) else ()
+
+
 def tokens_of(network: Network) -> TokenOutput | None:
     """What the head of a network reads of its tokens; None: what timm pools."""
-    return chosen_tokens(network.module)
+    return network.module.tokens if isinstance(network.module, Depths) else chosen_tokens(network.module)
 
 
 def pooled_place(network: Network) -> slice | None:
@@ -39,18 +48,23 @@ def read_tokens(network: Network, tokens: TokenOutput) -> None:
         UnsupportedModelError: it has none, or its head reads pooled ones alone.
     """
     if network.family_name != "vit":
-        raise UnsupportedModelError(
-            f"{architecture(network.module)} has no tokens of a class and of patches; try --output features"
-        )
+        raise UnsupportedModelError(f"{architecture(network.module)} has no tokens of a class and of patches; {POOLED}")
     choose_tokens(network.module, tokens)
 
 
-def with_features(network: Network, tokens: TokenOutput | None = None) -> Network:
+def with_features(network: Network, tokens: TokenOutput | None = None, depths: Sequence[int] = ()) -> Network:
     """Put the identity in place of a network's classifiers, or where there is none: its outputs are the features.
 
     With `tokens` they are the features of each of these. A narrower embedding, or a linear map that makes up for what
-    was cut, then has its place in these heads.
+    was cut, then has its place in these heads. With `depths` they are those after these blocks, and no head follows.
     """
+    if tokens is not None and depths:
+        if network.family_name != "vit":
+            raise UnsupportedModelError(
+                f"{architecture(network.module)} has no tokens after all blocks alike; {POOLED}"
+            )
+        module = tokens_after(network.module, depths, tokens)
+        return Network(module, DenseFamily(PLACE, network.family_name, 0, None), Features())
     if tokens is not None:
         read_tokens(network, tokens)
     width = network.geometry.embed

@@ -1,4 +1,4 @@
-"""Networks with any head behind a known network: a module of the user's, in which one attribute is that network.
+"""Networks with any head behind a known network: a module, mostly of the user's, that has it as an attribute.
 
 The network inside is cut, and the head stays as it is. So the width of the embedding, the tokens and the number of
 blocks stay, too: a head may read all tokens after any block.
@@ -42,7 +42,7 @@ class DenseFamily:
     path: str  # of the network in the module
     family_name: str  # of that network
     head_macs: int  # of everything but that network
-    builder: Builder  # that makes the module
+    builder: Builder | None  # that makes the module; None: edgevit does
 
     @cached_property
     def family(self) -> Family:

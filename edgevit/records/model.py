@@ -205,6 +205,7 @@ class ModelSpec:
     output: OutputKind | None = None  # None: logits, or features where there is no classifier
     builder: BuilderFacts | None = None  # of a network with a head of the user's, whose output is a map or boxes
     tokens: TokenOutput | None = None  # that the head reads; None: what timm pools
+    depths: tuple[Count, ...] = ()  # the blocks, from 1, after which tokens are put out; empty: the last
 
     @property
     def class_names(self) -> list[str]:
@@ -240,6 +241,8 @@ class ModelSpec:
         texts: dict[str, str] = {"logits": "classes", "boxes": "boxes", "features": "features"}
         if self.tokens is not None:
             texts["features"] = f"features of {self.tokens.replace(',', ' and ')}"
+        if self.depths:
+            texts["features"] += f" after blocks {', '.join(map(str, self.depths))}"
         return texts.get(kind, f"a map of {kind}")
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor
 from edgevit.data.task import Split, Task
 from edgevit.derivation.cache import Cache
 from edgevit.derivation.measure.divergence import network_outputs
-from edgevit.derivation.request import TOKEN_OUTPUTS, puts_out_features
+from edgevit.derivation.request import depths_of, puts_out_features, tokens_of_output
 from edgevit.derivation.session.boxes import level_units, measure_boxes
 from edgevit.derivation.session.maps import measure_map
 from edgevit.errors import DataError, OptionError
@@ -45,10 +45,11 @@ def unlabelled_model(base: Model | Headless, output: str) -> Model:
         raise OptionError(f"--output {output}: the output of this base is {has}; try --output {puts_out}")
     if not puts_out_features(output):
         return Model(model, replace(model.spec, output=KINDS.get(output, model.spec.output)), model.release)
-    tokens = TOKEN_OUTPUTS.get(output)
+    tokens, depths = tokens_of_output(output), depths_of(output)
     if model.spec.output == "features":
-        if model.spec.tokens != tokens:
+        if (model.spec.tokens, model.spec.depths) != (tokens, depths):
             other = "features" if model.spec.tokens is None else f"features:{model.spec.tokens}"
+            other += f"@{','.join(map(str, model.spec.depths))}" if model.spec.depths else ""
             raise OptionError(f"--output {output}: the output of this base is {other}; try --output {other}")
         return model
     if model.spec.tokens is not None:
@@ -56,7 +57,7 @@ def unlabelled_model(base: Model | Headless, output: str) -> Model:
             f"--output {output}: the classifier of this base reads {model.spec.tokens}, and its features would be two "
             "in one; give the base that it was made of"
         )
-    network = with_features(model, tokens)
+    network = with_features(model, tokens, depths)
     spec = derived_spec(model.spec, network, "full", ())
     facts = replace(spec.base, blocks=spec.blocks, macs=spec.macs, params=spec.params, outputs=spec.outputs)
     return Model(network, replace(spec, base=facts, output="features", tokens=tokens), model.release)
@@ -99,6 +100,9 @@ def with_units(model: Model, task: Task, passes: Passes, cache: Cache, identity:
 
 def _deviations(outputs: Tensor, kind: OutputKind, tokens: TokenOutput | None) -> Tensor:
     """The unit of each channel of features, or of a map, by the outputs of some images."""
+    if kind == "features" and outputs.ndim == 4:  # after several blocks, each of which has units of its own
+        of_depths = [_deviations(of_depth, kind, tokens) for of_depth in outputs.unbind(1)]
+        return torch.stack([of_depth.expand(1, -1) if of_depth.ndim == 1 else of_depth for of_depth in of_depths])
     channels = outputs if kind == "features" else outputs.movedim(1, -1)
     if tokens != "class,patches":
         return channels.flatten(0, -2).std(0)

@@ -66,6 +66,7 @@ class Opened:
             "head": self.head,
             "output": self.network.output.kind,
             **({} if self.base.spec.tokens is None else {"tokens": self.base.spec.tokens}),
+            **({} if not self.base.spec.depths else {"depths": self.base.spec.depths}),
             **({} if self.base.spec.builder is None else {"builder": self.base.spec.builder.sha256}),
             "training": {k: v for k, v in asdict(training).items() if k not in ("device", "workers")},
         }
@@ -89,6 +90,7 @@ class Opened:
             "head": [self.head, *self.task.base_columns],
             "units": units_sha256(self.network),
             **({} if spec.tokens is None else {"tokens": spec.tokens}),
+            **({} if not spec.depths else {"depths": spec.depths}),
             **({} if spec.builder is None else {"map": [self.network.output.kind, spec.builder.sha256]}),
             "device": self.passes.compute.device.type,
             "batches": [self.passes.batch_size(network, gradients=gradients) for gradients in (False, True)],

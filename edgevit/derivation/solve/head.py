@@ -117,6 +117,7 @@ def with_fitted_head(
         "preprocessing": dict(base.preprocessing),
         "images": [task.train.content_sha256(), task.validation.content_sha256()],
         "device": passes.compute.device.type,
+        "compared": COMPARED,
     }
     pooled = pooled_place(base.network)
     if pooled is not None:

