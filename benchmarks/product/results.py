@@ -26,6 +26,7 @@ from benchmarks.product import (
     saliency,
     shapes,
     suite,
+    swin,
     transfer,
     turns,
 )
@@ -41,7 +42,7 @@ commits that made them: except on real weights, forge's are of the closed form b
 to all images. The tables of the papers are in [benchmarks/papers](../papers/README.md).
 """
 SCRIPTS = (
-    accuracy, real, backbone, saliency, detection, int8, rivals, transfer, shapes, axes, cost_tables, budgets,
+    accuracy, real, backbone, saliency, swin, detection, int8, rivals, transfer, shapes, axes, cost_tables, budgets,
     equal_latency, derivation_cost, suite, turns, hostile, load,
 )  # fmt: skip
 

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from benchmarks import images as rendering
 from benchmarks.bases import BASES, CACHE, RENDERED_PER_CLASS, Recipe, _train, predict, read_folder, top1
 from benchmarks.derivations import SEEDS, SIZES, STEPS, Case, Options, Place, complete
-from benchmarks.markdown import RECORDS
+from benchmarks.markdown import RECORDS, Row, commits_text, percent, picked, rows_of, screen, table
 from edgevit.cli.console import Console
 from edgevit.progress import Progress
 
@@ -97,11 +97,43 @@ def cases() -> Iterator[tuple[str, Case]]:
                         )  # fmt: skip
 
 
+def section() -> str:
+    """Format one question of RESULTS.md."""
+    rows = rows_of("swin")
+    if not rows:
+        return ""
+    lines = []
+    for steps, kind in ((0, "nothing trained"), (STEPS, f"distilled, {STEPS} steps")):
+        for name in METHODS:
+            of_method = picked(rows, variant=name, steps=steps)
+            if of_method:
+                cells = [_accuracies(picked(of_method, rate=rate)) for rate in RATES]
+                lines.append([f"{name}, {kind}", *cells, str(len(of_method))])
+    tasks = sorted({row["task"] for row in rows})
+    bases = [f"{n} classes {percent([picked(rows, task=n)[0]['accuracy']['base_restricted']])} %" for n in tasks]
+    return screen(
+        "Does a Swin lose more?",
+        f"A small Swin on the 24 rendered classes (two stages, shifted windows of 4 x 4 tokens; "
+        f"{100 * rows[0]['base_top1']:.1f} % top-1 on all classes: it was trained for {RECIPE.epochs} passes), by MACs "
+        "gone. Top-1 in % on sub-tasks, mean and range where there are several; "
+        f"the base restricted to a sub-task: {', '.join(bases)}.",
+        [table(["", *(f"{rate:g}" for rate in RATES), "rows"], lines)],
+        "python -m benchmarks.product.swin",
+        f"cells without a number, which were not run; seeds beside {rows[0]['seed']}; a Swin on photographs. "
+        + commits_text(rows),
+    )
+
+
+def _accuracies(rows: list[Row]) -> str:
+    return percent([row["accuracy"]["derived"] for row in rows])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base-only", action="store_true", help="train the base and do no derivation")
     parser.add_argument("--only", choices=list(PARTS))
     parser.add_argument("--method", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--rates", type=float, nargs="+", choices=RATES, default=list(RATES))
     parser.add_argument("--tasks", type=int, nargs="+", choices=SIZES["rendered"], default=list(SIZES["rendered"]))
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the seeds")
     parser.add_argument("--jobs", type=int, default=1, help="derivations side by side, one thread each if more than 1")
@@ -117,6 +149,7 @@ def main() -> None:
         if options.only in (None, part)
         and case.variant in options.method
         and case.task in options.tasks
+        and case.rate in options.rates
         and case.seed in SEEDS[: options.seeds]
     ]
     complete(due, {"swin": where}, RECORDS / "swin.json", options.jobs, progress)

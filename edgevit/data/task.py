@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from PIL.Image import Image
 from timm.data import create_transform
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from edgevit.data.augment import Augment
+from edgevit.data.batches import make_loader, seeded
 from edgevit.data.classes import base_list, base_order, listed, refuse_unnamed, resolve
 from edgevit.data.examine import FEW, copies, find_unreadable, image_sha256
+from edgevit.data.objects import LearntObjects
 from edgevit.data.similar import warn_of_recordings
 from edgevit.data.sources import ImageSource, Part, Reference, open_pictures, open_source, open_unlabelled
 from edgevit.data.sources.coco import CocoImages
@@ -81,16 +81,8 @@ class _Images(Dataset[tuple[Tensor, int]]):
         image = self.source.read(self.references[position], self.reading)
         if seed is None:
             return self.transform(image), self.labels[position]
-        # timm draws from `random` and torchvision from torch: seed both, and leave both as they were. Not with
-        # torch.manual_seed: where CUDA is not up yet it queues a call with its whole traceback, each time.
-        python_state, torch_state = random.getstate(), torch.get_rng_state()
-        random.seed(seed)
-        torch.default_generator.manual_seed(seed)
-        try:
+        with seeded(seed):
             return self.transform(image), self.labels[position]
-        finally:
-            random.setstate(python_state)
-            torch.set_rng_state(torch_state)
 
 
 class _Joined(Dataset[tuple[Tensor, int]]):
@@ -103,11 +95,6 @@ class _Joined(Dataset[tuple[Tensor, int]]):
         position, seed = key
         beyond = position - len(self.first)
         return self.first[position, seed] if beyond < 0 else self.second[beyond, seed]
-
-
-def _loader(images: Dataset[tuple[Tensor, int]], batches: Iterable[Sequence[Any]], workers: int) -> DataLoader[Any]:
-    """Make a loader with its own generator, so that it draws nothing from torch's: reading images changes no result."""
-    return DataLoader(images, batch_sampler=batches, num_workers=workers, generator=torch.Generator())  # type: ignore[arg-type]
 
 
 UNLABELLED = -1  # the label of images of no known class
@@ -140,7 +127,7 @@ class Split:
     def read(self, positions: Sequence[Sequence[int]], workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the images at these positions in batches: (images float32 [B, C, H, W], labels int64 [B])."""
         images = self._images(evaluation_transform(self.preprocessing))
-        yield from _loader(images, positions, workers)
+        yield from make_loader(images, positions, workers)
 
     def training_batches(
         self,
@@ -148,17 +135,21 @@ class Split:
         augment: Augment,
         workers: int = 0,
         unlabelled: Split | None = None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+        objects: LearntObjects | None = None,
+    ) -> Iterator[tuple[Tensor, Any]]:
         """Yield augmented batches; `order` has for each batch the positions and the augmentation seeds of its images.
 
-        Positions from `len(self)` on are of the unlabelled images.
+        Positions from `len(self)` on are of the unlabelled images. With `objects` images have these in place of labels.
         """
+        if objects is not None:
+            yield from objects.batches(self.source, self.references, self.preprocessing, order, augment, workers)
+            return
         transform = training_transform(self.preprocessing, augment)
         images: Dataset[tuple[Tensor, int]]
         images = labelled = self._images(transform)
         if unlabelled is not None:
             images = _Joined(labelled, unlabelled._images(transform))
-        yield from _loader(images, order, workers)
+        yield from make_loader(images, order, workers)
 
     def subset(self, count: int) -> Split:
         """Choose at most `count` images, spread evenly over all of them and so over the classes."""
@@ -214,6 +205,7 @@ class Task:
     checked: tuple[Part, ...] = PARTS  # parts whose images were read
     copies: Mapping[Part, int] = field(default_factory=dict)  # images of a part that the training part has, too
     unlabelled: Split | None = None  # images of any class for a teacher, none of them held out
+    objects: LearntObjects | None = None  # that a detector learns from; None: no annotation is read
 
     @property
     def has_images(self) -> bool:

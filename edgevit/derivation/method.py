@@ -37,6 +37,11 @@ def _accept_training(config: object, training: Training) -> None:
     """Refuse nothing."""
 
 
+def _trains_alone(config: object) -> bool:
+    """Whether more than the training reads labels: it does not."""
+    return False
+
+
 def _accept_options(target: Target, config: object) -> None:
     """Refuse nothing."""
 
@@ -57,6 +62,7 @@ class Method(Generic[C]):
     check_base: Callable[[Model, C, DeriveRequest], None] = _accept_base  # refuses one before an image is read
     gentle: bool = False  # its training starts from weights that are nearly right
     imitates_base: bool = False  # its training has the restricted base as its default teacher
+    reads_labels: Callable[[C], bool] = _trains_alone  # whether more than its training reads labels
     reads_unlabelled: bool = False  # it calibrates on unlabelled images, too
     needs_all_tokens: bool = False  # it cannot cut a network whose blocks pass on fewer tokens
     cuts_half_blocks: bool = False  # it can cut models whose blocks lack their attention or their FFN

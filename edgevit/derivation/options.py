@@ -71,6 +71,7 @@ class MethodDescription:
     quantities: tuple[str, ...]  # of budgets that it can meet
     needs_images: bool  # False: only if it is asked to train
     needs_labels: bool  # False: it can cut a network whose outputs are features
+    cuts_detectors: bool  # with labels where it needs them
 
     @property
     def slices(self) -> bool:
@@ -93,7 +94,8 @@ def describe(name: str) -> MethodDescription:
         raise UnknownNameError("method", name, method_names())
     source = _Source.of(module)
     summary = (ast.get_docstring(source.tree) or "").partition("\n")[0]
-    quantities, needs_images, needs_labels = map(source.value, ("QUANTITIES", "NEEDS_IMAGES", "NEEDS_LABELS"))
+    quantities, needs_images = map(source.value, ("QUANTITIES", "NEEDS_IMAGES"))
+    needs_labels, cuts_detectors = map(source.value, ("NEEDS_LABELS", "CUTS_DETECTORS"))
     return MethodDescription(
         name,
         summary,
@@ -101,6 +103,7 @@ def describe(name: str) -> MethodDescription:
         ast.literal_eval(quantities) if quantities else (),
         needs_images is None or ast.literal_eval(needs_images),
         needs_labels is None or ast.literal_eval(needs_labels),
+        cuts_detectors is not None or needs_labels is not None,
     )
 
 

@@ -26,6 +26,7 @@ from edgevit.network.network import Network
 from edgevit.progress import Progress
 from edgevit.train.compute import Compute
 from edgevit.train.constraint import Constraint
+from edgevit.train.detections import box_precision
 from edgevit.train.distil import Distillation, make_distillation
 from edgevit.train.history import History
 from edgevit.train.loop import train
@@ -102,6 +103,13 @@ def accuracy_on_validation(problem: Problem, network: Network) -> Accuracy:
     accuracy = accuracy_of(network, task.validation, task.class_names, problem.passes)
     problem.judged[network] = weights, accuracy
     return accuracy
+
+
+def score_on_validation(problem: Problem, network: Network) -> float | None:
+    """The accuracy of a classifier, or the average precision of a detector's boxes; None: no label is read."""
+    if problem.task.objects is not None:
+        return box_precision(network.to(problem.compute.device), problem.task)
+    return accuracy_on_validation(problem, network).top1 if problem.task.classes else None
 
 
 def finetuned_base(problem: Problem) -> Network:

@@ -424,20 +424,25 @@ class Deriving(Request):
         check_output(self.output)
         if self.puts_out_classes:
             return
-        if describe(self.method).needs_labels:
-            able = " or ".join(name for name in method_names() if not describe(name).needs_labels)
-            raise OptionError(
-                f"--output {self.output} is for images without labels, and {self.method} reads them; try {able}"
-            )
+        boxes, weight = self.output == "boxes", self.training.teacher_weight
+
+        def cuts(method: str) -> bool:
+            return describe(method).cuts_detectors if boxes else not describe(method).needs_labels
+
+        if not cuts(self.method):
+            able = " or ".join(filter(cuts, method_names()))
+            what = "is for detectors" if boxes else "is for images without labels"
+            raise OptionError(f"--output {self.output} {what}, and {self.method} reads labels of classes; try {able}")
         of_classes = {
-            "--classes": self.classes is not None and self.output != "boxes",
+            "--classes": self.classes is not None and not boxes,
             "--base-classes": self.base_classes is not None,
             "--new-head": self.new_head,
             "--reject": self.reject is not None,
-            "--finetune-base": self.finetune_base,
+            "--finetune-base": self.finetune_base and not boxes,
             "--derive-from": self.derive_from != STARTS[0],
             "--head full": self.head != HEADS[0],
-            f"--teacher {self.training.teacher}": self.training.teacher not in (None, "restricted"),
+            f"--teacher {self.training.teacher}": self.training.teacher not in (None, "restricted") and not boxes,
+            f"--teacher-weight {weight}": weight not in (None, 1) and not boxes,
         }
         refuse_classes(self.output, of_classes)
 

@@ -54,6 +54,8 @@ from edgevit.request import check_paths
 TORCHVISION_NAMES = {
     "vit_b_16": "vit_base_patch16_224", "vit_b_32": "vit_base_patch32_224", "vit_l_16": "vit_large_patch16_224",
     "vit_l_32": "vit_large_patch32_224", "vit_h_14": "vit_huge_patch14_224",
+    "swin_t": "swin_tiny_patch4_window7_224", "swin_s": "swin_small_patch4_window7_224",
+    "swin_b": "swin_base_patch4_window7_224",
 }  # fmt: skip
 QUICK_PIXELS, QUICK_PARAMS = 256**2, 30_000_000  # of one image and of a network that runs fast
 HUB_S = 5  # timeout of the hub

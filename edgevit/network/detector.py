@@ -35,11 +35,27 @@ class Pyramid(nn.Module):
         self.detector = detector
         self._separate = False
 
-    def forward(self, images: Tensor) -> Any:
+    def forward(self, images: Tensor, targets: Any = None) -> Any:
+        """With targets, in training mode, also return the detector's own losses by their names."""
+        if targets is not None:
+            return self._losses(images, targets)
         levels = self.levels(images)
         if self._separate:
             return tuple(levels.values())
         return torch.cat([level.flatten(1) for level in levels.values()], 1)
+
+    def _losses(self, images: Tensor, targets: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        captured: list[Any] = []
+        backbone: Any = self.detector.backbone
+        hook = backbone.register_forward_hook(lambda _, inputs, levels: captured.append(levels))
+        mean, std = (torch.tensor(self.preprocessing[name]).to(images)[:, None, None] for name in ("mean", "std"))
+        try:
+            losses = self.detector([*(images * std + mean)], targets)  # its transform normalises them again
+        finally:
+            hook.remove()
+        (levels,) = captured
+        named = {"0": levels} if isinstance(levels, Tensor) else levels
+        return torch.cat([level.flatten(1) for level in named.values()], 1), losses
 
     def levels(self, images: Tensor) -> dict[str, Tensor]:
         """The levels [B, C, H, W] by their names in an exported file."""
@@ -78,6 +94,12 @@ class Pyramid(nn.Module):
             yield
         finally:
             del backbone.forward
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether the detector finds masks, too, as torchvision's Mask R-CNN does."""
+        roi_heads: Any = getattr(self.detector, "roi_heads", None)
+        return bool(getattr(roi_heads, "mask_predictor", None))
 
     @property
     def preprocessing(self) -> dict[str, Any]:

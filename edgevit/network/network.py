@@ -47,9 +47,9 @@ class Network(nn.Module):
         self._narrowed: tuple[Geometry, Geometry] | None = None  # its geometry, and that of a narrower embedding
         self.output = output if output is not None else self._usual_output()
 
-    def forward(self, images: Tensor) -> Tensor:
-        outputs: Tensor = self.module(images)
-        return outputs
+    def forward(self, images: Tensor, targets: Any = None) -> Any:
+        """Return the outputs; of a detector with targets also its own losses (`Pyramid`)."""
+        return self.module(images) if targets is None else self.module(images, targets)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Return the tokens [B, N, d] after the last norm, before pooling and head."""

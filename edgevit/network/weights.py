@@ -243,7 +243,7 @@ class Weights:
     state: State
     notes: tuple[str, ...] = ()  # messages about the conversion
     classes: int = 0  # rows of the classifier; 0: none
-    origin: str = "timm"  # program whose names the file has: "timm", "transformers", "torchvision" or "DINOv2"
+    origin: str = "timm"  # program whose names the file has: timm, transformers, torchvision, mmdetection or DINOv2
     preprocessing: Mapping[str, Any] = field(default_factory=dict)  # of all weights of this origin
 
 

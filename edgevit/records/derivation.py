@@ -377,13 +377,15 @@ class BoxesRecord:
     error: Annotated[float, Field(ge=0)]  # squared, in units of each level's variance: the mean over the levels
     base: DetectionRecord | None = None  # None: the images have no annotations
     derived: DetectionRecord | None = None
+    base_finetuned: DetectionRecord | None = None  # None: the base was not trained
 
     def format(self) -> str:
         """Describe it as a part of a sentence."""
         near = f"a squared error of {self.error:.2%} of the pyramid's variance on {self.images} test images"
         if self.base is None or self.derived is None:
             return near
-        return f"{near}; average precision of {self.derived.format()}, the base's of {self.base.format()}"
+        tuned = "" if self.base_finetuned is None else f", the fine-tuned base's of {self.base_finetuned.format()}"
+        return f"{near}; average precision of {self.derived.format()}, the base's of {self.base.format()}{tuned}"
 
 
 @dataclass(frozen=True)

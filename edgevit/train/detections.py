@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_tensor
 
+from edgevit.data.objects import LearntObjects, Targets
 from edgevit.data.sources.coco import CocoImages, CocoObject
-from edgevit.data.task import Split
+from edgevit.data.task import Split, Task
 from edgevit.errors import DataError, OptionError, UnsupportedModelError
 from edgevit.network.detector import Pyramid
 from edgevit.network.network import Network
@@ -207,6 +208,53 @@ def find_objects(
         with redirect_stdout(StringIO()):
             evaluated[name].evaluate()
     return Findings(evaluated, categories, len(images), sum(not entry["iscrowd"] for entry in annotated))
+
+
+def detector_loss(model: nn.Module, images: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+    """The outputs of a detector in training mode, and the sum of its own losses of these images."""
+    moved = [{name: value.to(images.device) for name, value in target.items()} for target in targets]
+    outputs, losses = model(images, moved)
+    return outputs, torch.stack([*losses.values()]).sum()
+
+
+def box_precision(network: Network, task: Task) -> float:
+    """The average precision of a detector's boxes on the validation part, of the categories that it learns."""
+    assert task.objects is not None and isinstance(task.validation.source, CocoImages)
+    categories = {i: name for i, name in task.validation.source.categories.items() if i in task.objects.label_of}
+    was_training = network.training
+    found = find_objects(network.eval(), task.validation, categories)
+    network.train(was_training)
+    return found.record().boxes.ap
+
+
+def learnt_objects(network: Network, task: Task) -> LearntObjects:
+    """What a detector can learn from the annotations of a task's images.
+
+    Raises:
+        OptionError: they have none, or pycocotools is not installed.
+        UnsupportedModelError: its labels are not those of the data.
+        DataError: there is no object in a part, or one has no mask, and the detector learns masks.
+    """
+    data, source = task.arguments["data"], task.train.source
+    if not isinstance(source, CocoImages):
+        raise OptionError(
+            f"this derivation learns from the objects in the images, and {data} has no instances.json; give annotated "
+            "images, or imitate the base alone by --method forge --teacher restricted --teacher-weight 1"
+        )
+    if task.unlabelled is not None:
+        raise OptionError("a detector that learns from objects takes no unlabelled images; leave --unlabelled out")
+    assert isinstance(network.module, Pyramid)
+    chosen = source.chosen(task.arguments.get("showing"))
+    for images in (task.train, task.validation):
+        check_objects(network, images, chosen, Silent())
+    categories = label_categories(network.module.detector, [*source.categories])
+    objects = LearntObjects({c: label for label, c in categories.items() if c in chosen}, network.module.has_masks)
+    for reference in task.train.references if objects.masks else ():
+        if any(entry.mask is None for entry in objects.of(source, reference)):
+            raise DataError(
+                f"the detector learns masks, and an object in {reference} has none; add it, or leave it out"
+            )
+    return objects
 
 
 def _measure_areas(coco: Any) -> None:

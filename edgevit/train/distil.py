@@ -1,7 +1,8 @@
 """Distillation: a network learns from a teacher's outputs and from labels (Hinton et al., 2015).
 
 Loss = (1 - weight) CE(labels, network) + weight T^2 KL(teacher || network at temperature T) + tokens * token error.
-For features, their squared error is in place of the divergence of classes (`network/output.py`).
+For features, their squared error is in place of the divergence of classes (`network/output.py`), and for detectors the
+sum of their own losses in place of CE.
 
 The token error is that of the final tokens or, with `token_depths`, the mean over these and tokens behind some blocks.
 
@@ -29,7 +30,7 @@ from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network
 from edgevit.train.passes import Observe, observed
 from edgevit.train.products import rounded_products
-from edgevit.train.settings import Training
+from edgevit.train.settings import TEACHER_WEIGHT, Training
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,8 @@ def make_distillation(
     if by_token is not None:
         depths = tuple(replace(depth, by_token=by_token[depth.taught]) for depth in depths)
     last = None if by_token is None else by_token[-1]
-    weight, temperature = training.teacher_weight, training.teacher_temperature
+    weight = TEACHER_WEIGHT if training.teacher_weight is None else training.teacher_weight
+    temperature = training.teacher_temperature
     return Distillation(teacher, weight, temperature, training.token_weight or 0.0, back, encode, last, depths)
 
 

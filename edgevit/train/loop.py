@@ -26,6 +26,7 @@ from edgevit.signals import StopAsked, stop_when_asked
 from edgevit.train.average import Average
 from edgevit.train.compute import Compute
 from edgevit.train.constraint import Constraint
+from edgevit.train.detections import detector_loss
 from edgevit.train.distil import Distillation, Lesson
 from edgevit.train.history import History
 from edgevit.train.memory import refuse_large_batch
@@ -108,14 +109,15 @@ class _Run:
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
-    def batches(self, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, first: int) -> Iterator[tuple[Tensor, Any]]:
         """Yield this process's micro-batches, beginning with a step."""
         accelerator, train, training = self.compute.accelerator, self.task.train, self.training
         rank, world = accelerator.process_index, accelerator.num_processes
         order = sample_order(len(train), training, first, self.steps, rank, world, len(self.unlabelled or ()))
-        return train.training_batches(order, training.augment, self.compute.workers, self.unlabelled)
+        objects = self.validation.objects
+        return train.training_batches(order, training.augment, self.compute.workers, self.unlabelled, objects)
 
-    def step(self, batches: Iterator[tuple[Tensor, Tensor]], step: int, lr: float | None = None) -> dict[str, float]:
+    def step(self, batches: Iterator[tuple[Tensor, Any]], step: int, lr: float | None = None) -> dict[str, float]:
         """Do one step of the optimiser; return the losses and the figures of the constraint.
 
         Args:
@@ -130,7 +132,7 @@ class _Run:
         for _ in range(self.training.grad_accum):
             images, labels = next(batches)
             with accelerator.accumulate(self.model):
-                loss, losses = self.losses(images.to(self.compute.device), labels.to(self.compute.device))
+                loss, losses = self.losses(images.to(self.compute.device), labels)
                 for name, value in losses.items():
                     mean = float(self.compute.mean(value.detach()))
                     means[name] = means.get(name, 0.0) + mean / self.training.grad_accum
@@ -153,13 +155,18 @@ class _Run:
             )
         return {**means, **figures, "lr": lr}
 
-    def losses(self, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the loss of a micro-batch, and its parts: those of labels and teacher."""
-        logits = self.model(images)
-        # The mean over the labelled images of the whole step, of which this process has some.
-        if self.task.classes:
-            loss = F.cross_entropy(logits.float(), self.target[labels], reduction="sum") / self.labelled
+    def losses(self, images: Tensor, labels: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the loss of a micro-batch, and its parts: those of labels, or of a detector, and teacher."""
+        if self.validation.objects is not None:
+            logits, loss = detector_loss(self.model, images, labels)
+        elif self.task.classes:
+            logits = self.model(images)
+            # The mean over the labelled images of the whole step, of which this process has some.
+            loss = (
+                F.cross_entropy(logits.float(), self.target[labels.to(images.device)], reduction="sum") / self.labelled
+            )
         else:
+            logits = self.model(images)
             loss = torch.zeros((), device=logits.device)
         if self.lesson is None:
             return loss, {"loss_task": loss}
@@ -239,10 +246,12 @@ def train(
 
     Args:
         distillation: a teacher, which classifies the same augmented images as the network, and the task's unlabelled
-            images, if it has some: they take up to half of every batch.
+            images, if it has some: they take up to half of every batch. A detector learns from the task's objects
+            where there is no teacher, or its share of the loss is below 1.
         keep: the state that the network has in the end: the last one, or the best of all evaluations, including the
             one before the first step. The best has the lowest loss against the teacher, or without a teacher the
-            highest accuracy, on the validation part (`history.outcome(stage)` says which).
+            highest accuracy, on the validation part (`history.outcome(stage)` says which). A detector that learns
+            objects has average precision for accuracy, also with a teacher.
         folder: where the state is saved; a state in it is resumed.
 
     Raises:

@@ -114,8 +114,13 @@ class Training:
         ),
     ] = None
     teacher_weight: Annotated[
-        float, Option("Share of the teacher's outputs in the loss, from 0 to 1; the labels have the rest.", TRAINING)
-    ] = 0.9
+        float | None,
+        Option(
+            "Share of the teacher's outputs in the loss, from 0 to 1; labels, or a detector's own losses, have the "
+            "rest.  [default: 0.9; 1 where the output is no classes]",
+            TRAINING,
+        ),
+    ] = None
     teacher_temperature: Annotated[
         float, Option("Temperature of both softmaxes in the teacher's part of the loss.", TRAINING)
     ] = 2.0
@@ -157,6 +162,7 @@ class Training:
         check_device_name(self.device)
 
 
+TEACHER_WEIGHT = 0.9  # where there are labels
 WARMUP = 0.1  # share of the steps, for gentle methods
 PASSES = 10  # over the training images, for methods whose paper gives no number of steps
 
@@ -166,7 +172,9 @@ def usual_steps(images: int, batch_size: int) -> int:
     return max(round(PASSES * images / batch_size), 1)
 
 
-def fill(training: Training, *, gentle: bool, imitates_base: bool = False) -> Training:
+def fill(
+    training: Training, *, gentle: bool, imitates_base: bool = False, teacher_weight: float = TEACHER_WEIGHT
+) -> Training:
     """Replace each None by the method's default.
 
     docs/decisions/012-training.md has the reasons and the numbers.
@@ -174,6 +182,7 @@ def fill(training: Training, *, gentle: bool, imitates_base: bool = False) -> Tr
     Args:
         gentle: training starts from weights that are nearly right; else the defaults are those published for Vulcan.
         imitates_base: the default teacher is the restricted base, final tokens included; else there is no teacher.
+        teacher_weight: the default share of a teacher in the loss.
     """
     warmup, by_loss, tokens = training.warmup_steps, training.lr_by_loss, training.token_weight
     if warmup is None:
@@ -183,5 +192,6 @@ def fill(training: Training, *, gentle: bool, imitates_base: bool = False) -> Tr
         warmup_steps=warmup,
         lr_by_loss=gentle if by_loss is None else by_loss,
         teacher=training.teacher or ("restricted" if imitates_base else "none"),
+        teacher_weight=teacher_weight if training.teacher_weight is None else training.teacher_weight,
         token_weight=float(imitates_base) if tokens is None else tokens,
     )

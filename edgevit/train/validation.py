@@ -10,6 +10,7 @@ from torch import Tensor
 from edgevit.data.task import Task
 from edgevit.network.network import Network
 from edgevit.train.constraint import Constraint
+from edgevit.train.detections import box_precision
 from edgevit.train.distil import Lesson
 from edgevit.train.history import score
 from edgevit.train.passes import Passes, accuracy_of
@@ -33,6 +34,8 @@ class Validation:
     ) -> None:
         self.network, self.task, self.passes = network, task, passes
         self.keep, self.constraint, self.lesson = keep, constraint, lesson
+        # What a detector learns beside its teacher, and is judged by.
+        self.objects = task.objects if lesson is None or lesson.distillation.weight < 1 else None
         self.best = Best()
         self.best_state: dict[str, Tensor] = {}  # on the CPU: the network's, and the constraint's
         self._taught = torch.empty(0)  # the teacher's logits for this process's images
@@ -45,7 +48,7 @@ class Validation:
             slim = self.constraint.pruned()
             figures |= self._accuracy("accuracy_pruned", slim)
         if self.keep == "best":
-            if self.lesson is not None:
+            if self.lesson is not None and self.objects is None:
                 figures["loss_validation"] = self.loss(slim, self.lesson)
             if self.best.add(score(figures), step):
                 self.best_state = self._state()
@@ -53,7 +56,9 @@ class Validation:
         return figures
 
     def _accuracy(self, name: str, network: Network) -> dict[str, float]:
-        """The accuracy of a network by the name of the figure; nothing where there are no classes."""
+        """The accuracy of a network, or precision of boxes, by the name of the figure; nothing without labels."""
+        if self.objects is not None:
+            return {name: box_precision(network, self.task)}
         if not self.task.classes:
             return {}
         return {name: accuracy_of(network, self.task.validation, self.task.class_names, self.passes).top1}

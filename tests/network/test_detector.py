@@ -50,6 +50,24 @@ def test_its_output_is_what_the_backbone_gives_and_it_still_detects(file: Path, 
     assert network.spec.output == "boxes" and network.preprocessing["mean"] == [0.485, 0.456, 0.406]
 
 
+@pytest.mark.parametrize("function", ["masks", "retina"])
+def test_its_losses_are_those_of_the_detector_on_the_images_before_its_transform(file: Path, function: str) -> None:
+    network, detector = opened(file, function), made(file, function).train()
+    target = {"boxes": torch.tensor([[4.0, 8.0, 40.0, 50.0]]), "labels": torch.tensor([2])}
+    if network.module.has_masks:
+        target["masks"] = torch.ones(1, 64, 64, dtype=torch.uint8)
+    assert network.module.has_masks == (function == "masks")
+    torch.manual_seed(0)
+    expected = detector([*IMAGES], [target, target])
+    mean, std = (torch.tensor(network.preprocessing[name])[:, None, None] for name in ("mean", "std"))
+    torch.manual_seed(0)
+    levels, losses = network.train()((IMAGES - mean) / std, [target, target])
+    torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(levels, network.eval()((IMAGES - mean) / std), rtol=1e-3, atol=1e-4)
+    sum(losses.values()).backward()
+    assert all(p.grad is not None for p in network.module.detector.backbone.body.parameters() if p.requires_grad)
+
+
 def test_macs_are_of_network_and_pyramid(file: Path) -> None:
     network = opened(file, "build")
     assert network.geometry.head_macs == 16 * 32 * 16 * 4 + 16 * 32 * 16 + 4 * 32 * 16 * 4

@@ -66,7 +66,7 @@ def group_sums(values: Network) -> Scores:
     blocks = values.read()
     last = [block for block in blocks if block.stage == blocks[-1].stage]
     width = values.geometry.embed  # of each of the vectors that a head reads side by side
-    heads = [head.weight.double().sum(0).reshape(-1, width).sum(0) for head in values.classifiers]
+    heads = [head.weight.double().sum(0).reshape(-1, width).sum(0) for head in values.ends.classifiers]
     embed = torch.stack([*map(_channels, last), *heads])
     return Scores([_of_block(block) for block in blocks], embed.sum(0).cpu())
 

@@ -20,9 +20,9 @@ from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan
 from edgevit.derivation.problem import (
     Derived,
     Problem,
-    accuracy_on_validation,
     distillation_for,
     facts_of_training,
+    score_on_validation,
     train_for,
 )
 from edgevit.derivation.realise import realise
@@ -107,7 +107,7 @@ def finish(problem: Problem, plan: Plan, **more_facts: object) -> Derived:
         more_facts: added to `Derived.facts`.
     """
     slim = realise(problem.network.to(problem.compute.device), plan)
-    before = accuracy_on_validation(problem, slim).top1
+    before = score_on_validation(problem, slim)
     distillation = distillation_for(problem, embed=plan.embed)
     done = train_for(problem, slim, distillation=distillation, keep="best")
     facts: dict[str, object] = {

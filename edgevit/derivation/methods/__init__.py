@@ -29,7 +29,8 @@ and, where they are not as most are:
                                  (feasibility.Target): refuses them with an OptionError, before anything is measured
 
 Read from the source, so that a list of methods imports none of them: the docstring, the Config, NEEDS_IMAGES = False if
-it needs none unless it is asked to train (its task may have none then), and QUANTITIES = ("macs", "params", "ms", "mj")
+it needs none unless it is asked to train (its task may have none then), CUTS_DETECTORS = True if it reads labels in
+training alone, or says what else reads them (`reads_labels`), and QUANTITIES = ("macs", "params", "ms", "mj")
 if it can spend by a cost table, too, as all of edgevit's own can.
 
 A method decides what to keep: a `Plan` (edgevit/derivation/plan.py), with new weights where it works them out. It may

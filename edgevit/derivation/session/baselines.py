@@ -65,12 +65,7 @@ def _take_baselines(resolved: ResolvedDerivation, problem: Problem) -> Baselines
 def _add_finetuned(baselines: Baselines, resolved: ResolvedDerivation, problem: Problem) -> Baselines:
     """Add the fine-tuned base as the third baseline, where the base is trained."""
     task = problem.task
-    if not resolved.request.finetunes_base or baselines.base_finetuned is not None:
-        return baselines
-    if problem.base_training.steps == 0:  # as long as a model that is not trained
-        problem.progress.warn(
-            "the base is fine-tuned for no steps, so it is no baseline; say how many with --base-steps"
-        )
+    if baselines.base_finetuned is not None or not _finetunes(resolved, problem):
         return baselines
     network = finetuned_base(problem)
     test = accuracy_of(network, task.test, task.class_names, problem.passes)
@@ -84,6 +79,22 @@ def _add_finetuned(baselines: Baselines, resolved: ResolvedDerivation, problem: 
     )
     _save(baselines, problem)
     return baselines
+
+
+def _finetunes(resolved: ResolvedDerivation, problem: Problem) -> bool:
+    if not resolved.request.finetunes_base:
+        return False
+    if problem.base_training.steps == 0:  # as long as a model that is not trained
+        problem.progress.warn(
+            "the base is fine-tuned for no steps, so it is no baseline; say how many with --base-steps"
+        )
+        return False
+    return True
+
+
+def finetuned_detector(resolved: ResolvedDerivation, problem: Problem) -> Network | None:
+    """The base after training by its own losses, as the third baseline of a detector; None: it is not trained."""
+    return finetuned_base(problem) if _finetunes(resolved, problem) else None
 
 
 def _with_answers(

@@ -39,7 +39,9 @@ def level_units(network: Network, images: Split, passes: Passes) -> Tensor:
     return (deviations * shares.sqrt()).repeat_interleave(torch.tensor(sizes))
 
 
-def measure_boxes(output: Levels, base: Network, derived: Network, task: Task, passes: Passes) -> BoxesRecord:
+def measure_boxes(
+    output: Levels, base: Network, derived: Network, task: Task, passes: Passes, finetuned: Network | None
+) -> BoxesRecord:
     """Compare held-out images batch by batch; those with annotations tell what both detectors find, too."""
     images = task.test
     base, derived = (network.to(passes.compute.device).eval() for network in (base, derived))
@@ -53,5 +55,8 @@ def measure_boxes(output: Levels, base: Network, derived: Network, task: Task, p
     if not isinstance(images.source, CocoImages):
         return BoxesRecord(len(images), error)
     categories = images.source.chosen(task.arguments.get("showing"))
-    findings = [find_objects(network, images, categories, progress=passes.progress) for network in (base, derived)]
-    return BoxesRecord(len(images), error, *(each.record() for each in findings))
+    judged = [
+        network and find_objects(network, images, categories, progress=passes.progress).record()
+        for network in (base, derived, finetuned)
+    ]
+    return BoxesRecord(len(images), error, *judged)

@@ -251,15 +251,28 @@ def _use_of_head(spec: ModelSpec) -> str:
     return f"## Compute the map of an image\n\n{_OUTPUTS.format(name='maps')}{_BUILDER}"
 
 
+_OF_PYRAMID = """MACs are of the backbone and its pyramid, for one image of the size below; parameters are of the whole
+detector."""
+
+
+def _learnt(record: DerivationRecord) -> bool:
+    """Whether labels, or a detector's own losses, were a part of the training."""
+    if record.training is None or not record.training.steps:
+        return False
+    options = record.training.more
+    return options["teacher"] == "none" or options["teacher_weight"] != 1
+
+
 def _map_card(name: str, spec: ModelSpec, record: DerivationRecord, likeness: MapRecord | BoxesRecord) -> str:
     """The README of a derived model with a head of the user's."""
     assert spec.builder is not None
     boxes = spec.output_kind == "boxes"
-    of_pyramid = "\nThese are counted up to the end of its backbone, for one image." if boxes else ""
+    of_pyramid = f"\n{_OF_PYRAMID}" if boxes else ""
+    rest = "The head was trained with it." if _learnt(record) else "The head is as it was."
     return f"""# {name}
 
 {spec.timm_name} with a head, as `{spec.builder.function}` in `builder.py` makes them, {100 * spec.rate:.1f} % of their
-multiply-accumulates removed with `{record.method}` from `{spec.builder.network}`. The head is as it was.{of_pyramid}
+multiply-accumulates removed with `{record.method}` from `{spec.builder.network}`. {rest}{of_pyramid}
 The output is {spec.output_text} ({_KINDS[spec.output_kind]}), with {likeness.format()}.
 
 | | MACs | parameters |

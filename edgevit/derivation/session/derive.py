@@ -20,7 +20,7 @@ from edgevit.derivation.feasibility import Target
 from edgevit.derivation.method import Method, find_method
 from edgevit.derivation.problem import Problem
 from edgevit.derivation.request import DeriveRequest
-from edgevit.derivation.session.baselines import NO_IMAGES, evaluate_base, evaluate_derived
+from edgevit.derivation.session.baselines import NO_IMAGES, evaluate_base, evaluate_derived, finetuned_detector
 from edgevit.derivation.session.card import model_card
 from edgevit.derivation.session.features import measure_likeness
 from edgevit.derivation.session.in_memory import as_files
@@ -37,13 +37,15 @@ from edgevit.derivation.session.resolved import ResolvedDerivation, training_rec
 from edgevit.derivation.session.start import start_from
 from edgevit.derivation.solve.head import open_task_for
 from edgevit.network.checkpoint import Headless, Model, derived_spec, open_network
+from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network
 from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import DerivationRecord, Facts
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.plan import PlanRecord
 from edgevit.request import as_request, takes_options
-from edgevit.train.settings import fill, usual_steps
+from edgevit.train.detections import learnt_objects
+from edgevit.train.settings import TEACHER_WEIGHT, Training, fill, usual_steps
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,6 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
     rejection = None
     if not request.puts_out_classes:
         opened = open_without_labels(base, request, progress)
-        training = replace(training, teacher_weight=1.0)  # there are no labels
     else:
         task, rejection = _open_images(base, request, progress)
         opened = open_for(base, request, request.head, task, progress)
@@ -144,12 +145,23 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
     # The base starts from good weights, so it trains gently, and is one baseline for all methods.
     base_steps = _base_steps(request, training.steps, len(task.train))
     base_training = fill(replace(training, steps=base_steps, teacher="none"), gentle=True)
-    training = fill(training, gentle=method.gentle, imitates_base=method.imitates_base)
+    share = TEACHER_WEIGHT if request.puts_out_classes else 1.0  # there are no labels, or none that need be read
+    training = fill(training, gentle=method.gentle, imitates_base=method.imitates_base, teacher_weight=share)
+    if request.output == "boxes" and _reads_objects(request, method, config, training):
+        objects = learnt_objects(opened.network, opened.task)
+        opened = replace(opened, task=replace(opened.task, objects=objects))
     if request.unlabelled is not None and not method.reads_unlabelled:
         refuse_untaught(training)
     return ResolvedDerivation(
         request, opened, earlier, method, config, budget, policy, training, base_training, rejection
     )
+
+
+def _reads_objects(request: DeriveRequest, method: Method[Any], config: Any, training: Training) -> bool:
+    """Whether a detector's own losses are computed: by the method, or in a training."""
+    trains_base = request.finetune_base or (training.has_teacher and training.teacher == "finetuned")
+    alone = training.steps != 0 and (not training.has_teacher or training.teacher_weight != 1)
+    return method.reads_labels(config) or trains_base or alone
 
 
 def _base_steps(request: DeriveRequest, steps: int | None, images: int) -> int | None:
@@ -192,12 +204,15 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
             )
         baselines, checked = evaluate_base(resolved, problem) if has_labels else (None, None)
         is_trained = baselines is not None and baselines.base_finetuned is not None
+        tuned = None if request.puts_out_classes else finetuned_detector(resolved, problem)
         start, start_record = start_from(request.derive_from, problem, is_trained=is_trained)
         torch.manual_seed(problem.training.seed)  # the same random numbers whether baselines were measured or read
+        # A method that reads labels may train the network of its problem.
+        reference = problem.network if task.objects is None else bare_copy(problem.network)
         derived = resolved.method.derive(start, resolved.config)
         results = NO_IMAGES if baselines is None else evaluate_derived(derived.network, baselines, resolved, problem)
         if not request.puts_out_classes:
-            likeness = measure_likeness(problem.network, derived.network, task, problem.passes)
+            likeness = measure_likeness(reference, derived.network, task, problem.passes, tuned)
     network = derived.network.cpu().eval()
     spec = derived_spec(opened.base.spec, network, opened.head, opened.task.classes)
     spec = replace(spec, rejection=results.rule)

@@ -120,11 +120,17 @@ def units_sha256(network: Network) -> str | None:
     return None if scale is None else tensors_sha256({"scale": scale})
 
 
-def measure_likeness(base: Network, derived: Network, task: Task, passes: Passes) -> dict[str, Any]:
-    """Compare the outputs of a derived network with its base's on held-out images, by the field of the record."""
+def measure_likeness(
+    base: Network, derived: Network, task: Task, passes: Passes, finetuned: Network | None = None
+) -> dict[str, Any]:
+    """Compare the outputs of a derived network with its base's on held-out images, by the field of the record.
+
+    Args:
+        finetuned: a detector that the base became by training, to be judged, too.
+    """
     images = task.test
     if isinstance(base.output, Levels):
-        return {"boxes": measure_boxes(base.output, base, derived, task, passes)}
+        return {"boxes": measure_boxes(base.output, base, derived, task, passes, finetuned)}
     if isinstance(base.output, Map):
         return {"map": measure_map(base.output, base, derived, images, passes)}
     return {"similarity": _similarity(base, derived, images, passes)}

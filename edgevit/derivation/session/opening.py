@@ -68,8 +68,17 @@ class Opened:
             **({} if self.base.spec.tokens is None else {"tokens": self.base.spec.tokens}),
             **({} if not self.base.spec.depths else {"depths": self.base.spec.depths}),
             **({} if self.base.spec.builder is None else {"builder": self.base.spec.builder.sha256}),
+            **self._objects(),
             "training": {k: v for k, v in asdict(training).items() if k not in ("device", "workers")},
         }
+
+    def _objects(self) -> dict[str, str]:
+        """A hash of the objects that a detector learns, as a part of keys."""
+        task = self.task
+        if task.objects is None:
+            return {}
+        references = (*task.train.references, *task.validation.references)
+        return {"objects": task.objects.sha256(task.train.source, references)}
 
     def problem(
         self, budget: Budget, policy: Policy, training: Training, base_training: Training, folder: Path
@@ -92,6 +101,7 @@ class Opened:
             **({} if spec.tokens is None else {"tokens": spec.tokens}),
             **({} if not spec.depths else {"depths": spec.depths}),
             **({} if spec.builder is None else {"map": [self.network.output.kind, spec.builder.sha256]}),
+            **self._objects(),
             "device": self.passes.compute.device.type,
             "batches": [self.passes.batch_size(network, gradients=gradients) for gradients in (False, True)],
         }
@@ -142,6 +152,12 @@ def open_without_labels(base: Model | Headless, request: Deriving, progress: Pro
     )
     if isinstance(base.output, Levels) and isinstance(task.test.source, CocoImages):
         check_objects(base, task.test, task.test.source.chosen(request.classes), progress)
+    if isinstance(base.output, Levels):
+        size = " x ".join(map(str, base.input_size[1:]))
+        progress.note(
+            f"MACs and milliseconds are of the detector's backbone and pyramid, for one image of {size}; parameters "
+            "are of the whole detector"
+        )
     passes = open_passes(request.training, progress)
     cache = _cache(request, task, passes)
     assumed = _assumed(base, request, task, progress)

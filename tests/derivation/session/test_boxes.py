@@ -14,10 +14,13 @@ import edgevit
 from benchmarks import scenes
 from edgevit.cli.app import app
 from edgevit.data.sources.coco import CocoImages
+from edgevit.data.task import Split
 from edgevit.derivation.session.boxes import level_units
 from edgevit.errors import DataError, EdgeVitError, OptionError
 from edgevit.network.checkpoint import open_network
 from edgevit.network.output import Levels
+from edgevit.records.model_folder import ModelFolder
+from edgevit.train.detections import find_objects
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -151,12 +154,58 @@ def test_some_classes_choose_training_images_and_are_judged_alone(file: Path, da
     assert edgevit.evaluate(tmp_path / "model").detections == record.boxes.derived
 
 
+TRAINED: dict[str, Any] = {"device": "cpu", "steps": 4, "batch_size": 8, "lr": 1e-3, "evaluations": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "options", "training"),
+    [
+        ("build", {"options": OPTIONS}, {"teacher": "none"}),
+        ("masks", {"options": OPTIONS}, {"teacher_weight": 0.5, "augment": "flip"}),
+        ("retina", {"options": OPTIONS}, {"teacher": "finetuned"}),
+        ("masks", {"method": "vulcan", "rate": 0.3, "shape": "free", "options": {"calibration_images": 24}}, {}),
+        (
+            "build",
+            {
+                "method": "nuwa",
+                "rate": 0.2,
+                "shape": "free",
+                "options": {"calibration_images": 24, "purification_steps": 4},
+            },
+            {"steps": 0},
+        ),
+        ("build", {"method": "magnitude", "rate": 0.2, "options": {}}, {}),
+    ],
+)
+def test_a_detector_learns_from_its_own_losses(
+    file: Path, data: Path, tmp_path: Path, function: str, options: dict[str, Any], training: dict[str, Any]
+) -> None:
+    text = file.read_text().replace("RetinaNet(backbone, 4,", "RetinaNet(backbone, 7,")
+    (tmp_path / "my_detector.py").write_text(text)
+    base, asked = f"{tmp_path / 'my_detector.py'}:{function}", Training(**{**TRAINED, **training})
+    given = {"training": asked, "finetune_base": True, "base_steps": 3, **options}
+    record = derive(base, data, tmp_path / "model", **given).record
+    tuned, boxes = record.boxes.base_finetuned, record.boxes
+    assert tuned.objects == boxes.base.objects == boxes.derived.objects and "the fine-tuned base's" in boxes.format()
+    source, history = CocoImages(data), ModelFolder(tmp_path / "model").history()
+    references = tuple(source.references("test", data.name))
+    images = Split(source, references, (-1,) * len(references), {})
+    assert boxes.base == find_objects(open_network(base), images, source.categories).record(), "it is not trained"
+    stages = {line.stage: line.more for line in history}
+    assert stages["finetune base"]["loss_task"] > 0
+    if asked.steps and asked.teacher != "finetuned":
+        last = stages["train" if "method" in options else "distil"]
+        assert last["loss_task"] > 0 and 0 <= last["accuracy_trained"] <= 1
+
+
 @pytest.mark.parametrize(
     ("function", "options", "message"),
     [
         ("build", {"output": "map"}, "--output map: the output of this base is boxes; try --output boxes"),
         ("build", {"classes": "disc,hexagon"}, "no class 'hexagon'"),
-        ("build", {"method": "nuwa", "options": {}}, "--output boxes is for images without labels, and nuwa reads"),
+        ("build", {"method": "taylor", "options": {}}, "is for detectors, and taylor reads labels of"),
+        ("build", {"derive_from": "better"}, "--derive-from is for classes"),
         ("build", {"output": "classes"}, "has boxes of objects, and no class of an image: give --output boxes"),
         ("retina", {}, "has 4 classes with the background, and the data 6 categories"),
     ],

@@ -32,7 +32,7 @@ from edgevit.derivation.measure.statistics import BlockStatistics, calibrate, ch
 from edgevit.derivation.method import Method
 from edgevit.derivation.methods.nuwa.purify import purify
 from edgevit.derivation.plan import AttentionPlan, BlockPlan, EmbedPlan, FfnPlan, Plan
-from edgevit.derivation.problem import Derived, Problem, accuracy_on_validation, distillation_for, train_for
+from edgevit.derivation.problem import Derived, Problem, distillation_for, score_on_validation, train_for
 from edgevit.derivation.realise import realise
 from edgevit.derivation.solve.attention import Spectra, attention_spectra, narrow
 from edgevit.derivation.solve.factorise import Spectrum
@@ -49,11 +49,13 @@ from edgevit.network.checkpoint import tensors_sha256
 from edgevit.network.copies import bare_copy
 from edgevit.network.cost import Geometry
 from edgevit.network.network import Network
+from edgevit.network.output import Logits
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.model import WIDTHS
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 
 QUANTITIES = ("macs", "params", "ms", "mj")
+CUTS_DETECTORS = True
 HEAD_BIAS = -100.0  # added to the logits of classes outside the task, where the head keeps them
 ENERGY = 0.93  # share of the squared singular values that attention keeps, as published
 PUBLISHED: dict[str, Any] = {"purification": "always", "purification_steps": 10_000, "neurons": "activation"}
@@ -392,10 +394,10 @@ def _cut_best(problem: Problem, config: Config) -> _Cut:
     is_base = masks is None or all(bool(m.all()) for m in masks)
     if is_base or config.purification == "always":
         cut = _cut(problem, config, _start(problem, config, None if is_base else masks))
-        facts |= {"purified": not is_base, "accuracy_validation": accuracy_on_validation(problem, cut.network).top1}
+        facts |= {"purified": not is_base, "accuracy_validation": score_on_validation(problem, cut.network)}
         return replace(cut, facts={**facts, **cut.facts})
     cuts = [_cut(problem, config, _start(problem, config, choice)) for choice in (None, masks)]
-    accuracy = [accuracy_on_validation(problem, cut.network).top1 for cut in cuts]
+    accuracy = [score_on_validation(problem, cut.network) or 0.0 for cut in cuts]
     purified = accuracy[1] > accuracy[0]
     problem.progress.note(
         f"on the validation part: from the base {100 * accuracy[0]:.1f} %, from the anchor {100 * accuracy[1]:.1f} %"
@@ -426,7 +428,8 @@ def _with_class_bias(network: Network, classes: Sequence[int], bias: float) -> N
 
 
 def derive(problem: Problem, config: Config) -> Derived:
-    if problem.network.classifiers[0].out_features > len(problem.network.columns):
+    output = problem.network.output
+    if isinstance(output, Logits) and problem.network.classifiers[0].out_features > len(output.columns):
         focused = _with_class_bias(problem.network, problem.network.columns, HEAD_BIAS)
         problem = replace(problem, network=focused)
     cut = _cut_best(problem, config)
@@ -436,4 +439,7 @@ def derive(problem: Problem, config: Config) -> Derived:
     return Derived(cut.network, cut.plan, {**steps, **cut.facts, "reused": problem.cache.reused})
 
 
-METHOD = Method(Config, default_steps, derive, search_space=search_space, check_options=check_options)
+METHOD = Method(
+    Config, default_steps, derive, search_space=search_space, check_options=check_options,
+    reads_labels=lambda config: config.purification != "none",
+)  # fmt: skip

@@ -2,8 +2,8 @@
 
 The base is frozen. In every block a mask M [e], which starts at ones, multiplies the neurons before W_2. A scalar beta
 sets how many entries count: the binary mask keeps the ceil(e * sigmoid(beta)) largest entries of M. Both are trained on
-the task loss alone, with a straight-through gradient. Weight decay acts on both, as in the released code: it moves beta
-from 5 (99 % kept) towards 0 (half), against the loss.
+the task loss alone (a detector's own losses), with a straight-through gradient. Weight decay acts on both, as in the
+released code: it moves beta from 5 (99 % kept) towards 0 (half), against the loss.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from torch import Tensor
 from edgevit.derivation.problem import Problem
 from edgevit.network.anatomy import ffns
 from edgevit.network.network import Network
+from edgevit.network.output import Logits
+from edgevit.train.detections import box_precision, detector_loss
 from edgevit.train.order import sample_order
 from edgevit.train.passes import accuracy_of, weights_frozen
 
@@ -105,15 +107,17 @@ def purify(problem: Problem, steps: int, batch_size: int) -> list[Tensor]:
     training = replace(problem.training, batch_size=batch_size, grad_accum=1)
     accelerator = compute.accelerator
     order = sample_order(len(task.train), training, 0, steps, accelerator.process_index, accelerator.num_processes)
-    batches = task.train.training_batches(order, training.augment, compute.workers)
-    target = torch.as_tensor(problem.network.columns, device=compute.device)
+    batches = task.train.training_batches(order, training.augment, compute.workers, objects=task.objects)
     state = _Masks(problem)
     every = max(steps // EVALUATIONS, 1)
     best = _Best(-1.0, [])
 
     def evaluate(step: int, binary: list[Tensor], **figures: float) -> float:
         with masks_applied(network, binary):
-            accuracy = accuracy_of(network, task.validation, task.class_names, problem.passes).top1
+            if task.objects is not None:
+                accuracy = box_precision(network, task)
+            else:
+                accuracy = accuracy_of(network, task.validation, task.class_names, problem.passes).top1
         best.offer(accuracy, binary)
         share = sum(float(b.mean()) for b in binary) / len(binary)
         if compute.is_main:
@@ -122,13 +126,12 @@ def purify(problem: Problem, steps: int, batch_size: int) -> list[Tensor]:
 
     if compute.is_main:
         problem.history.rewind("purify", -1)  # an interrupted purification starts again
-    network.eval()
+    network.train(task.objects is not None)  # else a detector computes no losses
     evaluate(0, [torch.ones_like(mask).detach() for mask in state.masks])
     with weights_frozen(network), problem.progress.stage("masks of neurons", steps, "step") as stage:
         for step, (images, labels) in enumerate(batches, 1):
             with masks_applied(network, state.binary()):
-                logits = network(images.to(compute.device))
-            loss = F.cross_entropy(logits.float(), target[labels.to(compute.device)])
+                loss = _task_loss(network, images.to(compute.device), labels)
             state.step(loss)
             figures = {}
             if step % every == 0 or step == steps:
@@ -136,4 +139,12 @@ def purify(problem: Problem, steps: int, batch_size: int) -> list[Tensor]:
                     binary = state.binary()
                 figures["accuracy_anchor"] = evaluate(step, binary, loss_task=float(loss.detach()))
             stage.update(step, **figures)
+    network.eval()
     return [mask.cpu() for mask in best.masks]
+
+
+def _task_loss(network: Network, images: Tensor, labels: Any) -> Tensor:
+    if not isinstance(network.output, Logits):
+        return detector_loss(network, images, labels)[1]
+    target = torch.as_tensor(network.columns, device=images.device)
+    return F.cross_entropy(network(images).float(), target[labels.to(images.device)])

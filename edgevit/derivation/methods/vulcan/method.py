@@ -52,6 +52,7 @@ from edgevit.train.compute import Compute
 from edgevit.train.passes import observed
 
 QUANTITIES = ("macs", "params", "ms", "mj")
+CUTS_DETECTORS = True
 
 
 @dataclass(frozen=True)

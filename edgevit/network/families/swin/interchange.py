@@ -9,6 +9,7 @@ from math import isqrt
 from typing import Any
 
 import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import Mlp, PatchEmbed
 from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock
 from timm.models.swin_transformer import WindowAttention as TimmAttention
@@ -36,7 +37,31 @@ _HUGGING_FACE = [
     (r"^layernorm\.", "norm."),
     (r"^classifier\.", "head."),
 ]
+_TORCHVISION = [  # with stages at odd numbers, and the merging of tokens before each at even ones
+    (r"^features\.0\.0\.", "patch_embed.proj."),
+    (r"^features\.0\.2\.", "patch_embed.norm."),
+    (r"^features\.(\d*[13579])\.(\d+)\.", lambda match: f"layers.{int(match[1]) // 2}.blocks.{match[2]}."),
+    (r"^features\.(\d+)\.", lambda match: f"layers.{int(match[1]) // 2 - 1}.downsample."),
+    (r"\.mlp\.0\.", ".mlp.fc1."),
+    (r"\.mlp\.3\.", ".mlp.fc2."),
+]
+_OPENMMLAB = [
+    (r"^patch_embed\.projection\.", "patch_embed.proj."),
+    (r"^stages\.", "layers."),
+    (r"\.attn\.w_msa\.", ".attn."),
+    (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
+    (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
+]
+_FIRST = {  # the name of the patch embedding in programs beside timm
+    "embeddings.patch_embeddings.projection.weight": ("Hugging Face's", "transformers", _HUGGING_FACE),
+    "features.0.0.weight": ("torchvision's", "torchvision", _TORCHVISION),
+    "patch_embed.projection.weight": ("mmdetection's", "mmdetection", _OPENMMLAB),
+}
 _CONSTANTS = ("relative_position_index", "attn_mask")
+_TORCHVISION_PREPROCESSING = {  # of its weights of all sizes, up to a pixel
+    "mean": list(IMAGENET_DEFAULT_MEAN), "std": list(IMAGENET_DEFAULT_STD), "crop_pct": 0.94,
+    "interpolation": "bicubic",
+}  # fmt: skip
 _SIZES = {96: "tiny", 128: "base", 192: "large"}  # by width of the first stage
 
 
@@ -114,11 +139,17 @@ def _block(block: Any, stage: SwinStage) -> WindowBlock:
 
 
 def named(state: Mapping[str, Tensor]) -> Weights:
-    """Rename weights of timm, of Microsoft's release and of Hugging Face to timm's names."""
-    notes, origin, rules = list[str](), "timm", list[tuple[str, str]]()
-    if any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in state):
-        notes, origin = ["the weights have Hugging Face's names, and are read as timm's"], "transformers"
-        rules = _HUGGING_FACE
+    """Rename weights of timm, Microsoft, Hugging Face, torchvision and mmdetection to timm's names.
+
+    Of a detector those of its backbone are taken; the norm of its last output is the last norm.
+    """
+    notes, origin, rules = list[str](), "timm", list[Any]()
+    for first, (whose, program, names) in _FIRST.items():
+        if any(name.endswith(first) for name in state):
+            notes, origin, rules = [f"the weights have {whose} names, and are read as timm's"], program, names
+    state = _of_backbone(state, notes)
+    if origin == "mmdetection":
+        state = {name: _merged_as_timm(name, value) for name, value in state.items()}
     renamed: State = {}
     for name, value in state.items():
         for pattern, replacement in rules:
@@ -134,7 +165,36 @@ def named(state: Mapping[str, Tensor]) -> Weights:
         for name, value in moved.items():
             renamed[re.sub(r"^layers\.(\d+)", lambda match: f"layers.{int(match[1]) + 1}", name)] = value
     head = renamed.get("head.fc.weight")
-    return Weights(renamed, tuple(notes), 0 if head is None else len(head), origin)
+    usual = _TORCHVISION_PREPROCESSING if origin == "torchvision" else {}
+    return Weights(renamed, tuple(notes), 0 if head is None else len(head), origin, usual)
+
+
+def _of_backbone(state: Mapping[str, Tensor], notes: list[str]) -> Mapping[str, Tensor]:
+    """The weights of a detector's backbone alone, without their prefix; others as they are."""
+    first = next((name for name in state if name.endswith((*_FIRST, _PATCHES))), "")
+    prefix = re.sub(r"((embeddings\.)?patch_embed|features\.0\.0).*", "", first)
+    if prefix and prefix != "swin.":
+        others = [name for name in state if not name.startswith(prefix)]
+        if others:
+            notes.append(f"the weights are those of {prefix[:-1]}, without {first_names(sorted(others))}")
+        state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    norms = sorted(name for name in state if re.fullmatch(r"norm\d\.(weight|bias)", name))
+    if not norms or "norm.weight" in state:
+        return state
+    last = norms[-1].partition(".")[0]
+    kept = {name: value for name, value in state.items() if name not in norms}
+    return {**kept, **{f"norm.{part}": state[f"{last}.{part}"] for part in ("weight", "bias")}}
+
+
+def _merged_as_timm(name: str, value: Tensor) -> Tensor:
+    """Weights that read four merged tokens, channel by channel (torch's unfold), in timm's order, token by token.
+
+    timm has the four tokens column by column.
+    """
+    if ".downsample." not in name:
+        return value
+    rows = value.reshape(-1, value.shape[-1] // 4, 2, 2)  # [outputs, channels, row, column]
+    return rows.permute(0, 3, 2, 1).reshape(value.shape)
 
 
 def fitted(weights: Weights, network: Any, name: str, *, resample: bool, trained: Any = None) -> Weights:

@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from family_examples import SWIN
+from torchvision.models.swin_transformer import SwinTransformer
 
 from edgevit.network.copies import without_values
 from edgevit.network.families.swin import interchange
@@ -40,6 +41,49 @@ def test_a_usual_network_is_known_by_its_shapes(name: str) -> None:
     state = model.state_dict()
     assert interchange.guessed_name(state) == name
     assert interchange.guessed_arguments(state, model, state, ()) == ({}, None)
+
+
+def of_torchvision() -> tuple[Any, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    swin = SwinTransformer([4, 4], 8, [2, 2], [2, 4], [4, 4], num_classes=5).eval()
+    return swin, {
+        name: torch.rand_like(value) if "bias" in name else value for name, value in swin.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("prefix", ["", "backbone.body."])
+def test_weights_of_torchvision_give_the_same_logits(prefix: str) -> None:
+    swin, state = of_torchvision()
+    swin.load_state_dict(state)
+    given = {f"{prefix}{name}": value for name, value in state.items()}
+    found = interchange.named({**given, **({"rpn.head.conv.weight": torch.zeros(1)} if prefix else {})})
+    assert found.origin == "torchvision" and found.classes == 5 and "torchvision's names" in found.notes[0]
+    size = {"img_size": 32, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4}
+    model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **size).eval()
+    model.load_state_dict(found.state, strict=True)
+    images = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(model(images), swin(images), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_of_mmdetection_are_those_of_its_backbone(small_vit: Any) -> None:
+    """Built from the module's own functions: unfold gives the four merged tokens channel by channel."""
+    own, given = small_vit(SWIN, num_classes=0).state_dict(), dict[str, torch.Tensor]()
+    names = {"layers.": "stages.", "attn.": "attn.w_msa.", "mlp.fc1": "ffn.layers.0.0", "mlp.fc2": "ffn.layers.1"}
+    for name, value in own.items():
+        if ".downsample." in name:
+            name = re.sub(r"layers\.(\d+)", lambda match: f"layers.{int(match[1]) - 1}", name)
+            width = value.shape[-1] // 4
+            tokens = torch.arange(4 * width).reshape(2, 2, width)  # [column, row, channel], as timm joins them
+            order = torch.nn.functional.unfold(tokens.permute(2, 1, 0)[None].float(), 2).flatten().long()
+            value = value[..., order]
+        for own_name, other in {**names, "patch_embed.proj.": "patch_embed.projection."}.items():
+            name = name.replace(own_name, other)
+        given["backbone." + re.sub(r"^norm\.", "norm2.", name)] = value
+    given |= {"backbone.norm1.weight": torch.zeros(3), "backbone.norm1.bias": torch.zeros(3)}
+    given |= {"neck.lateral_convs.0.conv.weight": torch.zeros(1), "rpn_head.rpn_conv.weight": torch.zeros(1)}
+    found = interchange.named(given)
+    assert found.origin == "mmdetection" and "of backbone, without neck.lateral_convs.0.conv.weight" in found.notes[1]
+    assert found.state.keys() == own.keys() and all(torch.equal(found.state[key], own[key]) for key in own)
 
 
 def test_weights_of_another_family_are_of_no_swin(small_vit: Any) -> None:
