@@ -30,7 +30,7 @@ from benchmarks.markdown import RECORDS, Row, screen, table
 from benchmarks.product import detection_network, real
 
 SIZE, TRAIN, VAL = detection_network.SIZE, 3000, 300
-STEPS, BATCH, LR, SEED = 700, 16, 6e-4, 1
+STEPS, BATCH, LR, SEED = 1100, 16, 6e-4, 1
 RATES = (0.4, 0.6, 0.8)
 TUNED = 100  # steps of the fine-tuned base, and of vulcan
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -76,7 +76,7 @@ def low_rank_updates(network: Network, rank: int, seed: int) -> Iterator[None]:
     layers = linear_layers(network)
     trained = [p for p in network.parameters() if p.requires_grad]
     network.requires_grad_(False)
-    for head in network.classifiers:
+    for head in network.ends.classifiers:
         head.requires_grad_(True)
     for layer in layers:
         if layer.bias is not None:
