@@ -19,7 +19,6 @@ from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 
 QUANTITIES = ("macs", "params", "ms", "mj")
-CUTS_DETECTORS = True
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,6 @@ TRAINED: dict[str, Any] = {"device": "cpu", "steps": 4, "batch_size": 8, "lr": 1
             },
             {"steps": 0},
         ),
-        ("build", {"method": "magnitude", "rate": 0.2, "options": {}}, {}),
     ],
 )
 def test_a_detector_learns_from_its_own_losses(
