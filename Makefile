@@ -98,7 +98,6 @@ benchmark: .venv/ready
 	$(BIN)/python -m benchmarks.product.int8 --cases rendered rendered-0.5 rendered-0.8
 	$(BIN)/python -m benchmarks.product.load
 	$(BIN)/python -m benchmarks.product.detection
-	$(BIN)/python -m benchmarks.product.detection --latency
 	$(BIN)/python -m benchmarks.product.swin
 	$(BIN)/python -m benchmarks.product.cost_tables --plans 30
 	$(BIN)/python -m benchmarks.papers.vulcan_drawings
