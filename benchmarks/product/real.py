@@ -336,7 +336,8 @@ def main() -> None:
     parser.add_argument("--folds", type=int, nargs="+", default=list(range(FOLDS)))
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["forge"])
-    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=0, help="of distillation, with unlabelled pictures")
+    parser.add_argument("--unlabelled", action="store_true", help="calibrate with unlabelled pictures, too")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--results", type=Path, default=RECORDS / "real.json")
@@ -346,7 +347,7 @@ def main() -> None:
             for rate in options.rates if method == "forge" else [RIVAL_RATE]:
                 settings = {
                     "size": options.size, "fold": fold, "rate": rate, "method": method, "steps": options.steps,
-                    "variant": "unlabelled" if options.steps else "",
+                    "variant": "unlabelled" if options.steps or options.unlabelled else "",
                 }  # fmt: skip
                 record = load(options.results)
                 if key_of(settings) in record["rows"]:
