@@ -42,7 +42,10 @@ def main(
         console.show(detections_table(result, result.detections))
     elif result.targets is not None:
         error = "" if result.targets.error is None else f", mean absolute error {result.targets.error:.4g}"
-        console.show(f"{_title(result)}: agrees to {result.targets.score:.2%} with the target maps{error}")
+        score = f"agrees to {result.targets.score:.2%} with the target maps"
+        if result.targets.own:
+            score = f"a score of {result.targets.score:.4g} by the target maps, as the module defines it"
+        console.show(f"{_title(result)}: {score}{error}")
     else:
         console.show(classes_table(result) if result.agreement is None else agreement_line(result))
     if result.rejected is not None:

@@ -7,7 +7,7 @@ their targets where the data has them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from edgevit.exporting.imported import open_imported
 from edgevit.exporting.probes import Labelled, probe_features, read_features
 from edgevit.exporting.request import ONNX, JudgeRequest, Part
 from edgevit.exporting.session import OUTPUT_KIND, OnnxModel
-from edgevit.exporting.targets import MapScore, Targets, find_targets, read_targets, score_maps
+from edgevit.exporting.targets import MapScore, Targets, find_targets, own_score, read_targets, score_maps
 from edgevit.network.accuracy import measure_accuracy
 from edgevit.network.checkpoint import Headless, load, open_network
 from edgevit.network.detector import Pyramid
@@ -279,7 +279,12 @@ def _compared(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
 def _judged_by_targets(
     candidate: ModelUnderTest, output: Map, targets: Targets, request: JudgeRequest, progress: Progress
 ) -> Evaluation:
-    """Compare maps with those that the data has."""
+    """Compare maps with those that the data has, by the `score` of the user's module if it has one."""
+    network = candidate.network
+    if network is None and candidate.folder is not None and candidate.folder.is_model:
+        with suppress(CheckpointError):  # a folder from elsewhere, whose code is not run unasked
+            network = load(candidate.folder.path)
+    module = network.module if network is not None and hasattr(network.module, "score") else None
     images, size = targets.images, request.batch_size
     count = len(images) if request.max_images is None else min(request.max_images, len(images))
     batches = [range(i, min(i + size, count)) for i in range(0, count, size)]
@@ -287,11 +292,16 @@ def _judged_by_targets(
     with progress.stage("evaluate", count, "image") as stage, torch.inference_mode():
         for positions, (batch, _) in zip(batches, images.read(batches), strict=True):
             maps = _finite(candidate, output, request, batch).float().cpu()
-            score, error = score_maps(output, maps, read_targets(targets, output, positions))
-            scores.append(score)
-            errors += [] if error is None else [error]
+            wanted = read_targets(targets, output, positions)
+            if module is not None:
+                scores.append(own_score(module, maps, wanted))
+            else:
+                score, error = score_maps(output, maps, wanted)
+                scores.append(score)
+                errors += [] if error is None else [error]
             stage.update(positions.stop)
-    judged = MapScore(float(torch.cat(scores).mean()), float(torch.cat(errors).mean()) if errors else None)
+    mean_error = float(torch.cat(errors).mean()) if errors else None
+    judged = MapScore(float(torch.cat(scores).mean()), mean_error, own=module is not None)
     return Evaluation(
         str(request.model), candidate.form, str(request.data), "test", count, None, None, 0, {}, {},
         targets=judged,

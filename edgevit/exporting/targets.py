@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from PIL import Image
 from timm.data import create_transform
-from torch import Tensor
+from torch import Tensor, nn
 
 from edgevit.data.sources import open_pictures
 from edgevit.data.task import UNLABELLED, Split
 from edgevit.errors import DataError
 from edgevit.network.output import Map
+from edgevit.network.weights import first_line
 from edgevit.records.pictures import UNREADABLE, open_picture
 from edgevit.records.reading import transform_settings
 
@@ -40,8 +41,9 @@ class Targets:
 class MapScore:
     """How good maps are by their targets: the mean over images."""
 
-    score: float  # IoU of foreground, share of right pixels, or overlap of values
-    error: float | None  # mean absolute error of values, or of the probability of foreground; None: of classes
+    score: float  # by the module's own function; else IoU of foreground, share of right pixels, or overlap of values
+    error: float | None  # mean absolute error of values, or of the probability of foreground; None: of neither
+    own: bool = False  # the score is that of the module's own function
 
 
 def find_targets(data: str | Path | None, preprocessing: Mapping[str, Any]) -> Targets | None:
@@ -118,6 +120,26 @@ def read_targets(targets: Targets, output: Map, positions: range) -> Tensor:
             raise DataError(f"{targets.files[i]} is {sizes[0]}, and its image {sizes[1]}; resize it to that")
         read.append(transform(Image.fromarray(values))[0])
     return torch.stack(read)
+
+
+def own_score(module: nn.Module, maps: Tensor, targets: Tensor) -> Tensor:
+    """The scores of maps [B, C, H, W] by their targets [B, H, W], by the `score` of a module of the user's: [B].
+
+    Raises:
+        DataError: it raises, or gives anything else.
+    """
+    try:
+        scores = module.score(maps, targets)  # type: ignore[operator]
+    except Exception as error:  # any end of the user's code
+        raise DataError(
+            f"score of {type(module).__name__} raised {type(error).__name__}: {first_line(error, 200)}; correct it"
+        ) from error
+    if not isinstance(scores, Tensor) or scores.shape != (len(maps),) or not bool(scores.isfinite().all()):
+        shown = f"a tensor {list(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
+        raise DataError(
+            f"score of {type(module).__name__} returns {shown} for {len(maps)} maps, expected a finite number for each"
+        )
+    return scores.float()
 
 
 def score_maps(output: Map, maps: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dense_networks import write_frames
+from dense_networks import write_depth, write_frames
 from PIL import Image
 
+import edgevit
 from edgevit.errors import DataError
 from edgevit.exporting.targets import find_targets, read_targets, score_maps
 from edgevit.network.output import Map
@@ -83,3 +84,40 @@ def test_what_does_not_fit_is_one_line(data: Path) -> None:
     (place / "001.png").unlink()
     with pytest.raises(DataError, match=r"001.png needs one target, .*001.png or .npy, and has none"):
         find_targets(data, PREPROCESSING)
+
+
+SCORED = """
+
+class Scored(Depth):
+    def score(self, maps, targets):
+        return (maps[:, 0].mean((1, 2)) - targets.mean((1, 2))).abs()
+
+
+class Whole(Depth):
+    def score(self, maps, targets):
+        return 0.5
+
+
+class Broken(Depth):
+    def score(self, maps, targets):
+        return maps[:, 7]
+"""
+
+
+def test_a_score_of_the_module_replaces_edgevits_own(data: Path, tmp_path: Path, own_cache: Path) -> None:
+    file = write_depth(tmp_path)
+    file.write_text(file.read_text() + SCORED)
+    folders = {name: tmp_path / name for name in ("Scored", "Whole", "Broken")}
+    for name, folder in folders.items():
+        edgevit.base(f"{file}:{name}", output="map", out=folder)
+    judged, network = edgevit.evaluate(folders["Scored"], data).targets, edgevit.load(folders["Scored"])
+    targets = find_targets(data, network.preprocessing)
+    assert targets is not None and judged is not None
+    with torch.inference_mode():
+        maps = network(next(targets.images.read([range(6)]))[0])
+    expected = (maps.mean((1, 2, 3)) - read_targets(targets, Map("values"), range(6)).mean((1, 2))).abs().mean()
+    assert judged.own and judged.error is None and judged.score == pytest.approx(float(expected), rel=1e-4)
+    with pytest.raises(DataError, match="score of Whole returns a float for 6 maps, expected a finite number for each"):
+        edgevit.evaluate(folders["Whole"], data)
+    with pytest.raises(DataError, match=r"score of Broken raised IndexError: .*; correct it"):
+        edgevit.evaluate(folders["Broken"], data)
