@@ -13,6 +13,7 @@ from edgevit.imports import importing
 from edgevit.request import OUTPUT
 
 if TYPE_CHECKING:
+    from edgevit.jobs.fleet.costs import FleetCost
     from edgevit.jobs.fleet.request import FleetRequest
     from edgevit.jobs.fleet.states import JobProgress, JobState
 
@@ -54,6 +55,7 @@ def main(
     from dataclasses import asdict
 
     from edgevit.board.gates import FAILED
+    from edgevit.jobs.fleet.costs import cost_of
     from edgevit.jobs.fleet.plan import read_plan
     from edgevit.jobs.fleet.states import states_of
 
@@ -66,26 +68,35 @@ def main(
             from edgevit.jobs.fleet.run import run
 
         states = run(request, console.progress)
-    show_states(console, states)
+    cost = cost_of(plan.layout.out, states, plan.layout.prices)
+    show_states(console, states, cost)
     console.show(arguments.page_line(request.plan))
-    console.result({"folder": str(Path(plan.layout.out)), "jobs": [asdict(state) for state in states]})
+    console.result(
+        {"folder": str(Path(plan.layout.out)), "jobs": [asdict(state) for state in states], "cost": asdict(cost)}
+    )
     if all(state.state == "done" for state in states):
         return 0 if all(state.holds for state in states) else FAILED
     return 1
 
 
-def show_states(console: Console, states: list[JobState]) -> None:
-    """Show how many jobs of each stage are in which state, and the reasons of those that are not done."""
+def show_states(console: Console, states: list[JobState], cost: FleetCost) -> None:
+    """Show how many jobs of each stage are in which state, what they took, and the reasons of those not done."""
     from rich.table import Table
 
     kinds: tuple[JobProgress, ...] = ("done", "running", "waiting", "failed")
-    table = Table("stage", *kinds, "hours")
+    table = Table("stage", *kinds)
     for stage in dict.fromkeys(state.stage for state in states):
         of_stage = [state for state in states if state.stage == stage]
         counts = Counter(state.state for state in of_stage)
-        hours = sum(state.seconds or 0 for state in of_stage) / 3600
-        table.add_row(stage, *(str(counts[kind]) for kind in kinds), f"{hours:.2f}")
+        table.add_row(stage, *(str(counts[kind]) for kind in kinds))
     console.show(table)
+    for head, rows in cost.tables() if cost.stages else ():
+        used = Table(*head)
+        for row in rows:
+            used.add_row(*row)
+        console.show(used)
+    if text := cost.text():
+        console.show(text)
     for state in states:
         broken = [f"{gate}: {verdict}" for gate, verdict in state.gates.items() if verdict != "pass"]
         if state.state == "failed" or broken:

@@ -44,7 +44,12 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
         else:
             show_choices(console, report.panels)
             console.show(wrote)
-    console.result({"file": report.file and str(report.file), **content(report.panels, report.evidence.skipped)})
+    console.result(
+        {
+            "file": report.file and str(report.file),
+            **content(report.panels, report.evidence.skipped, report.evidence.costs),
+        }
+    )
 
 
 def show_choices(console: Console, panels: Sequence[Panel]) -> None:

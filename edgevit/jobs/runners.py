@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any, Generic, Protocol, TypeVar
@@ -22,7 +22,8 @@ P = TypeVar("P")
 R = TypeVar("R")
 Results = Mapping[str, Any]  # of jobs, by name
 
-# What a job occupies: one of the workers, all of them, so that nothing disturbs it, or else a board by its name.
+# What a job occupies: one of the workers, all of them, so that nothing disturbs it, or else a board, or one of several
+# equal boards, by their name.
 WORKER, ALL_WORKERS = "", "*"
 PAUSE_S = 10.0  # before another try of what was not there
 TRIES = 3  # with nothing else to do, and of a job whose process was killed
@@ -40,6 +41,10 @@ class Job(Generic[P, R]):
     do: Callable[[P, Results, Progress], R]  # a function of a module
     needs: tuple[str, ...] = ()  # names of jobs before it; `do` gets their results
     place: str = WORKER
+    boards: tuple[
+        str, ...
+    ] = ()  # hosts of which any does it, as all jobs of its place have them; empty: the place is one
+    with_board: Callable[[P, str], P] | None = None  # gives the record the host; a function of a module
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Later:
     """The result of a job that is tried again, because its board does not answer, or another process does it."""
 
     reason: str
+    leaves_out: bool = False  # its board, which is not equal to the others of its place
 
 
 Event = tuple[Job[P, R], R | EdgeVitError | Later | None]
@@ -86,8 +92,8 @@ def run_in_processes(
     """Do jobs in worker processes of so many threads each; of those that can begin, the first in order begins.
 
     A job on a board has a process beside the `workers`. A job whose process is killed is tried again, and so is one
-    that gives `Later`; what needs a job that ended with an error ends with one, too. Closing the iterator ends the
-    processes: see `Pool`.
+    that gives `Later`, by another board of its place if there is one; what needs a job that ended with an error ends
+    with one, too. Closing the iterator ends the processes: see `Pool`.
 
     Args:
         results: of what is done, by name.
@@ -142,9 +148,12 @@ class JobQueue(Generic[P, R]):
         for job in jobs:
             for name in job.needs:
                 self._dependents.setdefault(name, []).append(job.name)
+        self._boards = {job.place: job.boards or (job.place,) for job in jobs if job.place not in (WORKER, ALL_WORKERS)}
+        self._board_of: dict[str, str] = {}  # of the jobs that run, by name
+        self._left_out: set[str] = set()  # boards
         self._running: Counter[str] = Counter()  # by place
         self._ready: dict[str, list[tuple[int, str]]] = {}  # heaps, by place
-        self._paused: dict[str, float] = {}  # until when, by place or job
+        self._paused: dict[str, float] = {}  # until when, by board or job
         self._tries: Counter[str] = Counter()
         for job in jobs:
             if not self._missing[job.name]:
@@ -156,7 +165,7 @@ class JobQueue(Generic[P, R]):
         """The next job that can begin; None: there is none now."""
         now = time.monotonic()
         for place, heap in self._ready.items():
-            if not self._has_room(place) or self._paused.get(place, 0) > now:
+            if not self._has_room(place):
                 continue
             paused = []
             while heap and self._paused.get(heap[0][1], 0) > now:
@@ -166,15 +175,26 @@ class JobQueue(Generic[P, R]):
                 heappush(heap, entry)
             if name is not None:
                 self._running[place] += 1
-                return self.unfinished[name]
+                return self._placed(self.unfinished[name])
         return None
+
+    def _placed(self, job: Job[P, R]) -> Job[P, R]:
+        """The job with the board that it is to occupy: of those that are free, the first that was not put off."""
+        if job.place not in self._boards:
+            return job
+        board = self._board_of[job.name] = min(self._free_boards(job.place), key=lambda board: self._tries[board])
+        return job if job.with_board is None else replace(job, record=job.with_board(job.record, board))
+
+    def _free_boards(self, place: str) -> list[str]:
+        now, occupied = time.monotonic(), {*self._board_of.values(), *self._left_out}
+        return [board for board in self._boards[place] if board not in occupied and self._paused.get(board, 0) <= now]
 
     def _has_room(self, place: str) -> bool:
         if place == WORKER:
             return self._running[WORKER] < self.workers and not self._running[ALL_WORKERS]
         if place == ALL_WORKERS:
             return not (self._running[WORKER] or self._ready.get(WORKER) or self._running[ALL_WORKERS])
-        return not self._running[place]
+        return bool(self._free_boards(place))
 
     def pause_s(self) -> float | None:
         """Seconds until something that was put off is tried again; None: nothing is."""
@@ -184,6 +204,7 @@ class JobQueue(Generic[P, R]):
     def end(self, job: Job[P, R], result: R | Died | Later | EdgeVitError) -> Iterator[Event[P, R]]:
         """Take note of a job that ended; yield it, and what ends with it."""
         self._running[job.place] -= 1
+        board = self._board_of.pop(job.name, None)
         if isinstance(result, Died):
             self._tries[job.name] += 1
             if result.code < 0 and self._tries[job.name] < TRIES:
@@ -192,9 +213,10 @@ class JobQueue(Generic[P, R]):
                 return
             result = _error(result)
         if isinstance(result, Later):
-            yield from self._put_off(job, result)
+            yield from self._put_off(job, result, board)
             return
-        self._tries.pop(job.place, None)
+        if board is not None:
+            self._tries.pop(board, None)
         if isinstance(result, EdgeVitError):
             yield from self._fail(job, result)
             return
@@ -209,17 +231,19 @@ class JobQueue(Generic[P, R]):
     def _make_ready(self, job: Job[P, R]) -> None:
         heappush(self._ready.setdefault(job.place, []), (self._order[job.name], job.name))
 
-    def _put_off(self, job: Job[P, R], later: Later) -> Iterator[Event[P, R]]:
-        """Try again after a pause: all jobs of its board, or it alone. Give up if nothing else is left to do."""
-        shared = job.place not in (WORKER, ALL_WORKERS)
-        delayed = job.place if shared else job.name
+    def _put_off(self, job: Job[P, R], later: Later, board: str | None) -> Iterator[Event[P, R]]:
+        """Try again, its board or it alone after a pause. Give up if no other board and nothing else is left to do."""
+        delayed = job.name if board is None else board
+        if board is not None and later.leaves_out:
+            self._left_out.add(board)
         self._paused[delayed] = time.monotonic() + PAUSE_S
         self._tries[delayed] = 1 if self._is_busy() else self._tries[delayed] + 1
         self._make_ready(job)
-        if self._tries[delayed] < TRIES:
+        boards = {*self._boards.get(job.place, ())} - self._left_out
+        if any(self._tries[each] < TRIES for each in (boards if board is not None else {delayed})):
             yield job, later
             return
-        for name in [name for _, name in sorted(self._ready[job.place])] if shared else [job.name]:
+        for name in [name for _, name in sorted(self._ready[job.place])] if board is not None else [job.name]:
             self._ready[job.place].remove((self._order[name], name))
             yield from self._fail(self.unfinished[name], JobsError(later.reason))
         heapify(self._ready[job.place])
@@ -228,7 +252,8 @@ class JobQueue(Generic[P, R]):
         """Whether a job runs, or can begin, that was not put off."""
         now = time.monotonic()
         return bool(+self._running) or any(
-            self._paused.get(place, 0) <= now and any(self._paused.get(name, 0) <= now for _, name in heap)
+            (place not in self._boards or self._free_boards(place))
+            and any(self._paused.get(name, 0) <= now for _, name in heap)
             for place, heap in self._ready.items()
         )
 

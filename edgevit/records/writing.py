@@ -138,6 +138,18 @@ def write_whole(file: Path, text: str) -> None:
         raise
 
 
+def write_first(file: Path, text: str) -> str:
+    """Write a small file unless it exists, and return what it says: of several processes the first one's text."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        with suppress(FileExistsError):
+            os.link(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return file.read_text(encoding="utf-8")
+
+
 def copy_whole(source: Path, file: Path) -> None:
     """Copy a file atomically, also in case of a power cut."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}")

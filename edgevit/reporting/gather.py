@@ -18,7 +18,9 @@ from edgevit.agent.records import RecordError, Run
 from edgevit.board.comparison import RunReader
 from edgevit.board.layers import LAYERS_KIND, LayerProfile
 from edgevit.errors import EdgeVitError, OptionError, RunsError
-from edgevit.jobs.fleet.states import JOB_KIND
+from edgevit.jobs.fleet.costs import FleetCost, cost_of
+from edgevit.jobs.fleet.plan import JOBS, read_plan
+from edgevit.jobs.fleet.states import JOB_KIND, states_of
 from edgevit.jobs.fleet.states import RECORD as JOB
 from edgevit.jobs.jobs_file import RESULTS
 from edgevit.jobs.jobs_table import TABLE_KIND
@@ -103,6 +105,8 @@ class Evidence:
     lines: set[str] = field(default_factory=set)  # hashes of those read: a copy of a file tells nothing new
     reader: RunReader = field(default_factory=lambda: RunReader(READER))
     probes: dict[str, dict[str, float]] = field(default_factory=dict)  # by the hash of the weights of a model
+    costs: list[FleetCost] = field(default_factory=list)  # of the plans of fleets that were named
+    fleets: set[Path] = field(default_factory=set)  # folders of their jobs
     _notes: set[Skipped] = field(default_factory=set)  # all that ever was in `skipped`
 
     def read(self, source: Path | str, read: Callable[[], T]) -> T | None:
@@ -132,7 +136,8 @@ def gather(paths: Sequence[Path]) -> Evidence:
     Raises:
         OptionError: a path does not exist or is another kind of file, or there is nothing to report.
     """
-    paths = [_folder_of(path) if path.suffix in PLANS and path.is_file() else path for path in paths]
+    evidence, visited = Evidence(), set[Path]()
+    paths = [_folder_of(path, evidence) if path.suffix in PLANS and path.is_file() else path for path in paths]
     for path in paths:
         if not path.exists():
             raise OptionError(f"no {path}; give folders of models, and files that `edgevit bench --output` wrote")
@@ -140,7 +145,6 @@ def gather(paths: Sequence[Path]) -> Evidence:
             raise OptionError(
                 f"{path} is neither a folder nor a {LINES} file; give a model's folder, or a file of runs"
             )
-    evidence, visited = Evidence(), set[Path]()
     for path in paths:
         for file in _below(path) if path.is_dir() else (path,):
             if (real := file.resolve()) not in visited:
@@ -160,11 +164,20 @@ def gather(paths: Sequence[Path]) -> Evidence:
     return evidence
 
 
-def _folder_of(plan: Path) -> Path:
-    """The folder of the models of a plan."""
-    out = PLAN.yaml(plan, dict[str, Any]).get("out")
+def _folder_of(plan: Path, evidence: Evidence) -> Path:
+    """The folder of the models of a plan. The jobs of a fleet that failed are listed, and what all of them took."""
+    content = PLAN.yaml(plan, dict[str, Any])
+    out = content.get("out")
     if not isinstance(out, str):
         raise RunsError(f"{plan} has no out, the folder of its models; {PLAN.hint}")
+    fleet = evidence.read(plan, lambda: read_plan(plan)) if "bases" in content else None
+    if fleet is not None:
+        states = states_of(fleet.jobs)
+        evidence.fleets.add((fleet.out / JOBS).resolve())
+        evidence.costs.append(cost_of(out, states, fleet.layout.prices))
+        for state in states:
+            if state.state == "failed":
+                evidence.skip(f"{plan}, job {state.job}", f"failed: {state.reason}")
     return Path(out)
 
 
@@ -288,7 +301,9 @@ def _take_jobs(evidence: Evidence, file: Path) -> None:
 
 
 def _take_job(evidence: Evidence, file: Path) -> None:
-    """List a job of a fleet that failed; ignore other files of that name."""
+    """List a job of a fleet that failed; ignore other files of that name, and jobs whose plan was named."""
+    if file.resolve().parent.parent in evidence.fleets:
+        return
     content = evidence.read(file, lambda: SWEPT.json(file, dict[str, Any])) or {}
     if content.get("record") != JOB_KIND.name:
         return

@@ -63,6 +63,7 @@ def as_html(
         tabs=tabs(panels),
         apart=split_reasons(panels),
         skipped=evidence.skipped,
+        costs=evidence.costs,
         data=drawable(data),
         file=file,
     )

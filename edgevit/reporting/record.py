@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgevit.errors import RunsError
+from edgevit.jobs.fleet.costs import FleetCost
 from edgevit.records.documents import Reader
 from edgevit.records.kinds import RecordKind
 from edgevit.reporting.gather import Skipped
@@ -86,6 +87,7 @@ class ReportRecord:
     panels: tuple[PanelRecord, ...]
     split_reasons: tuple[str, ...]  # why there is more than one panel
     skipped: tuple[Skipped, ...]
+    costs: tuple[FleetCost, ...] = ()  # of the fleets whose plans were given
 
 
 # No seal: edgevit does not read it.

@@ -148,5 +148,5 @@ def _text(format: Format, shown: Sequence[Panel], evidence: Evidence, mistaken: 
     if format == "html":
         return as_html(shown, evidence, mistaken)
     if format == "md":
-        return f"{MARKS['md']} -->\n{as_markdown(shown, evidence.skipped)}"
-    return as_csv(shown) if format == "csv" else as_json(shown, evidence.skipped)
+        return f"{MARKS['md']} -->\n{as_markdown(shown, evidence.skipped, evidence.costs)}"
+    return as_csv(shown) if format == "csv" else as_json(shown, evidence.skipped, evidence.costs)

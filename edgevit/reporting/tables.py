@@ -13,6 +13,7 @@ from typing import Any
 from edgevit.board.comparison import three_digits
 from edgevit.board.gates import Verdict
 from edgevit.data.shares import share_text
+from edgevit.jobs.fleet.costs import FleetCost
 from edgevit.reporting.axes import apart, apart_tasks
 from edgevit.reporting.choice import READY_MADE, UNSTEADY, Axis, Entry, Panel, cost_on_axis, is_eligible
 from edgevit.reporting.details import drawable
@@ -403,8 +404,8 @@ def eyebrow(panel: Panel) -> list[str]:
     return [*task, *base, *([] if panel.place is None else [panel.place.title])]
 
 
-def as_markdown(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
-    """Every panel as a heading, its answer and its table."""
+def as_markdown(panels: Sequence[Panel], skipped: Sequence[Skipped], costs: Sequence[FleetCost] = ()) -> str:
+    """Every panel as a heading, its answer and its table; then what the fleets took."""
     parts = []
     for panel in panels:
         shown, chosen = columns(panel), panel.recommended()
@@ -414,16 +415,24 @@ def as_markdown(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
         ]
         for row, entry in zip(rows, panel.entries, strict=True):
             row[0] = f"**{row[0]}**" if entry is chosen else row[0]
-        lines = [[column.title for column in shown], ["---", *["---:"] * (len(shown) - 1)], *rows]
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        table = _markdown_table([column.title for column in shown], rows)
         key_figures = [f"{figure.name} {figure.value} {figure.more}".strip() for figure in figures(panel)]
         parts += [f"## {heading(panel)}", " · ".join(eyebrow(panel)), "; ".join(key_figures), answer(panel), table]
         parts += ["\n".join(f"- {note}" for note in notes(panel))]
     parts += split_reasons(panels)
+    for cost in costs:
+        parts.append(f"## What the fleet in {cost.out} took")
+        parts += [_markdown_table(head, rows) for head, rows in cost.tables()]
+        parts.append(cost.text())
     if skipped:
         parts += ["Left out:", "\n".join(f"- {item.source}: {item.reason}" for item in skipped)]
     whole = "\n\n".join(part for part in parts if part)
     return TAG.sub("&lt;", printable(whole, keep="\n")) + "\n"
+
+
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def as_csv(panels: Sequence[Panel]) -> str:
@@ -451,17 +460,18 @@ def _cell(value: Any) -> Any:
     return f"'{shown}" if words.lstrip().startswith(FORMULAS) else shown
 
 
-def as_json(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> str:
-    return json.dumps(content(panels, skipped), indent=1) + "\n"
+def as_json(panels: Sequence[Panel], skipped: Sequence[Skipped], costs: Sequence[FleetCost] = ()) -> str:
+    return json.dumps(content(panels, skipped, costs), indent=1) + "\n"
 
 
-def content(panels: Sequence[Panel], skipped: Sequence[Skipped]) -> dict[str, Any]:
+def content(panels: Sequence[Panel], skipped: Sequence[Skipped], costs: Sequence[FleetCost] = ()) -> dict[str, Any]:
     """All tables as plain values."""
     whole = ReportRecord(
         edgevit=written_by(),
         panels=tuple(map(_panel_record, panels)),
         split_reasons=tuple(split_reasons(panels)),
         skipped=tuple(skipped),
+        costs=tuple(costs),
     )
     return dict(drawable(REPORT_KIND.content(whole)))
 

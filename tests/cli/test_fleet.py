@@ -25,6 +25,7 @@ def plan_file(tmp_path: Path) -> Path:
         "budgets": [{"name": "half", "rate": 0.5}],
         "boards": [{"name": "here"}],
         "gates": ["p99<1ns"],
+        "prices": {"cpu": 3600},
         "export": {"accuracy": False},
         "bench": {"samples": 3, "duration_s": 0.01, "warmup": 1, "warmup_seconds": 0.01},
         "threads": 1,
@@ -58,7 +59,19 @@ def test_one_part_is_done_a_gate_that_fails_is_exit_code_3_and_the_page_is_of_th
     assert "2 jobs wait for bad-tiny-half-nuwa, which failed" in whole.out
     page = edgevit_main("report", plan_file, "-o", tmp_path / "page.json")
     assert page.code == 0 and "job bad-tiny-half-nuwa" in page.err + page.out
-    assert "odd-tiny-half-nuwa" in (tmp_path / "page.json").read_text()
+    written = json.loads((tmp_path / "page.json").read_text())
+    (cost,) = written["costs"]
+    assert cost == json.loads(edgevit_main("fleet", plan_file, "--status", "--json").out)["cost"]
+    derive, export, _ = cost["stages"]
+    assert (derive["jobs"], export["jobs"]) == (2, 1) and cost["dollars"] > 0 and cost["boards"] == []
+    assert derive["cpu_hours"] > 0 and derive["gpu_hours"] == 0
+
+    content = yaml.safe_load(plan_file.read_text())
+    plan_file.write_text(yaml.safe_dump({**content, "tasks": content["tasks"][:1]}))
+    page = edgevit_main("report", plan_file, "-o", tmp_path / "page.html")
+    assert page.code == 0 and "bad-tiny-half-nuwa" not in page.err + page.out, "a job that the plan has no more"
+    html = (tmp_path / "page.html").read_text()
+    assert "dollars at the plan&#39;s prices in dollars: 3600 of a processor hour" in html
 
 
 def test_the_example_is_printed(edgevit_main: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from forks import server
 
 from edgevit.errors import BudgetError, DataError, JobsError
 from edgevit.jobs import runners
-from edgevit.jobs.runners import ALL_WORKERS, Job, Later, Results, run_here, run_in_processes
+from edgevit.jobs.runners import ALL_WORKERS, Job, JobQueue, Later, Results, run_here, run_in_processes
 from edgevit.progress import Progress, Silent
 
 
@@ -110,3 +112,41 @@ def test_a_board_runs_one_job_at_a_time_and_while_it_does_not_answer_the_others_
     assert not (tmp_path / "dead2").exists(), "one job asks for all of a board"
     of_board = [name for name, _ in events if name in ("slow", "next")]
     assert of_board == ["slow", "slow", "slow", "slow", "next", "next"]
+
+
+def on_board(record: tuple[str, str, int], board: str) -> tuple[str, str, int]:
+    """A file of the board; "dead" does not answer."""
+    file, _, _ = record
+    return f"{file}@{board}", "later", 99 if board == "dead" else 0
+
+
+def test_any_of_several_boards_does_a_job_and_those_of_a_board_that_is_lost_are_done_by_the_others(
+    job: Any, tmp_path: Path
+) -> None:
+    boards = {"boards": ("dead", "one", "two"), "with_board": on_board}
+    jobs = [replace(job(f"j{number}", place="orins"), **boards) for number in range(6)]
+    events = run_all(jobs)
+    assert [name for name, result in events[:3]] == ["j0", "j1", "j2"] and {result for _, result in events[:3]} == {
+        None
+    }
+    assert [(name, result.reason) for name, result in events if isinstance(result, Later)][0] == (
+        "j0",
+        "nobody answers",
+    )
+    assert {name for name, result in events if result == 1} == {f"j{number}" for number in range(6)}
+    of_boards = Counter(file.name.partition("@")[2] for file in tmp_path.iterdir())
+    assert of_boards["one"] >= 1 and of_boards["two"] >= 1 and of_boards["one"] + of_boards["two"] == 6
+
+
+def test_a_board_that_is_left_out_gets_no_more_jobs_and_without_any_board_they_fail() -> None:
+    jobs = [Job(name, "", total, place="orins", boards=("a", "b")) for name in ("x", "y")]
+    queue = JobQueue[str, int](jobs, {}, 1)
+    first, second = queue.take(), queue.take()
+    assert first and second and queue.take() is None
+    assert list(queue.end(first, Later("a differs", leaves_out=True))) == [(first, Later("a differs", leaves_out=True))]
+    assert queue.take() is None, "b is occupied"
+    assert list(queue.end(second, 1)) == [(second, 1)]
+    again = queue.take()
+    assert again == first
+    ((failed, error),) = queue.end(again, Later("b differs", leaves_out=True))
+    assert failed == first and str(error) == "b differs" and not queue.unfinished

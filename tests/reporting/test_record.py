@@ -27,4 +27,5 @@ def test_a_report_as_json_says_all_that_its_record_has() -> None:
         "panels",
         "split_reasons",
         "skipped",
+        "costs",
     }

@@ -7,7 +7,7 @@ file (`edgevit.jobs.jobs_file`), which lays out the derivations.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,19 +61,28 @@ class PlanBudget(BudgetEntry):  # type: ignore[valid-type,misc]  # a class made 
 
 class BoardEntry(NamedEntry):
     host: str | None = None  # as ssh knows it; None: the name
+    hosts: tuple[str, ...] = ()  # of several equal boards; each job is done on any of them
     ssh_config: str | None = None
     profile: str | None = None  # its budgets are gates, too
     power_modes: tuple[str, ...] = ()  # to measure in; empty: the current one
 
     @property
     def address(self) -> str | None:
-        """The host; None: this machine."""
+        """The host, or the name of several; None: this machine."""
         return self.host or (None if self.name == HERE else self.name)
 
     @property
     def options(self) -> dict[str, Any]:
         """Its options in a request."""
         return {"board": self.address, "ssh_config": self.ssh_config, "profile": self.profile}
+
+
+class HourPrices(Strict):
+    """Dollars of an hour; None: not counted."""
+
+    cpu: float | None = Field(None, ge=0)  # of one processor core
+    gpu: float | None = Field(None, ge=0)
+    board: float | None = Field(None, ge=0)
 
 
 class PlanLayout(Strict):
@@ -89,6 +98,7 @@ class PlanLayout(Strict):
     gates: tuple[str, ...] = ()
     export: dict[str, Any] = Field(default_factory=dict)  # options of `edgevit export`
     bench: dict[str, Any] = Field(default_factory=dict)  # and of `edgevit bench`
+    prices: HourPrices = HourPrices()
     workers: int | None = None  # None: as many as the processors allow
     threads: int = 4  # of each worker
     data: str | None = None
@@ -113,7 +123,13 @@ class FleetJob:
     options: Mapping[str, Any]  # of its command
     needs: tuple[str, ...] = ()
     place: str = WORKER
+    hosts: tuple[str, ...] = ()  # of several equal boards; `on_host` puts one into the options
     gates: tuple[str, ...] = ()  # of a bench
+
+
+def on_host(job: FleetJob, host: str) -> FleetJob:
+    """The job on one of several equal boards."""
+    return replace(job, options={**job.options, "board": host}) if job.hosts else job
 
 
 @dataclass(frozen=True)
@@ -159,6 +175,12 @@ def _check(layout: PlanLayout, file: Path) -> None:
     if layout.boards:
         entries_by_name("boards", layout.boards, file)
     boards = [board.name for board in layout.boards]
+    for board in layout.boards:
+        if board.hosts and (board.host is not None or board.name == HERE or len({*board.hosts}) < len(board.hosts)):
+            raise JobsError(
+                f"{file}: board {board.name!r} has hosts {', '.join(board.hosts)}: list each once, leave host out, and "
+                f"choose another name than {HERE!r}, which is this machine"
+            )
     for budget in layout.budgets:
         measured = [name for name in MEASURED_BUDGETS if getattr(budget, name) is not None]
         if budget.board is not None and budget.board not in boards:
@@ -230,7 +252,7 @@ def _jobs_of(derivation: DeriveJob, layout: PlanLayout, gates: Mapping[str, tupl
     for board in layout.boards:
         if board.name == measured_on:
             identity = _sha256("derive", derivation.sha256(), board.options)
-            derive = job("derive", derivation.name, identity, board.options, place=_place(board))
+            derive = job("derive", derivation.name, identity, board.options, **_place(board))
     yield derive
     lowest = {"precision": INT8.name} if INT8.name in layout.precisions else {}
     files = {option.field for option in options_of(FilesRequest)}
@@ -244,7 +266,7 @@ def _jobs_of(derivation: DeriveJob, layout: PlanLayout, gates: Mapping[str, tupl
         if not is_here:
             options = {**export, "trt": True, **board.options}
             name, identity = f"{derive.name}.engine@{board.name}", _sha256("engine", exported.sha256, options)
-            needed = job("engine", name, identity, options, exported.name, place=place)
+            needed = job("engine", name, identity, options, exported.name, **place)
             yield needed
         # An engine has the fastest of the precisions that is correct on its board.
         precisions: Sequence[str | None] = (layout.precisions if is_here else ()) or (None,)
@@ -254,11 +276,11 @@ def _jobs_of(derivation: DeriveJob, layout: PlanLayout, gates: Mapping[str, tupl
                 options = {**layout.bench, **board.options, **{k: v for k, v in chosen.items() if v is not None}}
                 ends = "".join(f".{end}" for end in (mode, precision) if end is not None)
                 name, identity = f"{derive.name}.bench@{board.name}{ends}", _sha256("bench", needed.sha256, options)
-                yield job("bench", name, identity, options, needed.name, place=place, gates=gates[board.name])
+                yield job("bench", name, identity, options, needed.name, gates=gates[board.name], **place)
 
 
-def _place(board: BoardEntry) -> str:
-    return ALL_WORKERS if board.address is None else board.name
+def _place(board: BoardEntry) -> dict[str, Any]:
+    return {"place": ALL_WORKERS if board.address is None else board.name, "hosts": board.hosts}
 
 
 def _sha256(stage: Stage, before: str, options: Mapping[str, Any]) -> str:

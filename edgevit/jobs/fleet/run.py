@@ -19,7 +19,7 @@ from edgevit.derivation.feasibility import Target
 from edgevit.derivation.method import find_method, refuse_training
 from edgevit.derivation.request import DeriveRequest
 from edgevit.errors import EdgeVitError, Interrupted, JobsError, OptionError
-from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, read_plan
+from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, on_host, read_plan
 from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.stages import carry_out
 from edgevit.jobs.fleet.states import JOB_KIND, RECORD, JobRecord, JobState, finished, record_of, states_of
@@ -85,7 +85,7 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
     check_number("--workers", workers, COUNT)
     threads = max(min(plan.layout.threads, (os.cpu_count() or 1) // workers), 1)
     ordered = sorted(due, key=lambda job: (RANKS[job.stage], -macs.get(_base_of(job.derivation), 0)))
-    tasks = [Job(job.name, job, carry_out, job.needs, job.place) for job in ordered]
+    tasks = [Job(job.name, job, carry_out, job.needs, job.place, _boards(job), on_host) for job in ordered]
     work = _Work(jobs, done)
     if request.ray is None:
         events = run_in_processes(tasks, done, workers=workers, threads=threads)
@@ -109,6 +109,11 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
                 if job.name in begun:  # what needs a job that failed has nothing to add
                     _record_death(job.record, result)
                     _tell(job.name, result, progress)
+
+
+def _boards(job: FleetJob) -> tuple[str, ...]:
+    """The hosts of the boards that may do a job."""
+    return job.hosts or (() if job.options.get("board") is None else (str(job.options["board"]),))
 
 
 def _as_planned(job: FleetJob) -> JobRecord | None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from edgevit.board.bench import run as measure_bench
 from edgevit.board.comparison import load_runs
+from edgevit.board.connection import open_board
+from edgevit.board.facts import examine
+from edgevit.board.fingerprint import fingerprint
 from edgevit.board.gates import State, parse_gate, verdicts_of
 from edgevit.board.request import BenchRequest
 from edgevit.derivation.session.derive import run as derive
@@ -18,6 +25,7 @@ from edgevit.errors import (
     BoardError,
     ConnectionLostError,
     EdgeVitError,
+    EngineError,
     Interrupted,
     JobsError,
     OutputError,
@@ -29,13 +37,13 @@ from edgevit.jobs.budgets.run import run as meet
 from edgevit.jobs.fleet.plan import FleetJob
 from edgevit.jobs.fleet.states import JOB_KIND, RECORD, RUNS, JobRecord, finished
 from edgevit.jobs.many import Heard, with_keys
-from edgevit.jobs.runners import Later
+from edgevit.jobs.runners import WORKER, Later
 from edgevit.latency.request import MeetRequest
 from edgevit.progress import OnlyOnce, Progress
 from edgevit.records.lock import alone_in
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import has_state, partial_folder
-from edgevit.records.writing import write_whole, writing
+from edgevit.records.writing import write_first, write_whole, writing
 from edgevit.request import request_of
 from edgevit.train.settings import Training
 from edgevit.version import written_by
@@ -59,24 +67,63 @@ def _carried_out(job: FleetJob) -> JobRecord | Later | JobsError:
     earlier = finished(job)
     if earlier is not None and earlier.gates.keys() == set(job.gates):
         return earlier
-    heard, began = Heard(), time.monotonic()
-    record = JobRecord(job.name, job.sha256, "done", versions={"edgevit": written_by()})
+    if earlier is not None:  # judged by other gates
+        try:
+            return _written(job, replace(earlier, gates=_judged(job)))
+        except EdgeVitError as error:  # its runs cannot be read
+            return JobsError(str(error))
+    heard, meter = Heard(), _Meter()
+    record = JobRecord(job.name, job.sha256, "done", versions={"edgevit": written_by()}, board=_host(job))
     try:
-        gates = _do(job, OnlyOnce(heard)) if earlier is None else _judged(job)
-        seconds = time.monotonic() - began if earlier is None else earlier.seconds
-        record = replace(record, gates=gates, seconds=round(seconds, 1))
+        if job.hosts and (difference := _difference(job)):
+            return Later(difference, leaves_out=True)
+        record = replace(record, gates=_do(job, OnlyOnce(heard)))
     except Interrupted as stop:
         raise KeyboardInterrupt from stop  # the process ends, and the job is done by the next command
     except (UnreachableError, ConnectionLostError) as error:
         record = replace(record, state="waiting", reason=str(error))
     except EdgeVitError as error:
         record = replace(record, state="failed", reason=with_keys(str(error)))
-    record = replace(record, warnings=tuple(heard.texts) if earlier is None else earlier.warnings)
-    with writing(job.folder):
-        write_whole(job.folder / RECORD, JOB_KIND.text(record))
+    record = _written(job, replace(record, warnings=tuple(heard.texts), **meter.used()))
     if record.state == "done":
         return record
     return Later(str(record.reason)) if record.state == "waiting" else JobsError(str(record.reason))
+
+
+def _written(job: FleetJob, record: JobRecord) -> JobRecord:
+    with writing(job.folder):
+        write_whole(job.folder / RECORD, JOB_KIND.text(record))
+    return record
+
+
+def _host(job: FleetJob) -> str | None:
+    """The host of the board that a job is done on; None: this machine alone."""
+    host = job.options.get("board") if job.place != WORKER else None
+    return None if host is None else str(host)
+
+
+class _Meter:
+    """The time of this process from here on, with the processes that it starts and ends, and of its GPUs."""
+
+    def __init__(self) -> None:
+        self._began, self._cpu_s, self._allocated = time.monotonic(), _cpu_s(), _allocated()
+
+    def used(self) -> dict[str, float]:
+        """The fields of a record. A GPU counts for all seconds if torch took memory on it."""
+        seconds = time.monotonic() - self._began
+        gpus = sum(now > self._allocated.get(gpu, 0) for gpu, now in _allocated().items())
+        used = {"seconds": seconds, "cpu_s": _cpu_s() - self._cpu_s, "gpu_s": seconds * gpus}
+        return {name: round(value, 1) for name, value in used.items()}
+
+
+def _cpu_s() -> float:
+    return sum(os.times()[:4])
+
+
+def _allocated() -> dict[int, int]:
+    """How often torch took memory on each GPU since the process began."""
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    return {gpu: torch.cuda.memory_stats(gpu).get("allocation.all.allocated", 0) for gpu in gpus}
 
 
 def _do(job: FleetJob, progress: Progress) -> Gates:
@@ -107,12 +154,45 @@ def _derive(job: FleetJob, progress: Progress) -> None:
 
 def _bench(job: FleetJob, progress: Progress) -> Gates:
     request = request_of(BenchRequest, {"models": [job.model], **_paths(job.options)}, job.name)
-    runs = measure_bench(request, progress=progress).runs
+    try:
+        runs = measure_bench(request, progress=progress).runs
+    except EngineError as error:
+        _refuse_changed_board(job, error)
+        raise
     if void := [reason for run in runs for reason in run.void()]:
         raise BoardError(f"the run is void: {void[0]}; the same command measures again")
     with writing(job.folder):
         write_whole(job.folder / RUNS, "".join(f"{run.to_json()}\n" for run in runs))
     return _judged(job)
+
+
+def _difference(job: FleetJob) -> str:
+    """Why a board is not equal to the first of its place that did a job; empty: it is, or is that first one."""
+    host, board = str(job.options["board"]), _fingerprint(job)
+    first = job.folder.parent / f"{job.place}.board"
+    with writing(first):
+        first_board, first_host = write_first(first, f"{board}\n{host}\n").split()
+    if board == first_board:
+        return ""
+    return (
+        f"{host} is {board}, and {first_host} is {first_board}: {host} is left out of {job.place}; make it a board of "
+        f"its own in the plan, or remove {first} if {first_host} is the one that differs from the others"
+    )
+
+
+def _refuse_changed_board(job: FleetJob, error: EngineError) -> None:
+    """Forget an engine whose board has another fingerprint by now, so that the same command builds it again."""
+    board = _fingerprint(job)
+    built_for = {engine.fingerprint for engine in ModelFolder(job.model).export.engines()}
+    if built_for and board not in built_for:
+        (job.folder.parent / job.needs[0] / RECORD).unlink(missing_ok=True)
+        raise JobsError(f"{_host(job)} changed: {error}; or the same command builds the engine again") from error
+
+
+def _fingerprint(job: FleetJob) -> str:
+    options = _paths(job.options)
+    with open_board(options["board"], ssh_config=options["ssh_config"]) as board:
+        return fingerprint(examine(board))
 
 
 def _judged(job: FleetJob) -> Gates:
@@ -127,6 +207,6 @@ def _judged(job: FleetJob) -> Gates:
     return gates
 
 
-def _paths(options: Mapping[str, object]) -> dict[str, object]:
+def _paths(options: Mapping[str, Any]) -> dict[str, Any]:
     config = options.get("ssh_config")
     return {**options, "ssh_config": None if config is None else Path(str(config))}

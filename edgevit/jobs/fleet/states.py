@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from edgevit.board.gates import State
 from edgevit.errors import JobsError
@@ -29,7 +29,10 @@ class JobRecord:
     sha256: Sha256  # of what its result depends on
     state: Literal["done", "failed", "waiting"]
     reason: str | None = None  # why it failed or waits
-    seconds: float = 0.0
+    seconds: float = 0.0  # of its last try
+    cpu_s: float = 0.0  # of all threads and processes of that
+    gpu_s: float = 0.0  # seconds times GPUs that it used
+    board: str | None = None  # host of the board that it was done on; None: on none
     gates: dict[str, State] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     versions: Versions | None = None
@@ -50,6 +53,9 @@ class JobState:
     state: JobProgress
     reason: str | None = None  # why it failed, or what it waits for
     seconds: float | None = None
+    cpu_s: float = 0.0
+    gpu_s: float = 0.0
+    board: str | None = None  # host of the board that did it
     gates: dict[str, State] = field(default_factory=dict)
     waits_for_another: bool = False  # job, which the reason names
 
@@ -93,14 +99,18 @@ def _state(job: FleetJob, before: dict[str, JobState]) -> JobState:
     record = record_of(job)
     if record is not None and record.state == "done" and _has_result(job):
         gates = {gate: record.gates.get(gate, "not measured") for gate in job.gates}
-        return JobState(job.name, job.stage, "done", None, record.seconds, gates)
+        return JobState(job.name, job.stage, "done", None, gates=gates, **_took(record))
     if is_held(job.folder):
         return JobState(job.name, job.stage, "running")
     if record is not None and record.state == "failed":
-        return JobState(job.name, job.stage, "failed", record.reason, record.seconds)
+        return JobState(job.name, job.stage, "failed", record.reason, **_took(record))
     reason = f"as {record.reason}" if record is not None and record.reason else TURN.get(job.place, f"for {job.place}")
     for name in job.needs:
         if (needed := before[name]).state != "done":
             cause = needed.reason if needed.waits_for_another else f"for {name}, which {VERBS[needed.state]}"
             return JobState(job.name, job.stage, "waiting", cause, waits_for_another=True)
     return JobState(job.name, job.stage, "waiting", reason)
+
+
+def _took(record: JobRecord) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in ("seconds", "cpu_s", "gpu_s", "board")}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgevit.errors import JobsError
-from edgevit.jobs.fleet.plan import EXAMPLE, PlanFile, read_plan
+from edgevit.jobs.fleet.plan import EXAMPLE, FleetJob, PlanFile, on_host, read_plan
 from edgevit.jobs.runners import ALL_WORKERS
 
 ORIN = {"name": "orin", "host": "jetson@orin", "profile": "orin-nx-16gb", "power_modes": ["15W", "25W"]}
@@ -63,6 +63,16 @@ def test_a_budget_is_measured_on_its_board(fleet_plan: Any) -> None:
     assert live.sha256 != live.derivation.sha256() and half.sha256 == half.derivation.sha256()
 
 
+def test_several_equal_boards_are_one_place_and_more_of_them_change_no_result(fleet_plan: Any) -> None:
+    def jobs(*hosts: str) -> tuple[FleetJob, ...]:
+        return read_plan(fleet_plan(boards=[{"name": "orins", "hosts": hosts}])).jobs
+
+    _, _, engine, bench = jobs("orin1", "orin2")
+    assert (engine.place, bench.place, bench.hosts) == ("orins", "orins", ("orin1", "orin2"))
+    assert on_host(bench, "orin2").options["board"] == "orin2" and on_host(bench, "orin2").sha256 == bench.sha256
+    assert [job.sha256 for job in jobs("orin3")][2:] == [engine.sha256, bench.sha256]
+
+
 def test_parts_are_whole_and_together_they_are_all(fleet_plan: Any) -> None:
     budgets = [{"name": f"b{number}", "rate": number / 10} for number in range(1, 6)]
     plan = read_plan(fleet_plan(budgets=budgets))
@@ -80,6 +90,8 @@ def test_parts_are_whole_and_together_they_are_all(fleet_plan: Any) -> None:
         ({"boards": [{"name": "orin", "hots": "orin"}]}, "'boards.0.hots'; did you mean 'host'?"),
         ({"boards": [{"name": "here"}, {"name": "here"}]}, "two boards are named 'here'"),
         ({"boards": [{**ORIN, "profile": "orin-nx-17gb"}]}, "orin-nx-16gb"),
+        ({"boards": [{**ORIN, "hosts": ["orin1", "orin2"]}]}, "list each once, leave host out"),
+        ({"boards": [{"name": "here", "hosts": ["orin1"]}]}, "which is this machine"),
         ({"bench": {"sampels": 3}}, "bench has the unknown option 'sampels'; did you mean 'samples'?"),
         ({"export": {"board": "orin"}}, "export has the unknown option 'board'"),
         ({"gates": ["p98<8ms"]}, "no metric 'p98'"),
@@ -88,6 +100,8 @@ def test_parts_are_whole_and_together_they_are_all(fleet_plan: Any) -> None:
         ({"budgets": [{"name": "b", "ms": 3, "board": "hree"}]}, "no board 'hree'; did you mean 'here'?"),
         ({"budgets": [{"name": "b", "rate": 0.5, "board": "here"}]}, "names a board, and is not in ms, mj or fps"),
         ({"tasks": []}, "no tasks; give at least one"),
+        ({"prices": {"gpu": -1}}, "prices.gpu"),
+        ({"prices": {"tpu": 1}}, "'prices.tpu'"),
         ({"threads": 0}, "threads 0 is less than 1"),
         ({"shape": "fussed"}, "no shape policy 'fussed'; did you mean 'fused'"),
         ({"bases": [{"name": "a", "chekpoint": "x"}]}, "did you mean 'checkpoint'?"),
@@ -102,6 +116,19 @@ def test_a_plan_that_cannot_be_is_refused_in_one_line(fleet_plan: Any, changed: 
 
 def test_the_example_is_a_plan_and_names_every_key_of_its_own() -> None:
     text = EXAMPLE.read_text()
-    own = {"out", "bases", "tasks", "budgets", "methods", "precisions", "boards", "gates", "export", "bench", "workers"}
+    own = {
+        "out",
+        "bases",
+        "tasks",
+        "budgets",
+        "methods",
+        "precisions",
+        "boards",
+        "gates",
+        "export",
+        "bench",
+        "workers",
+        "prices",
+    }
     assert own < {*PlanFile.model_fields}
     assert [key for key in (*own, "threads", "data", "training") if f"{key}:" not in text] == []

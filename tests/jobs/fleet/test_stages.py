@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from places import STANDINS
 
 from edgevit.board.comparison import load_runs
 from edgevit.errors import JobsError, OutputError
-from edgevit.jobs.fleet.plan import read_plan
+from edgevit.jobs.fleet.plan import on_host, read_plan
 from edgevit.jobs.fleet.stages import carry_out
 from edgevit.jobs.fleet.states import RECORD, RUNS, JobRecord, states_of
 from edgevit.jobs.runners import Later
@@ -86,3 +87,30 @@ def test_on_a_board_the_engine_is_built_judged_and_measured(fleet_plan: Any, ssh
     (engine,) = ModelFolder(jobs[0].model).export.engines()
     (run,) = load_runs(jobs[3].folder / RUNS)
     assert (run.runner, run.model_sha256) == ("tensorrt", engine.sha256)
+
+
+@pytest.mark.slow
+def test_of_equal_boards_any_uses_the_engine_of_another_and_one_that_differs_is_left_out(
+    fleet_plan: Any, sshd: Any, tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    for name, release in (("orin1", "10.3.0"), ("orin2", "10.3.0"), ("odd", "10.7.0")):
+        server = sshd(PYTHONPATH=STANDINS, STANDIN_TENSORRT=release)
+        with config.open("a") as opened:
+            opened.write(server.config.read_text().replace(f"Host {server.host}", f"Host {name}") + "\n")
+    boards = [{"name": "orins", "hosts": ["orin1", "orin2", "odd"], "ssh_config": str(config)}]
+    bench = {"samples": 3, "duration_s": 0.01, "warmup": 1, "warmup_seconds": 0.01}
+    derive, export, engine, measured = read_plan(fleet_plan(boards=boards, bench=bench, export={"max_images": 20})).jobs
+    ends = [carry_out(job) for job in (derive, export, on_host(engine, "orin1"))]
+    assert all(isinstance(end, JobRecord) for end in ends), ends
+    left_out = carry_out(on_host(measured, "odd"))
+    assert isinstance(left_out, Later) and left_out.leaves_out
+    assert "odd is" in left_out.reason and "trt10.7.0" in left_out.reason and "trt10.3.0" in left_out.reason
+    end = carry_out(on_host(measured, "orin2"))
+    assert isinstance(end, JobRecord) and (end.board, end.state) == ("orin2", "done")
+
+    # As of one board whose TensorRT is another by now.
+    (measured.folder / RECORD).unlink()
+    changed = carry_out(replace(on_host(measured, "odd"), hosts=()))
+    assert isinstance(changed, JobsError) and "the same command builds the engine again" in str(changed)
+    assert not (engine.folder / RECORD).exists()
