@@ -136,6 +136,20 @@ def _do(_: object, piece: tuple[Job[Any, R], Results]) -> R:
     return do_piece(piece)
 
 
+def makespan(queue: JobQueue[P, Any], seconds: Callable[[Job[P, Any]], float]) -> float:
+    """The seconds that the jobs of a queue take if each takes as long as `seconds` says; empties the queue."""
+    ends: list[tuple[float, int, Job[P, Any]]] = []
+    now, begun = 0.0, 0
+    while queue.unfinished:
+        while (job := queue.take()) is not None:
+            heappush(ends, (now + seconds(job), begun, job))
+            begun += 1
+        now, _, ended = heappop(ends)
+        for _ in queue.end(ended, None):
+            pass
+    return now
+
+
 class JobQueue(Generic[P, R]):
     """The jobs that have not ended."""
 
@@ -201,7 +215,7 @@ class JobQueue(Generic[P, R]):
         now = time.monotonic()
         return min((until - now for until in self._paused.values() if until > now), default=None)
 
-    def end(self, job: Job[P, R], result: R | Died | Later | EdgeVitError) -> Iterator[Event[P, R]]:
+    def end(self, job: Job[P, R], result: R | Died | Later | EdgeVitError | None) -> Iterator[Event[P, R]]:
         """Take note of a job that ended; yield it, and what ends with it."""
         self._running[job.place] -= 1
         board = self._board_of.pop(job.name, None)

@@ -87,7 +87,7 @@ def test_parts_are_whole_and_together_they_are_all(fleet_plan: Any) -> None:
     ("changed", "told"),
     [
         ({"bords": []}, "unknown key 'bords'; did you mean 'boards'?"),
-        ({"boards": [{"name": "orin", "hots": "orin"}]}, "'boards.0.hots'; did you mean 'host'?"),
+        ({"boards": [{"name": "orin", "prfile": "orin"}]}, "'boards.0.prfile'; did you mean 'profile'?"),
         ({"boards": [{"name": "here"}, {"name": "here"}]}, "two boards are named 'here'"),
         ({"boards": [{**ORIN, "profile": "orin-nx-17gb"}]}, "orin-nx-16gb"),
         ({"boards": [{**ORIN, "hosts": ["orin1", "orin2"]}]}, "list each once, leave host out"),
