@@ -25,6 +25,7 @@ Results = Mapping[str, Any]  # of jobs, by name
 # What a job occupies: one of the workers, all of them, so that nothing disturbs it, or else a board, or one of several
 # equal boards, by their name.
 WORKER, ALL_WORKERS = "", "*"
+LOOKED_AT = 1000  # jobs that are put off, or lack memory
 PAUSE_S = 10.0  # before another try of what was not there
 TRIES = 3  # with nothing else to do, and of a job whose process was killed
 
@@ -45,6 +46,7 @@ class Job(Generic[P, R]):
         str, ...
     ] = ()  # hosts of which any does it, as all jobs of its place have them; empty: the place is one
     with_board: Callable[[P, str], P] | None = None  # gives the record the host; a function of a module
+    memory_bytes: int = 0  # that it takes at most, by an estimate
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def run_here(
 
 
 def run_in_processes(
-    jobs: Sequence[Job[P, R]], results: Results, *, workers: int, threads: int
+    jobs: Sequence[Job[P, R]], results: Results, *, workers: int, threads: int, memory_bytes: int | None = None
 ) -> Generator[Event[P, R], None, None]:
     """Do jobs in worker processes of so many threads each; of those that can begin, the first in order begins.
 
@@ -97,8 +99,9 @@ def run_in_processes(
 
     Args:
         results: of what is done, by name.
+        memory_bytes: that jobs may take together; one that needs more runs when no other does.
     """
-    queue = JobQueue([job for job in jobs if job.name not in results], results, workers)
+    queue = JobQueue([job for job in jobs if job.name not in results], results, workers, memory_bytes)
     if not queue.unfinished:
         return
     # A worker imports the function's module before its first job.
@@ -153,8 +156,11 @@ def makespan(queue: JobQueue[P, Any], seconds: Callable[[Job[P, Any]], float]) -
 class JobQueue(Generic[P, R]):
     """The jobs that have not ended."""
 
-    def __init__(self, jobs: Sequence[Job[P, R]], results: Results, workers: int) -> None:
-        self.results, self.workers = dict(results), workers
+    def __init__(
+        self, jobs: Sequence[Job[P, R]], results: Results, workers: int, memory_bytes: int | None = None
+    ) -> None:
+        self.results, self.workers, self.memory_bytes = dict(results), workers, memory_bytes
+        self._taken_bytes = 0
         self.unfinished = {job.name: job for job in jobs}
         self._order = {job.name: number for number, job in enumerate(jobs)}
         self._missing = {job.name: {name for name in job.needs if name not in results} for job in jobs}
@@ -181,14 +187,18 @@ class JobQueue(Generic[P, R]):
         for place, heap in self._ready.items():
             if not self._has_room(place):
                 continue
-            paused = []
-            while heap and self._paused.get(heap[0][1], 0) > now:
+            paused: list[tuple[int, str]] = []
+            # A smaller job may begin before one that lacks memory.
+            while heap and (self._paused.get(heap[0][1], 0) > now or not self._fits(heap[0][1])):
                 paused.append(heappop(heap))
-            name = heappop(heap)[1] if heap else None
+                if len(paused) == LOOKED_AT:
+                    break
+            name = heappop(heap)[1] if heap and len(paused) < LOOKED_AT else None
             for entry in paused:
                 heappush(heap, entry)
             if name is not None:
                 self._running[place] += 1
+                self._taken_bytes += self.unfinished[name].memory_bytes
                 return self._placed(self.unfinished[name])
         return None
 
@@ -202,6 +212,12 @@ class JobQueue(Generic[P, R]):
     def _free_boards(self, place: str) -> list[str]:
         now, occupied = time.monotonic(), {*self._board_of.values(), *self._left_out}
         return [board for board in self._boards[place] if board not in occupied and self._paused.get(board, 0) <= now]
+
+    def _fits(self, name: str) -> bool:
+        """Whether there is memory for a job; where nothing else runs, there is."""
+        if self.memory_bytes is None or not self._taken_bytes:
+            return True
+        return self._taken_bytes + self.unfinished[name].memory_bytes <= self.memory_bytes
 
     def _has_room(self, place: str) -> bool:
         if place == WORKER:
@@ -218,6 +234,7 @@ class JobQueue(Generic[P, R]):
     def end(self, job: Job[P, R], result: R | Died | Later | EdgeVitError | None) -> Iterator[Event[P, R]]:
         """Take note of a job that ended; yield it, and what ends with it."""
         self._running[job.place] -= 1
+        self._taken_bytes -= job.memory_bytes
         board = self._board_of.pop(job.name, None)
         if isinstance(result, Died):
             self._tries[job.name] += 1

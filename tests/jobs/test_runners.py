@@ -15,7 +15,7 @@ from forks import server
 
 from edgevit.errors import BudgetError, DataError, JobsError
 from edgevit.jobs import runners
-from edgevit.jobs.runners import ALL_WORKERS, Job, JobQueue, Later, Results, run_here, run_in_processes
+from edgevit.jobs.runners import ALL_WORKERS, Job, JobQueue, Later, Results, makespan, run_here, run_in_processes
 from edgevit.progress import Progress, Silent
 
 
@@ -145,3 +145,25 @@ def test_a_board_that_is_left_out_gets_no_more_jobs_and_without_any_board_they_f
     assert again == first
     ((failed, error),) = queue.end(again, Later("b differs", leaves_out=True))
     assert failed == first and str(error) == "b differs" and not queue.unfinished
+
+
+def test_two_large_jobs_are_not_done_at_a_time_where_memory_does_not_suffice() -> None:
+    jobs = [Job(name, name, total, memory_bytes=size) for name, size in (("a", 6), ("b", 6), ("c", 3), ("huge", 99))]
+    queue = JobQueue[str, int](jobs, {}, 4, memory_bytes=10)
+    first, small = queue.take(), queue.take()
+    assert first and small and (first.name, small.name) == ("a", "c") and queue.take() is None
+    list(queue.end(first, 1))
+    second = queue.take()
+    assert second and second.name == "b" and queue.take() is None
+    list(queue.end(second, 1))
+    list(queue.end(small, 1))
+    alone = queue.take()
+    assert alone and alone.name == "huge", "one that needs more than there is runs when no other does"
+
+
+def test_the_time_of_a_queue_is_simulated() -> None:
+    jobs = [Job("a", 1, total), Job("b", 1, total, ("a",)), Job("c", 1, total), Job("d", 1, total, place="orin")]
+    seconds = {"a": 3.0, "b": 2.0, "c": 4.0, "d": 9.0}
+    assert makespan(JobQueue(jobs, {}, 2), lambda job: seconds[job.name]) == 9
+    assert makespan(JobQueue(jobs[:3], {}, 1), lambda job: seconds[job.name]) == 9
+    assert makespan(JobQueue(jobs[:3], {}, 2), lambda job: seconds[job.name]) == 5

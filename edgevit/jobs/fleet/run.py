@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from edgevit.agent.kernel import read_bytes
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.cost_table import load_cost_table
 from edgevit.derivation.allocate.policy import make_policy
@@ -19,6 +19,7 @@ from edgevit.derivation.feasibility import Target
 from edgevit.derivation.method import find_method, refuse_training
 from edgevit.derivation.request import DeriveRequest
 from edgevit.errors import EdgeVitError, Interrupted, JobsError, OptionError
+from edgevit.jobs.fleet.estimates import BaseSize, Pace, memory_of, size_of, work_of
 from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, on_host, read_plan
 from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.stages import carry_out
@@ -79,33 +80,50 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
     due = [job for job in jobs if job.name not in done]
     if done:
         progress.note(f"{len(done)} of {len(jobs)} jobs are done already")
-    macs = refuse_impossible(job.derivation for job in due if job.stage == "derive")
+    sizes = refuse_impossible(job.derivation for job in due if job.stage == "derive")
+    work = {
+        job.name: work_of(job.derivation, size)
+        for job in due
+        if job.stage == "derive" and (size := sizes.get(_base_of(job.derivation))) is not None
+    }
     workers = request.workers if request.workers is not None else plan.layout.workers
     workers = usual_workers(plan) if workers is None else workers
     check_number("--workers", workers, COUNT)
     threads = max(min(plan.layout.threads, (os.cpu_count() or 1) // workers), 1)
-    ordered = sorted(due, key=lambda job: (RANKS[job.stage], -macs.get(_base_of(job.derivation), 0)))
-    tasks = [Job(job.name, job, carry_out, job.needs, job.place, _boards(job), on_host) for job in ordered]
-    work = _Work(jobs, done)
+    ordered = sorted(due, key=lambda job: (RANKS[job.stage], -work.get(job.name, 0)))
+    tasks = [
+        Job(
+            job.name, job, carry_out, job.needs, job.place, _boards(job), on_host,
+            memory_of(job.derivation, sizes[_base_of(job.derivation)]) if job.name in work else 0,
+        )
+        for job in ordered
+    ]  # fmt: skip
+    pace = Pace(tasks, done, work, workers)
+    for job in jobs:
+        if job.name in done:
+            pace.learn(job, done[job.name].seconds)
     if request.ray is None:
-        events = run_in_processes(tasks, done, workers=workers, threads=threads)
+        memory = read_bytes("/", "proc/meminfo", "MemAvailable")
+        events = run_in_processes(tasks, done, workers=workers, threads=threads, memory_bytes=memory)
     elif any(job.place == ALL_WORKERS for job in due):
         raise OptionError(
             "--ray: the board `here` is this machine, and a cluster has several; name boards by their hosts"
         )
     else:
         events = run_on_ray(tasks, done, address=request.ray, threads=plan.layout.threads)
-    with progress.stage("fleet", 100, "% of the work") as stage, closing(events):
+    with progress.stage("fleet", 100, "% of the time") as stage, closing(events):
         ended, begun = 0, set[str]()
         for job, result in events:
             if result is None:
                 begun.add(job.name)
+                pace.begin(job.name)
             elif isinstance(result, Later):
+                pace.put_off(job.name)
                 progress.warn(f"{job.name} waits: {result.reason}")
             else:
                 ended += 1
-                work.end(job.record, result)
-                stage.update(work.percent(), jobs=ended)
+                pace.end(job.record, result)
+                stage.update(pace.percent(), jobs=ended)
                 if job.name in begun:  # what needs a job that failed has nothing to add
                     _record_death(job.record, result)
                     _tell(job.name, result, progress)
@@ -141,36 +159,6 @@ def _tell(name: str, result: JobRecord | EdgeVitError, progress: Progress) -> No
     progress.note(f"{name}: {'; '.join(broken) if broken else 'done'} ({result.seconds:.0f} s)")
 
 
-class _Work:
-    """The share of the work that is done, by the seconds of jobs of the same kind."""
-
-    def __init__(self, jobs: Sequence[FleetJob], done: Mapping[str, JobRecord]) -> None:
-        self.seconds: dict[str, list[float]] = defaultdict(list)  # by kind
-        self.due = {job.name: _kind(job) for job in jobs}
-        self.done_s = 0.0  # by this command
-        for job in jobs:
-            if job.name in done:
-                self.end(job, done[job.name])
-        self.done_s = 0.0
-
-    def end(self, job: FleetJob, result: JobRecord | EdgeVitError) -> None:
-        del self.due[job.name]
-        if isinstance(result, JobRecord):
-            self.seconds[_kind(job)].append(result.seconds)
-            self.done_s += result.seconds
-
-    def percent(self) -> int:
-        every = [seconds for kind in self.seconds.values() for seconds in kind]
-        usual = sum(every) / max(len(every), 1)
-        means = {kind: sum(seconds) / len(seconds) for kind, seconds in self.seconds.items()}
-        left_s = sum(means.get(kind, usual) for kind in self.due.values())
-        return round(100 * self.done_s / max(self.done_s + left_s, 0.1))
-
-
-def _kind(job: FleetJob) -> str:
-    return f"{job.stage} {job.place} {job.derivation.arguments['base']} {job.derivation.method}"
-
-
 def usual_workers(plan: FleetPlan) -> int:
     """As many workers as the processors have room for; one where all of them would use one GPU."""
     if plan.layout.training.get("device", "auto") != "cpu" and torch.cuda.is_available():
@@ -182,8 +170,8 @@ def _base_of(derivation: DeriveJob) -> str:
     return str([derivation.arguments.get(name) for name in ("base", "checkpoint", "model_args")])
 
 
-def refuse_impossible(derivations: Iterable[DeriveJob]) -> dict[str, int]:
-    """Refuse trainings and budgets that cannot be, all of them in one message; return the MACs of each base.
+def refuse_impossible(derivations: Iterable[DeriveJob]) -> dict[str, BaseSize]:
+    """Refuse trainings and budgets that cannot be, all of them in one message; return the size of each base.
 
     Raises:
         JobsError: the budgets, each with its base and method.
@@ -206,7 +194,7 @@ def refuse_impossible(derivations: Iterable[DeriveJob]) -> dict[str, int]:
         reasons[key] = _reason(request, networks[base])
     if impossible := [reason for reason in reasons.values() if reason]:
         raise JobsError(f"{len(impossible)} of {len(reasons)} budgets cannot be met: {'; '.join(impossible)}")
-    return {base: network.geometry.macs(network.dims) for base, network in networks.items()}
+    return {base: size_of(network) for base, network in networks.items()}
 
 
 def _reason(request: DeriveRequest, network: Network) -> str:

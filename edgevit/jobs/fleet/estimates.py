@@ -1,0 +1,151 @@
+"""How long the jobs of a plan take and how much memory, from the sizes of their bases and from jobs that have ended."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edgevit.errors import EdgeVitError
+from edgevit.jobs.fleet.plan import FleetJob
+from edgevit.jobs.fleet.states import JobRecord
+from edgevit.jobs.jobs_file import DeriveJob
+from edgevit.jobs.runners import Job, JobQueue, makespan
+from edgevit.network.network import Network
+
+PROCESS_BYTES = 800_000_000  # of Python with torch, and images
+UNTRAINED_COPIES, TRAINED_COPIES = 4, 8  # of the weights: base, model and statistics; gradients, moments and teacher
+KEPT = 18  # numbers of the embedding's width that training keeps of each token and block, and 2 of each pair of a head
+HEAD_WIDTH = 64
+USUAL_STEPS, MEASURED_IMAGES = 1000, 3000  # where a method's own rule decides; images of statistics and accuracy
+UNSEEN_S = {"export": 20.0, "engine": 240.0, "bench": 30.0}  # before the first of a stage has ended
+SHARE = 0.05  # of the time, at most, that is spent on estimating the time left
+
+
+@dataclass(frozen=True)
+class BaseSize:
+    """What the derivations of a base are estimated by."""
+
+    macs: int
+    params: int
+    kept: int  # numbers that training keeps of one image
+
+
+def size_of(network: Network) -> BaseSize:
+    """The size of a base."""
+    geometry, blocks = network.geometry, len(network.block_modules)
+    params = sum(parameter.numel() for parameter in network.parameters())
+    pairs = geometry.tokens**2 * max(geometry.embed // HEAD_WIDTH, 1)
+    kept = blocks * (KEPT * geometry.tokens * geometry.embed + 2 * pairs)
+    return BaseSize(geometry.macs(network.dims), params, kept)
+
+
+def work_of(derivation: DeriveJob, size: BaseSize) -> float:
+    """MACs of a derivation, roughly: of its training and of what is measured."""
+    training = derivation.arguments["training"]
+    steps = training.get("steps")
+    trained = (USUAL_STEPS if steps is None else steps) * training.get("batch_size", 32)
+    return float(size.macs * (3 * trained + MEASURED_IMAGES))
+
+
+def memory_of(derivation: DeriveJob, size: BaseSize) -> int:
+    """Bytes of the process of a derivation on a processor, good to a factor of two."""
+    training = derivation.arguments["training"]
+    if training.get("steps") == 0:
+        return PROCESS_BYTES + 4 * UNTRAINED_COPIES * size.params
+    return PROCESS_BYTES + 4 * (TRAINED_COPIES * size.params + training.get("batch_size", 32) * size.kept)
+
+
+class Pace:
+    """The time that is left, from the seconds of jobs of the same kind that have ended.
+
+    The rest of the plan is simulated with the queue that does it: so boards and the end, when some workers have nothing
+    left to do, are taken into account.
+
+    Args:
+        order: all jobs in the order in which they are done.
+        done: records of those that were done before.
+        work: MACs of the derivations, by their names.
+    """
+
+    def __init__(
+        self,
+        order: Sequence[Job[FleetJob, JobRecord]],
+        done: Mapping[str, JobRecord],
+        work: Mapping[str, float],
+        workers: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._due = {job.name: job for job in order}
+        self._done, self._work, self._workers, self._clock = dict(done), work, workers, clock
+        self._seconds: dict[tuple[str, ...], list[float]] = defaultdict(list)  # by kind
+        self._each: dict[str, list[float]] = defaultdict(list)  # seconds of a MAC, or of a job, by stage
+        self._since: dict[str, float] = {}  # when the jobs that run began
+        self._began = clock()
+        self._known: tuple[float, float, float] | None = None  # when it was estimated, how long that took, what is left
+
+    def learn(self, job: FleetJob, seconds: float) -> None:
+        """Take note of how long a job took."""
+        self._seconds[_kind(job)].append(seconds)
+        self._each[job.stage].append(seconds / self._work_of(job))
+
+    def begin(self, name: str) -> None:
+        """Take note of a job that begins."""
+        self._since[name] = self._clock()
+
+    def put_off(self, name: str) -> None:
+        """Take note of a job that is to begin again."""
+        self._since.pop(name, None)
+
+    def end(self, job: FleetJob, result: JobRecord | EdgeVitError) -> None:
+        """Take note of a job that ended."""
+        self._since.pop(job.name, None)
+        del self._due[job.name]
+        if isinstance(result, JobRecord):
+            self._done[job.name] = result
+            self.learn(job, result.seconds)
+
+    def left_s(self) -> float | None:
+        """Seconds until all is done; None: nothing has ended yet."""
+        if not self._seconds or not self._due:
+            return None if self._due else 0.0
+        now = self._clock()
+        if self._known is not None and now - self._known[0] < self._known[1] / SHARE:
+            return max(self._known[2] - (now - self._known[0]), 0.0)
+        began = time.monotonic()
+        order = sorted(self._due.values(), key=lambda job: job.name not in self._since)
+        left = makespan(JobQueue(order, {**self._done, **self._failed(order)}, self._workers), self._remaining_s)
+        self._known = now, time.monotonic() - began, left
+        return left
+
+    def percent(self) -> int:
+        """The share of the time of this command that has passed."""
+        passed, left = self._clock() - self._began, self.left_s()
+        return 0 if left is None else round(100 * passed / max(passed + left, 0.1))
+
+    def _failed(self, order: Sequence[Job[FleetJob, JobRecord]]) -> dict[str, None]:
+        """What jobs need that ended with an error, as if it were done; they end, too."""
+        return {name: None for job in order for name in job.needs if name not in self._due and name not in self._done}
+
+    def _remaining_s(self, job: Job[FleetJob, JobRecord]) -> float:
+        usual = self._usual_s(job.record)
+        passed = self._clock() - self._since[job.name] if job.name in self._since else 0.0
+        return max(usual - passed, 0.1 * usual)
+
+    def _usual_s(self, job: FleetJob) -> float:
+        if seconds := self._seconds.get(_kind(job)):
+            return sum(seconds) / len(seconds)
+        if each := self._each.get(job.stage):  # of another base, method or board
+            return self._work_of(job) * sum(each) / len(each)
+        every = [value for seconds in self._seconds.values() for value in seconds]
+        return UNSEEN_S.get(job.stage, sum(every) / len(every))
+
+    def _work_of(self, job: FleetJob) -> float:
+        return self._work.get(job.name, 1.0) if job.stage == "derive" else 1.0
+
+
+def _kind(job: FleetJob) -> tuple[str, ...]:
+    derivation = job.derivation
+    return job.stage, job.place, *(str(derivation.arguments.get(name)) for name in ("base", "checkpoint", "method"))

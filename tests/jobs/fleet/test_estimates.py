@@ -1,0 +1,77 @@
+"""The time left of a plan whose jobs take known times, and the memory of derivations."""
+
+from __future__ import annotations
+
+import random
+from heapq import heappop, heappush
+from typing import Any
+
+import pytest
+from small_base import ARGS, NAME
+
+from edgevit.jobs.fleet.estimates import PROCESS_BYTES, BaseSize, Pace, memory_of, size_of, work_of
+from edgevit.jobs.fleet.plan import FleetJob, read_plan
+from edgevit.jobs.fleet.states import JobRecord
+from edgevit.jobs.runners import Job, JobQueue
+from edgevit.network.checkpoint import network_without_weights
+
+ORINS = {"name": "orins", "hosts": ["orin1", "orin2"]}
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+@pytest.mark.parametrize("boards", [[], [ORINS], [{"name": "here"}]], ids=["none", "two", "here"])
+def test_at_half_way_the_time_left_is_right_within_a_third(fleet_plan: Any, workers: int, boards: Any) -> None:
+    """Derivations of one kind differ by up to half, and jobs on boards are as long as some derivations."""
+    budgets = [{"name": f"b{number}", "rate": 0.3 + 0.01 * number} for number in range(40)]
+    jobs = read_plan(fleet_plan(budgets=budgets, boards=boards)).jobs
+    chance = random.Random(0)
+    usual = {"derive": 100.0, "export": 5.0, "engine": 60.0, "bench": 20.0}
+    seconds = {job.name: usual[job.stage] * chance.uniform(0.6, 1.4) for job in jobs}
+    tasks: list[Job[FleetJob, JobRecord]] = [
+        Job(job.name, job, len, job.needs, job.place, job.hosts)  # type: ignore[arg-type]
+        for job in sorted(jobs, key=lambda job: job.stage == "derive")
+    ]
+    now = 0.0
+    pace = Pace(tasks, {}, {}, workers, clock=lambda: now)
+    queue, running, left = JobQueue(tasks, {}, workers), list[tuple[float, str]](), list[tuple[float, float]]()
+    by_name = {task.name: task for task in tasks}
+    while queue.unfinished:
+        while (job := queue.take()) is not None:
+            heappush(running, (now + seconds[job.name], job.name))
+            pace.begin(job.name)
+        now, name = heappop(running)
+        record = JobRecord(name, "0" * 64, "done", seconds=seconds[name])
+        for _ in queue.end(by_name[name], record):
+            pass
+        pace.end(by_name[name].record, record)
+        estimate = pace.left_s()
+        assert estimate is not None
+        left.append((now, estimate))
+    at, estimated = min(left, key=lambda pair: abs(pair[0] - now / 2))
+    assert abs(estimated - (now - at)) < (now - at) / 3, (estimated, now - at)
+    assert left[-1][1] == 0 and pace.percent() == 100
+
+
+def test_before_anything_ended_nothing_is_said_and_another_base_takes_as_much_longer_as_it_has_macs(
+    fleet_plan: Any,
+) -> None:
+    derive, *_ = read_plan(fleet_plan(boards=None)).jobs
+    pace = Pace([Job(derive.name, derive, len)], {}, {derive.name: 30.0}, 1)  # type: ignore[list-item,arg-type]
+    assert pace.left_s() is None and pace.percent() == 0
+    pace._each["derive"].append(2.0)  # of another base
+    pace._seconds["derive", "", "other"].append(20.0)
+    assert pace.left_s() == pytest.approx(60, abs=1)
+
+
+def test_training_takes_memory_by_its_batch_and_work_by_its_steps(fleet_plan: Any) -> None:
+    size = size_of(network_without_weights(NAME, ARGS))
+    assert size.params > 100_000 and size.kept > 2 * 17 * 64
+
+    def derivation(**training: Any) -> Any:
+        return read_plan(fleet_plan(training={"device": "cpu", **training}, methods=None)).jobs[0].derivation
+
+    small, large = derivation(steps=10, batch_size=8), derivation(steps=100, batch_size=64)
+    assert work_of(large, size) > 5 * work_of(small, size) - 5 * 3000 * size.macs
+    assert memory_of(large, size) - memory_of(small, size) == 4 * 56 * size.kept
+    untrained = memory_of(derivation(steps=0), BaseSize(1, 1_000_000, 10**12))
+    assert untrained == PROCESS_BYTES + 16_000_000
