@@ -14,6 +14,7 @@ from benchmarks.papers import (
     agnostic,
     attention,
     claims,
+    costs,
     dropout,
     efficiency,
     heart_tables,
@@ -45,6 +46,7 @@ def main() -> None:
     sections = [
         claims.section(at_length),
         *(published.section(record) for record in at_length),
+        costs.section(at_length[0]),
         *(ablations.section(load(f"ablations{base}")) for base in ("", "_fine", "_rendered", "_demo")),
         lora_memory.section(load("lora_memory")),
         slices.section(load("slices")),

@@ -50,10 +50,14 @@ class _Cluster:
         try:
             self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
         except (ConnectionError, ValueError, RuntimeError) as error:
+            if "ersion mismatch" in str(error):  # of Ray or Python, each named
+                raise OptionError(f"the Ray cluster at {address}: {' '.join(str(error).split())}") from error
             reason = str(error).partition("\n")[0]
             raise OptionError(f"no Ray cluster at {address}: {reason}; start one with `ray start --head`") from error
         self._offered: dict[str, float] = self._ray.cluster_resources()
         self.workers = max(int(self._offered.get("CPU", 1)) // threads, 1)
+        nodes = [node["Resources"].get("memory", 0) for node in self._ray.nodes() if node["Alive"]]
+        self._largest_bytes = int(max(nodes, default=0))
         self._task = self._ray.remote(_on_node)
         self._threads = threads
         self._pieces: dict[Any, Piece] = {}
@@ -71,7 +75,8 @@ class _Cluster:
     def begin(self, piece: Piece) -> None:
         place = piece[0].place
         board = {place: 1} if place in self._offered else {}
-        task = self._task.options(num_cpus=self._threads, resources=board, max_retries=0)
+        memory = min(piece[0].memory_bytes, self._largest_bytes)
+        task = self._task.options(num_cpus=self._threads, memory=memory or None, resources=board, max_retries=0)
         task = task.remote(str(Path.cwd()), written_by(), self._threads, piece)
         self._pieces[task] = piece
 
@@ -100,5 +105,7 @@ def _on_node(folder: str, version: str, threads: int, piece: Piece) -> Any:
     if not os.path.isdir(folder):
         return JobsError(f"{node} does not see {folder}; start the command in a folder that all nodes see")
     os.chdir(folder)
+    if missing := [path for path in piece[0].inputs if not os.path.exists(path)]:
+        return JobsError(f"{node} does not see {missing[0]}; put it where all nodes see it, or copy it there")
     torch.set_num_threads(threads)
     return do_piece(piece)

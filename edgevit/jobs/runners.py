@@ -47,6 +47,7 @@ class Job(Generic[P, R]):
     ] = ()  # hosts of which any does it, as all jobs of its place have them; empty: the place is one
     with_board: Callable[[P, str], P] | None = None  # gives the record the host; a function of a module
     memory_bytes: int = 0  # that it takes at most, by an estimate
+    inputs: tuple[str, ...] = ()  # files and folders that the machine has to see that does it
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +60,15 @@ def test_the_jobs_of_a_lost_node_are_done_again_and_a_board_is_on_the_node_that_
     assert {*later} <= {"lost", "a", "b"}
 
 
-def test_a_node_with_another_edgevit_or_without_the_folder_refuses(tmp_path: Path) -> None:
+def test_a_node_with_another_edgevit_or_without_the_folder_or_the_data_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     piece = (Job("a", "", bad_jobs.count), dict[str, Any]())
     other = ray_cluster._on_node(str(tmp_path), "0.0.1", 1, piece)
     assert "and the command 0.0.1; install the same on all nodes" in str(other)
+    piece = (replace(piece[0], inputs=(str(tmp_path), str(tmp_path / "photos"))), piece[1])
+    without = ray_cluster._on_node(str(tmp_path), ray_cluster.written_by(), 1, piece)
+    assert f"{socket.gethostname()} does not see {tmp_path / 'photos'}; " in str(without)
     missing = ray_cluster._on_node(str(tmp_path / "none"), ray_cluster.written_by(), 1, piece)
     assert f"does not see {tmp_path / 'none'}" in str(missing)

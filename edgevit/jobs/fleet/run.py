@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +25,7 @@ from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, on_host, read_plan
 from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.stages import carry_out
 from edgevit.jobs.fleet.states import JOB_KIND, RECORD, JobRecord, JobState, finished, record_of, states_of
-from edgevit.jobs.jobs_file import TASK_KEYS, DeriveJob
+from edgevit.jobs.jobs_file import TASK_KEYS, DeriveJob, tasks_side_by_side
 from edgevit.jobs.many import with_keys
 from edgevit.jobs.ray_cluster import run_on_ray
 from edgevit.jobs.runners import ALL_WORKERS, Job, Later, run_in_processes
@@ -90,11 +91,12 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
     workers = usual_workers(plan) if workers is None else workers
     check_number("--workers", workers, COUNT)
     threads = max(min(plan.layout.threads, (os.cpu_count() or 1) // workers), 1)
-    ordered = sorted(due, key=lambda job: (RANKS[job.stage], -work.get(job.name, 0)))
+    turns = _turns(due, workers)
+    ordered = sorted(due, key=lambda job: (RANKS[job.stage], -work.get(job.name, 0), turns.get(job.name, 0)))
     tasks = [
         Job(
             job.name, job, carry_out, job.needs, job.place, _boards(job), on_host,
-            memory_of(job.derivation, sizes[_base_of(job.derivation)]) if job.name in work else 0,
+            memory_of(job.derivation, sizes[_base_of(job.derivation)]) if job.name in work else 0, _inputs(job),
         )
         for job in ordered
     ]  # fmt: skip
@@ -127,6 +129,22 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
                 if job.name in begun:  # what needs a job that failed has nothing to add
                     _record_death(job.record, result)
                     _tell(job.name, result, progress)
+
+
+def _turns(jobs: Sequence[FleetJob], workers: int) -> dict[str, int]:
+    """Turns of derivations, by which workers measure different tasks first, and do not wait for one another."""
+    by_base: dict[str, list[DeriveJob]] = defaultdict(list)
+    for job in jobs:
+        if job.stage == "derive":
+            by_base[_base_of(job.derivation)].append(job.derivation)
+    ordered = (derivation for of_base in by_base.values() for derivation in tasks_side_by_side(of_base, workers))
+    return {derivation.name: turn for turn, derivation in enumerate(ordered)}
+
+
+def _inputs(job: FleetJob) -> tuple[str, ...]:
+    """The files and folders that a job reads, beside its model's."""
+    values = (job.derivation.arguments.get(name) for name in ("base", "checkpoint", "supernet", "cost_table", "data"))
+    return tuple(value for value in values if isinstance(value, str) and os.path.exists(value))
 
 
 def _boards(job: FleetJob) -> tuple[str, ...]:
