@@ -57,7 +57,7 @@ def memory_of(derivation: DeriveJob, size: BaseSize) -> int:
     return PROCESS_BYTES + 4 * (TRAINED_COPIES * size.params + training.get("batch_size", 32) * size.kept)
 
 
-class Pace:
+class TimeLeft:
     """The time that is left, from the seconds of jobs of the same kind that have ended.
 
     The rest of the plan is simulated with the queue that does it: so boards and the end, when some workers have nothing

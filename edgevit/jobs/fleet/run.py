@@ -20,7 +20,7 @@ from edgevit.derivation.feasibility import Target
 from edgevit.derivation.method import find_method, refuse_training
 from edgevit.derivation.request import DeriveRequest
 from edgevit.errors import EdgeVitError, Interrupted, JobsError, OptionError
-from edgevit.jobs.fleet.estimates import BaseSize, Pace, memory_of, size_of, work_of
+from edgevit.jobs.fleet.estimates import BaseSize, TimeLeft, memory_of, size_of, work_of
 from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, on_host, read_plan
 from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.stages import carry_out
@@ -100,10 +100,10 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
         )
         for job in ordered
     ]  # fmt: skip
-    pace = Pace(tasks, done, work, workers)
+    time_left = TimeLeft(tasks, done, work, workers)
     for job in jobs:
         if job.name in done:
-            pace.learn(job, done[job.name].seconds)
+            time_left.learn(job, done[job.name].seconds)
     if request.ray is None:
         memory = read_bytes("/", "proc/meminfo", "MemAvailable")
         events = run_in_processes(tasks, done, workers=workers, threads=threads, memory_bytes=memory)
@@ -118,14 +118,14 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
         for job, result in events:
             if result is None:
                 begun.add(job.name)
-                pace.begin(job.name)
+                time_left.begin(job.name)
             elif isinstance(result, Later):
-                pace.put_off(job.name)
+                time_left.put_off(job.name)
                 progress.warn(f"{job.name} waits: {result.reason}")
             else:
                 ended += 1
-                pace.end(job.record, result)
-                stage.update(pace.percent(), jobs=ended)
+                time_left.end(job.record, result)
+                stage.update(time_left.percent(), jobs=ended)
                 if job.name in begun:  # what needs a job that failed has nothing to add
                     _record_death(job.record, result)
                     _tell(job.name, result, progress)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from small_base import ARGS, NAME
 
-from edgevit.jobs.fleet.estimates import PROCESS_BYTES, BaseSize, Pace, memory_of, size_of, work_of
+from edgevit.jobs.fleet.estimates import PROCESS_BYTES, BaseSize, TimeLeft, memory_of, size_of, work_of
 from edgevit.jobs.fleet.plan import FleetJob, read_plan
 from edgevit.jobs.fleet.states import JobRecord
 from edgevit.jobs.runners import Job, JobQueue
@@ -32,35 +32,35 @@ def test_at_half_way_the_time_left_is_right_within_a_third(fleet_plan: Any, work
         for job in sorted(jobs, key=lambda job: job.stage == "derive")
     ]
     now = 0.0
-    pace = Pace(tasks, {}, {}, workers, clock=lambda: now)
+    time_left = TimeLeft(tasks, {}, {}, workers, clock=lambda: now)
     queue, running, left = JobQueue(tasks, {}, workers), list[tuple[float, str]](), list[tuple[float, float]]()
     by_name = {task.name: task for task in tasks}
     while queue.unfinished:
         while (job := queue.take()) is not None:
             heappush(running, (now + seconds[job.name], job.name))
-            pace.begin(job.name)
+            time_left.begin(job.name)
         now, name = heappop(running)
         record = JobRecord(name, "0" * 64, "done", seconds=seconds[name])
         for _ in queue.end(by_name[name], record):
             pass
-        pace.end(by_name[name].record, record)
-        estimate = pace.left_s()
+        time_left.end(by_name[name].record, record)
+        estimate = time_left.left_s()
         assert estimate is not None
         left.append((now, estimate))
     at, estimated = min(left, key=lambda pair: abs(pair[0] - now / 2))
     assert abs(estimated - (now - at)) < (now - at) / 3, (estimated, now - at)
-    assert left[-1][1] == 0 and pace.percent() == 100
+    assert left[-1][1] == 0 and time_left.percent() == 100
 
 
 def test_before_anything_ended_nothing_is_said_and_another_base_takes_as_much_longer_as_it_has_macs(
     fleet_plan: Any,
 ) -> None:
     derive, *_ = read_plan(fleet_plan(boards=None)).jobs
-    pace = Pace([Job(derive.name, derive, len)], {}, {derive.name: 30.0}, 1)  # type: ignore[list-item,arg-type]
-    assert pace.left_s() is None and pace.percent() == 0
-    pace._each["derive"].append(2.0)  # of another base
-    pace._seconds["derive", "", "other"].append(20.0)
-    assert pace.left_s() == pytest.approx(60, abs=1)
+    time_left = TimeLeft([Job(derive.name, derive, len)], {}, {derive.name: 30.0}, 1)  # type: ignore[list-item,arg-type]
+    assert time_left.left_s() is None and time_left.percent() == 0
+    time_left._each["derive"].append(2.0)  # of another base
+    time_left._seconds["derive", "", "other"].append(20.0)
+    assert time_left.left_s() == pytest.approx(60, abs=1)
 
 
 def test_training_takes_memory_by_its_batch_and_work_by_its_steps(fleet_plan: Any) -> None:
