@@ -24,10 +24,11 @@ Of Vulcan's other tables of latency:
   widths that are drawn for each block (`--seed`), at equal MACs and parameters. No plan of edgevit says the last two:
   they are written by uneven.py, and exported as ONNX files that edgevit did not make.
 - Table 18 is the part `depth`: the base, Vulcan at 0.8, and that model without three of its blocks. As in the paper
-  they go one after the other, each the block without which the accuracy on training images is highest; no method of
-  edgevit does so. With random weights and images of noise the choice is arbitrary, and blocks of one model are not of
-  one size: another choice has another latency. The paper distils afterwards, which changes no latency. Its fourth row
-  is the third in fp16: `--precision fp16`, and then of all rows, the base among them.
+  they go one after the other, each the block without which the accuracy on training images is highest
+  (`--remove-blocks`). With random weights and images of noise the choice is arbitrary, and blocks of one model are not
+  of one size: another choice has another latency. The paper distils afterwards, which changes no latency: depth.py does
+  so with a trained base. Its fourth row is the third in fp16: `--precision fp16`, and then of all rows, the base among
+  them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -58,15 +58,11 @@ from benchmarks.product.budgets import MODELS, Start, start_from
 from edgevit.agent.records import Run
 from edgevit.agent.runners.onnxruntime import PROVIDERS
 from edgevit.board.comparison import compare_within, decisive, make_row
-from edgevit.data.task import Split, open_task
 from edgevit.engines.options import EngineOptions
 from edgevit.engines.unjudged import OPSET
 from edgevit.errors import BoardError
 from edgevit.exporting.graph import write_onnx
-from edgevit.network.accuracy import measure_accuracy
-from edgevit.network.checkpoint import Model, derived_spec, save
-from edgevit.network.output import Logits
-from edgevit.records.model import ModelSpec
+from edgevit.network.checkpoint import save
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.writing import write_whole
 from edgevit.train.settings import Training
@@ -76,7 +72,6 @@ RATES = (0.2, 0.4, 0.6, 0.8)
 RATIOS = ((0.2, 0.2), (0.4, 0.4), (0.5, 0.5), (0.6, 0.6), (0.8, 0.8), (0.2, 0.8), (0.4, 0.6), (0.6, 0.4), (0.8, 0.2))
 DEPTH_RATE, BLOCKS_OUT = 0.8, 3  # of Table 18
 SHARE = 0.5  # of the weights, set to zero; Table 5 does not say its own
-JUDGED = 32  # training images on which blocks are judged; the paper takes 5000
 ROUNDS = 8
 IMAGES = {"calibration_images": 16}
 ACCEPTED: dict[str, Any] = {"accept_weak_base": True, "accept_preprocessing": True}  # weights are random
@@ -178,7 +173,6 @@ class ModelRow:
     name: str  # of the method
     of: tuple[float, ...]  # its rate; or its ratios of tokens and heads; or its rate, and the blocks that go afterwards
     request: dict[str, Any]  # of `edgevit.derive`
-    blocks_out: int = 0  # of the model of the row before
 
     @property
     def folder(self) -> str:
@@ -197,7 +191,7 @@ def model_rows(part: str, rates: Sequence[float], methods: Sequence[str]) -> Ite
         shape, options = METHODS["vulcan"]
         request = {"rate": DEPTH_RATE, "shape": shape, "options": options}
         yield ModelRow("vulcan", (DEPTH_RATE,), request)
-        yield ModelRow("vulcan", (DEPTH_RATE, BLOCKS_OUT), request, BLOCKS_OUT)
+        yield ModelRow("vulcan", (DEPTH_RATE, BLOCKS_OUT), {**request, "remove_blocks": BLOCKS_OUT})
         return
     for rate in rates:
         for name in methods:
@@ -303,80 +297,30 @@ def make_models(start: Start, rows: Sequence[ModelRow], options: argparse.Namesp
     """Derive and export the models in parallel processes, without those whose budget cannot be met."""
     due = {row.folder: row for row in rows}  # a budget of two rows is derived once
     make = partial(_derive, start=start, options=options, folder=folder)
-    whole = [row for row in due.values() if not row.blocks_out]
     if options.jobs > 1:
         threads = max((os.cpu_count() or 1) // options.jobs, 1)
         with ProcessPoolExecutor(options.jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
-            met = list(pool.map(make, whole))
+            met = list(pool.map(make, due.values()))
     else:
-        met = [make(row) for row in whole]
-    derived = {row.folder for row, done in zip(whole, met, strict=True) if done}
-    went = {}
-    for name, row in due.items():
-        of = replace(row, of=row.of[:1], blocks_out=0).folder
-        if row.blocks_out and of in derived:
-            went[name] = cut_depth(folder / of, folder / "base", row.blocks_out, start, folder / name)
-            _ready(folder / name, options)
-    return [
-        Candidate(row.name, row.of, folder / name, {"blocks_out": went[name]} if name in went else {})
-        for name, row in due.items()
-        if name in derived | went.keys()
-    ]
+        met = [make(row) for row in due.values()]
+    pairs = zip(due.items(), met, strict=True)
+    return [Candidate(row.name, row.of, folder / name, fields) for (name, row), fields in pairs if fields is not None]
 
 
-def _derive(row: ModelRow, *, start: Start, options: argparse.Namespace, folder: Path) -> bool:
-    """Derive and export one model; return whether its budget could be met."""
+def _derive(row: ModelRow, *, start: Start, options: argparse.Namespace, folder: Path) -> dict[str, Any] | None:
+    """Derive and export one model; return fields of its row, or None if its budget cannot be met."""
     try:
-        edgevit.derive(
+        made = edgevit.derive(
             start.name, out=folder / row.folder, data=start.data, method=row.name, **ACCEPTED,
             cache=folder / "cache", training=Training(steps=0, device="auto", batch_size=16),
             checkpoint=start.checkpoint, model_args=start.model_args, **start.more, **row.request,
         )  # fmt: skip
     except edgevit.errors.BudgetError as error:
         print(f"{row.folder}: {error}", flush=True)
-        return False
+        return None
     _ready(folder / row.folder, options)
-    return True
-
-
-# -- depth -------------------------------------------------------------------------------------------------------------
-
-
-def without_blocks(model: Model, base: ModelSpec, out: Iterable[int]) -> Model:
-    """Remove these blocks from the model, which was derived from `base`."""
-    network = deepcopy(model)
-    network.keep_blocks([i for i in range(len(model.spec.blocks)) if i not in set(out)])
-    return Model(network, derived_spec(base, network, model.spec.head, model.spec.classes))
-
-
-def least_missed(model: Model, base: ModelSpec, images: Split, names: Sequence[str], count: int) -> list[int]:
-    """Choose blocks one after the other, each the one without which accuracy is highest."""
-    output_names = model.spec.output_names
-    assert output_names is not None
-    columns, batches = [output_names.index(name) for name in names], list(images.batches(32))
-    out: list[int] = []
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-
-    def top1(block: int) -> float:
-        network = without_blocks(model, base, [*out, block]).to(device)
-        return measure_accuracy(lambda batch: network(batch.to(device)), batches, Logits(tuple(columns)), names).top1
-
-    for _ in range(count):
-        remaining = [i for i in range(len(model.spec.blocks)) if i not in out]
-        out.append(max(remaining, key=top1))  # of equal ones the first
-    return out
-
-
-def cut_depth(derived: Path, base: Path, count: int, start: Start, folder: Path) -> list[int]:
-    """Write the derived model without the blocks that it needs least, and return their indices."""
-    model, of_base = edgevit.load(derived), edgevit.load(base).spec
-    task = open_task(
-        start.data, None, preprocessing=model.preprocessing, base_outputs=of_base.outputs,
-        base_names=start.more.get("base_classes"),
-    )  # fmt: skip
-    out = least_missed(model, of_base, task.train.subset(JUDGED), task.class_names, count)
-    save(without_blocks(model, of_base, out), folder)
-    return sorted(out)
+    removed = made.record.facts.more.get("blocks_removed")
+    return {} if removed is None else {"blocks_out": sorted(removed)}
 
 
 # -- forms that edgevit does not derive --------------------------------------------------------------------------------
@@ -449,10 +393,11 @@ SOURCES = {
     "heads": "Vulcan, Table 7, of the same model",
 }
 DEPTH = (
-    f"Blocks are taken out one after the other, each the one without which the accuracy on {JUDGED} images is highest; "
-    "with random weights and images of noise that choice is arbitrary. The paper's last row is its third in fp16: "
-    "{orin:.3f} and {rtx:.3f} of its base in fp32; a table in fp16 here is relative to a base in fp16."
-).format(orin=11.35 / 45.45, rtx=28.34 / 274.27)
+    "Blocks are taken out one after the other, each the one without which the accuracy on the training images is "
+    "highest; with random weights and images of noise that choice is arbitrary. The paper's last row is its third in "
+    f"fp16: {11.35 / 45.45:.3f} and {28.34 / 274.27:.3f} of its base in fp32; a table in fp16 here is relative to a "
+    "base in fp16."
+)
 COMPRESSED = (
     "`zeroed`: in every linear layer and the patch embedding, that share of the weights of least magnitude is set to "
     "zero in place, as Han et al. do it, whom the paper cites without giving its share. `int8`: ONNX Runtime's dynamic "

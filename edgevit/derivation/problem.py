@@ -197,8 +197,13 @@ def train_for(
     constraint: Constraint | None = None,
     distillation: Distillation | None = None,
     keep: Keep = "last",
+    folder: str = "train",
 ) -> int:
-    """Train `network` in place for the problem's steps; return the number of steps done."""
+    """Train `network` in place for the problem's steps; return the number of steps done.
+
+    Args:
+        folder: of the problem's folder, for the state of a training that is interrupted.
+    """
     if problem.training.steps == 0:
         return 0
     with problem.stopwatch.stage("training"):
@@ -212,7 +217,7 @@ def train_for(
             constraint=constraint,
             distillation=distillation,
             keep=keep,
-            folder=problem.folder / "train",
+            folder=problem.folder / folder,
         )
 
 

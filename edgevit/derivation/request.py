@@ -368,6 +368,14 @@ class Deriving(Request):
     head: Annotated[
         Head, Option("Outputs of the model: subset (only the target classes) or full (all outputs of the base).", SHAPE)
     ] = "subset"
+    remove_blocks: Annotated[
+        int,
+        Option(
+            "Number of whole blocks to remove after the method, each the one that costs least accuracy on training "
+            "images; the rest is trained once more.",
+            SHAPE,
+        ),
+    ] = 0
     finetune_base: Annotated[bool, Option("Also train the base on the classes, as a third baseline.", TRAINING)] = False
     derive_from: DeriveFrom = "base"
     base_steps: Annotated[
@@ -437,6 +445,8 @@ class Deriving(Request):
             "--classes": self.classes is not None and not boxes,
             "--base-classes": self.base_classes is not None,
             "--new-head": self.new_head,
+            "--remove-blocks": self.remove_blocks > 0,
+            "--augment deit": self.training.augment == "deit",
             "--reject": self.reject is not None,
             "--finetune-base": self.finetune_base and not boxes,
             "--derive-from": self.derive_from != STARTS[0],
@@ -514,6 +524,7 @@ class DeriveRequest(Deriving):
             weights = "" if self.checkpoint is None else f", such as {self.checkpoint} itself, without --checkpoint"
             raise OptionError(f"nothing to derive from: give a BASE, a timm name, a model folder or weights{weights}")
         self._check_start()
+        check_number("--remove-blocks", self.remove_blocks, "[0, 2**10)", "try 3")
         if self.data is None and self.needs_images():
             raise OptionError("--data is missing; only a slice of a super-network that is not trained needs no images")
         self.check_budget()
@@ -544,7 +555,8 @@ class DeriveRequest(Deriving):
 
     def needs_images(self) -> bool:
         """Whether anything is trained or measured: anything but an untrained slice."""
-        asks = (self.training.steps, self.finetunes_base, self.unlabelled, self.reject is not None, self.new_head)
+        training = (self.training.steps, self.finetunes_base, self.unlabelled)
+        asks = (*training, self.reject is not None, self.new_head, self.remove_blocks)
         return describe(self.method).needs_images or any(asks)
 
     def check_budget(self) -> None:

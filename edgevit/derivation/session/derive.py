@@ -22,6 +22,7 @@ from edgevit.derivation.problem import Problem
 from edgevit.derivation.request import DeriveRequest
 from edgevit.derivation.session.baselines import NO_IMAGES, evaluate_base, evaluate_derived, finetuned_detector
 from edgevit.derivation.session.card import model_card
+from edgevit.derivation.session.depth import check_removal, shorten
 from edgevit.derivation.session.features import measure_likeness
 from edgevit.derivation.session.in_memory import as_files
 from edgevit.derivation.session.opening import (
@@ -138,6 +139,8 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
             "the head is of features that never saw these classes; --derive-from better trains the base first"
         )
     refuse_base(method, config, opened.network, policy)
+    if request.remove_blocks:
+        check_removal(opened.network, request.remove_blocks)
     budget = _budget(opened.base, opened.network, len(task.train), policy, request, method, config)
     if training.steps is None:
         usual = method.default_steps(config, budget.rate, len(task.train), training.batch_size)
@@ -209,7 +212,10 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
         torch.manual_seed(problem.training.seed)  # the same random numbers whether baselines were measured or read
         # A method that reads labels may train the network of its problem.
         reference = problem.network if task.objects is None else bare_copy(problem.network)
+        whole = bare_copy(start.network) if request.remove_blocks else None
         derived = resolved.method.derive(start, resolved.config)
+        if whole is not None:
+            derived = shorten(derived, start, whole, request.remove_blocks)
         results = NO_IMAGES if baselines is None else evaluate_derived(derived.network, baselines, resolved, problem)
         if not request.puts_out_classes:
             likeness = measure_likeness(reference, derived.network, task, problem.passes, tuned)

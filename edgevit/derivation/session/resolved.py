@@ -58,6 +58,8 @@ class ResolvedDerivation:
         }
         if request.derive_from != "base" or request.base_steps is not None:
             key |= {"derive_from": request.derive_from, "base_steps": self.base_training.steps}
+        if request.remove_blocks:
+            key["remove_blocks"] = request.remove_blocks
         return dict(json.loads(json.dumps(key)))  # as it will be read back
 
     def record(self, checked: BaseCheckRecord | None, **results: Any) -> DerivationRecord:

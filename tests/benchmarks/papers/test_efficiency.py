@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import timm
-import torch
 from forks import server
 from places import STANDINS
 from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
@@ -21,7 +20,6 @@ import edgevit
 import edgevit.exporting.onnx as onnx_export
 from benchmarks.papers import efficiency
 from benchmarks.papers.efficiency import METHODS, PUBLISHED, RATES, Start, model_rows, section
-from edgevit.data.task import open_task
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.policy import check_policy_reaches, make_policy
 from edgevit.derivation.methods import load_method
@@ -110,33 +108,6 @@ def test_depth_is_cut_by_what_accuracy_misses_least(tmp_path: Path, monkeypatch:
     assert of["vulcan", 0.8] == pytest.approx(1 / 3.02, rel=0.01) and of["vulcan", 0.8, 3] == pytest.approx(
         1 / 3.45, rel=0.01
     )
-
-
-def test_a_block_that_does_nothing_goes_first(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path, depth=4)
-    given = {"checkpoint": checkpoint, "model_args": {**ARGS, "depth": 4}, "preprocessing": PREPROCESSING}
-    folder = tmp_path / "base"
-    edgevit.base(NAME, out=folder, data="digits", **efficiency.ACCEPTED, **given)
-    model = edgevit.load(folder)
-    with torch.no_grad():
-        for layer in (model.module.blocks[2].attn.proj, model.module.blocks[2].mlp.fc2):
-            layer.weight.zero_()
-            layer.bias.zero_()
-    task = open_task("digits", None, preprocessing=model.preprocessing, base_outputs=10)
-    images = next(task.train.subset(64).batches(64))[0]
-    shorter = efficiency.without_blocks(model, model.spec, [2])
-    with torch.inference_mode():
-        answers = model(images)
-        torch.testing.assert_close(shorter(images), answers)
-    assert len(shorter.spec.blocks) == 3 and len(model.blocks) == 4
-
-    class Answered:
-        """Images whose label is what the model says."""
-
-        def batches(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-            yield images, answers.argmax(1)
-
-    assert efficiency.least_missed(model, model.spec, Answered(), task.class_names, 1) == [2]  # type: ignore[arg-type]
 
 
 def run_part(part: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[str, Any]:
