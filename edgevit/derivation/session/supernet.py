@@ -57,6 +57,9 @@ from edgevit.train.settings import Training, fill
 class Config:
     """How a super-network is made. The paper: 1024 proxy images, 50 of 150 or more epochs of growth."""
 
+    # Whether attention is rotated into the principal components of queries with keys and of values, as published, in
+    # place of the factors of their products (WPAC).
+    as_published: bool = False
     # The number of units that each attention is divided into; fewer where the shape policy allows no more.
     attention_groups: int = 8
     ffn_groups: int = 32  # The number of units that each FFN is divided into.
@@ -235,7 +238,7 @@ def _train(resolved: _ResolvedSupernet, problem: Problem) -> tuple[Network, list
     assert training.steps is not None
     proxy, encode = problem.task.train.subset(config.proxy_images), None
     with problem.stopwatch.stage("wpac"):
-        network = concentrate(problem.network, proxy, passes)
+        network = concentrate(problem.network, proxy, passes, as_published=config.as_published)
         if config.cut_embedding:
             network, encode = concentrate_embedding(network, proxy, passes, training.seed)
     dims, geometry = list(network.dims), network.geometry

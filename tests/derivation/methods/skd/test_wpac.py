@@ -6,7 +6,7 @@ import torch
 from edgevit.data.task import open_task
 from edgevit.derivation.measure.statistics import calibrate
 from edgevit.derivation.methods.skd.piad import cut, measure_importance
-from edgevit.derivation.methods.skd.wpac import concentrate, rotate
+from edgevit.derivation.methods.skd.wpac import concentrate, feature_covariances, rotate, rotate_published
 from edgevit.derivation.solve.attention import narrow
 from edgevit.network.anatomy import Block, BlockDims, attentions
 from edgevit.network.checkpoint import describe
@@ -37,11 +37,13 @@ def with_attentions(network, made):
 VARIANTS = {"plain": {}, "no qkv bias": {"qkv_bias": False}, "scaled": {"init_values": 0.1, "global_pool": "avg"}}
 
 
+@pytest.mark.parametrize("as_published", [False, True])
 @pytest.mark.parametrize("variant", [*VARIANTS, "slim"])
-def test_logits_are_unchanged_biases_included(small_vit, task, passes, variant):
+def test_logits_are_unchanged_biases_included(small_vit, task, passes, variant, as_published):
     network = slim(small_vit()) if variant == "slim" else small_vit(**VARIANTS[variant])
     images = next(iter(task.validation.batches(32)))[0]
-    made = concentrate(network.with_columns(list(range(10))), task.train.subset(48), passes)
+    columns = network.with_columns(list(range(10)))
+    made = concentrate(columns, task.train.subset(48), passes, as_published=as_published)
     with torch.no_grad():
         torch.testing.assert_close(made(images), network(images), rtol=1e-5, atol=1e-5)
     before, after = network.read(), made.read()
@@ -99,3 +101,35 @@ def test_neurons_come_in_falling_order_of_importance(small_vit, task, passes):
         scores = importance.taylor[block, "ffn"]
         assert (scores[1:] <= scores[:-1] * (1 + 1e-4)).all()
         assert scores[0] > 2 * scores[-1] > 0
+
+
+@pytest.mark.parametrize("weighting", ["tokens", "elements", "dimensions", "alike"])
+def test_the_published_components_are_those_of_the_weighted_features(small_vit, task, passes, weighting):
+    network = small_vit().with_columns(list(range(10)))
+    images, labels = next(iter(task.train.subset(24).batches(24)))
+    taken = []
+    hook = network.projections[1].register_forward_hook(lambda _, __, output: taken.append(output))
+    loss = torch.nn.functional.cross_entropy(network.eval()(images), labels, reduction="sum")
+    hook.remove()
+    (gradient,) = torch.autograd.grad(loss, taken)
+    widths = [(24, 17, 3, 2, 32)] * 2  # images, tokens, kinds, heads, dimensions
+    feature, slope = (t.detach().double().reshape(shape) for t, shape in zip((taken[0], gradient), widths, strict=True))
+    expected = []
+    for kind in range(3):
+        x, g = (t[:, :, kind, 1].flatten(0, 1) for t in (feature, slope))  # of the second head
+        worth = (x * g).abs()
+        weight = {
+            "tokens": worth.sum(1, keepdim=True), "elements": worth, "dimensions": worth.sum(0), "alike": 1.0,
+        }[weighting]  # fmt: skip
+        rows = (x - x.mean(0)) * torch.as_tensor(weight).sqrt()
+        expected.append(rows.mT @ rows / (len(rows) - 1))
+    of_blocks = feature_covariances(network, task.train.subset(24), passes, weighting)
+    for found, wanted in zip(of_blocks[1], (expected[0] + expected[1], expected[2]), strict=True):
+        torch.testing.assert_close(found[1], wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
+    part = attentions(network.read())[1]
+    turned = rotate_published([part], of_blocks[1:])[0]
+    values, vectors = torch.linalg.eigh(expected[2])
+    first = vectors[:, -1].float() @ part.wv[1]
+    sign = torch.sign((first * turned.wv[1, 0]).sum())
+    torch.testing.assert_close(turned.wv[1, 0], sign * first, rtol=1e-2, atol=1e-3)
+    assert values[-1] > values[-2]
