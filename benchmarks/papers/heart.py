@@ -3,6 +3,8 @@
     python -m benchmarks.papers.heart                   # every row that records/heart.json does not have
     python -m benchmarks.papers.heart --cost            # the cost of the scores of DeiT-Small
     python -m benchmarks.papers.heart --part composed   # beside forge, at equal MACs
+    python -m benchmarks.papers.heart --part oracle     # heads chosen for each input, in torch
+    python -m benchmarks.papers.heart --augment deit    # rows trained by the paper's recipe
     python -m benchmarks.papers.heart --base fine       # 24 of 48 finer classes, in records/heart_fine.json
     python -m benchmarks.papers.heart --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs
 
@@ -10,10 +12,16 @@ The base is the demo's (six classes, 25 patches, three heads, so ratios are coar
 middle one of its sub-tasks, or a user's with half of its classes unless --classes names them. Every row is a derivation
 with `selection=percentile`; rows differ in the source of the scores. "attention" scores tokens by what the blocks'
 attention looks at, and heads by the size of their weights. "random" draws both, and draws the tokens again at
-inference. Rows at 50/50 also measure the distance from the base by block (layerwise.py).
+inference. "summed over blocks" scores a token by the sum of its scores in all blocks, as the paper's S^agg: then all
+blocks lose the same positions, as far as the shares agree. The nine ratios are those of Table 6, too, whose other rows
+are citations. Rows at 50/50 also measure the distance from the base by block (layerwise.py).
 
 The part `composed` compares tokens and heads with widths at equal MACs: forge with all tokens, forge with tokens among
 its choices, and HEART.
+
+The part `oracle` says what a choice of heads for each input would gain, which no engine can do: every image loses the
+heads whose own scores are lowest over all blocks, by its label or by the base's own answer, beside the heads of the
+lowest mean scores. Tokens stay, nothing is trained, and a removed head's output is zero.
 """
 
 from __future__ import annotations
@@ -29,7 +37,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -37,12 +45,18 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.derivations import SIZES, device_field
 from benchmarks.sources import add_source, record_file, refusals, source_from
+from edgevit.data.augment import AUGMENTS
+from edgevit.derivation.methods.heart.scores import MOST, Gates, gate_losses, measure_scores, twice_differentiable
 from edgevit.errors import OptionError
+from edgevit.network.classifier import with_classes
 from edgevit.network.network import Network
+from edgevit.train.passes import open_passes
+from edgevit.train.settings import Training
 
 if TYPE_CHECKING:
     from benchmarks.sources import Source
@@ -51,10 +65,13 @@ BASES = ("demo", "rendered", "fine", "fashion")
 LAYERWISE = (0.5, 0.5)  # of the paper's Figures 4 and 5
 # Of tokens, of heads: all of the paper's tables; 80/80 and 80/20 last, of which little is left of a small base.
 RATIOS = ((0.2, 0.2), (0.4, 0.4), (0.6, 0.6), (0.2, 0.8), (0.4, 0.6), (0.6, 0.4), LAYERWISE, (0.8, 0.8), (0.8, 0.2))
-VARIANTS = ("heart, alike", "heart, by sensitivity", "attention", "random")
+SUMMED = "heart, summed over blocks"
+VARIANTS = ("heart, alike", "heart, by sensitivity", SUMMED, "attention", "random")
 SEEDS = (42, 43, 44)
 # With a teacher: labels alone made none of the first rows better in so few steps.
 TRAINING: dict[str, Any] = {"steps": 60, "batch_size": 48, "lr": 3e-4, "evaluations": 3, "teacher": "restricted"}
+ORACLE_RATIOS, ORACLE_IMAGES = (0.2, 0.4, 0.6), 400  # of heads; test images
+CHOICES = ("once for all", "by each image's label", "by the base's answer")
 COMPOSED_RATES = (0.5,)  # which HEART reaches alone, too
 COSTS = {"a training step": 32, "scores": 8}  # images of each
 
@@ -68,6 +85,7 @@ class Place:
     scratch: Path  # of what rows share: scores by where they come from, and what the base answers
     device: str = "cpu"
     steps: int = TRAINING["steps"]
+    augment: str = "crop"
 
 
 def attention_scores(network: Any, images: Any, passes: Any, **_: Any) -> Any:
@@ -86,6 +104,13 @@ def attention_scores(network: Any, images: Any, passes: Any, **_: Any) -> Any:
     ranked = torch.stack(sums).cpu() / len(images)
     heads = tuple((a.wo @ a.wv).flatten(1).norm(dim=1).double().detach().cpu() for a in attentions(blocks))
     return HessianScores(ranked, ranked.clone(), heads, torch.zeros(len(ranked)))
+
+
+def summed_scores(network: Any, images: Any, passes: Any, **options: Any) -> Any:
+    """Score tokens by the sum over all blocks (S^agg), heads as they are."""
+    scores = measure_scores(network, images, passes, **options)
+    placed, ranked = (t.sum(0, keepdim=True).expand_as(t).clone() for t in (scores.placed, scores.ranked))
+    return replace(scores, placed=placed, ranked=ranked)
 
 
 def random_scores(network: Any, images: Any, passes: Any, *, seed: int, **_: Any) -> Any:
@@ -108,7 +133,9 @@ def scored(variant: str) -> Iterator[None]:
     """Replace the scores of the method by those of the variant."""
     method = "edgevit.derivation.methods.heart.method.measure_scores"
     with ExitStack() as stack:
-        if variant == "attention":
+        if variant == SUMMED:
+            stack.enter_context(patch(method, summed_scores))
+        elif variant == "attention":
             stack.enter_context(patch(method, attention_scores))
         elif variant == "random":
             stack.enter_context(patch(method, random_scores))
@@ -123,7 +150,8 @@ def measure(variant: str, ratios: tuple[float, float], seed: int, place: Place) 
         "selection": "percentile", "token_ratio": tokens, "head_ratio": heads,
         "ratios": "uniform" if variant == "heart, alike" else "sensitivity",
     }  # fmt: skip
-    cache = place.scratch / variant.partition(",")[0]  # the cache does not know of the patches
+    scores = variant if variant == SUMMED else variant.partition(",")[0]
+    cache = place.scratch / scores  # the cache does not know of the patches
     look = partial(by_block, place) if ratios == LAYERWISE else None
     with scored(variant):
         row, derived = before_and_after(seed, place, look, method="heart", rate=0.01, options=options, cache=cache)
@@ -150,7 +178,6 @@ def before_and_after(
     `look` is applied to both models, and gives the row's `layers`.
     """
     import edgevit
-    from edgevit.train.settings import Training
 
     training = {name: value for name, value in TRAINING.items() if name != "steps"}
     row: dict[str, Any] = {}
@@ -158,8 +185,10 @@ def before_and_after(
         for name, steps in (("before", 0), ("after", place.steps)):
             derived = edgevit.derive(
                 **place.source.start, data=place.source.data, classes=place.classes, shape="free",
-                out=Path(folder) / name, training=Training(**training, steps=steps, seed=seed, device=place.device),
-                **request,
+                out=Path(folder) / name, **request,
+                training=Training(
+                    **training, steps=steps, seed=seed, device=place.device, augment=place.augment,  # type: ignore[arg-type]
+                ),
             )  # fmt: skip
             accuracy = derived.record.accuracy
             assert accuracy.derived is not None
@@ -191,6 +220,51 @@ def measure_composed(variant: str, rate: float, seed: int, place: Place) -> dict
     row |= {"passed_on": [b.tokens for b in spec.blocks], "heads_left": [b.heads for b in spec.blocks]}
     row |= {"ffn": [b.ffn for b in spec.blocks], "embed": spec.embed}
     return {"variant": variant, "rate": rate, "seed": seed, **row}
+
+
+# -- heads for each input ----------------------------------------------------------------------------------------------
+
+
+def measure_oracle(ratio: float, seed: int, place: Place) -> dict[str, Any]:
+    """Measure top-1 without this share of all heads, chosen in each way."""
+    task = place.source.task(place.classes, seed=seed)
+    network = with_classes(place.source.base, task.base_columns).eval().to(place.device)
+    passes = open_passes(Training(device=place.device, seed=seed))
+    means = torch.cat([s for s in measure_scores(network, task.train.subset(32), passes, probes=8, seed=seed).heads])
+    images, right = task.test.subset(ORACLE_IMAGES), dict.fromkeys(("base", *CHOICES), 0)
+    draw = torch.Generator().manual_seed(seed)
+    for batch, labels in images.batches(MOST):
+        batch, labels = batch.to(place.device), labels.to(place.device)
+        with torch.no_grad():
+            answers = network(batch).argmax(1)
+        right["base"] += int((answers == labels).sum())
+        by_choice = {
+            CHOICES[0]: means.expand(len(batch), -1), CHOICES[1]: own_head_scores(network, batch, labels, draw),
+            CHOICES[2]: own_head_scores(network, batch, answers, draw),
+        }  # fmt: skip
+        for choice, scores in by_choice.items():
+            right[choice] += int((without_heads(network, batch, scores, ratio).argmax(1) == labels).sum())
+    top1 = {name: count / len(images) for name, count in right.items()}
+    return {"ratio": ratio, "seed": seed, "heads": len(means), "images": len(images), **top1}
+
+
+def own_head_scores(network: Network, images: Tensor, labels: Tensor, draw: torch.Generator) -> Tensor:
+    """The scores of the heads of all blocks for each image: [B, heads]."""
+    with twice_differentiable(network):
+        gates = Gates.open_(network, images)
+        signs = [(torch.randint(2, gates.values.shape, generator=draw) * 2 - 1).to(gates.values) for _ in range(8)]
+        loss = F.cross_entropy(gates.logits(images).float(), labels, reduction="sum")
+        return torch.cat(gates.parts(gate_losses(loss, gates.values, signs))[1], 1).double().cpu()
+
+
+@torch.no_grad()
+def without_heads(network: Network, images: Tensor, scores: Tensor, ratio: float) -> Tensor:
+    """The logits without the heads of the lowest scores [B, heads] of each image; a block may lose all."""
+    gates = Gates.open_(network, images)
+    lowest = scores.argsort(1)[:, : round(ratio * scores.shape[1])].to(images.device)
+    first = gates.values.shape[1] - scores.shape[1]  # after the gates of tokens
+    gates.values = gates.values.detach().scatter(1, first + lowest, 0.0)
+    return gates.logits(images)
 
 
 # -- cost --------------------------------------------------------------------------------------------------------------
@@ -265,7 +339,8 @@ def main() -> None:
     add_source(parser, BASES)
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--steps", type=int, default=TRAINING["steps"], help="another number for a trial")
-    parser.add_argument("--part", choices=("ratios", "composed"), default="ratios")
+    parser.add_argument("--part", choices=("ratios", "composed", "oracle"), default="ratios")
+    parser.add_argument("--augment", choices=AUGMENTS, default="crop", help="of the training; deit is the paper's")
     parser.add_argument("--cost", action="store_true", help="the cost of the scores alone")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -298,13 +373,15 @@ def add_rows(record: dict[str, Any], options: argparse.Namespace, scratch: Path,
 
     with refusals():
         source = source_from(options, Console().progress)
-        place = Place(source, sub_task(source, options), scratch, options.device, options.steps)
+        place = Place(source, sub_task(source, options), scratch, options.device, options.steps, options.augment)
     of: dict[str, Any] = {"base_sha256": source.sha256}  # another machine may train another one
+    if options.augment != "crop":
+        of["augment"] = options.augment
     if options.data is not None or options.tasks is not None or options.classes is not None:
         of["classes"] = place.classes
     rows = record.setdefault("rows" if options.part == "ratios" else options.part, [])
     for key, make in islice(row_makers(options.part, SEEDS[: options.seeds]), options.rows):
-        same_task = [row for row in rows if row.get("classes") == of.get("classes")]
+        same_task = [row for row in rows if all(row.get(n) == of.get(n) for n in ("classes", "augment"))]
         if any(row.items() >= {**key, **of}.items() for row in same_task):
             continue
         with refusals():
@@ -321,6 +398,10 @@ def row_makers(part: str, seeds: Sequence[int]) -> Iterator[tuple[dict[str, Any]
                 for variant in composed():
                     key: dict[str, Any] = {"variant": variant, "rate": rate, "seed": seed}
                     yield key, partial(measure_composed, **key)
+            continue
+        if part == "oracle":
+            for ratio in ORACLE_RATIOS:
+                yield {"ratio": ratio, "seed": seed}, partial(measure_oracle, ratio, seed)
             continue
         for tokens, heads in RATIOS:
             for variant in VARIANTS:

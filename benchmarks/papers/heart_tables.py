@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.markdown import commits_text, grouped, percent, table, wrapped
 
+ORACLE_COLUMNS = ("base", "once for all", "by each image's label", "by the base's answer")  # as heart.py's rows
 INTRODUCTION = """## HEART: tokens and heads, before and after training, on {base}
 
 {images} test images, {tokens} tokens, {heads}. Rows are shares of tokens and of heads that are dropped; {steps} steps
@@ -34,6 +35,14 @@ COMPOSED = """### Beside widths, at equal MACs
 The same base, in shape `free`: forge with all tokens, forge with tokens among its choices (`cut_tokens=predicted`),
 and HEART alone; {steps} steps. Mean and range over seeds {seeds}.
 """
+RECIPE = (
+    "The same, trained with `--augment deit`: RandAugment, mixup, CutMix, label smoothing and DropPath; n = {n} seeds."
+)
+ORACLE = """### Heads chosen for each input
+
+An oracle that no engine can follow: each of {images} test images loses the share of all {heads} heads whose own scores
+are lowest, nothing trained, all tokens. Mean and range over seeds {seeds}.
+"""
 LAYERS = """### Block by block, at 50/50
 
 Distance of tokens from the base's after each block (`layerwise.py`; the paper's Figures 4 and 5): linear CKA of the
@@ -42,11 +51,18 @@ Mean over seeds {seeds}.
 """
 
 
+def _oracle(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for (ratio,), group in grouped(rows, "ratio").items():
+        lines.append([f"{ratio:g} of the heads", *(percent([row[name] for row in group]) for name in ORACLE_COLUMNS)])
+    return table(["top-1, %", *ORACLE_COLUMNS], lines)
+
+
 def of_newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Select the rows of the base and the sub-task that the last row has."""
 
     def of(row: dict[str, Any]) -> tuple[Any, ...]:
-        return row.get("base_sha256"), row.get("classes")
+        return row.get("base_sha256"), row.get("classes"), row.get("augment")
 
     return [row for row in rows if of(row) == of(rows[-1])]
 
@@ -54,7 +70,8 @@ def of_newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def section(data: dict[str, Any] | None) -> str:
     if data is None:
         return ""
-    rows, training = of_newest(data["rows"]), data["training"]
+    usual, training = [row for row in data["rows"] if "augment" not in row], data["training"]
+    rows, recipe = of_newest(usual or data["rows"]), of_newest([row for row in data["rows"] if "augment" in row])
     name = data.get("base", "demo")
     base, heads = BASES.get(name) or _of_user(name, rows)
     seeds = sorted({row["seed"] for row in rows})
@@ -72,10 +89,16 @@ def section(data: dict[str, Any] | None) -> str:
         by_block = ", ".join(f"{sum(of) / len(of):+.2f}" for of in zip(*spearman, strict=True))
         parts.append(CORRELATION.format(by_block=by_block))
         parts += _layers([row for row in rows if "layers" in row])
+    if recipe and usual:
+        parts += [wrapped(RECIPE.format(n=len({row["seed"] for row in recipe}))), _accuracy(recipe)]
     if composed := of_newest(data.get("composed", [])):
         seeds = sorted({row["seed"] for row in composed})
         text = COMPOSED.format(steps=training["steps"], seeds=", ".join(map(str, seeds)))
         parts += [text, wrapped(commits_text(composed)), _composed(composed)]
+    if oracle := of_newest(data.get("oracle", [])):
+        seeds = sorted({row["seed"] for row in oracle})
+        text = ORACLE.format(images=oracle[0]["images"], heads=oracle[0]["heads"], seeds=", ".join(map(str, seeds)))
+        parts += [text, _oracle(oracle)]
     if (cost := data["cost"]) is not None:
         step, scores = cost["a training step"], cost["scores"]
         parts.append(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -27,10 +28,11 @@ def make_loader(
 def seeded(seed: int) -> Iterator[None]:
     """Draw random numbers by this seed within the block, and leave the generators as they were.
 
-    timm draws from `random`, and torchvision from torch.
+    timm draws from `random` and from numpy, and torchvision from torch.
     """
-    python_state, torch_state = random.getstate(), torch.get_rng_state()
+    python_state, torch_state, numpy_state = random.getstate(), torch.get_rng_state(), np.random.get_state()
     random.seed(seed)
+    np.random.seed(seed % (1 << 32))
     # Not torch.manual_seed: where CUDA is not up yet it queues a call with its whole traceback, each time.
     torch.default_generator.manual_seed(seed)
     try:
@@ -38,3 +40,4 @@ def seeded(seed: int) -> Iterator[None]:
     finally:
         random.setstate(python_state)
         torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgevit.data.task import Split, Task
-from edgevit.errors import Interrupted, TrainingError
+from edgevit.errors import Interrupted, OptionError, TrainingError
 from edgevit.network.network import Network
 from edgevit.network.output import Logits
 from edgevit.signals import StopAsked, stop_when_asked
@@ -30,6 +30,7 @@ from edgevit.train.detections import detector_loss
 from edgevit.train.distil import Distillation, Lesson
 from edgevit.train.history import History
 from edgevit.train.memory import refuse_large_batch
+from edgevit.train.mixing import Mixing
 from edgevit.train.optimizer import make_optimizer
 from edgevit.train.order import sample_order, unlabelled_share
 from edgevit.train.passes import Passes
@@ -73,6 +74,12 @@ class _Run:
         optimizer = make_optimizer(validation.network, training)
         self.model, self.optimizer = self.compute.accelerator.prepare(validation.network, optimizer)
         self.average = Average(validation.network, training.average) if training.average else None
+        self.mixing: Mixing | None = None
+        if training.augment == "deit" and self.steps:
+            accelerator = self.compute.accelerator
+            if unlabelled is not None or not columns:
+                raise OptionError("--augment deit mixes labels, and not all images have one; give another --augment")
+            self.mixing = Mixing(validation.network, training, accelerator.num_processes, accelerator.process_index)
         self.meeting = Meeting()
         self.highest_lr = training.lr  # `look` may lower it before the first step, by the loss
 
@@ -129,10 +136,11 @@ class _Run:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         means: dict[str, float] = {}
         figures: dict[str, float] = {}
-        for _ in range(self.training.grad_accum):
+        for accumulated in range(self.training.grad_accum):
             images, labels = next(batches)
             with accelerator.accumulate(self.model):
-                loss, losses = self.losses(images.to(self.compute.device), labels)
+                number = step * self.training.grad_accum + accumulated
+                loss, losses = self.losses(images.to(self.compute.device), labels, number)
                 for name, value in losses.items():
                     mean = float(self.compute.mean(value.detach()))
                     means[name] = means.get(name, 0.0) + mean / self.training.grad_accum
@@ -155,16 +163,20 @@ class _Run:
             )
         return {**means, **figures, "lr": lr}
 
-    def losses(self, images: Tensor, labels: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the loss of a micro-batch, and its parts: those of labels, or of a detector, and teacher."""
+    def losses(self, images: Tensor, labels: Any, number: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the loss of a micro-batch, of which this is the number, and its parts.
+
+        These are of labels, or of a detector, and of the teacher.
+        """
         if self.validation.objects is not None:
             logits, loss = detector_loss(self.model, images, labels)
         elif self.task.classes:
+            target = self.target[labels.to(images.device)]
+            if self.mixing is not None:
+                images, target = self.mixing.mix(images, target, number)
             logits = self.model(images)
             # The mean over the labelled images of the whole step, of which this process has some.
-            loss = (
-                F.cross_entropy(logits.float(), self.target[labels.to(images.device)], reduction="sum") / self.labelled
-            )
+            loss = F.cross_entropy(logits.float(), target, reduction="sum") / self.labelled
         else:
             logits = self.model(images)
             loss = torch.zeros((), device=logits.device)
@@ -278,6 +290,8 @@ def train(
         for watched in (constraint, lesson):
             if watched is not None:
                 stack.enter_context(watched.watch())
+        if run.mixing is not None:
+            stack.enter_context(run.mixing.dropping())
         if first == 0 and (constraint is not None or keep == "best") and steps > 0:
             _note(history, compute, stage=stage, step=0, **run.look(0))
         started = time.monotonic()

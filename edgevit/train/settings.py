@@ -98,7 +98,12 @@ class Training:
     workers: Workers = None
     seed: Annotated[int, Option("Seed of all random choices, including the split of the images.", COMPUTING)] = 42
     augment: Annotated[
-        Augment, Option("Augmentation of training images: none, crop, or flip (crop and mirror).", TRAINING)
+        Augment,
+        Option(
+            "Augmentation of training images: none, crop, flip (crop and mirror), or deit (RandAugment, mixup, CutMix, "
+            "label smoothing and stochastic depth).",
+            TRAINING,
+        ),
     ] = "crop"
     evaluations: Annotated[int, Option("Number of validation passes during training.", TRAINING)] = 10
     # With a constant schedule: when both accuracies have met, or the best has stopped improving.

@@ -112,7 +112,7 @@ def test_preprocessing_is_timms_own(tmp_path: Path, image_folder: Make) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")  # on a machine of one core
-@pytest.mark.parametrize("augment", ["crop", "flip"])
+@pytest.mark.parametrize("augment", ["crop", "flip", "deit"])
 def test_augmentation_depends_on_the_seed_and_nothing_else(augment: Any) -> None:
     task = task_of("digits", "3,5")
     order = [[(0, 1), (1, 2)], [(0, 3), (0, 1), (5, 1)]]
@@ -120,6 +120,7 @@ def test_augmentation_depends_on_the_seed_and_nothing_else(augment: Any) -> None
     alone = list(task.train.training_batches(order, augment))
     random.seed(2)
     torch.manual_seed(2)
+    np.random.seed(2)
     for workers in (0, 2):
         again = list(task.train.training_batches(order, augment, workers))
         assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(alone, again, strict=True))
@@ -129,11 +130,12 @@ def test_augmentation_depends_on_the_seed_and_nothing_else(augment: Any) -> None
 
 def test_augmentation_leaves_the_generators_as_they_were() -> None:
     task = task_of("digits", "3,5")
-    batches = task.train.training_batches([[(0, 1)], [(1, 2)]], "flip")
+    batches = task.train.training_batches([[(0, 1)], [(1, 2)]], "deit")
     next(batches)
-    before = (random.getstate(), torch.get_rng_state())
+    before = (random.getstate(), torch.get_rng_state(), np.random.get_state()[1].tolist())
     next(batches)
     assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+    assert np.random.get_state()[1].tolist() == before[2]
 
 
 def test_only_flip_mirrors(tmp_path: Path) -> None:

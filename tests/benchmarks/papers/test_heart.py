@@ -125,3 +125,18 @@ def test_a_user_s_rows_are_of_one_sub_task(image_folder: Callable[..., Path], tm
     assert "on 2 classes of `animals`" in text and "small base" not in text and "| 10.0 |" not in text
     demo = heart.file_of(parser.parse_args([])), heart.file_of(parser.parse_args(["--base", "fine"]))
     assert [file.name for file in demo] == ["heart.json", "heart_fine.json"]
+
+
+def test_each_image_loses_the_heads_of_its_own_lowest_scores(small_vit: Callable[..., Any]) -> None:
+    network, images = small_vit().eval(), torch.randn(4, 3, 32, 32)  # two blocks of two heads
+    scores = torch.ones(4, 4) - torch.eye(4)  # image i loses head i of all
+    with torch.no_grad():
+        whole = network(images)
+    logits = heart.without_heads(network, images, scores, 0.25)
+    for image, (block, head) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        one = small_vit().eval()
+        with torch.no_grad():
+            one.read()[block].attention.wo[head] = 0  # a view of the weights
+            torch.testing.assert_close(logits[image], one(images[image : image + 1])[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(heart.without_heads(network, images, scores, 0.0), whole, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(logits, whole, atol=1e-3)
