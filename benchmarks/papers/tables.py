@@ -8,22 +8,27 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.markdown import load
+from benchmarks.markdown import Row, load
 from benchmarks.papers import (
     ablations,
     agnostic,
     attention,
     claims,
     costs,
+    depth,
     dropout,
     efficiency,
     heart_tables,
+    large,
     lora_memory,
     neurons,
+    nuwa_figures,
     published,
     published_curve,
     slices,
     vulcan_drawings,
+    vulcan_figures,
+    wpac,
 )
 from benchmarks.product.results import write
 
@@ -36,6 +41,11 @@ One script for each table or figure of Vulcan, NuWa, SKD and HEART, on the proje
 shared, so ratios measured side by side mean more than seconds. Rows are of the commits that each section lists: compare
 methods within a section, not across.
 """
+
+
+def _rows(name: str) -> list[Row]:
+    record = load(name)
+    return record["rows"] if record else []
 
 
 def main() -> None:
@@ -53,10 +63,15 @@ def main() -> None:
         *(dropout.section(load(f"dropout{base}")) for base in ("_fashion", "_fine", "_demo", "")),
         *(attention.moments_section(load(f"attention{base}")) for base in ("", "_fashion", "_fine", "_demo")),
         attention.criteria_section(load("criteria")),
+        wpac.section(_rows("wpac")),
         neurons.section(load("neurons")),
         agnostic.section(load("agnostic")),
         *(heart_tables.section(load(f"heart{base}")) for base in ("_fashion", "_fine", "_rendered", "")),
+        depth.section(_rows("depth")),
         efficiency.section(load("efficiency")),
+        vulcan_figures.section(_rows("vulcan_figures")),
+        nuwa_figures.section(_rows("nuwa_figures")),
+        large.section(_rows("large")),
         vulcan_drawings.section(),
     ]
     write(options.out, HEAD, sections)

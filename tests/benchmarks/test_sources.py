@@ -109,6 +109,11 @@ TRIALS: dict[str, tuple[int, list[str]]] = {
     "papers.ablations": (1, ["--only", "vulcan", "--steps", "1"]),
     "product.rivals": (0, []),
     "product.transfer": (1, ["--variants", "forge", "--steps", "1"]),  # a fitted head
+    "papers.depth": (4, ["--steps", "1", "--seeds", "1", "--rate", "0.4", "--blocks", "1", "--rounds", "1"]),
+    "papers.wpac": (2, []),
+    "papers.vulcan_figures": (2, ["collapse", "--steps", "2", "--seeds", "1"]),
+    "papers.nuwa_figures": (2, ["random", "--seeds", "1"]),
+    "papers.heart": (1, ["--steps", "1", "--seeds", "1"]),
 }
 
 
