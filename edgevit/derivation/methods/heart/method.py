@@ -13,8 +13,8 @@ so here they serve the heads' soft gates alone; the choice uses the scores in na
 `ratios=uniform`. Of the published recipe, 100 epochs, cosine, AdamW and a weight decay of 0.05 are the defaults here.
 Its peak learning rate is 5e-4 for ViT-B and 3e-4 for DeiT-B (here 1e-4, lowered for a model that is near its teacher),
 its batch 1024 (here 256), its warm-up 5 % of the steps (here 10 %). It adds flips, RandAugment, mixup, CutMix, label
-smoothing, DropPath of 0.1 and mixed precision to random crops; none of these is on here. It stops after 15 epochs
-without a better state; here all steps are done and the best state is kept.
+smoothing and DropPath of 0.1 to random crops, which `--augment deit` does here, and mixed precision. It stops after 15
+epochs without a better state; here all steps are done and the best state is kept.
 """
 
 from __future__ import annotations
