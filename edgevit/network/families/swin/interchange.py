@@ -58,10 +58,7 @@ _FIRST = {  # the name of the patch embedding in programs beside timm
     "patch_embed.projection.weight": ("mmdetection's", "mmdetection", _OPENMMLAB),
 }
 _CONSTANTS = ("relative_position_index", "attn_mask")
-_TORCHVISION_PREPROCESSING = {  # of its weights of all sizes, up to a pixel
-    "mean": list(IMAGENET_DEFAULT_MEAN), "std": list(IMAGENET_DEFAULT_STD), "crop_pct": 0.94,
-    "interpolation": "bicubic",
-}  # fmt: skip
+_TORCHVISION_RESIZED = {"tiny": 232, "small": 246, "base": 238}  # pixels, of which 224 are cropped
 _SIZES = {96: "tiny", 128: "base", 192: "large"}  # by width of the first stage
 
 
@@ -165,8 +162,19 @@ def named(state: Mapping[str, Tensor]) -> Weights:
         for name, value in moved.items():
             renamed[re.sub(r"^layers\.(\d+)", lambda match: f"layers.{int(match[1]) + 1}", name)] = value
     head = renamed.get("head.fc.weight")
-    usual = _TORCHVISION_PREPROCESSING if origin == "torchvision" else {}
+    usual = _torchvision_preprocessing(renamed) if origin == "torchvision" else {}
     return Weights(renamed, tuple(notes), 0 if head is None else len(head), origin, usual)
+
+
+def _torchvision_preprocessing(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The preprocessing of torchvision's weights; a size that it does not have is resized as timm's is."""
+    size = _SIZES.get(len(state["patch_embed.proj.bias"]), "")
+    if size == "tiny" and any(name.startswith("layers.2.blocks.6.") for name in state):
+        size = "small"  # of the same width
+    usual: dict[str, Any] = {
+        "mean": list(IMAGENET_DEFAULT_MEAN), "std": list(IMAGENET_DEFAULT_STD), "interpolation": "bicubic",
+    }  # fmt: skip
+    return usual | ({"crop_pct": 224 / _TORCHVISION_RESIZED[size]} if size in _TORCHVISION_RESIZED else {})
 
 
 def _of_backbone(state: Mapping[str, Tensor], notes: list[str]) -> Mapping[str, Tensor]:

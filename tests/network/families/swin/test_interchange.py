@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -63,6 +64,14 @@ def test_weights_of_torchvision_give_the_same_logits(prefix: str) -> None:
     model.load_state_dict(found.state, strict=True)
     images = torch.rand(2, 3, 32, 32)
     torch.testing.assert_close(model(images), swin(images), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("width", "blocks", "resized"), [(96, 6, 232), (96, 18, 246), (128, 18, 238), (192, 18, None)])
+def test_torchvision_resizes_each_size_by_its_own_rule(width: int, blocks: int, resized: int | None) -> None:
+    state = {"features.0.0.weight": torch.zeros(width, 3, 4, 4), "features.0.0.bias": torch.zeros(width)}
+    state |= {f"features.5.{i}.norm1.weight": torch.zeros(4 * width) for i in range(blocks)}
+    crop = interchange.named(state).preprocessing.get("crop_pct")
+    assert crop is None if resized is None else math.floor(224 / crop) == resized  # as timm's transform computes it
 
 
 def test_weights_of_mmdetection_are_those_of_its_backbone(small_vit: Any) -> None:
