@@ -18,6 +18,7 @@ from edgevit.derivation.problem import Derived, Problem
 from edgevit.errors import OptionError
 
 QUANTITIES = ("macs", "params", "ms", "mj")
+CUTS_DETECTORS = True
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from edgevit.derivation.method import Method
 from edgevit.derivation.problem import Derived, Problem
 
 QUANTITIES = ("macs", "params", "ms", "mj")
+CUTS_DETECTORS = True
 
 
 @dataclass(frozen=True)

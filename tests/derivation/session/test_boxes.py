@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +177,7 @@ TRAINED: dict[str, Any] = {"device": "cpu", "steps": 4, "batch_size": 8, "lr": 1
             },
             {"steps": 0},
         ),
+        ("build", {"method": "magnitude", "rate": 0.2, "options": {}}, {}),
     ],
 )
 def test_a_detector_learns_from_its_own_losses(
@@ -183,7 +186,7 @@ def test_a_detector_learns_from_its_own_losses(
     text = file.read_text().replace("RetinaNet(backbone, 4,", "RetinaNet(backbone, 7,")
     (tmp_path / "my_detector.py").write_text(text)
     base, asked = f"{tmp_path / 'my_detector.py'}:{function}", Training(**{**TRAINED, **training})
-    given = {"training": asked, "finetune_base": True, "base_steps": 3, **options}
+    given = {"training": asked, "finetune_base": True, "base_steps": 3, "cache": tmp_path / "cache", **options}
     record = derive(base, data, tmp_path / "model", **given).record
     tuned, boxes = record.boxes.base_finetuned, record.boxes
     assert tuned.objects == boxes.base.objects == boxes.derived.objects and "the fine-tuned base's" in boxes.format()
@@ -196,6 +199,24 @@ def test_a_detector_learns_from_its_own_losses(
     if asked.steps and asked.teacher != "finetuned":
         last = stages["train" if "method" in options else "distil"]
         assert last["loss_task"] > 0 and 0 <= last["accuracy_trained"] <= 1
+
+
+def test_what_a_detector_cannot_learn_from_is_refused(file: Path, data: Path, tmp_path: Path) -> None:
+    alone, few = Training(**TRAINED, teacher="none"), tmp_path / "few"
+    with pytest.raises(
+        OptionError, match=r"learns from the objects in the images, and .*images has no instances\.json; give annotated"
+    ):
+        derive(f"{file}:build", data / "images", tmp_path / "model", training=alone)
+    with pytest.raises(OptionError, match="takes no unlabelled images; leave --unlabelled out"):
+        derive(f"{file}:build", data, tmp_path / "model", training=alone, unlabelled=data / "images")
+    shutil.copytree(data, few)
+    annotations = few / "annotations" / "instances_train.json"
+    content = json.loads(annotations.read_text())
+    content["annotations"][0].pop("segmentation")
+    annotations.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"learns masks, and an object in .*\.png has none"):
+        derive(f"{file}:masks", few, tmp_path / "model", rate=0.3, training=alone)
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize(
