@@ -65,7 +65,6 @@ from benchmarks.sources import (
     store_rows,
 )
 from edgevit.baselines.common.importance import (
-    dimensions,
     group_sums,
     squared_changes,
     valued,
@@ -357,7 +356,7 @@ class Cuts:
             "S2ViTE": group_sums(valued(products, lambda _, product: product.abs())),
             "NViT": squared_changes(looked_at, images, passes),
         }
-        self.scores = {name: [dimensions(scores) for scores in of.blocks] for name, of in by_weights.items()}
+        self.scores = {name: [(scores["qk"], scores["vo"]) for scores in of.blocks] for name, of in by_weights.items()}
         self.scores["NISP"] = propagated(network)
         for name in self.gates[0].scores():
             self.scores[name] = [of.scores()[name] for of in self.gates]

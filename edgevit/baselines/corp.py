@@ -69,18 +69,17 @@ def check_options(target: Target, config: Config) -> None:
 
 def energies(block: Block, moments: BlockStatistics) -> UnitScores:
     """Score the units of one block by the energy of their contribution."""
-    qk = vo = torch.empty(0, 0, dtype=torch.float64)
+    dimensions = list[Tensor]()
     neurons = torch.empty(0, dtype=torch.float64)
     if (attention := block.attention) is not None:
         assert moments.moment is not None
         queries = query_second_moment(attention, moments.moment).diagonal(dim1=1, dim2=2)[:, :-1]
         keys, values = (covariances(w, moments.moment).diagonal(dim1=1, dim2=2) for w in (attention.wk, attention.wv))
-        qk = (queries * keys).cpu()
-        vo = (values * attention.wo.detach().double().square().sum(1)).cpu()
+        dimensions = [queries * keys, values * attention.wo.detach().double().square().sum(1)]
     if block.ffn is not None:
         assert moments.hidden is not None
         neurons = moments.hidden.diagonal().cpu() * block.ffn.w2.detach().double().square().sum(0).cpu()
-    return unit_scores(qk, vo, neurons)
+    return unit_scores(dimensions, neurons)
 
 
 @torch.no_grad()
@@ -140,7 +139,7 @@ def complement(indices: Tensor, width: int) -> Tensor:
 def query_second_moment(part: Attention, moment: Tensor) -> Tensor:
     """Compute E[[q 1][q 1]^T] per head from the moment of [x 1], [d + 1, d + 1]: [H, q + 1, q + 1] in fp64."""
     wq = part.wq.detach().double()
-    bias = wq.new_zeros(part.heads, part.qk) if part.bq is None else part.bq.detach().double()
+    bias = wq.new_zeros(wq.shape[:2]) if part.bq is None else part.bq.detach().double()
     affine = torch.cat([wq, bias.unsqueeze(-1)], dim=-1)
     constant_row = torch.zeros(part.heads, 1, affine.shape[-1], dtype=affine.dtype, device=affine.device)
     constant_row[..., -1] = 1
@@ -172,16 +171,16 @@ def fitted_logits(queries: Tensor, keys: Tensor, remaining: Tensor, ridge: float
 
 
 @torch.no_grad()
-def compensated(part: Attention, qk: Tensor, vo: Tensor, moment: Tensor, ridge: float) -> Attention:
+def compensated(part: Attention, of_queries: Tensor, of_values: Tensor, moment: Tensor, ridge: float) -> Attention:
     """Keep these dimensions of all heads, and compensate for the others.
 
-    Shapes: qk [H, q'] and vo [H, v'] int64; moment [d + 1, d + 1] of [x 1], fp64.
+    Shapes: of_queries [H, q'] and of_values [H, v'] int64; moment [d + 1, d + 1] of [x 1], fp64.
     """
     device = part.wq.device
-    qk, vo = qk.to(device), vo.to(device)
-    slim = part.keep(range(part.heads), qk, vo)
-    wq, bq = _queries(part, slim, qk, moment, ridge)
-    wo, bo = _outputs(part, vo, moment, ridge)
+    of_queries, of_values = of_queries.to(device), of_values.to(device)
+    slim = part.keep(range(part.heads), of_queries, of_values)
+    wq, bq = _queries(part, slim, of_queries, moment, ridge)
+    wo, bo = _outputs(part, of_values, moment, ridge)
     return replace(slim, wq=wq, bq=bq, wo=wo, bo=bo)
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from edgevit.baselines.common import ranked
-from edgevit.baselines.common.importance import Scores, UnitScores, dimensions, squared_changes
+from edgevit.baselines.common.importance import Scores, UnitScores, squared_changes
 from edgevit.baselines.common.ranking import Ranked
 from edgevit.derivation.allocate import embedding
 from edgevit.derivation.allocate.knapsack import BlockMenu, Choice, allocate
@@ -40,6 +40,7 @@ from edgevit.network.anatomy import BlockDims, check_all_pass
 from edgevit.network.cost import Geometry, PlacedBlock
 from edgevit.network.network import Network
 from edgevit.numbers import COUNT, check_number
+from edgevit.records.model import HEAD_WIDTHS
 
 QUANTITIES = ("macs", "params", "ms", "mj")
 
@@ -69,7 +70,7 @@ def _menu(
 ) -> BlockMenu:
     """List every size of a block, with the importance that it loses."""
     none = torch.empty(0)
-    of_queries, of_values = map(_descending, dimensions(of))
+    of_queries, of_values = (_descending(of[axis]) for axis in HEAD_WIDTHS)
     lost = Sensitivity(of_queries, of_values, of["heads"], none, none, none)
     costs, frozen, policy = site_costs(problem.budget, geometry, placed), geometry.frozen(block), problem.policy
     dims = placed.dims
@@ -116,7 +117,7 @@ def choose_sizes(problem: Problem, config: Config, scores: Scores) -> tuple[Rank
     rung = embedding.climb(widths, solve, embedding_loss)[0]
     sizes, heads = [], list[tuple[int, ...]]()
     for attention, ffn in rung.shape:
-        attended: AttentionPlan = AttentionPlan((), 0, 0) if attention is None else attention.value
+        attended: AttentionPlan = AttentionPlan((), (0, 0)) if attention is None else attention.value
         sizes.append(BlockDims(0, 0, 0, 0 if ffn is None else ffn.value).with_sizes(attended.sizes))
         heads.append(attended.heads)
     return Ranked(heads, sizes, rung.width), rung.nats

@@ -108,7 +108,7 @@ def scores_of(network: Network, measure: Any) -> Scores:
             last = layers[f.w2.data_ptr()]
             neurons = worth(last, library.prune_linear_in_channels, f.neurons)
         dims = by_head.mean(0).expand(len(by_head), -1)
-        of_blocks.append(unit_scores(dims, dims, neurons, by_head.mean(1)))
+        of_blocks.append(unit_scores([dims, dims], neurons, by_head.mean(1)))
     return Scores(of_blocks, worth(last, library.prune_linear_out_channels, blocks[-1].embed))
 
 

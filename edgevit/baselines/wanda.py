@@ -42,16 +42,17 @@ class Config(RankOptions):
 
 def weighed(block: Block, inputs: Tensor, attended: Tensor, hidden: Tensor) -> UnitScores:
     """Score the units of a block by norms of the attention's input [d], of attended values [H v] and of neurons [e]."""
-    of_queries = of_values = torch.empty(0, 0, dtype=torch.float64)
+    dimensions = list[Tensor]()
     ffn = torch.empty(0, dtype=torch.float64)
     if (a := block.attention) is not None:
         of_queries = sum(
             (w.detach().double().abs() @ inputs for w in (a.wq, a.wk)), torch.zeros((), dtype=torch.float64)
         )
         of_values = a.wo.detach().double().abs().sum(1) * attended.reshape(a.heads, a.vo)
+        dimensions = [of_queries, of_values]
     if (f := block.ffn) is not None:
         ffn = f.w2.detach().double().abs().sum(0) * hidden
-    return unit_scores(of_queries, of_values, ffn)
+    return unit_scores(dimensions, ffn)
 
 
 def _norms(problem: Problem, config: Config) -> list[list[Tensor]]:

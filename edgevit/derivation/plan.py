@@ -18,6 +18,7 @@ from torch import Tensor
 
 from edgevit.errors import PlanError
 from edgevit.network.anatomy import Attention, Block, BlockDims, Decoder, Ffn, SizeAxis
+from edgevit.records.model import HEAD_WIDTHS, SITE_AXES, axis_name
 from edgevit.records.names import PLAN
 from edgevit.records.plan import (
     AttentionRecord,
@@ -40,8 +41,7 @@ class AttentionPlan:
     """The plan of an attention."""
 
     heads: tuple[int, ...]  # those that remain
-    qk: int
-    vo: int
+    widths: tuple[int, int]  # of queries and keys, and of values
     moment: Tensor | None = None  # [d + 1, d + 1] of its inputs, to factorise for; None: factorise its weights
     weights: Attention | None = None  # the result, where the method computed it
 
@@ -54,15 +54,11 @@ class AttentionPlan:
         weights: Attention | None = None,
     ) -> AttentionPlan:
         """The plan of an attention of these sizes; heads None: the first ones."""
-        return cls(tuple(range(dims.heads) if heads is None else heads), dims.qk, dims.vo, moment, weights)
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        return self.qk, self.vo
+        return cls(tuple(range(dims.heads) if heads is None else heads), dims.head_widths, moment, weights)
 
     @property
     def sizes(self) -> dict[SizeAxis, int]:
-        return {"heads": len(self.heads), "qk": self.qk, "vo": self.vo}
+        return dict(zip(SITE_AXES["attention"], (len(self.heads), *self.widths), strict=True))
 
 
 @dataclass(frozen=True)
@@ -194,16 +190,17 @@ def _attention_faults(part: Attention, plan: AttentionPlan) -> Iterator[str]:
     heads = list(plan.heads)
     if not heads or len(set(heads)) < len(heads) or min(heads) < 0 or max(heads) >= part.heads:
         yield f"heads {heads}, expected some of 0 to {part.heads - 1}, each once"
-    for name, width, most in (("qk", plan.qk, part.qk), ("vo", plan.vo, part.vo)):
-        least = most if name == "qk" and part.rotary is not None else 1  # rotated queries and keys stay as they are
-        if not least <= width <= most:
-            yield f"{name} width {width}, expected {least} to {most}"
+    # Rotated queries and keys stay as they are.
+    least = [1 if part.rotary is None else part.widths[0], 1]
+    for axis, width, low, high in zip(HEAD_WIDTHS, plan.widths, least, part.widths, strict=True):
+        if not low <= width <= high:
+            yield f"{axis_name(axis)} width {width}, expected {low} to {high}"
     side = part.embed + 1
     if plan.moment is not None and plan.moment.shape != (side, side):
         yield f"a moment {list(plan.moment.shape)}, expected [{side}, {side}]"
     weights = plan.weights
-    if weights is not None and (weights.heads, weights.qk, weights.vo) != (len(heads), plan.qk, plan.vo):
-        yield f"weights of {weights.heads} heads, QK {weights.qk} and VO {weights.vo}, expected those that it plans"
+    if weights is not None and (weights.heads, weights.widths) != (len(heads), plan.widths):
+        yield f"weights of {weights.heads} heads, QK and VO {weights.widths}, expected those that it plans"
 
 
 def _ffn_faults(part: Ffn, plan: FfnPlan) -> Iterator[str]:
@@ -241,7 +238,7 @@ def _label_faults(count: int, neurons: Tensor, labels: Tensor) -> Iterator[str]:
 
 def _recorded(plan: BlockPlan) -> BlockRecord:
     a, f = plan.attention, plan.ffn
-    attention = None if a is None else AttentionRecord(in_ranges(a.heads), a.qk, a.vo)
+    attention = None if a is None else AttentionRecord(in_ranges(a.heads), *a.widths)
     return BlockRecord(plan.block, attention, None if f is None else _recorded_ffn(f), plan.tokens, plan.merged)
 
 
@@ -268,7 +265,7 @@ def planned(record: StepRecord) -> Plan:
 
 def _planned_block(record: BlockRecord) -> BlockPlan:
     a, f = record.attention, record.ffn
-    attention = None if a is None else AttentionPlan(tuple(from_ranges(a.heads)), a.qk, a.vo)
+    attention = None if a is None else AttentionPlan(tuple(from_ranges(a.heads)), a.widths)
     ffn = None if f is None else _planned_ffn(record.block, f)
     return BlockPlan(record.block, attention, ffn, record.tokens, record.merged)
 

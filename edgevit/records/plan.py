@@ -26,6 +26,10 @@ class AttentionRecord:
     qk: Size  # width of each head's queries and keys
     vo: Size  # width of each head's values
 
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.qk, self.vo
+
 
 @dataclass(frozen=True)
 class FfnRecord:

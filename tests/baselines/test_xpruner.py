@@ -48,7 +48,7 @@ def test_heads_and_neurons_go_and_nothing_else(small_vit: Callable[..., Any], tm
     problem = opened(small_vit(depth=2, num_heads=4), tmp_path)
     made = derive(problem, FEW)
     for block in made.plan.blocks:
-        assert block.attention is not None and (block.attention.qk, block.attention.vo) == (16, 16)
+        assert block.attention is not None and block.attention.widths == (16, 16)
     assert sum(len(b.attention.heads) for b in made.plan.blocks if b.attention is not None) < 8
 
 

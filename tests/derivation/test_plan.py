@@ -20,7 +20,7 @@ def blocks(small_vit):
 @pytest.fixture
 def plan():
     ffns = [FfnPlan(torch.arange(40), torch.tensor(LABELS)), FfnPlan(torch.tensor([5, 0, 255]))]
-    return Plan(tuple(BlockPlan(i, AttentionPlan((0, 1), 16, 16), ffn) for i, ffn in enumerate(ffns)))
+    return Plan(tuple(BlockPlan(i, AttentionPlan((0, 1), (16, 16)), ffn) for i, ffn in enumerate(ffns)))
 
 
 def changed(plan, site, **values):
@@ -35,8 +35,8 @@ def changed(plan, site, **values):
         ("attention", {"heads": (0, 2)}, "heads [0, 2], expected some of 0 to 1, each once"),
         ("attention", {"heads": (1, 1)}, "heads [1, 1], expected some of 0 to 1, each once"),
         ("attention", {"heads": ()}, "heads [], expected some of 0 to 1, each once"),
-        ("attention", {"qk": 33}, "qk width 33, expected 1 to 32"),
-        ("attention", {"vo": 0}, "vo width 0, expected 1 to 32"),
+        ("attention", {"widths": (33, 16)}, "QK width 33, expected 1 to 32"),
+        ("attention", {"widths": (16, 0)}, "VO width 0, expected 1 to 32"),
         ("attention", {"moment": torch.zeros(64, 64)}, "a moment [64, 64], expected [65, 65]"),
         ("ffn", {"neurons": torch.arange(0)}, "neurons [0] torch.int64, expected at least one index"),
         (

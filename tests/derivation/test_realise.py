@@ -59,7 +59,7 @@ def satisfy(model, dims):
             for tensor in f.inputs():
                 tensor.copy_(tensor[anchors[labels]])
             heads = tuple(range(d.heads))
-            plans.append(BlockPlan(i, AttentionPlan(heads, d.qk, d.vo), FfnPlan(anchors, labels)))
+            plans.append(BlockPlan(i, AttentionPlan(heads, d.head_widths), FfnPlan(anchors, labels)))
     return Plan(tuple(plans))
 
 
@@ -183,7 +183,7 @@ def test_factorising_for_the_inputs_beats_factorising_for_the_weights_on_them():
     images = torch.cat([batch for batch, _ in task.test.batches(32)])
 
     def error(moment):
-        plan = Plan((BlockPlan(0, AttentionPlan((0, 1), 8, 8, moment), FfnPlan(torch.arange(128))),))
+        plan = Plan((BlockPlan(0, AttentionPlan((0, 1), (8, 8), moment), FfnPlan(torch.arange(128))),))
         with torch.no_grad():
             return float((realise(model, plan)(images) - model(images)).square().mean())
 

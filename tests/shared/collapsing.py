@@ -23,7 +23,7 @@ def collapse(file: Path) -> None:
     network = Network(timm.create_model("vit_tiny_patch16_224", **args).train())
     images, compute = torch.randn(8, 3, 32, 32), open_compute(Training(device="cpu", batch_size=8))
     ffn = FfnPlan(torch.arange(200), torch.arange(256) % 200)
-    plan = Plan(tuple(BlockPlan(i, AttentionPlan((0, 1), 16, 24), ffn) for i in range(2)))
+    plan = Plan(tuple(BlockPlan(i, AttentionPlan((0, 1), (16, 24)), ffn) for i in range(2)))
     constraint = Redundancy(network, plan, Config(as_published=True), compute)
     with constraint.watch():
         for _ in range(2):

@@ -22,30 +22,33 @@ from edgevit.errors import DataError
 from edgevit.network.anatomy import Block, BlockDims, SizeAxis
 from edgevit.network.copies import bare_copy
 from edgevit.network.network import Network
+from edgevit.records.model import HEAD_WIDTHS
 from edgevit.train.passes import IMAGES, Passes
 
 GROUP = 8  # images whose gradients are summed before they are squared
+_AXES: tuple[SizeAxis, ...] = (*HEAD_WIDTHS, "heads", "ffn")
 
 
-# The scores of the units of one block by axis, in fp64 on the CPU; units of low score are removed first. Shapes: qk
-# [H, q] and vo [H, v] of the dimensions of each head, heads [H], ffn [e] of neurons; 0 of each if it lacks the site.
+# The scores of the units of one block by axis, in fp64 on the CPU; units of low score are removed first. Their shapes
+# are those of `unit_shapes`.
 UnitScores = Mapping[SizeAxis, Tensor]
 
 
-def unit_scores(qk: Tensor, vo: Tensor, ffn: Tensor, heads: Tensor | None = None) -> UnitScores:
-    """Make the scores of one block; heads None: each has the sum over its VO dimensions."""
-    scores: dict[SizeAxis, Tensor] = {"qk": qk, "vo": vo, "ffn": ffn, "heads": vo.sum(1) if heads is None else heads}
-    return {axis: tensor.cpu() for axis, tensor in scores.items()}
+def unit_scores(dimensions: Sequence[Tensor], neurons: Tensor, by_head: Tensor | None = None) -> UnitScores:
+    """Make the scores of one block, empty ones for a missing site.
 
-
-def dimensions(scores: UnitScores) -> tuple[Tensor, Tensor]:
-    """The scores of the QK and of the VO dimensions."""
-    return scores["qk"], scores["vo"]
+    Args:
+        dimensions: of each head, for each of `HEAD_WIDTHS`; empty without attention.
+        by_head: None: each head has the sum over its values.
+    """
+    of_widths = dimensions or [torch.empty(0, 0, dtype=torch.float64)] * len(HEAD_WIDTHS)
+    by_head = of_widths[-1].sum(1) if by_head is None else by_head
+    return {axis: scores.cpu() for axis, scores in zip(_AXES, (*of_widths, by_head, neurons), strict=True)}
 
 
 def unit_shapes(dims: BlockDims) -> dict[SizeAxis, tuple[int, ...]]:
-    """The shapes of the scores of a block's units."""
-    return {"qk": (dims.heads, dims.qk), "vo": (dims.heads, dims.vo), "heads": (dims.heads,), "ffn": (dims.ffn,)}
+    """The shapes of the scores of a block's units: [H, w] of dimensions of heads, [H] of heads, [e] of neurons."""
+    return {axis: (dims.heads, dims[axis]) if axis in HEAD_WIDTHS else (dims[axis],) for axis in _AXES}
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,8 @@ def group_sums(values: Network) -> Scores:
     blocks = values.read()
     last = [block for block in blocks if block.stage == blocks[-1].stage]
     width = values.geometry.embed  # of each of the vectors that a head reads side by side
-    heads = [head.weight.double().sum(0).reshape(-1, width).sum(0) for head in values.ends.classifiers]
-    embed = torch.stack([*map(_channels, last), *heads])
+    read = [layer.weight.double().sum(0).reshape(-1, width).sum(0) for layer in values.ends.classifiers]
+    embed = torch.stack([*map(_channels, last), *read])
     return Scores([_of_block(block) for block in blocks], embed.sum(0).cpu())
 
 
@@ -77,16 +80,16 @@ def _of_block(block: Block) -> UnitScores:
         return total if bias is None else total + bias.double()
 
     a, f = block.attention, block.ffn
-    qk = vo = torch.empty(0, 0, dtype=torch.float64)
-    ffn = torch.empty(0, dtype=torch.float64)
+    dimensions, by_head = list[Tensor](), None
+    neurons = torch.empty(0, dtype=torch.float64)
     if a is not None:
-        qk = rows(a.wq, a.bq) + rows(a.wk, a.bk)
-        vo = rows(a.wv, a.bv) + a.wo.double().sum(1)
+        dimensions = [rows(a.wq, a.bq) + rows(a.wk, a.bk), rows(a.wv, a.bv) + a.wo.double().sum(1)]
+        by_head = dimensions[0].sum(1) + dimensions[1].sum(1)
     if f is not None:
-        ffn = rows(f.w1, f.b1) + f.w2.double().sum(0)
+        neurons = rows(f.w1, f.b1) + f.w2.double().sum(0)
         if f.wg is not None:
-            ffn = ffn + rows(f.wg, f.bg)
-    return unit_scores(qk, vo, ffn, qk.sum(1) + vo.sum(1))
+            neurons = neurons + rows(f.wg, f.bg)
+    return unit_scores(dimensions, neurons, by_head)
 
 
 def _channels(block: Block) -> Tensor:

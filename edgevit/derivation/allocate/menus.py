@@ -114,7 +114,7 @@ def attention_menu(
     for at in _front(costs, losses).tolist():
         count, (q, v) = counts[at // len(pairs)], pairs[at % len(pairs)]
         heads = tuple(sorted(heads_first[:count, q, v].tolist()))
-        menu.append(Choice(costs[at].item(), losses[at].item(), AttentionPlan(heads, q, v)))
+        menu.append(Choice(costs[at].item(), losses[at].item(), AttentionPlan(heads, (q, v))))
     return menu
 
 

@@ -55,8 +55,8 @@ def _alike(pairs: Sequence[Pair]) -> Iterator[list[int]]:
 def head_singular_values(parts: Sequence[Attention]) -> list[tuple[Tensor, Tensor]]:
     """Singular values of W_Q^T W_K and of W_V^T W_O^T for each attention: ([H, q], [H, v]), descending."""
     spectra: list[dict[int, Tensor]] = [{}, {}]
-    qk = [(b.wq.detach(), b.wk.detach()) for b in parts]  # Eq. 6 is over the weights alone
-    for values, pairs in zip(spectra, (qk, [vo_pair(b) for b in parts]), strict=True):
+    logits = [(b.wq.detach(), b.wk.detach()) for b in parts]  # Eq. 6 is over the weights alone
+    for values, pairs in zip(spectra, (logits, [vo_pair(b) for b in parts]), strict=True):
         for members in _alike(pairs):
             of_members = singular_values([pairs[i][0] for i in members], [pairs[i][1] for i in members])
             values.update(zip(members, of_members, strict=True))
@@ -89,30 +89,9 @@ def metrics(moment: Tensor, query_side: int) -> Metrics:
     return Metrics(query, moment[:-1, :-1] - torch.outer(mean, mean) + least * eye[:-1, :-1], mean)
 
 
-@dataclass(frozen=True)
-class Spectra:
-    """The decomposed products of every attention: any widths can be cut from them."""
-
-    qk: tuple[Spectrum, ...]
-    vo: tuple[Spectrum, ...]
-
-    def of(self, number: int) -> Spectra:
-        """Those of one attention."""
-        return Spectra((self.qk[number],), (self.vo[number],))
-
-    @property
-    def pair(self) -> tuple[Spectrum, Spectrum]:
-        """Those of the only attention."""
-        (qk,), (vo,) = self.qk, self.vo
-        return qk, vo
-
-    def keep(self, heads: Sequence[int]) -> Spectra:
-        """Those of these heads, of every attention."""
-
-        def kept(spectrum: Spectrum) -> Spectrum:
-            return Spectrum(*(tensor[list(heads)] for tensor in vars(spectrum).values()))
-
-        return Spectra(tuple(map(kept, self.qk)), tuple(map(kept, self.vo)))
+Spectra = tuple[
+    Spectrum, Spectrum
+]  # the decomposed products of an attention, QK and VO: any widths can be cut from them
 
 
 def _decompose(
@@ -131,33 +110,34 @@ def attention_spectra(
     parts: Sequence[Attention],
     moments: Sequence[Tensor] | None = None,
     query_moments: Sequence[Tensor] | None = None,
-) -> Spectra:
+) -> list[Spectra]:
     """Decompose W_Q^T W_K and W_V^T W_O^T of every head (Vulcan, Eq. 10 and 11).
 
     With `moments` ([d + 1, d + 1] each) the error of logits and values over those inputs is minimised instead of
     the error of the weights. `query_moments`, of the same shapes, weight tokens by the sensitivity of their queries.
     """
-    qk, vo = [qk_pair(b) for b in parts], [vo_pair(b) for b in parts]
+    logits, outputs = [qk_pair(b) for b in parts], [vo_pair(b) for b in parts]
     if moments is None:
-        return Spectra(_decompose(qk, None, None), _decompose(vo, None, None))
+        return list(zip(_decompose(logits, None, None), _decompose(outputs, None, None), strict=True))
     device = parts[0].wq.device
-    token_metrics = [metrics(m.to(device), a.shape[-1]) for m, (a, _) in zip(moments, qk, strict=True)]
+    token_metrics = [metrics(m.to(device), a.shape[-1]) for m, (a, _) in zip(moments, logits, strict=True)]
     of_queries = [m.to(device) for m in query_moments or moments]
-    queries = [metrics(m, a.shape[-1]).query for m, (a, _) in zip(of_queries, qk, strict=True)]
+    queries = [metrics(m, a.shape[-1]).query for m, (a, _) in zip(of_queries, logits, strict=True)]
     # Attention averages values over tokens, so W_O sees no metric; and what all tokens share passes into the bias, if
     # there is one.
     values = [
         m.key if b.has_output_bias else m.key + torch.outer(m.mean, m.mean)
         for b, m in zip(parts, token_metrics, strict=True)
     ]
-    return Spectra(_decompose(qk, queries, [m.key for m in token_metrics]), _decompose(vo, values, None))
+    of_logits = _decompose(logits, queries, [m.key for m in token_metrics])
+    return list(zip(of_logits, _decompose(outputs, values, None), strict=True))
 
 
 def narrow(
     parts: Sequence[Attention],
     widths: Sequence[tuple[int, int]],
     moments: Sequence[Tensor] | None = None,
-    spectra: Spectra | None = None,
+    spectra: Sequence[Spectra] | None = None,
 ) -> list[Attention]:
     """Factorise every head of every attention to these widths of QK and VO, from `spectra` if given.
 
@@ -169,9 +149,9 @@ def narrow(
     """
     spectra = spectra or attention_spectra(parts, moments)
     narrowed = []
-    for i, (part, (qk, vo)) in enumerate(zip(parts, widths, strict=True)):
-        wv, wo = factors(spectra.vo[i], *vo_pair(part), vo)
-        slim = replace(_narrow_qk(part, qk, spectra.qk[i]), wv=wv, bv=None, wo=wo.mT)
+    for i, (part, (of_logits, of_outputs), (queries, values)) in enumerate(zip(parts, spectra, widths, strict=True)):
+        wv, wo = factors(of_outputs, *vo_pair(part), values)
+        slim = replace(_narrow_queries(part, queries, of_logits), wv=wv, bv=None, wo=wo.mT)
         bias = output_bias(part)
         if moments is not None and bias is not None:
             bias = bias + _mean_output(part, moments[i]) - _mean_output(slim, moments[i])
@@ -179,13 +159,13 @@ def narrow(
     return narrowed
 
 
-def _narrow_qk(part: Attention, qk: int, spectrum: Spectrum) -> Attention:
+def _narrow_queries(part: Attention, width: int, spectrum: Spectrum) -> Attention:
     """Narrow queries and keys to this width; rotated ones keep theirs, as they have only one basis."""
     if part.rotary is not None:
-        part.check_qk(qk)
+        part.check_qk(width)
         return part
-    wq, wk = factors(spectrum, *qk_pair(part), qk)
-    wq, embed = wq * part.query_gain(qk), part.embed
+    wq, wk = factors(spectrum, *qk_pair(part), width)
+    wq, embed = wq * part.query_gain(width), part.embed
     return replace(part, wq=wq[..., :embed], bq=None if part.bq is None else wq[..., embed], wk=wk, bk=None)
 
 
@@ -220,5 +200,7 @@ def reduced(
     part: Attention, heads: Sequence[int], widths: tuple[int, int], moment: Tensor, spectra: Spectra
 ) -> Attention:
     """Keep these heads at these QK and VO widths, for the inputs of the moment; `spectra` are those of all heads."""
-    (slim,) = narrow([keep_heads(part, heads, moment)], [widths], [moment], spectra.keep(heads))
+    index = list(heads)
+    of_logits, of_outputs = (Spectrum(*(tensor[index] for tensor in vars(of_all).values())) for of_all in spectra)
+    (slim,) = narrow([keep_heads(part, heads, moment)], [widths], [moment], [(of_logits, of_outputs)])
     return slim

@@ -30,11 +30,11 @@ def test_the_head_that_loses_least_goes_first_and_two_stay_where_attention_is_to
     dims = BlockDims(4, 32, 32, 64)
     menu = attention_menu(dims, felt, make_policy("fused"), lambda h, q, v: 1000 * h + q + v, drop_heads=True)
     assert {len(c.value.heads) for c in menu} == {2, 3, 4}
-    whole = next(c for c in menu if c.value == AttentionPlan((0, 1, 2, 3), 32, 32))
+    whole = next(c for c in menu if c.value == AttentionPlan((0, 1, 2, 3), (32, 32)))
     assert whole.loss == 0
-    (without_one,) = (c for c in menu if len(c.value.heads) == 3 and c.value.qk == 32)
+    (without_one,) = (c for c in menu if len(c.value.heads) == 3 and c.value.widths[0] == 32)
     assert without_one.value.heads == (0, 2, 3) and without_one.loss == pytest.approx(1.0)
-    (narrow,) = (c for c in menu if len(c.value.heads) == 4 and c.value.qk == 16)
+    (narrow,) = (c for c in menu if len(c.value.heads) == 4 and c.value.widths[0] == 16)
     assert narrow.loss == pytest.approx(float(felt.qk[:, 16:].sum() + felt.vo[:, 16:].sum()))
     free = attention_menu(dims, felt, make_policy("free"), _sizes, drop_heads=True)
     assert {len(c.value.heads) for c in free} == {1, 2, 3, 4}
@@ -73,11 +73,11 @@ def test_an_ffn_loses_what_the_neurons_that_go_cost() -> None:
 def test_what_is_frozen_is_in_a_menu_as_it_is() -> None:
     dims, felt = BlockDims(3, 32, 32, 64), _sensitivity([1.0, 2.0, 3.0])
     free = attention_menu(dims, felt, make_policy("paper"), _sizes, drop_heads=True)
-    assert {c.value.qk for c in free} > {dims.qk} and {len(c.value.heads) for c in free} > {3}
+    assert {c.value.widths[0] for c in free} > {dims.qk} and {len(c.value.heads) for c in free} > {3}
     held = attention_menu(dims, felt, make_policy("paper"), _sizes, drop_heads=True, frozen={"qk", "heads"})
-    assert {c.value.qk for c in held} == {dims.qk} and {len(c.value.heads) for c in held} == {3}
-    assert {c.value.vo for c in held} > {dims.vo}
+    assert {c.value.widths[0] for c in held} == {dims.qk} and {len(c.value.heads) for c in held} == {3}
+    assert {c.value.widths[1] for c in held} > {dims.vo}
     tied = attention_menu(dims, felt, make_policy("fused"), _sizes, drop_heads=False, frozen={"vo"})
-    assert [(c.value.qk, c.value.vo) for c in tied] == [(dims.qk, dims.vo)]
+    assert [c.value.widths for c in tied] == [(dims.qk, dims.vo)]
     (whole,) = ffn_menu(torch.arange(1.0, 65.0), make_policy("fused"), float, frozen={"ffn"})
     assert whole.value == 64 and whole.loss == 0

@@ -38,7 +38,7 @@ class BlockCurves:
 
     @property
     def spectra(self) -> Spectra | None:
-        return None if self.qk is None or self.vo is None else Spectra((self.qk,), (self.vo,))
+        return None if self.qk is None or self.vo is None else (self.qk, self.vo)
 
     def refitted(self, ffn: Ffn, width: int) -> Ffn:
         """Return the FFN with `width` neurons and output weights refitted for the base's inputs."""

@@ -54,7 +54,6 @@ from edgevit.derivation.problem import (
     train_for,
 )
 from edgevit.derivation.solve.attention import Spectra, attention_spectra, mean_values, narrow
-from edgevit.derivation.solve.factorise import Spectrum
 from edgevit.derivation.solve.least_squares import Removal, refittable_mean, removal_in_order, removal_order
 from edgevit.network.anatomy import Block, Ffn
 from edgevit.network.network import Network
@@ -186,9 +185,7 @@ def _block_curves(problem: Problem, config: Config, statistics: Sequence[BlockSt
         problem.progress.stage("order of neurons", len(blocks), "block") as stage,
     ):
         for i, (block, s, of_attention) in enumerate(zip(blocks, statistics, spectra, strict=True)):
-            pair: tuple[Spectrum | None, Spectrum | None] = (None, None)
-            if of_attention is not None:
-                pair = of_attention.pair
+            of_qk, of_vo = (None, None) if of_attention is None else of_attention
             weights = (
                 None if block.ffn is None else root(sensitivities[i].metric) @ block.ffn.w2.detach().double().cpu()
             )
@@ -196,7 +193,7 @@ def _block_curves(problem: Problem, config: Config, statistics: Sequence[BlockSt
                 removal, losses = _removal(block.ffn, weights, s, ridge)
                 of_block, of_sites = (torch.full((count,), inf, dtype=torch.float64) for count in (1, 2))
                 at = torch.tensor([ridge], dtype=torch.float64)
-                curves.append(BlockCurves(s, *pair, sensitivities[i], removal, losses, of_block, of_sites, at))
+                curves.append(BlockCurves(s, of_qk, of_vo, sensitivities[i], removal, losses, of_block, of_sites, at))
             stage.update(i + 1)
     return _scaled(problem, config, blocks, by_ridge)
 
@@ -227,7 +224,7 @@ def _spectra(problem: Problem, blocks: Sequence[Block], statistics: Sequence[Blo
         queries = [s.query for s in statistics if s.query is not None] or None
         moments = [moment_of(statistics[i]) for i in parts]
         spectra = attention_spectra(list(parts.values()), moments, query_moments=queries)
-    by_block = {block: spectra.of(number) for number, block in enumerate(parts)}
+    by_block = dict(zip(parts, spectra, strict=True))
     return [by_block.get(i) for i in range(len(blocks))]
 
 
@@ -244,7 +241,7 @@ def _of_directions(
         for block, s, of_attention in zip(blocks, statistics, spectra, strict=True):
             whole = None
             if block.attention is not None and of_attention is not None:
-                (whole,) = narrow([block.attention], [block.attention.widths], [moment_of(s)], of_attention)
+                (whole,) = narrow([block.attention], [block.attention.widths], [moment_of(s)], [of_attention])
             turned.append(Block(whole, block.ffn))
             restored.append(None if whole is None or whole.bo is None else mean_values(whole, moment_of(s)))
         rotated = problem.network.build(turned)
@@ -306,7 +303,7 @@ def _narrow_attention(block: Block, curves: BlockCurves) -> tuple[Block, Tensor]
         return block, torch.zeros((), dtype=torch.float64)
     of_queries, of_values = (max(width // ATTENTION_PROBE, 1) for width in part.widths)
     widths = (of_queries if part.rotary is None else part.widths[0], of_values)
-    (slim,) = narrow([part], [widths], [moment_of(curves.statistics)], spectra)
+    (slim,) = narrow([part], [widths], [moment_of(curves.statistics)], [spectra])
     return Block(slim, block.ffn), curves.sensitivity.beyond(widths)
 
 

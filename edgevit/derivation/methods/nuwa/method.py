@@ -44,14 +44,14 @@ from edgevit.derivation.solve.least_squares import (
     removal_order,
 )
 from edgevit.errors import BudgetError, OptionError
-from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn, attentions, ffns
+from edgevit.network.anatomy import Attention, Block, BlockDims, Ffn, SizeAxis, attentions, ffns
 from edgevit.network.checkpoint import tensors_sha256
 from edgevit.network.copies import bare_copy
 from edgevit.network.cost import Geometry
 from edgevit.network.network import Network
 from edgevit.network.output import Logits
 from edgevit.numbers import COUNT, check_number
-from edgevit.records.model import WIDTHS
+from edgevit.records.model import HEAD_WIDTHS, WIDTHS
 from edgevit.train.state import load_tensors, reading_state, save_tensors
 
 QUANTITIES = ("macs", "params", "ms", "mj")
@@ -196,23 +196,22 @@ def _start(problem: Problem, config: Config, masks: Sequence[Tensor] | None) -> 
     return _Start(network, masks, key, statistics, blocks)
 
 
-def _spectra(problem: Problem, config: Config, start: _Start) -> Spectra:
+def _spectra(problem: Problem, config: Config, start: _Start) -> list[Spectra]:
     """Factorise the attention of every block; a factorisation of the weights alone serves every task of the base."""
     moments = _moments(start, config)
     key = {name: problem.identity[name] for name in ("base", "state")} if moments is None else start.key
 
     def make() -> dict[str, Tensor]:
         spectra = attention_spectra(start.attentions, moments)
-        parts = {"qk": spectra.qk, "vo": spectra.vo}
-        return {f"{i}.{p}.{n}": t for p, of in parts.items() for i, s in enumerate(of) for n, t in vars(s).items()}
+        named = {f"{i}.{axis}": s for i, pair in enumerate(spectra) for axis, s in zip(HEAD_WIDTHS, pair, strict=True)}
+        return {f"{name}.{field}": tensor for name, s in named.items() for field, tensor in vars(s).items()}
 
     flat = problem.cache.tensors("spectra", key, make)
 
-    def part(name: str) -> tuple[Spectrum, ...]:
-        names = [field.name for field in fields(Spectrum)]
-        return tuple(Spectrum(*(flat[f"{i}.{name}.{n}"] for n in names)) for i in range(len(start.blocks)))
+    def of(block: int, axis: SizeAxis) -> Spectrum:
+        return Spectrum(*(flat[f"{block}.{axis}.{field.name}"] for field in fields(Spectrum)))
 
-    return Spectra(part("qk"), part("vo"))
+    return [(of(i, "qk"), of(i, "vo")) for i in range(len(start.blocks))]
 
 
 def _moments(start: _Start, config: Config) -> list[Tensor] | None:
@@ -258,7 +257,7 @@ def _removals(problem: Problem, config: Config, start: _Start) -> list[Removal]:
 class _Solution:
     """The part of the closed form that serves all budgets and widths of the embedding."""
 
-    spectra: Spectra
+    spectra: Sequence[Spectra]
     removals: Sequence[Removal]
 
 
@@ -275,17 +274,14 @@ def _wishes(
     """
     spectra, removals = solution.spectra, solution.removals
     if config.as_published:
-        attention = [
-            (energy_width(qk.values, ENERGY), energy_width(vo.values, ENERGY))
-            for qk, vo in zip(spectra.qk, spectra.vo, strict=True)
-        ]
+        attention = [(energy_width(qk.values, ENERGY), energy_width(vo.values, ENERGY)) for qk, vo in spectra]
         pairs = list(zip(attention, dims, strict=True))
         return lambda rate: [dict(zip(WIDTHS, (*a, d.ffn * (1 - rate)), strict=True)) for a, d in pairs]
     budget = problem.budget
     # A cost table has no cost of a single unit: MACs rank the units, and `fit` finds the rate by the table.
     quantity = budget.linear if budget.prices is None else "macs"
     curves = []
-    for block, qk, vo, removal in zip(geometry.placed(dims), spectra.qk, spectra.vo, removals, strict=True):
+    for block, (qk, vo), removal in zip(geometry.placed(dims), spectra, removals, strict=True):
         errors = (qk.values.square().sum(0), vo.values.square().sum(0), removal.cost.flip(0))
         for axis, error in zip(WIDTHS, errors, strict=True):
             curves.append(Curve(_share(error).cpu(), block.unit_cost(axis, quantity)))

@@ -61,7 +61,7 @@ def received_attention(x: Tensor, part: Attention, gates: SoftGates | None = Non
 def _projected(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Queries or keys [..., H, q] of tokens [..., d]."""
     rows = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
-    return rows.unflatten(-1, weight.shape[:2])
+    return torch.unflatten(rows, -1, weight.shape[:2])
 
 
 def token_scores(attn: Any, inputs: Tensor, *, has_class: bool, gates: SoftGates | None = None) -> Tensor:

@@ -90,9 +90,9 @@ def test_a_block_that_is_to_contain_another_has_its_sites_and_no_size_below(smal
         return block_menu(DIMS, known, make_policy("fused"), costs, Removable(True, True, True), set(), at_least)
 
     whole, grown = menu(None), menu(BlockDims(2, 24, 24, 128))
-    assert {c.value.qk for c in whole.attention} == {16, 24, 32} and whole.dropped is not None
-    assert {c.value.qk for c in grown.attention} == {24, 32} and min(c.value for c in grown.ffn) == 128
+    assert {c.value.widths[0] for c in whole.attention} == {16, 24, 32} and whole.dropped is not None
+    assert {c.value.widths[0] for c in grown.attention} == {24, 32} and min(c.value for c in grown.ffn) == 128
     assert grown.dropped is None and not grown.attention_alone and not grown.ffn_alone
     only_ffn, only_attention = menu(BlockDims(0, 0, 0, 64)), menu(BlockDims(2, 32, 32, 0))
     assert not only_ffn.ffn and not only_ffn.attention_alone and min(c.value for c in only_ffn.ffn_alone) == 64
-    assert [c.value.qk for c in only_attention.attention_alone] == [32] and not only_attention.ffn_alone
+    assert [c.value.widths[0] for c in only_attention.attention_alone] == [32] and not only_attention.ffn_alone

@@ -54,7 +54,7 @@ def plan_of(network: nn.Module) -> Plan:
         assert part is not None
         kept = part.neurons // 2
         neurons = FfnPlan(torch.arange(kept), torch.arange(part.neurons) % kept)
-        made.append(BlockPlan(i, AttentionPlan((0, 1), 16, 16), neurons))
+        made.append(BlockPlan(i, AttentionPlan((0, 1), (16, 16)), neurons))
     return Plan(tuple(made))
 
 

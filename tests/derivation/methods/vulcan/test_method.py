@@ -20,7 +20,7 @@ LABELS = torch.arange(256) % 200  # 56 clusters of two
 @pytest.fixture
 def plan():
     ffn = FfnPlan(torch.arange(200), LABELS)
-    return Plan(tuple(BlockPlan(i, AttentionPlan((0, 1), 16, 24), ffn) for i in range(2)))
+    return Plan(tuple(BlockPlan(i, AttentionPlan((0, 1), (16, 24)), ffn) for i in range(2)))
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def test_factors_at_full_width_leave_queries_and_keys_alone(turned: Any) -> None
 
 def test_what_would_cut_queries_and_keys_is_refused(turned: Any) -> None:
     first, *others = Plan.narrowed([BlockDims(2, 16, 16, 40)] * 2, [torch.arange(40)] * 2).blocks
-    with pytest.raises(PlanError, match="the plan of block 0 has qk width 16, expected 32 to 32"):
+    with pytest.raises(PlanError, match="the plan of block 0 has QK width 16, expected 32 to 32"):
         realise(turned, Plan((first, *others)))
     part = turned.read()[0].attention
     assert part is not None
