@@ -36,7 +36,7 @@ from difflib import get_close_matches
 from edgevit.text import shortened
 
 LONGEST_NAME = 100  # characters of a name that messages show whole
-LONGEST_OWNER = 300  # the same of what has the names, which may be a path
+_LONGEST_OWNER = 300  # the same of what has the names, which may be a path
 
 
 class EdgeVitError(Exception):
@@ -54,7 +54,7 @@ class UnknownNameError(EdgeVitError):
             hint = f"did you mean {' or '.join(repr(c) for c in close)}?"
         else:
             hint = f"known: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
-        owner = shortened(owner, LONGEST_OWNER)
+        owner = shortened(owner, _LONGEST_OWNER)
         super().__init__(f"{owner} has no {kind} {name!r}; {hint}" if owner else f"no {kind} {name!r}; {hint}")
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MANY_MODULES = 100  # torch alone has ten times as many
+_MANY_MODULES = 100  # torch alone has ten times as many
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def importing() -> Iterator[None]:
     try:
         yield
     finally:
-        if len(sys.modules) - before > MANY_MODULES:
+        if len(sys.modules) - before > _MANY_MODULES:
             gc.freeze()
             atexit.register(gc.unfreeze)
         if collected:

@@ -12,7 +12,7 @@ import re
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-AGE = re.compile(r" since \d+ (s|min)\b")
+_AGE = re.compile(r" since \d+ (s|min)\b")
 
 
 class Stage(Protocol):
@@ -75,7 +75,7 @@ class OnlyOnce:
             self.progress.warn(text)
 
     def _is_new(self, text: str) -> bool:
-        line = AGE.sub("", text)
+        line = _AGE.sub("", text)
         is_new = line not in self.lines
         self.lines.add(line)
         return is_new

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgevit import __version__
 
-WAIT_S = 5.0  # for git, on a slow file system
+_WAIT_S = 5.0  # for git, on a slow file system
 
 
 @cache
@@ -34,7 +34,7 @@ def commit_of(checkout: Path) -> str | None:
     command = ["git", "-C", str(checkout), "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=WAIT_S, env={**clean, "GIT_OPTIONAL_LOCKS": "0"}
+            command, capture_output=True, text=True, timeout=_WAIT_S, env={**clean, "GIT_OPTIONAL_LOCKS": "0"}
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -16,7 +16,7 @@ from typing import Any, Sequence
 
 from .runners import Loaded, RunnerError
 
-PACKAGES = {"numpy": "python3-numpy", "PIL": "python3-pil"}  # that decode and prepare, and where Ubuntu has them
+_PACKAGES = {"numpy": "python3-numpy", "PIL": "python3-pil"}  # that decode and prepare, and where Ubuntu has them
 
 
 class Camera:
@@ -27,7 +27,7 @@ class Camera:
 
         Raises: RunnerError.
         """
-        for name, package in PACKAGES.items():
+        for name, package in _PACKAGES.items():
             try:
                 import_module(name)
             except ImportError as error:

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 P99_SAMPLES = 100  # with fewer, the 99th percentile is the slowest inference
 SPREAD = 0.10  # standard deviation over mean
-OUTLIER = 5.0  # slowest over median
+_OUTLIER = 5.0  # slowest over median
 DRIFT = 0.05  # second half of the window over the first
-CLOCK_STEPS = 100  # a latency is at least this many steps of the clock, so that one step is at most 1 %
-WINDOW_NS = 1_000_000_000
-CLOCKS_MOVED = 1.05  # highest over lowest clock of the fastest core, or of the GPU
+_CLOCK_STEPS = 100  # a latency is at least this many steps of the clock, so that one step is at most 1 %
+_WINDOW_NS = 1_000_000_000
+_CLOCKS_MOVED = 1.05  # highest over lowest clock of the fastest core, or of the GPU
 POWER_WINDOW_S = 10.0  # the rails' sensors average over 0.43 s: shorter windows are mostly their edges
 OTHERS = 0.10  # share of the cores' time that other programs took during the window
 
@@ -29,13 +29,13 @@ def _few_samples(run: Run) -> str | None:
 
 
 def _short_window(run: Run) -> str | None:
-    if run.wall_ns >= WINDOW_NS:
+    if run.wall_ns >= _WINDOW_NS:
         return None
     return f"the window lasted {run.wall_ns / 1e9:.2f} s, too short to see a machine slow down; try --duration 10"
 
 
 def _coarse_clock(run: Run) -> str | None:
-    if run.p50_ns() >= CLOCK_STEPS * run.clock_step_ns:
+    if run.p50_ns() >= _CLOCK_STEPS * run.clock_step_ns:
         return None
     return f"one inference takes {run.p50_ns()} ns and the clock steps by {run.clock_step_ns} ns; try a larger --batch"
 
@@ -49,7 +49,7 @@ def _spread(run: Run) -> str | None:
 
 def _outlier(run: Run) -> str | None:
     ratio = max(run.latencies_ns) / run.p50_ns()
-    if ratio <= OUTLIER:
+    if ratio <= _OUTLIER:
         return None
     return f"the slowest inference took {ratio:.0f} times the median; close other programs and run again"
 
@@ -94,7 +94,7 @@ def _gpu_clock(run: Run) -> str | None:
     if run.period_ns or run.parts_ns:  # it had pauses, in which clocks fall: that is what is measured
         return None
     on_gpu = run.gpu_ns is not None or run.streams > 1  # several streams are always on a GPU, and have no GPU times
-    if not on_gpu or not clocks or max(clocks) <= CLOCKS_MOVED * min(clocks):
+    if not on_gpu or not clocks or max(clocks) <= _CLOCKS_MOVED * min(clocks):
         return None
     low, high = min(clocks) / 1000, max(clocks) / 1000
     return f"the GPU clock moved between {low:.0f} and {high:.0f} MHz; try --lock-clocks, or a longer --warmup-seconds"
@@ -140,7 +140,7 @@ def _cpu_clocks(run: Run) -> tuple[int, int]:
 
 def _clocks(run: Run) -> str | None:
     low, high = _cpu_clocks(run)
-    if high <= CLOCKS_MOVED * low:
+    if high <= _CLOCKS_MOVED * low:
         return None
     return (
         f"the CPU clock moved between {low / 1000:.0f} and {high / 1000:.0f} MHz; "

@@ -23,7 +23,7 @@ from .protobuf import input_types
 from .runners import RunnerError
 from .timing import TimingCache, find_timing_cache, replacing
 
-INPUTS = ("float32", "float16")
+_INPUTS = ("float32", "float16")
 
 # What a build takes beside its workspace: TensorRT and CUDA themselves, and copies of the weights: the parsed file, the
 # network, the kernels' forms of them, the engine. Estimated, never measured on a board; meant to err on the safe side.
@@ -31,9 +31,9 @@ BUILD_BYTES = 1 << 30
 BUILD_PER_FILE_BYTE = 5
 LEAST_SHARE = 0.5  # of that estimate; with less free, memory and swap together, a build is refused
 WORKSPACE_SHARE = 0.5  # of what is left after that
-LEAST_WORKSPACE_BYTES = 256 << 20  # with less, TensorRT skips fast kernels of a ViT, or finds none
+_LEAST_WORKSPACE_BYTES = 256 << 20  # with less, TensorRT skips fast kernels of a ViT, or finds none
 
-FREE_MEMORY = (
+_FREE_MEMORY = (
     "close other programs, stop the desktop with `sudo init 3`, "
     "or reboot (L4T 36.4.4 and 36.4.7 lose memory until then)"
 )
@@ -41,23 +41,23 @@ FREE_MEMORY = (
 # How TensorRT tells that memory is short. With too little for a kernel's workspace the error is that there is no kernel
 # ("Could not find any implementation for node"), and only a warning before it says why ("Skipping tactic 28 due to
 # insufficient memory on requested size of 2833252352").
-SHORT_OF_MEMORY = re.compile(
+_SHORT_OF_MEMORY = re.compile(
     r"insufficient (?:workspace|memory)|memory is insufficient|out ?of ?memory|enough free memory", re.IGNORECASE
 )
-SKIPPED = re.compile(r"Skipping tactic .*insufficient memory on requested size of (\d{1,15})")
+_SKIPPED = re.compile(r"Skipping tactic .*insufficient memory on requested size of (\d{1,15})")
 
 # A library of another release than the one that looks for it, as of two TensorRTs on one board.
-LACKS_LIBRARY = re.compile(r"Unable to load library:? (libnvinfer\w*\.so\.(\d+(?:\.\d+)*))")
-REINSTALL = (
+_LACKS_LIBRARY = re.compile(r"Unable to load library:? (libnvinfer\w*\.so\.(\d+(?:\.\d+)*))")
+_REINSTALL = (
     "see `dpkg -l | grep nvinfer` and LD_LIBRARY_PATH for a second one, and install all parts of one release: "
     "`sudo apt install --reinstall tensorrt python3-libnvinfer`"
 )
 
 # Layers that compute nothing, as the parser makes them of weights, reshapes, transpositions and splits: they get the
 # precision of the layers around them. Held to one of their own, TensorRT may have no implementation of them.
-MOVES = {"CONCATENATION", "CONSTANT", "GATHER", "SHUFFLE", "SLICE"}
+_MOVES = {"CONCATENATION", "CONSTANT", "GATHER", "SHUFFLE", "SLICE"}
 
-WARNINGS = 20  # that are handed on
+_WARNINGS = 20  # that are handed on
 TICK_S = 0.2  # between two messages of progress
 
 Send = Callable[[Any], None]
@@ -68,15 +68,15 @@ def describe_tensorrt() -> dict[str, Any]:
     try:
         trt = import_tensorrt()
     except RunnerError as error:
-        return {"version": None, "error": str(error), **dict.fromkeys(CAPABILITIES)}
-    return {"version": trt.__version__, "error": None, **{name: test(trt) for name, test in CAPABILITIES.items()}}
+        return {"version": None, "error": str(error), **dict.fromkeys(_CAPABILITIES)}
+    return {"version": trt.__version__, "error": None, **{name: test(trt) for name, test in _CAPABILITIES.items()}}
 
 
 def _strongly_typed(trt: Any) -> bool:
     return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
 
-CAPABILITIES: dict[str, Callable[[Any], bool]] = {
+_CAPABILITIES: dict[str, Callable[[Any], bool]] = {
     "strongly_typed": _strongly_typed,
     "fp16_flag": lambda trt: hasattr(trt.BuilderFlag, "FP16"),
     "native_layer_norm": lambda trt: hasattr(trt.INetworkDefinition, "add_normalization"),
@@ -148,15 +148,15 @@ def build(
         "workspace_bytes": workspace,
         "timing_cache": cache.to_dict() if cache else None,
         **_inspect(trt, log, path),
-        "warnings": log.warnings[:WARNINGS],
+        "warnings": log.warnings[:_WARNINGS],
     }
 
 
 def _check_inputs(onnx: str) -> None:
     for name, dtype in input_types(onnx).items():
-        if dtype not in INPUTS:
+        if dtype not in _INPUTS:
             raise RunnerError(
-                f"input {name!r} is {dtype}, and engines are built for {' or '.join(INPUTS)}; export again"
+                f"input {name!r} is {dtype}, and engines are built for {' or '.join(_INPUTS)}; export again"
             )
 
 
@@ -178,14 +178,14 @@ def _workspace(root: str, onnx: str, requested: int | None, warnings: list[str])
     swap = read_bytes(root, "proc/meminfo", "SwapFree") or 0
     free = f"{available / 1e9:.1f} GB are free" + (f" and {swap / 1e9:.1f} GB of swap" if swap else "")
     if available + swap < LEAST_SHARE * needed:
-        raise RunnerError(f"the build needs about {needed / 1e9:.1f} GB, by an estimate, and {free}; {FREE_MEMORY}")
+        raise RunnerError(f"the build needs about {needed / 1e9:.1f} GB, by an estimate, and {free}; {_FREE_MEMORY}")
     spare = max(0, available - needed)
     workspace = int(WORKSPACE_SHARE * spare) if requested is None else min(requested, spare)
-    least = LEAST_WORKSPACE_BYTES if requested is None else min(requested, LEAST_WORKSPACE_BYTES)
+    least = _LEAST_WORKSPACE_BYTES if requested is None else min(requested, _LEAST_WORKSPACE_BYTES)
     if workspace < least:
         warnings.append(
             f"by an estimate the build needs {needed / 1e9:.1f} GB beside its workspace, and {free}: TensorRT tries "
-            f"kernels with {least / 1e6:.0f} MB, which may leave out the fastest; {FREE_MEMORY}, and build again with "
+            f"kernels with {least / 1e6:.0f} MB, which may leave out the fastest; {_FREE_MEMORY}, and build again with "
             "--rebuild"
         )
     return max(workspace, least)
@@ -232,37 +232,39 @@ def _open_builder(trt: Any, log: Any) -> Any:
         return trt.Builder(log)
     except TypeError as error:  # as pybind11 has it where the library returned nothing
         _check_libraries(trt, log)
-        raise RunnerError(f"TensorRT {trt.__version__} has no builder here: {first_error(log)}; {REINSTALL}") from error
+        raise RunnerError(
+            f"TensorRT {trt.__version__} has no builder here: {first_error(log)}; {_REINSTALL}"
+        ) from error
 
 
 def _check_libraries(trt: Any, log: Any) -> None:
     """Raises: RunnerError: a library of TensorRT could not be loaded."""
-    lacking = next((match for line in (*log.errors, *log.warnings) if (match := LACKS_LIBRARY.search(line))), None)
+    lacking = next((match for line in (*log.errors, *log.warnings) if (match := _LACKS_LIBRARY.search(line))), None)
     if lacking is None:
         return
     library, release = lacking.groups()
     python = str(trt.__version__)
     if python.split(".")[:2] == release.split(".")[:2]:
-        raise RunnerError(f"TensorRT {python} lacks {library}; {REINSTALL}")
+        raise RunnerError(f"TensorRT {python} lacks {library}; {_REINSTALL}")
     raise RunnerError(
         f"two TensorRTs are mixed on this board: Python's is {python}, its library is {release} and lacks {library}; "
-        f"{REINSTALL}"
+        f"{_REINSTALL}"
     )
 
 
 def _check_memory(trt: Any, log: Any) -> None:
     """Raises: RunnerError: the builder was short of memory."""
     lines = (*log.errors, *log.warnings)
-    short = next((line for line in lines if SHORT_OF_MEMORY.search(line)), None)
+    short = next((line for line in lines if _SHORT_OF_MEMORY.search(line)), None)
     if short is None:
         return
-    sizes = [int(match.group(1)) for line in lines if (match := SKIPPED.search(line))]
+    sizes = [int(match.group(1)) for line in lines if (match := _SKIPPED.search(line))]
     if sizes:
         short = (
             f"it skipped kernels for want of memory, of which the smallest needs {min(sizes) / 1e6:.0f} MB "
             f"({first_error(log)})"
         )
-    hint = f"{FREE_MEMORY}; a --workspace that was given may be too small"
+    hint = f"{_FREE_MEMORY}; a --workspace that was given may be too small"
     raise RunnerError(f"TensorRT {trt.__version__} cannot build an engine: {short}; {hint}")
 
 
@@ -313,7 +315,7 @@ def _set_precision(trt: Any, network: Any, config: Any, precision: str, fp32_lay
     if not chosen:
         raise RunnerError(f"no layer matches {', '.join(fp32_layers)}; TensorRT has e.g. {layers[0].name!r}")
     for layer in chosen:
-        if layer.type.name in MOVES:
+        if layer.type.name in _MOVES:
             continue
         outputs = [layer.get_output(j) for j in range(layer.num_outputs)]
         # Shapes and indices are integers, and stay so.

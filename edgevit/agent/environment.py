@@ -10,7 +10,7 @@ from pathlib import Path
 from . import jetson
 from .kernel import read_keys, read_text
 
-CPUFREQ = "sys/devices/system/cpu/cpu0/cpufreq"
+_CPUFREQ = "sys/devices/system/cpu/cpu0/cpufreq"
 
 
 def usable_cpus() -> list[int]:
@@ -27,8 +27,8 @@ def describe_environment(root: str) -> dict[str, str]:
         "board": read_text(root, "proc/device-tree/model"),
         "cpu": read_keys(root, "proc/cpuinfo").get("model name"),
         "cores": str(len(usable_cpus())),
-        "cpu_governor": read_text(root, f"{CPUFREQ}/scaling_governor"),
-        "cpu_max_khz": read_text(root, f"{CPUFREQ}/scaling_max_freq"),
+        "cpu_governor": read_text(root, f"{_CPUFREQ}/scaling_governor"),
+        "cpu_max_khz": read_text(root, f"{_CPUFREQ}/scaling_max_freq"),
         "gpu": _gpu(root),
         "gpu_driver": read_keys(root, "proc/driver/nvidia/version").get("NVRM version"),
         "python": f"{platform.python_implementation()} {platform.python_version()}",

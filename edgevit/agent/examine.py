@@ -28,7 +28,7 @@ from .power import power_meters
 # card takes several seconds.
 LIBRARIES_S = 60.0
 KILLED_S = 2.0  # that a process may need to end which was killed
-GPU_NODES = ("dev/nvmap", "dev/nvhost-ctrl-gpu", "dev/dri/renderD*")
+_GPU_NODES = ("dev/nvmap", "dev/nvhost-ctrl-gpu", "dev/dri/renderD*")
 PROGRAMS = ("nvpmodel", "jetson_clocks", "tegrastats")
 
 Send = Callable[[Any], None]
@@ -113,7 +113,7 @@ def _memory(root: str) -> dict[str, int | None]:
 
 def _denied(root: str) -> list[str]:
     """Return the devices of the GPU that this user may not open, as those who are in no group `video` or `render`."""
-    nodes = [node for pattern in GPU_NODES for node in sorted(Path(root).glob(pattern))]
+    nodes = [node for pattern in _GPU_NODES for node in sorted(Path(root).glob(pattern))]
     return [f"/{node.relative_to(root)}" for node in nodes if not os.access(node, os.R_OK)]
 
 

@@ -18,11 +18,11 @@ from .cuda import Cuda
 from .runners import RunnerError
 
 LINE = (150, 90)  # characters of a message of TensorRT's that are shown, of its beginning and of its end
-INSTALL = (
+_INSTALL = (
     "TensorRT comes with JetPack: `sudo apt install python3-libnvinfer`, and a virtual environment sees it only if "
     "made with `--system-site-packages`"
 )
-CONTAINER = "start the container with `--runtime nvidia`, or use this board's own Python"
+_CONTAINER = "start the container with `--runtime nvidia`, or use this board's own Python"
 AGAIN = "build it again with `edgevit export --trt`"
 
 # TensorRT's name of a type, ours, and its `struct` format.
@@ -38,19 +38,19 @@ TYPES = {
 
 ORIGIN = re.compile(r"^(?:\d+: )?\[[^]]*::[^]]*\]\s*")  # 1: [file.cpp::function::line]
 # 10 and later name both releases; 8 names the numbers of their file formats.
-OTHER_VERSION = re.compile(r"expecting library version (\S+) got (?:\.\.)?([^\s,]+)")
-OTHER_FORMAT = re.compile(r"Current Version: (\d+), Serialized Engine Version: (\d+)")
-OTHER_DEVICE = re.compile(r"expecting compute (\S+) got compute ([^\s,]+)")
+_OTHER_VERSION = re.compile(r"expecting library version (\S+) got (?:\.\.)?([^\s,]+)")
+_OTHER_FORMAT = re.compile(r"Current Version: (\d+), Serialized Engine Version: (\d+)")
+_OTHER_DEVICE = re.compile(r"expecting compute (\S+) got compute ([^\s,]+)")
 
 
 def import_tensorrt() -> Any:
     try:
         import tensorrt
     except ModuleNotFoundError as error:
-        raise RunnerError(f"no TensorRT for this Python ({error}); {INSTALL}") from error
+        raise RunnerError(f"no TensorRT for this Python ({error}); {_INSTALL}") from error
     except (ImportError, OSError) as error:  # a library that it needs is missing
         reason = str(error).strip().splitlines()[0]
-        raise RunnerError(f"TensorRT is installed and cannot be loaded ({reason}); {CONTAINER}") from error
+        raise RunnerError(f"TensorRT is installed and cannot be loaded ({reason}); {_CONTAINER}") from error
     return tensorrt
 
 
@@ -196,7 +196,7 @@ def open_engine(trt: Any, log: Any, path: str) -> Iterator[Engine]:
 def _refusal(trt: Any, log: Any) -> str:
     """Say why TensorRT does not take an engine: it returns nothing, and only its log tells."""
     text = " ".join(log.errors)
-    version, form, device = (pattern.search(text) for pattern in (OTHER_VERSION, OTHER_FORMAT, OTHER_DEVICE))
+    version, form, device = (pattern.search(text) for pattern in (_OTHER_VERSION, _OTHER_FORMAT, _OTHER_DEVICE))
     if version:
         return f"built by TensorRT {version.group(2)}, this board has {version.group(1)}"
     if form:

@@ -13,7 +13,7 @@ from .kernel import integer, read_bytes, read_integer, read_text, run_program
 from .meters import ina3221
 
 # L4T to JetPack, from NVIDIA's archive of both.
-JETPACK = {
+_JETPACK = {
     "35.2.1": "5.1",
     "35.3.1": "5.1.1",
     "35.4.1": "5.1.2",
@@ -43,11 +43,11 @@ JETPACK = {
 
 EMC_LOCKED = "sys/kernel/debug/bpmp/debug/clk/emc/mrq_rate_locked"
 PART = re.compile(r"p\d{4}-\d{4}")
-RELEASE = re.compile(r"# R(\d+) \(release\), REVISION: (\d+(?:\.\d+)*)")
-MODE = re.compile(r"<\s*POWER_MODEL\s+ID=(\d{1,9})\s+NAME=([^\s>]+)\s*>")
-DEFAULT_MODE = re.compile(r"<\s*PM_CONFIG\s+DEFAULT=(\d{1,9})\s*>")
-ANSWER = re.compile(r"NV Power Mode:[ \t]*(\S+)(?:\s+(\d{1,9})\b)?")  # the name, and the number on the line after it
-SAVED = re.compile(r"pmode:(\d{1,9})\b")
+_RELEASE = re.compile(r"# R(\d+) \(release\), REVISION: (\d+(?:\.\d+)*)")
+_MODE = re.compile(r"<\s*POWER_MODEL\s+ID=(\d{1,9})\s+NAME=([^\s>]+)\s*>")
+_DEFAULT_MODE = re.compile(r"<\s*PM_CONFIG\s+DEFAULT=(\d{1,9})\s*>")
+_ANSWER = re.compile(r"NV Power Mode:[ \t]*(\S+)(?:\s+(\d{1,9})\b)?")  # the name, and the number on the line after it
+_SAVED = re.compile(r"pmode:(\d{1,9})\b")
 
 
 def identify(root: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def identify(root: str) -> dict[str, Any]:
 
 def l4t(root: str) -> str | None:
     """Return the release of Jetson Linux, e.g. "36.4.3"."""
-    release = RELEASE.match(read_text(root, "etc/nv_tegra_release") or "")
+    release = _RELEASE.match(read_text(root, "etc/nv_tegra_release") or "")
     return ".".join(release.groups()) if release else None
 
 
@@ -76,7 +76,7 @@ def modes_want_a_reboot(release: str | None) -> bool:
 
 
 def jetpack(root: str) -> str | None:
-    return JETPACK.get(l4t(root) or "")
+    return _JETPACK.get(l4t(root) or "")
 
 
 def power_modes(root: str) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ def power_modes(root: str) -> list[dict[str, Any]]:
     inside = False
     for line in (read_text(root, "etc/nvpmodel.conf") or "").splitlines():
         if line.lstrip().startswith("<"):
-            opened = MODE.search(line)
+            opened = _MODE.search(line)
             inside = opened is not None
             if opened:
                 limits = {"cpus_online": 0, "tpc_mask": None, "gpu_max_hz": None, "emc_max_hz": None}
@@ -111,7 +111,7 @@ def _add_setting(mode: dict[str, Any], words: list[str]) -> None:
 
 
 def default_power_mode(root: str) -> int | None:
-    match = DEFAULT_MODE.search(read_text(root, "etc/nvpmodel.conf") or "")
+    match = _DEFAULT_MODE.search(read_text(root, "etc/nvpmodel.conf") or "")
     return int(match.group(1)) if match else None
 
 
@@ -123,14 +123,14 @@ def power_mode(root: str) -> dict[str, Any] | None:
         name, number = answer
         numbers = [number] if number is not None else [mode["id"] for mode in modes if mode["name"] == name]
         return {"id": numbers[0] if numbers else None, "name": name}
-    saved = SAVED.search(read_text(root, "var/lib/nvpmodel/status") or "")
+    saved = _SAVED.search(read_text(root, "var/lib/nvpmodel/status") or "")
     number = integer(saved.group(1)) if saved else None
     return next(({"id": number, "name": mode["name"]} for mode in modes if mode["id"] == number), None)
 
 
 def parse_answer(text: str) -> tuple[str, int | None] | None:
     """Return name and number of the mode from what `nvpmodel -q` prints; warnings may come first."""
-    match = ANSWER.search(text)
+    match = _ANSWER.search(text)
     return (match.group(1), integer(match.group(2) or "")) if match else None
 
 

@@ -39,8 +39,8 @@ POLL_S = (0.02, 0.5)  # at first and at last: a board that measures is not to be
 REPEAT_S = 5.0  # the last progress is told again after this time, as a sign of life
 TAIL_LINES = 5  # of a job's stderr, shown when it died
 GENTLY_S = 20.0  # that a cancelled job has to put the board back as it was
-HARD_S = 5.0
-NO_JOB = "the job is gone: it was cancelled, or its result was collected by another command"
+_HARD_S = 5.0
+_NO_JOB = "the job is gone: it was cancelled, or its result was collected by another command"
 
 
 class DamagedError(RunnerError):
@@ -83,7 +83,7 @@ def follow(send: Send, root: str, job: str, attached: bool = False) -> dict[str,
             fcntl.flock(progress, fcntl.LOCK_SH)  # keeps the job until every follower has its outcome
             return {**_stream(send, job, progress), "collected_late": late}
     except FileNotFoundError:
-        raise RunnerError(NO_JOB) from None
+        raise RunnerError(_NO_JOB) from None
     except BrokenPipeError:  # the host was killed
         if attached and not _is_followed(job):
             cancel(send, root, job=job)
@@ -170,7 +170,7 @@ def cancel(send: Send, root: str, job: str | None = None, owner: str | None = No
             _remove(name)
     for name, pid in pids.items():
         # Its children are in its process group, and go with it.
-        for signum, patience_s in ((signal.SIGTERM, GENTLY_S), (signal.SIGKILL, HARD_S)):
+        for signum, patience_s in ((signal.SIGTERM, GENTLY_S), (signal.SIGKILL, _HARD_S)):
             with suppress(ProcessLookupError):
                 os.killpg(pid, signum)
             deadline = time.monotonic() + patience_s
@@ -242,7 +242,7 @@ def _outcome(job: str) -> dict[str, Any] | None:
             return None
         outcome = {"error": {"message": f"the job died: {_tail(job)}", "traceback": _read_stderr(job)}}
         if not os.path.isdir(_folder(job)):
-            raise RunnerError(NO_JOB)
+            raise RunnerError(_NO_JOB)
     return {**outcome, "started": (_read_request(job) or {}).get("started")}
 
 

@@ -18,7 +18,7 @@ OPAQUE = "ForeignNode["  # a part of the network that TensorRT 8 shows as one la
 NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")  # in the metadata of a layer, since TensorRT 8.6
 # Between the names of nodes in the name of a layer: "a + b", "a || b", "PWN(PWN(a), b)", "{ForeignNode[a...b]}", and
 # "Reformatting CopyNode for Input Tensor 0 to a + b".
-BETWEEN = re.compile(r" \+ | \|\| |, |\.\.\.|[(){}]|ForeignNode\[|\]|^Reformatting CopyNode .*? (?:to|for) ")
+_BETWEEN = re.compile(r" \+ | \|\| |, |\.\.\.|[(){}]|ForeignNode\[|\]|^Reformatting CopyNode .*? (?:to|for) ")
 # What a tensor's format begins or ends with, in the words of 8.5 ("Row major linear FP16 format") and of 10 ("Half").
 PRECISIONS = {"FP32": "fp32", "Float": "fp32", "FP16": "fp16", "Half": "fp16", "BFloat16": "bf16", "Int8": "int8"}
 
@@ -101,7 +101,7 @@ def with_times(described: Sequence[Layer], inferences: Sequence[Sequence[tuple[s
 def _nodes(layer: Any) -> tuple[str, ...]:
     """The nodes' names; of a layer that does not list them, those in its own, each of which has a slash."""
     listed = NODE.findall(_text(layer, "Metadata"))
-    words = listed or [word for word in BETWEEN.split(_text(layer, "Name")) if word and "/" in word]
+    words = listed or [word for word in _BETWEEN.split(_text(layer, "Name")) if word and "/" in word]
     return tuple(dict.fromkeys(words))
 
 

@@ -13,7 +13,7 @@ from .__main__ import claim_stdout
 from .runners import RunnerError
 
 
-def tell_tensorrt() -> None:
+def _tell_tensorrt() -> None:
     from .engine import describe_tensorrt
 
     _tell(describe_tensorrt)
@@ -25,14 +25,14 @@ def tell_cuda() -> None:
     _tell(describe_cuda)
 
 
-def tell_onnxruntime() -> None:
+def _tell_onnxruntime() -> None:
     _tell(_describe_onnxruntime)
 
 
 LIBRARIES: dict[str, Callable[[], None]] = {
-    "tensorrt": tell_tensorrt,
+    "tensorrt": _tell_tensorrt,
     "cuda": tell_cuda,
-    "onnxruntime": tell_onnxruntime,
+    "onnxruntime": _tell_onnxruntime,
 }
 
 

@@ -21,10 +21,10 @@ from typing import Any, Callable, Iterator
 from .files import cache_folder
 from .runners import RunnerError
 
-FOLDERS = ("/run/lock", "/tmp")
+_FOLDERS = ("/run/lock", "/tmp")
 POLL_S = 0.2
 COPY_S = 120.0  # that a copy has the board to itself: a connection that broke unseen is not to hold it for hours
-SAY_EVERY_S = 10.0  # while nothing changes
+_SAY_EVERY_S = 10.0  # while nothing changes
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def lock_path(root: str) -> str | None:
 
 
 def _paths(path: str | None) -> list[str]:
-    return [path] if path else [os.path.join(folder, "edgevit.lock") for folder in FOLDERS]
+    return [path] if path else [os.path.join(folder, "edgevit.lock") for folder in _FOLDERS]
 
 
 def _wait(lock: int, report: Callable[[dict[str, Any]], None], allowed: str | None = None) -> None:
@@ -110,7 +110,7 @@ def _wait(lock: int, report: Callable[[dict[str, Any]], None], allowed: str | No
         if allowed and holder and holder["owner"] == allowed:
             return
         identity = holder and (holder["owner"], holder["method"], holder["pid"])
-        if identity != last_identity or time.monotonic() - reported_s > SAY_EVERY_S:
+        if identity != last_identity or time.monotonic() - reported_s > _SAY_EVERY_S:
             last_identity, reported_s = identity, time.monotonic()
             report({"stage": "wait", "done": 0.0, "holder": holder})
         time.sleep(POLL_S)

@@ -31,7 +31,7 @@ from .records import Power, Run
 from .runners import Lane, Loaded, RunnerError, import_runner
 
 TICK_NS = 200_000_000  # between two readings of the meters
-LANE_BATCHES = 10  # of each stream between two readings, at least: letting all finish costs part of a batch's time
+_LANE_BATCHES = 10  # of each stream between two readings, at least: letting all finish costs part of a batch's time
 
 Report = Callable[..., None]  # stage, how much of it is done, 0 to 1, and figures to show beside it
 
@@ -256,7 +256,7 @@ def repeat_lanes(
             now = perf_counter_ns()
             latencies.append(now - started)
             enough = len(latencies) + len(under_way) >= samples and wall_ns + now - began >= min_ns
-            due = now - began >= TICK_NS and len(latencies) - before >= LANE_BATCHES * len(lanes)
+            due = now - began >= TICK_NS and len(latencies) - before >= _LANE_BATCHES * len(lanes)
             if not (enough or due):
                 under_way.append((lane, start(lane)))
         wall_ns += now - began

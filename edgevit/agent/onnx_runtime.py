@@ -13,7 +13,7 @@ from typing import Any
 from .runners import RunnerError
 
 CPU, GPU = "onnxruntime", "onnxruntime-gpu"
-EITHER = f"{CPU} (as edgevit[cpu] does), or {GPU} (edgevit[gpu]) for an NVIDIA GPU"
+_EITHER = f"{CPU} (as edgevit[cpu] does), or {GPU} (edgevit[gpu]) for an NVIDIA GPU"
 
 
 def installed() -> dict[str, str]:
@@ -40,10 +40,10 @@ def install_hint() -> str:
     """What to do where ONNX Runtime cannot be imported, or is not whole."""
     versions, pip = installed(), f"{sys.executable} -m pip"
     if len(versions) > 1:
-        return f"`{pip} uninstall -y {CPU} {GPU}`, then install {EITHER}"
+        return f"`{pip} uninstall -y {CPU} {GPU}`, then install {_EITHER}"
     if versions:
         return f"`{pip} install --force-reinstall {next(iter(versions))}`"
-    return f"install {EITHER}"
+    return f"install {_EITHER}"
 
 
 def import_onnxruntime() -> Any:

@@ -18,7 +18,7 @@ METERS = ("ina3221", "tegrastats", "jtop")  # the best first: the other two read
 
 # If the last reading is older at the end of the window, and older than two of the longest gaps between readings, there
 # is no power: a program or a service may have ended, and the mean of the window's start would count as that of all.
-SILENT_NS = 1_000_000_000
+_SILENT_NS = 1_000_000_000
 
 Rails = Sequence[Sequence[str]]  # I2C address and label of each
 
@@ -96,7 +96,7 @@ class Readings:
 
     def figures(self, interval_ms: float | None) -> dict[str, Any]:
         gaps_ns = [b - a for a, b in zip(self.times_ns, self.times_ns[1:])]
-        if not self.rows or self.ended_ns - self.times_ns[-1] > max(SILENT_NS, 2 * max(gaps_ns, default=0)):
+        if not self.rows or self.ended_ns - self.times_ns[-1] > max(_SILENT_NS, 2 * max(gaps_ns, default=0)):
             return {"power": None}
         return {
             "power": {

@@ -33,7 +33,7 @@ TYPES = {
 }
 
 VARINT, BYTES, FIXED = 0, 2, {1: 8, 5: 4}  # kinds of fields on the wire; the fixed ones and their sizes
-LONGEST_VARINT = 10
+_LONGEST_VARINT = 10
 
 Span = Tuple[int, int]  # where a field that has a length begins and ends
 T = TypeVar("T")
@@ -167,7 +167,7 @@ def _fields(content: mmap.mmap, within: Span) -> Iterator[tuple[int, Union[int, 
 def _varint(content: mmap.mmap, at: int, end: int) -> tuple[int, int]:
     """Return a number and where it ends."""
     value = 0
-    for i in range(min(LONGEST_VARINT, end - at)):
+    for i in range(min(_LONGEST_VARINT, end - at)):
         byte = content[at + i]
         value |= (byte & 0x7F) << 7 * i
         if byte < 0x80:

@@ -15,7 +15,7 @@ from . import doubts
 SCHEMA = 1
 
 # Fields of a run that JSON turns from tuples into lists.
-SERIES = ("clocks_during_khz", "gpu_load_permille", "temperatures_during_c", "throttled", "beside")
+_SERIES = ("clocks_during_khz", "gpu_load_permille", "temperatures_during_c", "throttled", "beside")
 TIMES = ("latencies_ns", "gpu_ns")  # one time for each inference
 
 PARTS = ("decode", "preprocess", "copy in", "inference", "copy out")  # of an inference end to end, in order
@@ -23,7 +23,7 @@ CLOSED_LOOP = "one after another"  # the use of a run that has no other
 
 # Share of the ticks' time between their first and last readings, from which the power of ticks is taken. Below it, the
 # resolution of the readings is too coarse for it.
-TICKS_COVERED = 0.25
+_TICKS_COVERED = 0.25
 
 
 class RecordError(ValueError):
@@ -73,7 +73,7 @@ class Power:
         inside = [[time for time in self.times_ns if start <= time <= end] for start, end in pairs]
         spans = [(times[0], times[-1]) for times in inside if len(times) > 1]
         covered = sum(end - start for start, end in spans)
-        if covered <= TICKS_COVERED * sum(end - start for start, end in pairs):
+        if covered <= _TICKS_COVERED * sum(end - start for start, end in pairs):
             return None
         return sum(self._drawn(milliwatts, start, end) for start, end in spans) / covered
 
@@ -201,14 +201,14 @@ class Run:
 
     def latency_ns(self, percentile: float) -> int:
         """Nearest rank: the smallest latency that `percentile` % of all are at or below; `percentile` in (0, 100]."""
-        return nearest_rank(self.latencies_ns, percentile)
+        return _nearest_rank(self.latencies_ns, percentile)
 
     def visit_p50s_ns(self) -> list[int]:
         """The median of each visit, in order; none of a model that had its process for itself."""
         if self.visit is None:
             return []
         starts = range(0, len(self.latencies_ns), self.visit)
-        return [nearest_rank(self.latencies_ns[start : start + self.visit], 50) for start in starts]
+        return [_nearest_rank(self.latencies_ns[start : start + self.visit], 50) for start in starts]
 
     def p50_ns(self) -> int:
         return self._percentiles_ns[0]
@@ -236,7 +236,7 @@ class Run:
         return self._stddev_ns if len(self.latencies_ns) > 1 else 0.0
 
     def gpu_percentile_ns(self, percentile: float) -> int | None:
-        return None if self.gpu_ns is None else nearest_rank(self.gpu_ns, percentile)
+        return None if self.gpu_ns is None else _nearest_rank(self.gpu_ns, percentile)
 
     def power_mw(self) -> float | None:
         """Mean power of the whole module over the inferences: over the window less its ticks.
@@ -360,7 +360,7 @@ class Run:
         for name in ("power", "idle_power"):
             values[name] = None if values[name] is None else Power.from_dict(values[name])
         _check_types(cls, values)
-        for name in SERIES:
+        for name in _SERIES:
             values[name] = None if values[name] is None else tuple(values[name])
         for times in (values["parts_ns"] or {}).values():
             if len(times) != len(values["latencies_ns"]):
@@ -386,7 +386,7 @@ class Run:
         return cls.from_dict(data)
 
 
-def nearest_rank(values: Sequence[int], percentile: float) -> int:
+def _nearest_rank(values: Sequence[int], percentile: float) -> int:
     """The smallest value that `percentile` % of all are at or below; `percentile` in (0, 100]."""
     return _at_rank(sorted(values), percentile)
 

@@ -18,7 +18,7 @@ from typing import Any, Iterator
 from .files import cache_folder
 from .runners import RunnerError
 
-HASH_BYTES = hashlib.sha256().digest_size
+_HASH_BYTES = hashlib.sha256().digest_size
 
 
 @dataclass
@@ -69,7 +69,7 @@ def find_timing_cache(
     stored = b""
     with suppress(OSError):
         stored = Path(path).read_bytes()
-    digest, content = stored[:HASH_BYTES], stored[HASH_BYTES:]
+    digest, content = stored[:_HASH_BYTES], stored[_HASH_BYTES:]
     if stored and hashlib.sha256(content).digest() != digest:
         remarks.append(f"the timing cache {path} is damaged, and was started anew")
         content = b""

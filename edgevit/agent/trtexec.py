@@ -18,9 +18,9 @@ from .execution import import_tensorrt, make_log, open_engine
 from .kernel import find_program
 from .runners import RunnerError
 
-HELP_S = 60.0
+_HELP_S = 60.0
 STARTING_S = 300.0  # beside the time that it measures: loading TensorRT and the engine from an SD card
-WARM_UP_MS = 500
+_WARM_UP_MS = 500
 
 # Its names of the lines in the summary, and ours; some releases leave out what does not take place.
 TIMES = {
@@ -32,7 +32,7 @@ TIMES = {
 }
 REQUIRED = ("Latency", "GPU Compute Time")
 # Its names within such a line, and ours.
-STATISTICS = {
+_STATISTICS = {
     "min": "min",
     "max": "max",
     "mean": "mean",
@@ -44,9 +44,9 @@ STATISTICS = {
 
 NUMBER = r"\d{1,15}(?:\.\d{1,15})?(?:e[+-]?\d{1,3})?"
 LINE = re.compile(r"^(?:\[[^\]\n]{1,40}\] )?\[I\] ([A-Z][A-Za-z0-9 ]{2,30}): (.*)$", re.MULTILINE)
-STATISTIC = re.compile(rf"([a-z]+(?:\(\d\d?%\))?) = ({NUMBER}) ms")
-THROUGHPUT = re.compile(rf"({NUMBER}) qps")
-BANNER = re.compile(r"\[TensorRT v(\d{4,6})\]")
+_STATISTIC = re.compile(rf"([a-z]+(?:\(\d\d?%\))?) = ({NUMBER}) ms")
+_THROUGHPUT = re.compile(rf"({NUMBER}) qps")
+_BANNER = re.compile(r"\[TensorRT v(\d{4,6})\]")
 ERROR = re.compile(r"^(?:\[[^\]\n]{1,40}\] )?\[E\] (.*)$", re.MULTILINE)
 
 Send = Callable[[Any], None]
@@ -71,7 +71,7 @@ def trtexec(
     program = find_program(root, "trtexec")
     if program is None:
         raise RunnerError("no trtexec on this board; `sudo apt install libnvinfer-bin` brings it")
-    help_text = _run([program, "--help"], HELP_S)
+    help_text = _run([program, "--help"], _HELP_S)
     command = [program, *_arguments(help_text, _shapes(engine, batch), engine, seconds, streams)]
 
     def report(stage: str) -> None:
@@ -97,7 +97,7 @@ def _shapes(path: str, batch: int) -> str | None:
 
 def _arguments(help_text: str, shapes: str | None, engine: str, seconds: float, streams: int) -> list[str]:
     """Ask for what edgevit measures, in the words of this release's help."""
-    arguments = [f"--loadEngine={engine}", f"--duration={seconds:g}", f"--warmUp={WARM_UP_MS}"]
+    arguments = [f"--loadEngine={engine}", f"--duration={seconds:g}", f"--warmUp={_WARM_UP_MS}"]
     arguments.append("--percentile=90,95,99")
     if shapes:
         arguments.append(f"--shapes={shapes}")
@@ -142,10 +142,10 @@ def parse_summary(text: str) -> dict[str, Any]:
         RunnerError: a line that must be there is not, or says something unknown.
     """
     lines = dict(LINE.findall(text))
-    throughput = THROUGHPUT.match(lines.get("Throughput", ""))
+    throughput = _THROUGHPUT.match(lines.get("Throughput", ""))
     if not throughput:
         raise RunnerError("trtexec printed no throughput; this edgevit does not know its output")
-    banner = BANNER.search(text)
+    banner = _BANNER.search(text)
     return {
         "version": _version(banner.group(1)) if banner else None,
         "throughput_qps": _positive("throughput", float(throughput.group(1))),
@@ -156,8 +156,8 @@ def parse_summary(text: str) -> dict[str, Any]:
 def _times(name: str, line: str | None) -> dict[str, float] | None:
     if line is None and name not in REQUIRED:
         return None
-    times = {STATISTICS[key]: float(value) for key, value in STATISTIC.findall(line or "") if key in STATISTICS}
-    missing = [theirs for theirs, ours in STATISTICS.items() if ours not in times]
+    times = {_STATISTICS[key]: float(value) for key, value in _STATISTIC.findall(line or "") if key in _STATISTICS}
+    missing = [theirs for theirs, ours in _STATISTICS.items() if ours not in times]
     if missing:
         raise RunnerError(f"trtexec printed no {missing[0]} of {name!r}; this edgevit does not know its output")
     if name in REQUIRED:

@@ -155,7 +155,7 @@ class Trtexec:
     gpu_ms: Times
 
 
-UNREAD = ("rows",)  # of millions of figures, NaN among them: who asked for them checks them
+_UNREAD = ("rows",)  # of millions of figures, NaN among them: who asked for them checks them
 
 ANSWERS: dict[str, Any] = {
     **dict.fromkeys(MODULES, dict[str, Any]),  # of these nothing is read, or it is a record that is read elsewhere
@@ -183,7 +183,7 @@ def read_answer(host: str, method: str, answer: Any, kind: Any = None) -> Any:
     if isinstance(answer, dict):
         if method == "build" and answer.get("refused") is not None:
             expected = Refusal
-        fields = {name: value for name, value in answer.items() if name not in UNREAD}
+        fields = {name: value for name, value in answer.items() if name not in _UNREAD}
     READER.checked(fields, expected, f"the answer of {host} to {method!r}")
     return answer
 

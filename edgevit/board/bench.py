@@ -35,10 +35,10 @@ from edgevit.request import as_request, takes_options
 from edgevit.text import printable, shortened
 from edgevit.version import written_by
 
-ON_A_BOARD_S = 10.0  # of window and of idle power: the rails' sensors average over 0.43 s
-ELSEWHERE_S = 1.0
-OLDEST_RUN = datetime(2026, 1, 1, tzinfo=timezone.utc)  # none is older than edgevit
-CROSS_CHECK_S = 3.0  # trtexec's own default
+_ON_A_BOARD_S = 10.0  # of window and of idle power: the rails' sensors average over 0.43 s
+_ELSEWHERE_S = 1.0
+_OLDEST_RUN = datetime(2026, 1, 1, tzinfo=timezone.utc)  # none is older than edgevit
+_CROSS_CHECK_S = 3.0  # trtexec's own default
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def requests_of(
         runner=runner,
         batch=1,
         samples=conditions.samples,
-        duration_s=_or(conditions.duration_s, ON_A_BOARD_S if setting.facts.has_power else ELSEWHERE_S),
+        duration_s=_or(conditions.duration_s, _ON_A_BOARD_S if setting.facts.has_power else _ELSEWHERE_S),
         warmup=conditions.warmup,
         warmup_seconds=conditions.warmup_seconds,
         power_meter=conditions.power_meter,
@@ -341,7 +341,7 @@ def take_turns(
     args = {
         "requests": [[asdict(request) for request in alike] for alike in turns],
         "profiled": [asdict(request) for request in profiled],
-        "idle_s": _or(conditions.idle_s, ON_A_BOARD_S) if setting.facts.has_power else 0.0,
+        "idle_s": _or(conditions.idle_s, _ON_A_BOARD_S) if setting.facts.has_power else 0.0,
         "power_mode": conditions.power_mode,
         "lock_clocks": conditions.lock_clocks,
     }
@@ -432,7 +432,7 @@ def dated(created: str, ahead_s: float, now: datetime | None = None) -> str:
     try:
         at = datetime.fromisoformat(created)
         at -= timedelta(seconds=ahead_s if abs(ahead_s) > CLOCK_OFF_S else 0.0)
-        possible = OLDEST_RUN <= at <= now + timedelta(seconds=CLOCK_OFF_S)
+        possible = _OLDEST_RUN <= at <= now + timedelta(seconds=CLOCK_OFF_S)
     except (ValueError, TypeError, OverflowError):  # no time, or none of this calendar
         possible = False
     return (at if possible else now).isoformat(timespec="seconds")
@@ -485,7 +485,7 @@ def _cross_check(
         args = {
             "engine": request.model,
             "batch": request.batch,
-            "seconds": max(CROSS_CHECK_S, request.duration_s),
+            "seconds": max(_CROSS_CHECK_S, request.duration_s),
             "streams": request.options.get("streams", 1),
             "power_mode": conditions.power_mode,
             "lock_clocks": conditions.lock_clocks,

@@ -34,12 +34,12 @@ LOCAL = ("sh", "-c")
 FOLDER = "edgevit-folder: "  # begins the line that says where the agent could not be stored
 CACHE = '"${XDG_CACHE_HOME:-$HOME/.cache}"/edgevit'
 START_S = 60.0  # for a connection, and for a slow disk to read Python from
-STOP_S = 5.0  # between asking an agent to end and killing it
+_STOP_S = 5.0  # between asking an agent to end and killing it
 TAIL_LINES = 5  # of the agent's stderr, shown when it dies
-LONGEST_LINE = 1 << 28  # bytes; the layers of a large engine are some MB
+_LONGEST_LINE = 1 << 28  # bytes; the layers of a large engine are some MB
 
 # Old enough for any Python to run it and say what is wrong.
-BOOTSTRAP = """\
+_BOOTSTRAP = """\
 import sys
 if sys.version_info < (3, 8):
     sys.exit("the agent needs Python 3.8 or newer, and this is " + sys.version.split()[0])
@@ -48,7 +48,7 @@ main()
 """
 
 # Prints the sha256 of a file: by the quick program where there is one, else by the Python that will run the agent.
-DIGEST = (
+_DIGEST = (
     '{{ sha256sum <"$1" || {python} -c "import hashlib, sys; '
     'print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())" <"$1"; }} 2>/dev/null'
 )
@@ -60,7 +60,7 @@ DIGEST = (
 START = (
     'export HOME="${{HOME:-$(eval echo "~$(id -un)")}}"; d={cache}; f=$d/{name}; t=$f.$$; '
     'fail() {{ echo "{folder}$d" >&2; exit 1; }}; mkdir -p "$d" || fail; '
-    f'same() {{{{ case "$({DIGEST})" in {{sha256}}*) true;; *) false;; esac; }}}}; '
+    f'same() {{{{ case "$({_DIGEST})" in {{sha256}}*) true;; *) false;; esac; }}}}; '
     'if same "$f"; then :; else echo; echo "{mark}send"; '
     'head -c {size} >"$t" && same "$t" && mv "$t" "$f" '
     '|| {{ rm -f "$t"; df -Pk "$d" >&2; fail; }}; fi; '
@@ -78,7 +78,7 @@ def pack_agent() -> tuple[str, bytes]:
     sources = {f"agent/{path.relative_to(AGENT_DIR)}": path.read_bytes() for path in sorted(AGENT_DIR.rglob("*.py"))}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name, source in {"__main__.py": BOOTSTRAP.encode(), **sources}.items():
+        for name, source in {"__main__.py": _BOOTSTRAP.encode(), **sources}.items():
             archive.writestr(zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0)), source)
     content = buffer.getvalue()
     return f"agent-{hashlib.sha256(content).hexdigest()[:16]}.pyz", content
@@ -272,7 +272,7 @@ class Agent:
     def _end(self) -> tuple[int, str, str]:
         """Return the exit code, its description and the stderr of an agent that has closed its output."""
         try:
-            code = self._process.wait(STOP_S)
+            code = self._process.wait(_STOP_S)
             ending = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         except subprocess.TimeoutExpired:
             code, ending = 0, "it closed its output and goes on"
@@ -294,7 +294,7 @@ class Agent:
         searched = 0
         while (end := self._unread.find(b"\n", searched)) < 0:
             searched = len(self._unread)
-            if searched > LONGEST_LINE:
+            if searched > _LONGEST_LINE:
                 raise AgentError(self._not_the_protocol(bytes(self._unread[:80])))
             _wait_for(self._stdout, select.POLLIN, deadline)
             chunk = os.read(self._stdout, 1 << 16)
@@ -317,7 +317,7 @@ class Agent:
             self._process.terminate()
         self._process.stdin.close()
         try:
-            self._process.wait(STOP_S)
+            self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

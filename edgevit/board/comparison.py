@@ -19,14 +19,14 @@ from edgevit.records.documents import Reader
 
 READER = Reader(RunsError, hint="remove the line if it was cut off, or measure again")
 UNITS = {"p50": "ms", "p99": "ms", "mean": "ms", "processor": "ms", "throughput": "images/s", "energy": "mJ/image"}
-MORE_IS_BETTER = ("throughput",)
+_MORE_IS_BETTER = ("throughput",)
 # Fields of runs that many have in common, and those that are many readings.
 SHARED = (
     *("label", "model", "model_sha256", "precision", "runner", "provider", "session", "environment", "edgevit"),
     *("clocks_before_khz", "clocks_after_khz", "temperatures_before_c", "temperatures_after_c"),
     *("power_mode_before", "power_mode_after"),
 )
-DURING = ("clocks_during_khz", "temperatures_during_c")
+_DURING = ("clocks_during_khz", "temperatures_during_c")
 
 BUSY: Final = "not judged: the machine was busy"
 Outcome = Literal[
@@ -138,7 +138,7 @@ class RunReader:
     def run(self, content: dict[str, Any]) -> Run:
         """Raises: RecordError."""
         once = {name: self._once(content[name]) for name in SHARED if name in content}
-        for name in DURING:
+        for name in _DURING:
             if isinstance(rows := content.get(name), list):
                 once[name] = list(map(self._once, rows))
         return Run.from_dict({**content, **once})
@@ -490,7 +490,7 @@ def _outcome(ratio: Ratio) -> Outcome:
         return "too few samples" if ratio.rounds is None else "too few rounds"
     if ratio.low <= 1 <= ratio.high:
         return "cannot be told apart"
-    return "better" if (ratio.low > 1) == (ratio.figure in MORE_IS_BETTER) else "worse"
+    return "better" if (ratio.low > 1) == (ratio.figure in _MORE_IS_BETTER) else "worse"
 
 
 def _inference_s(run: Run) -> float:

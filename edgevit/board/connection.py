@@ -36,12 +36,12 @@ from edgevit.text import shortened
 
 THIS_MACHINE = "this machine"
 SILENCE_S = 120.0  # without a sign of life, before a connection is given up; a job gives one every few seconds
-RETRY_S = 60.0  # that a lost connection is tried again for
-PAUSES_S = (0.5, 8.0)  # between two tries, at first and at most
-STEADY_S = 10.0  # that a connection has to last to count as one that came back
+_RETRY_S = 60.0  # that a lost connection is tried again for
+_PAUSES_S = (0.5, 8.0)  # between two tries, at first and at most
+_STEADY_S = 10.0  # that a connection has to last to count as one that came back
 CHUNK = 1 << 18
 MIB = 1 << 20
-MOST_FIGURE = 1e300  # that is shown beside a bar
+_MOST_FIGURE = 1e300  # that is shown beside a bar
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def open_board(
     ssh_config: Path | None = None,
     python: str | None = None,
     connect_seconds: float = 10,
-    retry_seconds: float = RETRY_S,
+    retry_seconds: float = _RETRY_S,
 ) -> Iterator[Board]:
     """Connect to a host by SSH, or to this machine if it is None.
 
@@ -87,7 +87,7 @@ class Board:
         python: str,
         *,
         explain: Explain = lambda stderr, code: None,
-        retry_seconds: float = RETRY_S,
+        retry_seconds: float = _RETRY_S,
         silence_seconds: float = SILENCE_S,
     ) -> None:
         self.host = host  # what messages call it
@@ -217,7 +217,7 @@ class Board:
         began = time.monotonic()
 
         def on_progress(progress: dict[str, Any]) -> None:
-            if time.monotonic() - began > STEADY_S:
+            if time.monotonic() - began > _STEADY_S:
                 self._lost_at = None
             show(progress)
 
@@ -254,7 +254,7 @@ class Board:
 
     def _persist(self, act: Callable[[], T], job: str | None = None) -> T:
         """Run `action`; repeat it each time that a lost connection is back."""
-        self._lost_at, pause = None, PAUSES_S[0]
+        self._lost_at, pause = None, _PAUSES_S[0]
         while True:
             try:
                 return act()
@@ -266,12 +266,12 @@ class Board:
                 lost = error
             now = time.monotonic()
             if self._lost_at is None:
-                self._lost_at, pause = now, PAUSES_S[0]
+                self._lost_at, pause = now, _PAUSES_S[0]
             if now + pause > self._lost_at + self._retry_seconds:
                 hint = f"{job} goes on there, and the same command collects its result" if job else "try again"
                 raise ConnectionLostError(f"the connection to {self.host} is lost ({lost}); {hint}") from lost
             time.sleep(pause)
-            pause = min(PAUSES_S[1], 2 * pause)
+            pause = min(_PAUSES_S[1], 2 * pause)
 
     def _put(self, path: Path, sha256: str, progress: Progress) -> str:
         agent = self._connected()
@@ -419,7 +419,7 @@ class _Show:
             self._stage = self._open.enter_context(self._progress.stage(f"{self._name}: {name}", total=100, unit="%"))
             self._stage_name = name
         numbers = {
-            key: value for key, value in progress.items() if type(value) in (int, float) and abs(value) < MOST_FIGURE
+            key: value for key, value in progress.items() if type(value) in (int, float) and abs(value) < _MOST_FIGURE
         }
         done = numbers.pop("done", 0.0)
         self._stage.update(int(100 * min(1.0, max(0.0, done))), **numbers)

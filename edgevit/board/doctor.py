@@ -1,7 +1,7 @@
 """Checks of a board's set-up; each problem comes with the command that fixes it.
 
 A check is a function of the facts and the profile; None where it does not apply. To add one, write
-it and name it in `CHECKS`, and in `JETSON_ONLY` if other machines have nothing like it. A problem stops something that
+it and name it in `CHECKS`, and in `_JETSON_ONLY` if other machines have nothing like it. A problem stops something that
 edgevit is for; with a warning everything works, and figures are worse or other than they could be.
 """
 
@@ -20,15 +20,15 @@ from edgevit.board.facts import CLOCK_OFF_S, BoardFacts, ListedMode
 from edgevit.board.profiles import Profile
 from edgevit.board.roofline import board_ceiling
 
-OLDEST_PYTHON = (3, 8)
+_OLDEST_PYTHON = (3, 8)
 GIB = 2**30
 # Our own limits: a ViT's engine and its build fit below the first of each pair with room to spare, and not the second.
-MEMORY_GIB = (2.0, 0.75)
-DISK_GIB = (4.0, 1.0)
-FORGETFUL_L4T = ("36.4.4", "36.4.7")  # GPU memory is refused there that is free, by several users' reports
-RAIL_FILES = "/sys/bus/i2c/drivers/ina3221/*/hwmon/*/{in,curr}*_input"
-SYSTEM_PYTHON = "/usr/bin"  # has the Python that JetPack's TensorRT is for
-HOT_C = 85.0  # Orin slows down in the nineties
+_MEMORY_GIB = (2.0, 0.75)
+_DISK_GIB = (4.0, 1.0)
+_FORGETFUL_L4T = ("36.4.4", "36.4.7")  # GPU memory is refused there that is free, by several users' reports
+_RAIL_FILES = "/sys/bus/i2c/drivers/ina3221/*/hwmon/*/{in,curr}*_input"
+_SYSTEM_PYTHON = "/usr/bin"  # has the Python that JetPack's TensorRT is for
+_HOT_C = 85.0  # Orin slows down in the nineties
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def diagnose(facts: BoardFacts, profile: Profile | None) -> tuple[Check, ...]:
 
     This machine may be any computer; a machine named by --board must be a Jetson.
     """
-    apply = [check for check in CHECKS if facts.is_jetson or check not in JETSON_ONLY]
+    apply = [check for check in CHECKS if facts.is_jetson or check not in _JETSON_ONLY]
     checks = [result for check in apply if (result := check(facts, profile)) is not None]
     if facts.host is None or facts.is_jetson:
         return tuple(checks)
@@ -141,7 +141,7 @@ def _l4t(facts: BoardFacts, profile: Profile | None) -> Check:
             "/etc/nv_tegra_release",
             "in a container, mount it: docker run -v /etc/nv_tegra_release:/etc/nv_tegra_release",
         )
-    if l4t in FORGETFUL_L4T:
+    if l4t in _FORGETFUL_L4T:
         return Check(
             "L4T",
             "warning",
@@ -156,7 +156,7 @@ def _l4t(facts: BoardFacts, profile: Profile | None) -> Check:
 def _python(facts: BoardFacts, profile: Profile | None) -> Check:
     actual = f"{facts.python} ({facts.python_path})"
     version = re.match(r"(\d{1,3})\.(\d{1,3})", facts.python)
-    if version is None or (int(version[1]), int(version[2])) < OLDEST_PYTHON:
+    if version is None or (int(version[1]), int(version[2])) < _OLDEST_PYTHON:
         return Check("Python", "problem", actual, "3.8 or newer", "sudo apt install python3.8")
     return Check("Python", "ok", actual)
 
@@ -169,9 +169,9 @@ def _tensorrt(facts: BoardFacts, profile: Profile | None) -> Check:
         hint = "sudo apt install python3-libnvinfer tensorrt"
         if facts.in_venv:
             hint = f"python3 -m venv --system-site-packages VENV, as other venvs do not see it; and {hint}"
-        elif not facts.python_path.startswith(f"{SYSTEM_PYTHON}/"):  # conda's or pyenv's, which apt does not serve
+        elif not facts.python_path.startswith(f"{_SYSTEM_PYTHON}/"):  # conda's or pyenv's, which apt does not serve
             folder = facts.python_path.rpartition("/")[0]
-            hint = f"{SYSTEM_PYTHON} before {folder} in the PATH of a command by ssh (see ~/.bashrc there); and {hint}"
+            hint = f"{_SYSTEM_PYTHON} before {folder} in the PATH of a command by ssh (see ~/.bashrc there); and {hint}"
         return Check(
             "TensorRT", "problem", _without_advice(error), "one that Python imports; pip has none for Jetsons", hint
         )
@@ -273,13 +273,13 @@ def _memory(facts: BoardFacts, profile: Profile | None) -> Check | None:
     if free is None or total is None:
         return None
     hint = "sudo systemctl isolate multi-user.target (ends the desktop; graphical.target brings it back)"
-    return _room("memory", free, MEMORY_GIB, f" of {total / GIB:.1f} GiB", hint)
+    return _room("memory", free, _MEMORY_GIB, f" of {total / GIB:.1f} GiB", hint)
 
 
 def _disk(facts: BoardFacts, profile: Profile | None) -> Check | None:
     free, cache = facts.disk.cache_free_bytes, facts.disk.cache or "~/.cache/edgevit"
     hint = f"rm -r {cache}/files (models and engines there; they are sent and built again)"
-    return None if free is None else _room("disk", free, DISK_GIB, f" for {cache}", hint)
+    return None if free is None else _room("disk", free, _DISK_GIB, f" for {cache}", hint)
 
 
 def _room(name: str, free: int, limits: tuple[float, float], of: str, hint: str) -> Check:
@@ -296,10 +296,10 @@ def _temperature(facts: BoardFacts, profile: Profile | None) -> Check | None:
         return None
     zone = max(zones, key=lambda name: zones[name])
     actual = f"{zones[zone]:.0f} °C at most ({zone})"
-    if zones[zone] < HOT_C:
+    if zones[zone] < _HOT_C:
         return Check("temperature", "ok", actual)
     hint = "let it cool, and look at its fan and where its air comes from"
-    return Check("temperature", "warning", f"{actual}, close to slowing down", f"below {HOT_C:.0f} °C", hint)
+    return Check("temperature", "warning", f"{actual}, close to slowing down", f"below {_HOT_C:.0f} °C", hint)
 
 
 def _clock(facts: BoardFacts, profile: Profile | None) -> Check | None:
@@ -319,7 +319,7 @@ def _rails(facts: BoardFacts, profile: Profile | None) -> Check:
     if not able:
         hint = "sudo modprobe ina3221; in a container: docker run -v /sys:/sys:ro"
         if ROOT_ALONE in reasons:  # as some kernels of JetPack 5 have it
-            hint = f"sudo chmod a+r {RAIL_FILES}, until the next boot"
+            hint = f"sudo chmod a+r {_RAIL_FILES}, until the next boot"
         return Check("power rails", "warning", f"no meter can read them, so no energy ({reasons})", "ina3221", hint)
     names = {(rail.address, rail.label) for rail in rails}
     shown = ", ".join(f"{rail.label} {rail.milliwatts / 1000:.2f} W" for rail in rails)
@@ -384,4 +384,4 @@ CHECKS = (
     *(_module, _left_behind, _jetpack, _l4t, _python, _tensorrt, _cuda, _onnxruntime, _trtexec),
     *(_power_mode, _clocks, _memory, _disk, _temperature, _clock, _rails, _jtop, _sudo),
 )
-JETSON_ONLY = (_jetpack, _l4t, _trtexec, _power_mode, _clocks, _rails, _jtop, _sudo)
+_JETSON_ONLY = (_jetpack, _l4t, _trtexec, _power_mode, _clocks, _rails, _jtop, _sudo)

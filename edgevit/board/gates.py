@@ -35,7 +35,7 @@ UNITS: dict[str, dict[str, int]] = {
 }
 
 # What a figure takes to be measured, and what to try where that is missing.
-ADVICE = {
+_ADVICE = {
     "a run": "",
     "gpu": "the GPU's own times come from --runner tensorrt with one stream",
     "engine": "only --runner tensorrt knows what its engine takes",
@@ -46,7 +46,7 @@ ADVICE = {
     "thermal": "it is read from /sys/class/thermal, which that machine does not offer",
 }
 
-COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
@@ -65,7 +65,7 @@ class Metric:
     """A figure that a gate can limit."""
 
     quantity: str  # of UNITS
-    needs: str  # of ADVICE
+    needs: str  # of _ADVICE
     read: Callable[[Run], float | None]  # in the quantity's smallest unit
 
 
@@ -108,7 +108,7 @@ class Gate:
     """A bound on one figure."""
 
     metric: str  # of METRICS
-    comparison: str  # of COMPARISONS
+    comparison: str  # of _COMPARISONS
     value: float
     unit: str
     text: str  # as it was asked for
@@ -204,7 +204,7 @@ def check_measurable(gates: Iterable[Gate], available: Collection[str], batches:
     """
     for gate in gates:
         if gate.metric not in available:
-            advice = ADVICE[METRICS[gate.metric].needs]
+            advice = _ADVICE[METRICS[gate.metric].needs]
             raise GateError(f"gate {gate}: {gate.metric} cannot be measured there: {advice}")
         if batches and gate.batch is not None and gate.batch not in batches:
             sizes = ", ".join(map(str, sorted(batches)))
@@ -280,5 +280,5 @@ def _state(gate: Gate, worst: float | None, void: tuple[str, ...]) -> tuple[Stat
     if void:
         return "void", void
     if worst is None:
-        return "not measured", (ADVICE[METRICS[gate.metric].needs],)
-    return ("pass" if COMPARISONS[gate.comparison](worst, gate.limit) else "fail"), ()
+        return "not measured", (_ADVICE[METRICS[gate.metric].needs],)
+    return ("pass" if _COMPARISONS[gate.comparison](worst, gate.limit) else "fail"), ()

@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
     Floats = NDArray[Any]
 
-CONFIDENCE = 0.95
-RESAMPLES = 1000
+_CONFIDENCE = 0.95
+_RESAMPLES = 1000
 LEAST_ROUNDS = 6  # the median lies outside the least and the greatest of 6 less than 5 times of 100
 CHUNK = 1_000_000  # values resampled at once
 # Blocks that give a variance of least error are short for an interval: of 200 to 1000 samples of an AR(1) series at
 # 0.8 to 0.95 they cover the truth 89 to 96 times of 100, and blocks of twice the length 92 to 97 times.
-LONGER = 2
-LEAST_SAMPLES = 20  # fewer show too little of how they depend on each other
+_LONGER = 2
+_LEAST_SAMPLES = 20  # fewer show too little of how they depend on each other
 
 # Figures that are compared, all above 0.
-FIGURES: dict[str, Callable[[Run], float | None]] = {
+_FIGURES: dict[str, Callable[[Run], float | None]] = {
     "p50": lambda run: run.p50_ns() / 1e6,
     "p99": lambda run: run.p99_ns() / 1e6,
     "mean": lambda run: run.mean_ns() / 1e6,
@@ -61,14 +61,14 @@ FIGURES: dict[str, Callable[[Run], float | None]] = {
 
 # Of runs in turns, also this one: other programs make an inference wait, and do not make it compute more. It is no
 # latency, but on one thread of a processor the ratio of two models is the same.
-IN_TURNS = {**FIGURES, "processor": Run.processor_ms}
+_IN_TURNS = {**_FIGURES, "processor": Run.processor_ms}
 
 
 @dataclass(frozen=True)
 class Ratio:
     """One figure of `after` over that of `before`; of several runs, the geometric mean; of rounds, the median."""
 
-    figure: str  # of IN_TURNS
+    figure: str  # of _IN_TURNS
     before: float
     after: float
     ratio: float  # of rounds, the median of their ratios, which need not be that of the medians
@@ -86,10 +86,10 @@ class Side:
 
     @cached_property
     def figures(self) -> dict[str, Floats]:
-        """Each of IN_TURNS of every run: [runs]; 0 where a run lacks it."""
+        """Each of _IN_TURNS of every run: [runs]; 0 where a run lacks it."""
         import numpy as np
 
-        return {name: np.array([read(run) or 0 for run in self.runs], dtype=float) for name, read in IN_TURNS.items()}
+        return {name: np.array([read(run) or 0 for run in self.runs], dtype=float) for name, read in _IN_TURNS.items()}
 
     @cached_property
     def rounds(self) -> dict[tuple[str, int], int]:
@@ -109,7 +109,7 @@ def ratios(before: Side, after: Side) -> list[Ratio]:
     single = len(before.runs) == len(after.runs) == 1
     within = [_spread_within(side.runs[0], random) for side in (before, after)] if single else []
     ratios = []
-    for figure in FIGURES:
+    for figure in _FIGURES:
         sides = [side.figures[figure] for side in (before, after)]
         if any(values.min() <= 0 for values in sides):
             continue
@@ -139,7 +139,7 @@ def _ratios_in_turns(before: Side, after: Side, rounds: Sequence[tuple[int, int]
 
     places = np.array(rounds)  # [rounds, 2]
     ratios = []
-    for figure in IN_TURNS:
+    for figure in _IN_TURNS:
         pairs = np.stack([side.figures[figure][places[:, i]] for i, side in enumerate((before, after))], axis=1)
         if pairs.min() <= 0:
             continue
@@ -166,7 +166,7 @@ def _median(apart: Floats) -> tuple[float | None, float, float | None]:
     if count < LEAST_ROUNDS:
         return None, middle, None
     k, cover, next_cover = _last_enough(count)
-    share = (cover - CONFIDENCE) / (cover - next_cover)
+    share = (cover - _CONFIDENCE) / (cover - next_cover)
     weight = (count - k) * share / (k + (count - 2 * k) * share)
     low, high = ((1 - weight) * side[k - 1] + weight * side[k] for side in (ordered, ordered[::-1]))
     return math.exp(low), middle, math.exp(high)
@@ -180,7 +180,7 @@ def _last_enough(count: int) -> tuple[int, float, float]:
     while True:
         below += ways
         next_cover = 1 - 2 * below / every
-        if next_cover < CONFIDENCE:
+        if next_cover < _CONFIDENCE:
             return k, cover, next_cover
         k, cover, ways = k + 1, next_cover, ways * (count - k) // (k + 1)
 
@@ -200,11 +200,11 @@ def block_length(samples: Sequence[float]) -> int:
     values = np.asarray(samples, dtype=float)
     below = [values <= np.quantile(values, share, method="inverted_cdf") for share in (0.5, 0.99)]
     longest = max(_best_length(series.astype(float)) for series in (values, *below))
-    return max(1, min(LONGER * longest, len(values) // 3))
+    return max(1, min(_LONGER * longest, len(values) // 3))
 
 
 def resample(samples: Sequence[float], statistics: Callable[[Floats], Floats], block: int, random: Generator) -> Floats:
-    """Return how far the logarithms of `statistics` deviate when blocks of samples are drawn again: [RESAMPLES, S].
+    """Return how far the logarithms of `statistics` deviate when blocks of samples are drawn again: [_RESAMPLES, S].
 
     `statistics` maps [R, N], R rows of samples, to [R, S]; `block` is the length of a block.
     """
@@ -216,12 +216,12 @@ def resample(samples: Sequence[float], statistics: Callable[[Floats], Floats], b
     # Every block, [N, block], as views: copying whole blocks is quicker than finding the place of each sample.
     blocks = np.lib.stride_tricks.sliding_window_view(np.concatenate([values, values[: block - 1]]), block)
     drawn = []
-    for rows in _chunks(RESAMPLES, max(1, CHUNK // count)):
+    for rows in _chunks(_RESAMPLES, max(1, CHUNK // count)):
         starts = random.integers(0, count, (rows, math.ceil(pieces), 1))[..., 0]
         drawn.append(statistics(blocks[starts].reshape(rows, -1)[:, :count]))
     deviations = np.log(np.concatenate(drawn)) - np.log(statistics(values[None]))
     freedom = max(pieces - 1, 1)
-    wider: Floats = np.sqrt((freedom + 1) / random.chisquare(freedom, (RESAMPLES, 1)))
+    wider: Floats = np.sqrt((freedom + 1) / random.chisquare(freedom, (_RESAMPLES, 1)))
     return np.asarray(deviations * wider)
 
 
@@ -233,7 +233,7 @@ class _Spread:
 
 def _spread_within(run: Run, random: Generator) -> _Spread:
     count = len(run.latencies_ns)
-    if count < LEAST_SAMPLES:
+    if count < _LEAST_SAMPLES:
         return _Spread(1, {})
     block = block_length(run.latencies_ns)
     p50, p99, mean = resample(run.latencies_ns, latency_statistics, block, random).T
@@ -242,7 +242,7 @@ def _spread_within(run: Run, random: Generator) -> _Spread:
     if count >= P99_SAMPLES:
         figures["p99"] = p99
     watts = _power_readings(run)
-    if len(watts) >= LEAST_SAMPLES and min(watts) > 0:
+    if len(watts) >= _LEAST_SAMPLES and min(watts) > 0:
         figures["energy"] = mean + resample(watts, _means, block_length(watts), random)[:, 0]
     return _Spread(block, figures)
 
@@ -258,11 +258,11 @@ def _spread_between(before: Floats, after: Floats, random: Generator) -> Floats:
     old, new = [
         np.concatenate([
             random.choice(apart, (rows, len(side))).mean(axis=1)
-            for rows in _chunks(RESAMPLES, max(1, CHUNK // len(side)))
+            for rows in _chunks(_RESAMPLES, max(1, CHUNK // len(side)))
         ])
         for side in (before, after)
     ]  # fmt: skip
-    return np.asarray((new - old) * np.sqrt(freedom / random.chisquare(freedom, RESAMPLES)))
+    return np.asarray((new - old) * np.sqrt(freedom / random.chisquare(freedom, _RESAMPLES)))
 
 
 def _interval(difference: float, deviations: Floats | None) -> tuple[float | None, float | None]:
@@ -271,7 +271,7 @@ def _interval(difference: float, deviations: Floats | None) -> tuple[float | Non
 
     if deviations is None:
         return None, None
-    low, high = np.quantile(deviations, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = np.quantile(deviations, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
     return math.exp(difference + low), math.exp(difference + high)
 
 

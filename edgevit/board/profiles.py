@@ -22,10 +22,10 @@ from edgevit.records.model import Size
 SHIPPED = Path(__file__).parent / "shipped"  # profiles/ of the repository
 SUFFIXES = (".yaml", ".yml", ".json")  # JSON is YAML, so what `edgevit profiles NAME --json` prints is a profile
 FLOP_PER_TENSOR_CORE = 512  # per clock, fp16 and dense: 256 multiply-adds
-TRANSFERS_PER_CLOCK = 2  # LPDDR5 moves data on both edges of the memory controller's clock
+_TRANSFERS_PER_CLOCK = 2  # LPDDR5 moves data on both edges of the memory controller's clock
 ROUNDING = 0.01  # published figures are rounded
 GATE = re.compile(r"[a-z][a-z0-9_]*\s*[<>]=?\s*[0-9.]+\s*[A-Za-z/%]*")  # the form; `bench` knows the metrics
-GENERIC = "-0000"  # the part number that many boards of a family give instead of their own
+_GENERIC = "-0000"  # the part number that many boards of a family give instead of their own
 
 READER = Reader(ProfileError, hint="mend it, or begin with what `edgevit profiles NAME --json` prints")
 VariantName = Literal["standard", "super"]
@@ -127,7 +127,7 @@ class Profile(BaseModel, extra="forbid", frozen=True):
         return {part.partition("-")[0] for part in self.parts}
 
     def bytes_per_s(self, emc_mhz: float) -> float:
-        return emc_mhz * 1e6 * TRANSFERS_PER_CLOCK * self.memory_bus_bits / 8
+        return emc_mhz * 1e6 * _TRANSFERS_PER_CLOCK * self.memory_bus_bits / 8
 
     def variant(self, *, super_clocks: bool) -> BoardVariant:
         return self.variants["super"] if super_clocks and "super" in self.variants else self.variants["standard"]
@@ -157,7 +157,7 @@ class Profile(BaseModel, extra="forbid", frozen=True):
         part = _part(facts)
         if part is None or not self._has_memory_of(facts):
             return False
-        return part in self.parts or (part.endswith(GENERIC) and part.partition("-")[0] in self.families)
+        return part in self.parts or (part.endswith(_GENERIC) and part.partition("-")[0] in self.families)
 
     def _has_memory_of(self, facts: BoardFacts) -> bool:
         gib, (low, high) = _mem_total_gib(facts), self.mem_total_gib

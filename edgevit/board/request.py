@@ -15,7 +15,7 @@ from edgevit.records.names import suffix_of
 from edgevit.records.precisions import MIXED, PRECISIONS
 from edgevit.request import BOARD, JOBS, LOAD, MEASURING, OUTPUT, RUNNER, Nested, Option, assignments
 
-POWER_METERS = ("ina3221", "tegrastats", "jtop")
+_POWER_METERS = ("ina3221", "tegrastats", "jtop")
 TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # of the options of runners, and what one is called
     "bool": (lambda value: type(value) is bool, "True or False"),  # a text would be taken for true
     "int": (lambda value: type(value) is int and 1 <= value <= 1000, "a whole number from 1 to 1000"),
@@ -23,8 +23,8 @@ TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # of the options of run
     "str": (lambda value: type(value) is str, "a text"),
 }
 MOST_IMAGES = 32  # pictures of an end-to-end bench: decoding takes longer for some, and a camera sees many
-LEAST_PERIOD_MS = 0.1  # `sleep` returns about so late
-THREADS = "[1, 1000]"  # far more, and starting them takes minutes
+_LEAST_PERIOD_MS = 0.1  # `sleep` returns about so late
+_THREADS = "[1, 1000]"  # far more, and starting them takes minutes
 SECONDS = "[0, 86400]"  # a day
 ROUNDS = 10  # of several models in turns; an interval of their ratios needs at least 6
 
@@ -178,7 +178,7 @@ class Conditions:
             ("runner", runner, runner_names()),
             ("provider", self.provider, PROVIDERS),
             ("precision", self.precision, (*PRECISIONS, MIXED)),
-            ("power meter", self.power_meter, POWER_METERS),
+            ("power meter", self.power_meter, _POWER_METERS),
         )
         for kind, name, allowed in named:
             if name is not None and name not in allowed:
@@ -190,11 +190,11 @@ class Conditions:
             *(("--streams", count, "[1, 1000]") for count in self.streams),
             ("--repeat", rounds, "[1, 100000]"),
             ("--samples", self.samples, "[1, 1000000]"),
-            ("--threads", self.threads, THREADS),
+            ("--threads", self.threads, _THREADS),
             ("--duration", self.duration_s, SECONDS),
             ("--idle", self.idle_s, SECONDS),
             ("--warmup", self.warmup, "[0, 1000000]"),
-            ("--period-ms", self.period_ms, f"[{LEAST_PERIOD_MS}, 3600000]"),
+            ("--period-ms", self.period_ms, f"[{_LEAST_PERIOD_MS}, 3600000]"),
             ("--warmup-seconds", self.warmup_seconds, SECONDS),
         )
         for name, value, interval in limits:

@@ -21,8 +21,8 @@ from edgevit.board.facts import BoardFacts, ListedMode
 from edgevit.board.profiles import FLOP_PER_TENSOR_CORE, Mode, Profile
 from edgevit.records.precisions import FP16, precision_of
 
-SMS_PER_TPC = 2
-TPC_MASK_BITS = 8  # on every Orin; a bit that is set is a TPC that is off, or not there
+_SMS_PER_TPC = 2
+_TPC_MASK_BITS = 8  # on every Orin; a bit that is set is a TPC that is off, or not there
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def ceiling(profile: Profile, mode: Mode | str | None = None, *, super_clocks: b
         variant = profile.variant(super_clocks=super_clocks)
         return _ceiling(profile, profile.sms, variant.gpu_max_mhz * 1e6, variant.emc_max_mhz)
     caps = profile.mode(mode, super_clocks=super_clocks) if isinstance(mode, str) else mode
-    return _ceiling(profile, SMS_PER_TPC * caps.tpcs, caps.gpu_hz, caps.emc_mhz)
+    return _ceiling(profile, _SMS_PER_TPC * caps.tpcs, caps.gpu_hz, caps.emc_mhz)
 
 
 def board_ceiling(profile: Profile, facts: BoardFacts, mode: ListedMode | None = None) -> Ceiling:
@@ -78,8 +78,8 @@ def board_ceiling(profile: Profile, facts: BoardFacts, mode: ListedMode | None =
 def _sms_on(profile: Profile, tpc_mask: int | None) -> int:
     if tpc_mask is None:
         return profile.sms
-    off = bin(tpc_mask & (1 << TPC_MASK_BITS) - 1).count("1")
-    return min(profile.sms, SMS_PER_TPC * (TPC_MASK_BITS - off))
+    off = bin(tpc_mask & (1 << _TPC_MASK_BITS) - 1).count("1")
+    return min(profile.sms, _SMS_PER_TPC * (_TPC_MASK_BITS - off))
 
 
 def _capped(cap: float | None, highest: float) -> float:

@@ -16,8 +16,8 @@ from pathlib import Path
 from edgevit.errors import UnreachableError
 
 FAILED = 255  # ssh's own exit code, as opposed to the command's
-LONGEST_FOLDER = 60  # characters; the path of a socket may have some 100, and ssh adds its own
-ASK_S = 5.0  # for a word with our own ssh process
+_LONGEST_FOLDER = 60  # characters; the path of a socket may have some 100, and ssh adds its own
+_ASK_S = 5.0  # for a word with our own ssh process
 
 OPTIONS = {
     "BatchMode": "yes",  # nobody is there to type a password
@@ -71,7 +71,7 @@ REASONS = (
 
 # What a login shell says of its own files, which is all there is where the connection breaks before the command begins:
 # bash "FILE: line 5: ", zsh "FILE:5: ", dash "FILE: 5: ", fish "FILE (line 5): ".
-OF_A_SHELL = r"^\S+(?:: line [0-9]+|: ?[0-9]+| \(line [0-9]+\)):"
+_OF_A_SHELL = r"^\S+(?:: line [0-9]+|: ?[0-9]+| \(line [0-9]+\)):"
 
 
 class Ssh:
@@ -92,7 +92,7 @@ class Ssh:
             raise UnreachableError(f"cannot reach {self.host}: no ssh program here; try `apt install openssh-client`")
         parent = tempfile.gettempdir()
         self._folder = tempfile.TemporaryDirectory(
-            prefix="edgevit-", dir=parent if len(parent) < LONGEST_FOLDER else "/tmp", ignore_cleanup_errors=True
+            prefix="edgevit-", dir=parent if len(parent) < _LONGEST_FOLDER else "/tmp", ignore_cleanup_errors=True
         )
         options = {**OPTIONS, "ConnectTimeout": str(max(1, round(self._connect_seconds)))}
         self._ssh = ("ssh", *self._config, "-S", f"{self._folder.name}/s")
@@ -120,7 +120,7 @@ class Ssh:
                         hint.format(ssh=ssh, ssh_batch=ssh_batch, forget=forget),
                     )
                     return UnreachableError(f"cannot reach {self.host}: {reason}; try {remedy}")
-        of_ssh = [line for line in lines if not re.search(OF_A_SHELL, line)]
+        of_ssh = [line for line in lines if not re.search(_OF_A_SHELL, line)]
         return UnreachableError(
             f"cannot reach {self.host}: {of_ssh[-1] if of_ssh else 'the connection broke'}; try `{ssh} true`"
         )
@@ -141,7 +141,7 @@ class Ssh:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 start_new_session=True,
-                timeout=ASK_S,
+                timeout=_ASK_S,
                 check=False,
             ).returncode
         return False

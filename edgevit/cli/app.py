@@ -43,7 +43,7 @@ from edgevit.version import written_by
 FIRST = (derive, sweep, export, bench, report, evaluate, compare, show, methods, board)
 MORE = (base, package, fleet, derive_many, supernet, cost, ls, profiles, characterize, cache)
 COMMANDS = (*FIRST, *MORE)
-ALIASES = {"prove": characterize}  # not listed
+_ALIASES = {"prove": characterize}  # not listed
 
 
 def _name(module: Any) -> str:
@@ -57,7 +57,7 @@ class _Commands(TyperGroup):
         super().__init__(**options)
         for module in COMMANDS:
             self.add_command(Command(_name(module), module.main))
-        for name, module in ALIASES.items():
+        for name, module in _ALIASES.items():
             self.add_command(Command(name, module.main, hidden=True))
 
     def get_help(self, ctx: Any) -> str:
@@ -67,7 +67,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
 LONGEST_MESSAGE, LONGEST_REASON = 4000, 200  # characters: names of files and classes may have any length
-MORE_MEMORY = "make more memory available (`free -h`, `ulimit -v`)"
+_MORE_MEMORY = "make more memory available (`free -h`, `ulimit -v`)"
 STOPPED = 130  # what a shell expects of a program that Ctrl-C ended; SIGTERM is told apart by nobody
 
 
@@ -120,11 +120,11 @@ def _run() -> int:
             raise  # a mistake of ours
         reason = shortened(str(error).partition("\n")[0], LONGEST_REASON)
         because = f": {reason}" if reason else ""
-        say(f"error: cannot import {error.name or 'a library'}{because}; {MORE_MEMORY}, or install edgevit again")
+        say(f"error: cannot import {error.name or 'a library'}{because}; {_MORE_MEMORY}, or install edgevit again")
         return 1
     except MemoryError as error:
         reason = shortened(str(error).partition("\n")[0], LONGEST_REASON)
-        say(f"error: out of memory{f': {reason}' if reason else ''}; {MORE_MEMORY}")
+        say(f"error: out of memory{f': {reason}' if reason else ''}; {_MORE_MEMORY}")
         return 1
     if code == STOPPED:
         say("stopped")

@@ -64,7 +64,7 @@ def main(
     try:
         done = run(
             request,
-            before=lambda setting, runner: check_gates(gates, request, setting, runner),
+            before=lambda setting, runner: _check_gates(gates, request, setting, runner),
             on_run=on_run,
             on_profile=keep_profile,
             progress=console.progress,
@@ -72,22 +72,22 @@ def main(
     finally:  # a batch size that fails, a full disk or Ctrl-C does not hide what was measured before it
         rows = [make_row(run, done.least_s(run) if done else None) for run in runs]
         if len(request.models) == 1 or done is None:
-            show_rows(console, rows)
+            _show_rows(console, rows)
     in_turns = compare_within(runs) if len(request.models) > 1 else []
-    show_in_turns(console, runs, in_turns)
-    show_setting(console, done)
-    layers = show_layers(console, request, done, keep_profile)
+    _show_in_turns(console, runs, in_turns)
+    _show_setting(console, done)
+    layers = _show_layers(console, request, done, keep_profile)
     verdicts = verdicts_of(gates, runs)
     comparisons = compare_runs(earlier, runs, force=judging.force) if earlier else []
-    show_judged(console, verdicts, comparisons)
+    _show_judged(console, verdicts, comparisons)
     console.show(page_command(request, judging))
     if command := next_command(context, request.models, judging.output):
         console.show(command)
-    console.result({**result_of(done, rows, verdicts, in_turns, comparisons), "layers": layers})
+    console.result({**_result_of(done, rows, verdicts, in_turns, comparisons), "layers": layers})
     return exit_code(verdicts, runs)
 
 
-def show_layers(
+def _show_layers(
     console: Console, request: BenchRequest, done: Bench, keep: Callable[[LayerProfile], None]
 ) -> list[dict[str, Any]]:
     """Show the profiled layers, next to those of the base of a derived model; return them for JSON."""
@@ -110,7 +110,7 @@ def profiles_of_base(
         return ()
     base = base_of(request.models[0])
     if base is None:
-        if derived_from(request.models[0]):
+        if _derived_from(request.models[0]):
             console.warn(
                 "its base is not beside it: there is no model folder of it; the last line says how to make one"
             )
@@ -123,7 +123,7 @@ def profiles_of_base(
         return ()
 
 
-def check_gates(gates: list[Gate], request: BenchRequest, setting: Setting, runner: str) -> None:
+def _check_gates(gates: list[Gate], request: BenchRequest, setting: Setting, runner: str) -> None:
     """Add the budgets of the given profile, and refuse gates that this bench cannot evaluate.
 
     Raises: GateError.
@@ -144,7 +144,7 @@ def check_gates(gates: list[Gate], request: BenchRequest, setting: Setting, runn
     check_measurable(gates, set.intersection(*metrics), conditions.batches)
 
 
-def show_judged(console: Console, verdicts: Sequence[Verdict], comparisons: Sequence[Comparison]) -> None:
+def _show_judged(console: Console, verdicts: Sequence[Verdict], comparisons: Sequence[Comparison]) -> None:
     from edgevit.cli.compare import show_comparisons
     from edgevit.reporting.bench import verdicts_table
 
@@ -153,7 +153,7 @@ def show_judged(console: Console, verdicts: Sequence[Verdict], comparisons: Sequ
     show_comparisons(console, comparisons)
 
 
-def result_of(
+def _result_of(
     done: Bench,
     rows: Sequence[Row],
     verdicts: Sequence[Verdict],
@@ -192,7 +192,7 @@ def next_command(context: typer.Context, models: Sequence[Path], output: Path | 
     from shlex import quote
 
     if len(models) == 1:
-        if against := against_base(context, models[0]):
+        if against := _against_base(context, models[0]):
             return against
         output_option = f" --output {quote(str(output))}" if output else ""
         return (
@@ -201,14 +201,14 @@ def next_command(context: typer.Context, models: Sequence[Path], output: Path | 
     return f"Next: edgevit compare {quote(str(output))} tells p99, throughput and energy, too" if output else None
 
 
-def against_base(context: typer.Context, model: Path) -> str | None:
+def _against_base(context: typer.Context, model: Path) -> str | None:
     """The same bench of a derived model and its base in turns, and how to write the base; None: not a derived model."""
     from shlex import join
 
-    origin = derived_from(model)
+    origin = _derived_from(model)
     if origin is None:
         return None
-    sibling, base = sibling_base(model), base_of(model)
+    sibling, base = _sibling_base(model), base_of(model)
     both = arguments.repeated(context, "bench", models=(base or sibling, model), labels=None)
     if base is not None:
         return f"Next: {both} sets it against its base, in turns"
@@ -223,18 +223,18 @@ def base_of(model: Path) -> Path | None:
     """The model folder of the base: the one next to the model, or the one that the model names."""
     from edgevit.records.model_folder import ModelFolder
 
-    origin = derived_from(model)
+    origin = _derived_from(model)
     if origin is None:
         return None
-    return next((p for p in (sibling_base(model), Path(origin)) if ModelFolder(p).is_model), None)
+    return next((p for p in (_sibling_base(model), Path(origin)) if ModelFolder(p).is_model), None)
 
 
-def sibling_base(model: Path) -> Path:
+def _sibling_base(model: Path) -> Path:
     """The folder where `edgevit sweep` and its next command put the base of a model."""
     return (model if model.name not in ("", "..") else Path(abspath(model))).with_name("base")
 
 
-def derived_from(model: Path) -> str | None:
+def _derived_from(model: Path) -> str | None:
     """The name of the base of a model; None: not a derived model."""
     from edgevit.records.model_folder import ModelFolder
 
@@ -243,7 +243,7 @@ def derived_from(model: Path) -> str | None:
     return None if derived is None else derived.base
 
 
-def show_rows(console: Console, rows: Sequence[Row]) -> None:
+def _show_rows(console: Console, rows: Sequence[Row]) -> None:
     """Show the runs of each model, their use and the figures of the board, with warnings."""
     from edgevit.reporting.bench import board_table, rows_table, shape, use_table
 
@@ -266,7 +266,7 @@ def show_rows(console: Console, rows: Sequence[Row]) -> None:
             console.warn(f"{shape(row)}: VOID: {text}")
 
 
-def show_in_turns(console: Console, runs: Sequence[Run], comparisons: Sequence[Comparison]) -> None:
+def _show_in_turns(console: Console, runs: Sequence[Run], comparisons: Sequence[Comparison]) -> None:
     """Show each model's ratio to the first, and summarise disturbances of the machine."""
     from edgevit.board.comparison import decisive, group
     from edgevit.board.intervals import LEAST_ROUNDS
@@ -289,7 +289,7 @@ def show_in_turns(console: Console, runs: Sequence[Run], comparisons: Sequence[C
     if max(c.rounds or 1 for c in comparisons) < LEAST_ROUNDS:
         text += f"; an interval needs {LEAST_ROUNDS} rounds: try --repeat 10"
     console.show(text)
-    show_use(console, runs)
+    _show_use(console, runs)
     for alike in group(runs):
         for text in dict.fromkeys(reason for run in alike for reason in run.void()):
             console.warn(f"{alike[0].label}, batch {alike[0].batch}: VOID: {text}")
@@ -300,7 +300,7 @@ def show_in_turns(console: Console, runs: Sequence[Run], comparisons: Sequence[C
         )
 
 
-def show_use(console: Console, runs: Sequence[Run]) -> None:
+def _show_use(console: Console, runs: Sequence[Run]) -> None:
     """Show the missed periods and the parts of an inference for each model, over all rounds."""
     from edgevit.board.comparison import group, make_row
     from edgevit.reporting.bench import over_rounds, shape, use_table
@@ -319,7 +319,7 @@ def show_use(console: Console, runs: Sequence[Run]) -> None:
                 console.warn(f"{label}, {shape(row)}: {row.missed} of {periods} periods were missed; try a longer one")
 
 
-def show_setting(console: Console, done: Bench) -> None:
+def _show_setting(console: Console, done: Bench) -> None:
     """Show the settings of the board during the bench, and trtexec's figures for the same engine."""
     from edgevit.reporting.bench import trtexec_table
 

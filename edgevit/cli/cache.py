@@ -31,7 +31,7 @@ def main(
     entries += cache.folders(clear=clear)
     total = sum(entry.bytes for entry in entries)
     if entries and not clear:
-        console.show(entries_table(entries) if all else bases_table(entries))
+        console.show(_entries_table(entries) if all else _bases_table(entries))
     console.show(f"{'removed' if clear else 'holding'} {len(entries)} entries, {total / 1e6:.1f} MB, in {folder}")
     shown = [
         {"entry": e.file.stem, "what": e.kind, "base": e.base, "task": e.task, "bytes": e.bytes, "used_s": e.used_s}
@@ -40,7 +40,7 @@ def main(
     console.result({"folder": str(folder), "cleared": clear, "bytes": total, "entries": shown})
 
 
-def bases_table(entries: Sequence[CacheEntry]) -> Table:
+def _bases_table(entries: Sequence[CacheEntry]) -> Table:
     """One row per base, the most recently used first."""
     from rich.table import Table
 
@@ -56,7 +56,7 @@ def bases_table(entries: Sequence[CacheEntry]) -> Table:
     return table
 
 
-def entries_table(entries: Sequence[CacheEntry]) -> Table:
+def _entries_table(entries: Sequence[CacheEntry]) -> Table:
     """One row per entry."""
     from rich.table import Table
 

@@ -47,7 +47,7 @@ def show_suite(console: Console, record: SuiteRecord) -> None:
             for reason in figure.void:
                 console.warn(f"{network.name}, batch {figure.batch}: VOID: {reason}")
     if record.published:
-        console.show(published_table(record))
+        console.show(_published_table(record))
     for answer in record.answers:
         console.show(answer)
 
@@ -76,7 +76,7 @@ def figures_table(record: SuiteRecord) -> Table:
                 *named,
                 str(figure.batch),
                 three_digits(figure.p50_ms),
-                ratio_text(figure),
+                _ratio_text(figure),
                 three_digits(figure.images_per_s),
                 *((three_digits(figure.energy_mj),) if energy else ()),
                 "-" if figure.roofline_share is None else f"{figure.roofline_share:.0%}",
@@ -84,7 +84,7 @@ def figures_table(record: SuiteRecord) -> Table:
     return table
 
 
-def ratio_text(figure: Figure) -> str:
+def _ratio_text(figure: Figure) -> str:
     void = " VOID" if figure.void else ""
     if figure.ratio is None:
         return void.strip()
@@ -93,7 +93,7 @@ def ratio_text(figure: Figure) -> str:
     return f"{figure.ratio:.2f} ({figure.low:.2f} to {figure.high:.2f}){void}"
 
 
-def published_table(record: SuiteRecord) -> Table:
+def _published_table(record: SuiteRecord) -> Table:
     """Published figures with their conditions, next to those measured here at batch 1."""
     from rich.table import Table
 

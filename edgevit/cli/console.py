@@ -36,9 +36,9 @@ VerboseFlag = Annotated[bool, typer.Option("--verbose", "-v", help="Print what t
 
 QUICK_S = 2.0  # work that ends sooner shows no progress
 CLOSED = 141  # what a shell expects of a program whose reader went away
-PIPE_COLUMNS = 200
+_PIPE_COLUMNS = 200
 NARROW = 100  # columns, below which some tables have fewer and higher rows
-PLAIN_EVERY_S = 10.0  # at most one plain line per stage in this time
+_PLAIN_EVERY_S = 10.0  # at most one plain line per stage in this time
 
 
 def _print(text: str, to: TextIO | None) -> None:
@@ -73,7 +73,7 @@ def write(text: str) -> None:
 
 def console_width() -> int:
     """The width for tables: that of the terminal, or COLUMNS, or a fixed one for pipes."""
-    return shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns
+    return shutil.get_terminal_size((_PIPE_COLUMNS, 24)).columns
 
 
 def _fitting(table: Table, console: RichConsole) -> Table:
@@ -145,7 +145,7 @@ _WORDS = {
 }
 
 
-def figures_text(figures: dict[str, float | None]) -> str:
+def _figures_text(figures: dict[str, float | None]) -> str:
     """Format figures: `accuracy_*` in per cent, others as they are; missing ones are left out."""
     parts = []
     for name, value in figures.items():
@@ -174,13 +174,13 @@ class _PlainStage:
         now = time.monotonic()
         if now < self.next_line:
             return
-        self.next_line = now + PLAIN_EVERY_S
+        self.next_line = now + _PLAIN_EVERY_S
         self.spoke = True
         remaining = ""
         if self.total and done:
             remaining = f"  {duration((now - self.started) * (self.total - done) / done)} left"
         of = f"/{self.total}" if self.total else ""
-        say(f"{self.name}: {done}{of} {self.unit}  {figures_text(self.figures)}{remaining}")
+        say(f"{self.name}: {done}{of} {self.unit}  {_figures_text(self.figures)}{remaining}")
 
 
 def _warn(text: str) -> None:
@@ -203,7 +203,7 @@ class _Plain:
         yield stage
         seconds = time.monotonic() - stage.started
         if stage.spoke or seconds > QUICK_S:
-            say(f"{name}: done in {duration(seconds)}  {figures_text(stage.figures)}")
+            say(f"{name}: done in {duration(seconds)}  {_figures_text(stage.figures)}")
 
     def note(self, text: str) -> None:
         say(text)
@@ -221,7 +221,7 @@ class _BarStage:
     def update(self, done: int, **figures: float | None) -> None:
         self.figures.update(figures)
         visible = time.monotonic() - self.started > QUICK_S
-        shown = printable(figures_text(self.figures))
+        shown = printable(_figures_text(self.figures))
         self.bars.update(self.task, completed=done, figures=shown, visible=visible)
 
 
@@ -253,7 +253,7 @@ class _Bars:
             yield stage
         seconds = time.monotonic() - stage.started
         if seconds > QUICK_S:
-            self.note(f"{name}: done in {duration(seconds)}  {figures_text(stage.figures)}")
+            self.note(f"{name}: done in {duration(seconds)}  {_figures_text(stage.figures)}")
 
     def note(self, text: str) -> None:
         self.console.print(printable(text), markup=False, emoji=False, highlight=False)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgevit.derivation.session.derive import Derivation
     from edgevit.latency.request import MeetRequest
 
-OVER = 3  # exit code: the model was written, and exceeds its budget
+_OVER = 3  # exit code: the model was written, and exceeds its budget
 
 
 @asks(request="edgevit.latency.request:MeetRequest")
@@ -47,7 +47,7 @@ def main(
     if len(derivations) > 1:
         console.show(met_table({derivation.folder: derivation.record for derivation in derivations}))
     _next(console, None if stated else context, request, derivations)
-    return OVER if any(derivation.record.met and not derivation.record.met.keeps for derivation in derivations) else 0
+    return _OVER if any(derivation.record.met and not derivation.record.met.keeps for derivation in derivations) else 0
 
 
 def _carried_out(request: MeetRequest, console: Console) -> list[Derivation]:

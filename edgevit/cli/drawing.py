@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 60, 9
-LEVEL = 3  # rows of a plot whose dots are all as accurate: a row for them, and one above and below for labels
+_LEVEL = 3  # rows of a plot whose dots are all as accurate: a row for them, and one above and below for labels
 MODEL, BASE, READY_MADE = "●", "○", "◆"
 _ASCII = str.maketrans({MODEL: "*", BASE: "o", READY_MADE: "x", "┤": "|", "└": "+", "─": "-"})
 
@@ -30,7 +30,7 @@ def scatter(dots: Sequence[Dot], ends: tuple[str, str]) -> str:
     """
     low, high = min(d.y for d in dots), max(d.y for d in dots)
     least, most = min(d.x for d in dots), max(d.x for d in dots)
-    height = HEIGHT if high > low else LEVEL
+    height = HEIGHT if high > low else _LEVEL
     rows = [[" "] * WIDTH for _ in range(height)]
     places = []
     for dot in dots:

@@ -37,9 +37,9 @@ def main(
 
     result = run_evaluate(request, console.progress)
     if result.probes is not None:
-        console.show(probes_line(result, result.probes))
+        console.show(_probes_line(result, result.probes))
     elif result.detections is not None:
-        console.show(detections_table(result, result.detections))
+        console.show(_detections_table(result, result.detections))
     elif result.targets is not None:
         error = "" if result.targets.error is None else f", mean absolute error {result.targets.error:.4g}"
         score = f"agrees to {result.targets.score:.2%} with the target maps"
@@ -47,9 +47,9 @@ def main(
             score = f"a score of {result.targets.score:.4g} by the target maps, as the module defines it"
         console.show(f"{_title(result)}: {score}{error}")
     else:
-        console.show(classes_table(result) if result.agreement is None else agreement_line(result))
+        console.show(_classes_table(result) if result.agreement is None else agreement_line(result))
     if result.rejected is not None:
-        console.show(rejected_line(result.rejected))
+        console.show(_rejected_line(result.rejected))
     console.result(asdict(result))
 
 
@@ -62,7 +62,7 @@ def agreement_line(result: Evaluation) -> str:
     return f"{_title(result)}: agrees to {result.agreement:.2%} with its model folder in torch"
 
 
-def probes_line(result: Evaluation, probes: Mapping[str, float]) -> str:
+def _probes_line(result: Evaluation, probes: Mapping[str, float]) -> str:
     """What features are worth."""
     from edgevit.data.shares import share_text
 
@@ -70,7 +70,7 @@ def probes_line(result: Evaluation, probes: Mapping[str, float]) -> str:
     return f"{_title(result)}: {shares}"
 
 
-def detections_table(result: Evaluation, record: DetectionRecord) -> Table:
+def _detections_table(result: Evaluation, record: DetectionRecord) -> Table:
     """The average precision of a detector, by class."""
     from rich.table import Table
 
@@ -86,7 +86,7 @@ def detections_table(result: Evaluation, record: DetectionRecord) -> Table:
     return table
 
 
-def classes_table(result: Evaluation) -> Table:
+def _classes_table(result: Evaluation) -> Table:
     from rich.table import Table
 
     from edgevit.data.shares import share_text
@@ -105,7 +105,7 @@ def classes_table(result: Evaluation) -> Table:
     return table
 
 
-def rejected_line(record: RejectedRecord) -> str:
+def _rejected_line(record: RejectedRecord) -> str:
     """The share of images that the model calls `other`."""
     from edgevit.data.shares import share_text
 

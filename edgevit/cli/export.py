@@ -53,13 +53,13 @@ def next_command(request: ExportRequest, built: EngineRecord | None) -> str:
 
 def show(console: Console, report: Export) -> None:
     engine = report.engine
-    console.show(files_table(report))
+    console.show(_files_table(report))
     if report.fusion:
         f = report.fusion
         of = f"in {f.fused} of {f.blocks} blocks" if f.fused <= f.blocks else f"{f.fused} times"  # of unknown blocks
         console.show(f"attention fused {of} by {f.compiler} {f.version} for {f.target}: {f.note}")
     if report.quantisation:
-        console.show(int8_line(report.quantisation))
+        console.show(_int8_line(report.quantisation))
     if engine:
         console.show(engine_table(engine))
     for text in (*report.warnings, *(engine.warnings if engine else ())):
@@ -71,7 +71,7 @@ def show(console: Console, report: Export) -> None:
     console.result({**EXPORT_KIND.content(report), **built})
 
 
-def files_table(report: ExportRecord) -> Table:
+def _files_table(report: ExportRecord) -> Table:
     from rich.table import Table
 
     from edgevit.data.shares import share_text
@@ -102,7 +102,7 @@ def files_table(report: ExportRecord) -> Table:
     return table
 
 
-def int8_line(quantisation: Quantisation) -> str:
+def _int8_line(quantisation: Quantisation) -> str:
     count = sum(layer.int8 for layer in quantisation.layers)
     return (
         f"INT8 in {count} of {len(quantisation.layers)} linear layers, {quantisation.share:.1%} of their MACs; "

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 HELP = "Configuration and help"  # the last panel
-FIRST_SCREEN = 20  # options
+_FIRST_SCREEN = 20  # options
 MOST_COLUMNS, LEFT_COLUMNS = 120, 34  # of the whole text, and of an option's name before its help begins
 _COMPLETE = "edgevit.help_all"  # in the context: all options are shown
 Row = tuple[str, str]  # an option or command, and its help
@@ -36,7 +36,7 @@ def command_help(command: Any, context: typer.Context, common: Iterable[str]) ->
     options = [p for p in command.get_params(context) if p.param_type_name == "option" and not p.hidden]
     arguments = [p for p in command.get_params(context) if p.param_type_name == "argument"]
     shown = set(common)
-    is_complete = context.meta.get(_COMPLETE, False) or len(options) <= FIRST_SCREEN
+    is_complete = context.meta.get(_COMPLETE, False) or len(options) <= _FIRST_SCREEN
     sections = [("Arguments", arguments)]
     if is_complete:
         panels = dict.fromkeys(p.rich_help_panel or HELP for p in options)

@@ -42,7 +42,7 @@ def show_engine(console: Console, path: Path) -> None:
 
     record = model_of(path.absolute()).engine_record(path)
     layers = [describe_layer(layer) for layer in READER.json(record.layers_path, list[Any])]
-    console.show(layers_table(layers, str(path)))
+    console.show(_layers_table(layers, str(path)))
     fused = "unknown, as this TensorRT does not say" if record.fused is None else f"{record.fused} of {record.blocks}"
     console.show(
         f"{record.precision_level}, {len(layers)} layers, for {record.fingerprint}; attention in one kernel: {fused}"
@@ -50,7 +50,7 @@ def show_engine(console: Console, path: Path) -> None:
     console.result({"engine": ENGINE_KIND.content(record), "layers": [asdict(layer) for layer in layers]})
 
 
-def layers_table(layers: Sequence[Layer], title: str) -> Table:
+def _layers_table(layers: Sequence[Layer], title: str) -> Table:
     from rich.table import Table
 
     table = Table("", "layer", "kind", "precision", "tactic", "computes", title=title, title_justify="left")

@@ -41,7 +41,7 @@ def show_models(console: Console, folder: Path) -> bool:
 
     listed = list_folders(folder)
     if listed:
-        console.show(models_table(listed))
+        console.show(_models_table(listed))
         for item in listed:
             if item.kind == "damaged":
                 console.warn(str(item.note))
@@ -49,7 +49,7 @@ def show_models(console: Console, folder: Path) -> bool:
     return bool(listed)
 
 
-def models_table(listed: Sequence[ListedFolder]) -> Table:
+def _models_table(listed: Sequence[ListedFolder]) -> Table:
     """One row per folder, within 80 columns."""
     from rich.table import Table
 

@@ -49,7 +49,7 @@ def main(
     console.show(shown.summary)
     if method in method_names():
         console.show(f"Its budget may be counted in: {', '.join(shown.quantities or LINEAR)}.")
-    console.show(options_table(shown))
+    console.show(_options_table(shown))
     options = [{**asdict(option), "kind": arguments.kind_name(option.kind)} for option in shown.options]
     content = {"name": shown.name, "summary": shown.summary, "quantities": shown.quantities or LINEAR}
     console.result({**content, "options": options})
@@ -66,7 +66,7 @@ def methods_table(methods: Sequence[MethodDescription]) -> Table:
     return table
 
 
-def options_table(method: MethodDescription) -> Table:
+def _options_table(method: MethodDescription) -> Table:
     from rich.table import Table
 
     narrow = console_width() < NARROW  # leave the width to the meaning

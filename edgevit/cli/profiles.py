@@ -30,11 +30,11 @@ def main(
     if profile is None:
         profiles = [load_profile(name) for name in profile_names()]
         console.result([shown.model_dump(mode="json") for shown in profiles])
-        console.show(profiles_table(profiles))
+        console.show(_profiles_table(profiles))
     else:
         shown = load_profile(profile)
         console.result(shown.model_dump(mode="json"))
-        show_profile(console, shown)
+        _show_profile(console, shown)
 
 
 def _both(profile: Profile, figure: str) -> str:
@@ -43,7 +43,7 @@ def _both(profile: Profile, figure: str) -> str:
     return " / ".join(values)
 
 
-def profiles_table(profiles: Sequence[Profile]) -> Table:
+def _profiles_table(profiles: Sequence[Profile]) -> Table:
     from rich.table import Table
 
     table = Table(caption="standard / Super clocks; peaks of dense fp16 and of memory", caption_justify="left")
@@ -59,7 +59,7 @@ def profiles_table(profiles: Sequence[Profile]) -> Table:
     return table
 
 
-def show_profile(console: Console, p: Profile) -> None:
+def _show_profile(console: Console, p: Profile) -> None:
     low, high = p.mem_total_gib
     total = " + ".join(f"{label} (0x{address})" for address, label in p.total_rails())
     others = ", ".join(rail.label for rail in p.rails if not rail.total)
@@ -70,7 +70,7 @@ def show_profile(console: Console, p: Profile) -> None:
             f"{name} clocks: fp16 {variant.fp16_tflops:g} TFLOPS, {variant.derivation}; memory "
             f"{variant.bandwidth_gb_per_s:g} GB/s"
         )
-        console.show(modes_table(variant))
+        console.show(_modes_table(variant))
     console.show(f"module power: {total}" + (f"; not added: {others}" if others else ""))
     for release in p.software:
         console.show(f"JetPack {release.jetpack} (L4T {release.l4t}): TensorRT {release.tensorrt}")
@@ -81,7 +81,7 @@ def show_profile(console: Console, p: Profile) -> None:
         console.show(f"source of {figure}: {source}")
 
 
-def modes_table(variant: BoardVariant) -> Table:
+def _modes_table(variant: BoardVariant) -> Table:
     from rich.table import Table
 
     table = Table("power mode")

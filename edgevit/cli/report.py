@@ -28,7 +28,7 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
 
     console = Console(json=json)
     report = run(request, console.progress)
-    show_skipped(console, report.evidence)
+    _show_skipped(console, report.evidence)
     if report.file is None and not json:
         write(report.text.rstrip("\n"))
     if report.file is not None:
@@ -42,7 +42,7 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
         if len(report.panels) == 1:
             console.show(f"{heading(report.panels[0])}: {wrote}")
         else:
-            show_choices(console, report.panels)
+            _show_choices(console, report.panels)
             console.show(wrote)
     console.result(
         {
@@ -52,7 +52,7 @@ def main(request: ReportRequest, *, json: JsonFlag = False) -> None:
     )
 
 
-def show_choices(console: Console, panels: Sequence[Panel]) -> None:
+def _show_choices(console: Console, panels: Sequence[Panel]) -> None:
     """Show the recommendation of each panel."""
     from edgevit.reporting.tables import heading
     from edgevit.reporting.views import tabs
@@ -63,7 +63,7 @@ def show_choices(console: Console, panels: Sequence[Panel]) -> None:
         console.show(f"{more} more {'answer is' if more == 1 else 'answers are'} in the report")
 
 
-def show_skipped(console: Console, evidence: Evidence) -> None:
+def _show_skipped(console: Console, evidence: Evidence) -> None:
     """Warn about what was left out: the number, and the first few by name."""
     for skipped in evidence.skipped[:SHOWN]:
         console.warn(f"left out: {skipped.source}: {skipped.reason}")

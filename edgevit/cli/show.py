@@ -40,18 +40,18 @@ def main(
     console = Console(json=json)
     suffix = suffix_of(folder)
     if suffix in (".engine", ".jsonl"):
-        show_file(console, folder)
+        _show_file(console, folder)
     elif suffix == ".json":
-        show_suite_record(console, folder)
+        _show_suite_record(console, folder)
     elif (folder / RECORD).is_file():
-        show_rates(console, folder)
+        _show_rates(console, folder)
     elif ModelFolder(folder).is_imported:
-        show_imported(console, ModelFolder(folder).imported())
+        _show_imported(console, ModelFolder(folder).imported())
     elif ModelFolder(folder).is_model or not folder.is_dir() or not show_models(console, folder):
-        show_model(console, folder)
+        _show_model(console, folder)
 
 
-def show_suite_record(console: Console, file: Path) -> None:
+def _show_suite_record(console: Console, file: Path) -> None:
     """Show a record of `edgevit characterize`."""
     from edgevit.cli.characterize import show_suite
     from edgevit.jobs.suite.record import SUITE_KIND, read_suite_record
@@ -61,7 +61,7 @@ def show_suite_record(console: Console, file: Path) -> None:
     console.result(SUITE_KIND.content(record))
 
 
-def show_rates(console: Console, folder: Path) -> None:
+def _show_rates(console: Console, folder: Path) -> None:
     """Show a sweep."""
     from edgevit.cli.sweep import show_sweep
     from edgevit.jobs.sweep.record import read_sweep
@@ -71,7 +71,7 @@ def show_rates(console: Console, folder: Path) -> None:
     console.result(asdict(sweep))
 
 
-def show_model(console: Console, folder: Path) -> None:
+def _show_model(console: Console, folder: Path) -> None:
     """Show a model folder.
 
     Raises:
@@ -119,9 +119,9 @@ def show_model(console: Console, folder: Path) -> None:
         f"{spec.base.weights_sha256[:12]}..."
     )
     if supernet is not None:
-        show_supernet(console, supernet, folder)
+        _show_supernet(console, supernet, folder)
     if record is not None:
-        show_derivation(console, record, spec)
+        _show_derivation(console, record, spec)
     origin = record or supernet
     if origin is not None and origin.fitted_head is not None:
         console.show(f"the base was given {origin.fitted_head.format()}")
@@ -129,10 +129,10 @@ def show_model(console: Console, folder: Path) -> None:
         console.warn(hint)
 
 
-def show_supernet(console: Console, supernet: SupernetRecord, folder: Path) -> None:
+def _show_supernet(console: Console, supernet: SupernetRecord, folder: Path) -> None:
     """Show the accuracy of a super-network's slices, and its origin."""
     console.show(curve_table(supernet))
-    console.show(curve_drawing(supernet.curve))
+    console.show(_curve_drawing(supernet.curve))
     training = supernet.settings.training
     console.show(
         f"super-network of {supernet.base}, shape {supernet.settings.shape.name}, seed {training.seed}, "
@@ -141,7 +141,7 @@ def show_supernet(console: Console, supernet: SupernetRecord, folder: Path) -> N
     )
 
 
-def show_derivation(console: Console, record: DerivationRecord, spec: ModelSpec) -> None:
+def _show_derivation(console: Console, record: DerivationRecord, spec: ModelSpec) -> None:
     """Show the accuracy of a derived model, and its origin."""
     from edgevit.cli.tables import outcome
 
@@ -155,7 +155,7 @@ def show_derivation(console: Console, record: DerivationRecord, spec: ModelSpec)
     )
 
 
-def show_file(console: Console, path: Path) -> None:
+def _show_file(console: Console, path: Path) -> None:
     """Show the layers of an engine, or of the profiles of a bench."""
     from edgevit.cli.layers import show_breakdowns, show_engine
     from edgevit.records.names import suffix_of
@@ -171,7 +171,7 @@ def show_file(console: Console, path: Path) -> None:
     console.result({"layers": list(map(asdict, breakdowns))})
 
 
-def show_imported(console: Console, document: ImportedDocument) -> None:
+def _show_imported(console: Console, document: ImportedDocument) -> None:
     """Show an imported ONNX file."""
     from edgevit.records.imported import IMPORTED_KIND
 
@@ -206,7 +206,7 @@ def curve_table(supernet: SupernetRecord) -> Table:
     return table
 
 
-def curve_drawing(curve: Sequence[SlicePoint]) -> str:
+def _curve_drawing(curve: Sequence[SlicePoint]) -> str:
     """Draw the accuracy of the measured slices against their MACs."""
     from edgevit.cli.drawing import Dot, scatter
     from edgevit.text import format_count

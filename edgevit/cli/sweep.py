@@ -65,12 +65,12 @@ def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:
     from edgevit.data.pairs import FEW
     from edgevit.records.model_folder import ModelFolder
 
-    console.show(sweep_table(folder, sweep))
+    console.show(_sweep_table(folder, sweep))
     points = (*sweep.points, *sweep.ready_made)
     for figure in sorted({point.latency.figure for point in points if point.latency} & NOTES.keys()):
         console.show(NOTES[figure])
     if len(sweep.points) > 1 and all(point.likeness is not None or sweep.has_labels for point in sweep.points):
-        console.show(sweep_drawing(sweep))
+        console.show(_sweep_drawing(sweep))
     for reason in sweep.left_out:
         console.show(f"left out: {reason}")
     if replaced := [point.folder for point in points if not point.is_of(ModelFolder(folder / point.folder))]:
@@ -83,7 +83,7 @@ def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:
     if sweep.finetuned:
         console.show(f"The models are {sweep.finetuned.start.format()}")
     if not sweep.has_labels:
-        console.show(likeness_line(sweep))
+        console.show(_likeness_line(sweep))
         return
     chosen, base = sweep.chosen(), "fine-tuned base" if reference is sweep.finetuned else "base"
     if (model := chosen or max(sweep.derived, key=lambda point: point.top1, default=None)) is None:
@@ -98,18 +98,18 @@ def show_sweep(console: Console, folder: Path, sweep: Sweep) -> None:
         )
     for point in sweep.ready_made:
         if sweep.outdoes(point, model):
-            console.show(ready_made_line(point, model))
+            console.show(_ready_made_line(point, model))
     if recalled := sweep.recalled():
         part = "the models are judged on the test images" if sweep.part == "test" else "judge on test: --split test"
         console.warn(f"{recalled}; {part}")
     elif loss.most - loss.share > FEW:
         on_test = ", or judge on the test images with --split test" if sweep.part == "validation" else ""
         console.warn(f"{loss.images} {sweep.part} images tell little: give more, as by --validation-fraction{on_test}")
-    if (hint := accepted_hint(folder, sweep)) is not None:
+    if (hint := _accepted_hint(folder, sweep)) is not None:
         console.warn(hint)
 
 
-def likeness_line(sweep: Sweep) -> str:
+def _likeness_line(sweep: Sweep) -> str:
     """Say which model the next command distils, where no label says how good it is."""
     features = sweep.is_of_features
     least = f"{sweep.near:.0%} {'of the same nearest images' if features else 'agreement'}"
@@ -121,7 +121,7 @@ def likeness_line(sweep: Sweep) -> str:
     return f"{chosen.folder} is the smallest model with {least} or more, which does not say that it is enough{labels}"
 
 
-def ready_made_line(point: SweepPoint, model: SweepPoint) -> str:
+def _ready_made_line(point: SweepPoint, model: SweepPoint) -> str:
     """Say that a ready-made model is as accurate as a derived one, and not slower."""
     assert point.latency is not None and model.latency is not None
     costs = {"MACs": (model.macs, point.macs), "parameters": (model.params, point.params)}
@@ -135,7 +135,7 @@ def ready_made_line(point: SweepPoint, model: SweepPoint) -> str:
     )
 
 
-def accepted_hint(folder: Path, sweep: Sweep) -> str | None:
+def _accepted_hint(folder: Path, sweep: Sweep) -> str | None:
     """The hint about the base's preprocessing from the first model that can be read."""
     from edgevit.data.neighbours import hint_in
     from edgevit.records.model_folder import ModelFolder
@@ -147,13 +147,13 @@ def accepted_hint(folder: Path, sweep: Sweep) -> str | None:
     return None
 
 
-def sweep_table(folder: Path, sweep: Sweep) -> Table:
+def _sweep_table(folder: Path, sweep: Sweep) -> Table:
     from rich.table import Table
 
     from edgevit.data.shares import share_text
     from edgevit.text import format_count
 
-    images, qualities = sweep.points[0].images if sweep.points else 0, quality_columns(sweep)
+    images, qualities = sweep.points[0].images if sweep.points else 0, _quality_columns(sweep)
     figure = next((point.latency.figure for point in sweep.points if point.latency), "p50")
     threads = "" if sweep.threads is None else f", {sweep.threads} thread{'s' if sweep.threads > 1 else ''}"
     trained = "no training" if sweep.finetuned is None else "no training after the cut"
@@ -172,7 +172,7 @@ def sweep_table(folder: Path, sweep: Sweep) -> Table:
 
     for point in sweep.points:
         cost = (format_count(point.macs), format_count(point.params))
-        add(point.folder, *(text(point) for text in qualities.values()), *cost, *latency_cells(point, sweep.base))
+        add(point.folder, *(text(point) for text in qualities.values()), *cost, *_latency_cells(point, sweep.base))
         if point.rate is None:
             if (finetuned := sweep.finetuned) is not None:  # as large and as fast as the base
                 add("base, fine-tuned", share_text(finetuned.top1, finetuned.images), *cost, "", "")
@@ -181,11 +181,11 @@ def sweep_table(folder: Path, sweep: Sweep) -> Table:
     for point in sweep.ready_made:
         cost = (format_count(point.macs), format_count(point.params))
         share = share_text(point.top1, point.images)
-        add(f"{point.folder}.onnx, ready-made", share, *cost, *latency_cells(point, sweep.base))
+        add(f"{point.folder}.onnx, ready-made", share, *cost, *_latency_cells(point, sweep.base))
     return table
 
 
-def quality_columns(sweep: Sweep) -> dict[str, Callable[[SweepPoint], str]]:
+def _quality_columns(sweep: Sweep) -> dict[str, Callable[[SweepPoint], str]]:
     """The columns that say how good a model is, and their texts."""
     from edgevit.data.shares import share_text
 
@@ -208,7 +208,7 @@ def _probe_cell(name: str, part: JudgedPart, point: SweepPoint) -> str:
     return share_text(right.right / right.images, right.images)
 
 
-def latency_cells(point: SweepPoint, base: SweepPoint | None) -> tuple[str, str]:
+def _latency_cells(point: SweepPoint, base: SweepPoint | None) -> tuple[str, str]:
     from edgevit.board.comparison import three_digits
 
     if (measured := point.latency) is None:
@@ -218,7 +218,7 @@ def latency_cells(point: SweepPoint, base: SweepPoint | None) -> tuple[str, str]
     return three_digits(measured.ms), f"{measured.ratio:.2f}{interval}" if point is not base else ""
 
 
-def sweep_drawing(sweep: Sweep) -> str:
+def _sweep_drawing(sweep: Sweep) -> str:
     """Draw accuracy, or likeness, against latency, or against MACs where latency is not measured."""
     from edgevit.board.comparison import three_digits
     from edgevit.cli.drawing import BASE, MODEL, READY_MADE, Dot, scatter

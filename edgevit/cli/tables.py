@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     )
     from edgevit.records.model import ModelSpec, Rejection
 
-WORST = 5  # classes that are named
+_WORST = 5  # classes that are named
 # The figure that decided a budget while other programs were busy.
-BUSY_FIGURES = {"processor": "by processor time, not by the clock", "mean": "by the mean, not by the median"}
+_BUSY_FIGURES = {"processor": "by processor time, not by the clock", "mean": "by the mean, not by the median"}
 
 
 def blocks_table(model: Model, record: DerivationRecord | None) -> Table:
@@ -81,11 +81,11 @@ def sizes_lines(spec: ModelSpec) -> Iterator[str]:
 def outcome(spec: ModelSpec, record: DerivationRecord) -> Iterator[Table | str]:
     """The accuracy of a derived model, and how its budget was met, as far as they were measured."""
     if measured := record.accuracy.derived:
-        yield accuracy_table(spec, record.accuracy)
+        yield _accuracy_table(spec, record.accuracy)
         yield classes_line(record.accuracy)
         yield from comparison_lines(record)
         if spec.rejection is not None and measured.rejection is not None:
-            yield rejection_table(spec.rejection, measured.rejection)
+            yield _rejection_table(spec.rejection, measured.rejection)
     if record.similarity is not None:
         yield f"features: {record.similarity.format()}"
     if record.map is not None:
@@ -95,7 +95,7 @@ def outcome(spec: ModelSpec, record: DerivationRecord) -> Iterator[Table | str]:
     yield from met_lines(record)
 
 
-def accuracy_table(spec: ModelSpec, accuracy: Accuracies) -> Table:
+def _accuracy_table(spec: ModelSpec, accuracy: Accuracies) -> Table:
     """Accuracy and cost of the three baselines and the derived model."""
     from rich.table import Table
 
@@ -118,7 +118,7 @@ def accuracy_table(spec: ModelSpec, accuracy: Accuracies) -> Table:
     return table
 
 
-def rejection_table(rule: Rejection, rejected: Mapping[str, RejectedRecord]) -> Table:
+def _rejection_table(rule: Rejection, rejected: Mapping[str, RejectedRecord]) -> Table:
     """The images called `other`, on the calibration part and on the test part."""
     from rich.table import Table
 
@@ -147,8 +147,8 @@ def classes_line(accuracy: Accuracies) -> str:
     lost = sorted((points, name) for name, points in change.items() if points < 0)
     if not lost:
         return f"none of the {len(change)} classes is classified worse than by the base restricted to them"
-    worst = ", ".join(f"{name} {points:+.1f} to {100 * after[name]:.1f} %" for points, name in lost[:WORST])
-    more = f", and {len(lost) - WORST} more" if len(lost) > WORST else ""
+    worst = ", ".join(f"{name} {points:+.1f} to {100 * after[name]:.1f} %" for points, name in lost[:_WORST])
+    more = f", and {len(lost) - _WORST} more" if len(lost) > _WORST else ""
     return f"classes that lost most against the restricted base, in points: {worst}{more}; of {len(change)} classes"
 
 
@@ -176,32 +176,32 @@ def met_lines(record: DerivationRecord) -> list[str]:
         return []
     unit = {"ms": "ms", "mj": "mJ"}[met.quantity]
     rounds = [
-        f"round {i}: {r.predicted:.4g} {unit} predicted, {figure_text(r.measured, unit)} measured"
+        f"round {i}: {r.predicted:.4g} {unit} predicted, {_figure_text(r.measured, unit)} measured"
         for i, r in enumerate(met.rounds, 1)
     ]
     verdict = {"met": "within", "under": "below", "over": "above"}[met.outcome]
     off = abs(met.verified.value / met.budget - 1)
-    figure = BUSY_FIGURES.get(met.figure, met.figure)
-    budget = budget_text(met, unit)
-    text = f"{figure_text(met.verified, unit)} ({figure}), {off:.1%} {verdict} the budget of {budget}"
+    figure = _BUSY_FIGURES.get(met.figure, met.figure)
+    budget = _budget_text(met, unit)
+    text = f"{_figure_text(met.verified, unit)} ({figure}), {off:.1%} {verdict} the budget of {budget}"
     ended = "" if met.ended is None or met.outcome == "met" else f"; {met.ended}"
     clock = []
     if met.clock is not None and met.base_clock is not None:
         of_base = f"the base {met.base_clock:.4g} {unit}, against {met.base:.4g} {unit} when its table was measured"
         clock = [f"by the clock in the last measurement: the model {met.clock:.4g} {unit}, {of_base}"]
-        if met.figure in BUSY_FIGURES:
+        if met.figure in _BUSY_FIGURES:
             clock.append(f"other programs were busy: on a quiet machine a larger model may take {budget}")
     return [*rounds, f"the model takes {text}, on {met.table.measured_on}{ended}", *clock]
 
 
-def budget_text(met: MetRecord, unit: str) -> str:
+def _budget_text(met: MetRecord, unit: str) -> str:
     """5 ms; of images per second, 200 fps (5 ms)."""
     limit = f"{met.budget:.4g} {unit}"
     name, _, number = met.option.partition(" ")
     return f"{number} fps ({limit})" if name == "fps" else limit
 
 
-def figure_text(figure: FigureRecord, unit: str) -> str:
+def _figure_text(figure: FigureRecord, unit: str) -> str:
     """4.91 ms (4.88 to 4.95)."""
     interval = "" if figure.low is None or figure.high is None else f" ({figure.low:.4g} to {figure.high:.4g})"
     return f"{figure.value:.4g} {unit}{interval}"
@@ -224,8 +224,8 @@ def met_table(records: Mapping[Path, DerivationRecord]) -> Table:
         accuracy = record.accuracy.derived
         table.add_row(
             folder.name,
-            budget_text(record_met, unit),
-            figure_text(record_met.verified, unit),
+            _budget_text(record_met, unit),
+            _figure_text(record_met.verified, unit),
             f"{record_met.verified.value / record_met.base:.2f}",
             str(len(record_met.rounds)),
             share_text(accuracy.top1, accuracy.images) if accuracy else "",

@@ -15,7 +15,7 @@ from edgevit.data.archives import reading_packed
 from edgevit.errors import DataError
 
 SUFFIX = ".parquet"
-IMAGE_COLUMNS = ("image", "img", "picture", "photo", "jpg", "png")  # usual names, in lower case
+_IMAGE_COLUMNS = ("image", "img", "picture", "photo", "jpg", "png")  # usual names, in lower case
 LABEL_COLUMNS = ("label", "class", "class_name", "category", "labels", "target")
 _BATCH = 64  # rows in memory at once
 _SHARD = re.compile(r"(?P<part>.*)-\d+-of-(?P<count>\d+)(-[0-9a-f]+)?")  # train-00000-of-00002
@@ -64,10 +64,10 @@ def find_columns(file: Path) -> Columns:
     schema = _opened(file).schema_arrow
     features = _features(schema.metadata or {})
     images = [field.name for field in schema if _is_image(field.type)]
-    if (image := _chosen(images, IMAGE_COLUMNS)) is None:
+    if (image := _chosen(images, _IMAGE_COLUMNS)) is None:
         raise DataError(
             f"{file} has the columns {_listed(schema.names)}, and {len(images) or 'none'} of them hold encoded "
-            f"images; name one {IMAGE_COLUMNS[0]!r}"
+            f"images; name one {_IMAGE_COLUMNS[0]!r}"
         )
     classes = [name for name, feature in features.items() if feature.get("_type") == "ClassLabel"]
     usual = [name for name in schema.names if name.lower() in LABEL_COLUMNS]

@@ -38,7 +38,7 @@ SCHEMA = "11"  # of the entries
 MADE_BY = f"edgevit {edgevit.__version__} with torch {torch.__version__}, schema {SCHEMA}"
 KILLED_S = 3600.0  # no entry is written for so long
 LIMIT_BYTES = 20 * 10**9
-FROM_PYTHON = "given from Python"  # in place of a base
+_FROM_PYTHON = "given from Python"  # in place of a base
 STREAMS = "streams"  # the largest entries, and the quickest to compute again: they may use half of the limit
 
 Tensors = dict[str, Tensor]
@@ -107,7 +107,7 @@ def clear(folder: Path) -> list[CacheEntry]:
 def folders(*, clear: bool = False) -> list[CacheEntry]:
     """List the folders of modules and images given from Python, and of unpacked data; remove them if asked."""
     listing = []
-    for part, base in (("modules", FROM_PYTHON), ("images", FROM_PYTHON), ("unpacked", "unpacked data")):
+    for part, base in (("modules", _FROM_PYTHON), ("images", _FROM_PYTHON), ("unpacked", "unpacked data")):
         for folder in sorted(path for path in cache_folder(part).glob("[!.]*") if path.is_dir()):
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
             listing.append(CacheEntry(folder, part, base, "", size, folder.stat().st_mtime))

@@ -44,9 +44,9 @@ from edgevit.records.writing import file_sha256, writing
 from edgevit.version import written_by
 
 ROUNDS, TIMED_S = 8, 1.0  # of two engines that alternate
-STALE_S = 3600.0  # without a write, after which a partly fetched file is abandoned
+_STALE_S = 3600.0  # without a write, after which a partly fetched file is abandoned
 NATIVE_OPSET, OLDEST_OPSET = 17, 16  # with LayerNormalization as one operator, for TensorRT 8.6 and newer; without
-RECORDED = (  # fields of the agent's answer
+_RECORDED = (  # fields of the agent's answer
     "sha256",
     "bytes",
     "strongly_typed",
@@ -347,7 +347,7 @@ class EngineBuilder:
             outputs=_tensors(built["outputs"]),
             warnings=(*warnings, *self._warnings(level, built)),
             edgevit=written_by(),
-            **{name: built[name] for name in RECORDED},
+            **{name: built[name] for name in _RECORDED},
         )
 
     @contextmanager
@@ -375,5 +375,5 @@ def _remove_stale(folder: Path) -> None:
     """Remove partly fetched files of killed processes; a running one, on any machine, writes continuously."""
     for file in folder.glob(".*.engine.*"):
         with suppress(FileNotFoundError):  # another process has moved it to its place
-            if time.time() - file.stat().st_mtime > STALE_S:
+            if time.time() - file.stat().st_mtime > _STALE_S:
                 file.unlink()

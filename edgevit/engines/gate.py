@@ -37,7 +37,7 @@ from edgevit.progress import Progress
 from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
 from edgevit.records.writing import file_sha256, writing
 
-COARSE = 0.15  # classes that may lose a larger share before the gate fails are reported
+_COARSE = 0.15  # classes that may lose a larger share before the gate fails are reported
 BATCH = 32
 
 
@@ -135,7 +135,7 @@ def remarks(sample: Sample, tolerances: GateTolerances) -> list[str]:
     sizes = Counter(sample.class_names[label] for label in sample.labels)
     name, size = min(sizes.items(), key=lambda item: item[1])
     least = allowed(tolerances.class_drop, size) + 1
-    if least <= COARSE * size:
+    if least <= _COARSE * size:
         return []
     if least > size:
         return [f"class {name!r} has {size} images, too few to notice what an engine does to it; {more}"]

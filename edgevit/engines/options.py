@@ -15,7 +15,7 @@ MIB = 1 << 20
 MOST_OUTPUTS = 2_000_000  # of one job on the board, which returns them as text
 
 
-def read_batches(text: str, _: Mapping[str, Any]) -> tuple[int, int, int]:
+def _read_batches(text: str, _: Mapping[str, Any]) -> tuple[int, int, int]:
     parts = text.split(",")
     if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
         raise OptionError(f"--batches {text} is not three numbers of images; try 1,1,8")
@@ -23,7 +23,7 @@ def read_batches(text: str, _: Mapping[str, Any]) -> tuple[int, int, int]:
     return least, chosen, most
 
 
-def read_mib(text: str, _: Mapping[str, Any]) -> int:
+def _read_mib(text: str, _: Mapping[str, Any]) -> int:
     if not text.isdecimal():
         raise OptionError(f"--workspace {text} is not a number of MiB; try 1024")
     return int(text) * MIB
@@ -41,7 +41,7 @@ class EngineOptions:
             "Smallest, optimal and largest number of images per inference.",
             ENGINE,
             metavar="MIN,OPT,MAX",
-            read=read_batches,
+            read=_read_batches,
             common=True,
         ),
     ] = (1, 1, 8)
@@ -52,7 +52,7 @@ class EngineOptions:
             ENGINE,
             name="--workspace",
             metavar="NUMBER",
-            read=read_mib,
+            read=_read_mib,
         ),
     ] = None
     optimization_level: Annotated[

@@ -18,8 +18,8 @@ from edgevit.records.precisions import FP16, FP32, MIXED
 
 # The search for single blocks has the builds that fit into this time, by that of the build before it, but at least
 # some.
-SEARCH_S = 3600.0
-LEAST_PROBES = 4
+_SEARCH_S = 3600.0
+_LEAST_PROBES = 4
 
 
 def _spans(numbers: Sequence[int]) -> str:
@@ -194,7 +194,7 @@ def search_precision(
         if attempts.passes(first):
             return attempts.ended(first)
         others = [i for i in range(blocks) if i not in start.blocks]
-        probes = min(most_probes, max(LEAST_PROBES, int(SEARCH_S / max(attempts.seconds, 1e-3))))
+        probes = min(most_probes, max(_LEAST_PROBES, int(_SEARCH_S / max(attempts.seconds, 1e-3))))
         each = f"up to {probes} builds of about {attempts.seconds / 60:.0f} min" if attempts.seconds >= 60 else ""
         failed(first, f"single blocks in fp32{each and f', {each}'}" if others else str(last))
 

@@ -16,7 +16,7 @@ from edgevit.exporting.session import GraphModel
 
 STEPS = 127  # of INT8 to each side of zero
 BINS = 2048  # of the histogram of magnitudes
-COVERED = 0.9999  # share of the values within the range by "percentile"
+_COVERED = 0.9999  # share of the values within the range by "percentile"
 
 
 @dataclass
@@ -101,9 +101,9 @@ def _by_max(magnitudes: Tensor) -> int:
 
 
 def _by_percentile(magnitudes: Tensor) -> int:
-    """The bins that hold the share COVERED of all values."""
+    """The bins that hold the share _COVERED of all values."""
     share = magnitudes.cumsum(0) / magnitudes.sum()
-    return int((share < COVERED).sum()) + 1
+    return int((share < _COVERED).sum()) + 1
 
 
 def _by_entropy(magnitudes: Tensor) -> int:

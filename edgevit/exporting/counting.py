@@ -15,7 +15,7 @@ from edgevit.exporting.halving import FLOAT, HALF
 from edgevit.exporting.session import DTYPES, open_session, runtime_boundary
 
 WEIGHTS = (FLOAT, HALF, ir.DataType.INT8)
-PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
 Shape = tuple[int, ...]
 
 
@@ -26,7 +26,7 @@ def count_macs(path: Path, images: Any) -> int:
         CheckpointError: ONNX Runtime cannot run the file.
     """
     model = ir.load(path)
-    products = [node for node in model.graph if node.op_type in PRODUCTS]
+    products = [node for node in model.graph if node.op_type in _PRODUCTS]
     shapes = _shapes(model, path, images, [v for node in products for v in (*node.inputs[:2], node.outputs[0])])
     return sum(_macs(node, next(shapes), next(shapes), next(shapes)) for node in products) // len(images)
 

@@ -17,14 +17,14 @@ from edgevit.records.names import onnx_name
 from edgevit.request import as_request
 from edgevit.version import written_by
 
-NOT_CHECKED = "accuracy not checked"
+_NOT_CHECKED = "accuracy not checked"
 
 
 def _matches(report: ExportRecord, request: FilesRequest) -> bool:
     """Whether an export with these options would give the same files and checks."""
     tolerances, checked = request.tolerances, report.accuracy
     same_accuracy = not request.accuracy or (
-        request.data is None and any(w.startswith(NOT_CHECKED) for w in report.warnings)
+        request.data is None and any(w.startswith(_NOT_CHECKED) for w in report.warnings)
     )
     if checked and request.accuracy:
         count = min((n for n in (request.max_images, checked.part_images) if n is not None), default=0)

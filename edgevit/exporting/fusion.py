@@ -16,8 +16,8 @@ from edgevit.records.export import Fusion
 
 FUSED_KERNEL = re.compile(rb"function=\{ name=_gemm_mha")
 TARGET = "SM 8.6"
-PROXY = "a proxy for Orin (SM 8.7): the same GPU generation, another release of the compiler"
-LARGEST_DYNAMIC_BATCH = 8
+_PROXY = "a proxy for Orin (SM 8.7): the same GPU generation, another release of the compiler"
+_LARGEST_DYNAMIC_BATCH = 8
 
 
 def compiler_installed() -> bool:
@@ -59,7 +59,7 @@ def build_plan(path: Path, *, imported: bool = False) -> Any:
         images = network.get_input(0)
         if images.shape[0] == -1:
             profile, size = builder.create_optimization_profile(), tuple(images.shape[1:])
-            profile.set_shape(images.name, (1, *size), (1, *size), (LARGEST_DYNAMIC_BATCH, *size))
+            profile.set_shape(images.name, (1, *size), (1, *size), (_LARGEST_DYNAMIC_BATCH, *size))
             config.add_optimization_profile(profile)
         plan = builder.build_serialized_network(network, config)
     elif parser.num_errors and (operator := parser.get_error(0).node_operator()):
@@ -87,7 +87,7 @@ def count_fused(path: Path, *, blocks: int, expected: int, imported: bool = Fals
     import tensorrt_rtx as trt
 
     fused = len(FUSED_KERNEL.findall(memoryview(build_plan(path, imported=imported))))
-    return Fusion(fused, blocks, expected, "TensorRT-RTX", str(trt.__version__), TARGET, PROXY)
+    return Fusion(fused, blocks, expected, "TensorRT-RTX", str(trt.__version__), TARGET, _PROXY)
 
 
 def fusion_remark(fusion: Fusion, *, imported: bool = False) -> str | None:

@@ -32,8 +32,8 @@ from edgevit.records.precisions import FP32
 INPUT = "images"
 PROTOBUF_LIMIT_BYTES = 2_000_000_000  # limit of a protobuf message; larger models have an external file of weights
 NATIVE_OPSET = 18  # oldest operator set of torch's exporter
-NATIVE_LAYER_NORM = 17  # the first operator set with LayerNormalization
-OLD_IR_VERSION = 8  # of ONNX with these operator sets, which old parsers read
+_NATIVE_LAYER_NORM = 17  # the first operator set with LayerNormalization
+_OLD_IR_VERSION = 8  # of ONNX with these operator sets, which old parsers read
 _BEYOND = np.iinfo(np.int64).max  # after the last dimension of any shape
 _SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter's metadata: modules of a node, outermost first
 _CHATTY = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
@@ -77,7 +77,7 @@ def _translations(opset: int) -> dict[Any, Any]:
         torch.ops.aten.scaled_dot_product_attention.default: _attention,
         torch.ops.aten.sort.stable: _sort,  # of token selection; unknown to the exporter
     }
-    return table if opset >= NATIVE_LAYER_NORM else {**table, torch.ops.aten.layer_norm.default: _layer_norm}
+    return table if opset >= _NATIVE_LAYER_NORM else {**table, torch.ops.aten.layer_norm.default: _layer_norm}
 
 
 def _lower(model: Any, opset: int) -> None:
@@ -97,7 +97,7 @@ def _lower(model: Any, opset: int) -> None:
     for name in [name for name, value in model.graph.initializers.items() if not value.uses()]:
         del model.graph.initializers[name]
     model.opset_imports[""] = opset
-    model.ir_version = OLD_IR_VERSION
+    model.ir_version = _OLD_IR_VERSION
 
 
 def plain_shapes(graph: ir.Graph) -> None:

@@ -17,9 +17,9 @@ from edgevit.errors import ExportError
 from edgevit.records.precisions import FP16, precision_of
 
 FLOAT, HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
-ALWAYS_FLOAT = {"Resize": (1, 2)}  # inputs that ONNX defines in fp32 only
-OF_ANY_TYPE = ("Shape", "Size")
-OWN_GRAPHS = ("If", "Loop", "Scan")
+_ALWAYS_FLOAT = {"Resize": (1, 2)}  # inputs that ONNX defines in fp32 only
+_OF_ANY_TYPE = ("Shape", "Size")
+_OWN_GRAPHS = ("If", "Loop", "Scan")
 
 _IslandOf = Callable[[ir.Node], "str | None"]  # the fp32 module of a node; None: the node becomes fp16
 
@@ -53,7 +53,7 @@ def halve(graph: ir.Graph, fp32_modules: Collection[str] = ()) -> None:
     for node in [*graph]:
         for i, value in enumerate(node.inputs):
             dtype = _input_type(node, i, island_of)
-            if value in types and types[value] != dtype and node.op_type not in OF_ANY_TYPE:
+            if value in types and types[value] != dtype and node.op_type not in _OF_ANY_TYPE:
                 island = island_of(node) or island_of(value.producer() or node) or node.name.partition("/")[0]
                 node.replace_input_with(i, casts.of(value, dtype, before=node, island=island))
         if island_of(node) is None:
@@ -79,7 +79,7 @@ def _island_finder(modules: Collection[str]) -> _IslandOf:
 
 def _check_convertible(graph: ir.Graph) -> None:
     for node in graph:
-        if node.op_type in OWN_GRAPHS:
+        if node.op_type in _OWN_GRAPHS:
             raise ExportError(
                 f"{node.name} has an inner graph, which cannot be converted to fp16; export the model without it, or "
                 "try --no-fp16"
@@ -95,7 +95,7 @@ def _types(graph: ir.Graph, island_of: _IslandOf) -> dict[ir.Value, ir.DataType]
 
 
 def _input_type(node: ir.Node, index: int, island_of: _IslandOf) -> ir.DataType:
-    return FLOAT if island_of(node) or index in ALWAYS_FLOAT.get(node.op_type, ()) else HALF
+    return FLOAT if island_of(node) or index in _ALWAYS_FLOAT.get(node.op_type, ()) else HALF
 
 
 def _rounded(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:

@@ -41,8 +41,8 @@ def subject_of_imported(document: ImportedDocument, origin: str) -> Subject:
     )
 
 
-LARGEST_FLOAT = torch.finfo(torch.float32).max  # recorded instead of infinity and NaN, which JSON does not have
-OPSET_OF_IS_INF = 10
+_LARGEST_FLOAT = torch.finfo(torch.float32).max  # recorded instead of infinity and NaN, which JSON does not have
+_OPSET_OF_IS_INF = 10
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class ImportedSource:
         masked = any(bool(weight.isinf().any()) for weight in weights.values())
         named = ((name, weight.masked_fill(weight.isinf(), 0)) for name, weight in weights.items())
         largest, subnormal, lost = check_weights(named, WITHOUT)
-        names = _measure_outputs(model.graph, masked=masked and self.document.opset >= OPSET_OF_IS_INF)
+        names = _measure_outputs(model.graph, masked=masked and self.document.opset >= _OPSET_OF_IS_INF)
         values = largest_values(ir.to_proto(model).SerializeToString(), self.path, images, self.document.batch)
         peaks: dict[str, float] = {}
         for name, peak in zip(names, values, strict=True):  # the largest output of a node
-            finite = peak if math.isfinite(peak) else LARGEST_FLOAT
+            finite = peak if math.isfinite(peak) else _LARGEST_FLOAT
             peaks[name] = max(peaks.get(name, 0.0), finite)
         over = tuple(name for name, peak in peaks.items() if peak > LARGEST)
         largest_node = max(peaks, key=peaks.__getitem__)

@@ -54,9 +54,9 @@ from edgevit.version import written_by
 
 Target = TypeVar("Target", bound=FilesRequest)
 TOLERANCE = 1e-4  # relative L2 error of the imported file against the original
-ROUNDED_TOLERANCE = 2e-2  # the same for a file that rounds: ONNX Runtime may fuse its nodes in another order
+_ROUNDED_TOLERANCE = 2e-2  # the same for a file that rounds: ONNX Runtime may fuse its nodes in another order
 OUTPUT = Logits.noun
-WRITER = "edgevit_version"  # metadata key of files that edgevit wrote
+_WRITER = "edgevit_version"  # metadata key of files that edgevit wrote
 
 
 def simplified(file: Path, model: onnx.ModelProto, shape: list[int | str]) -> ir.Model:
@@ -131,7 +131,7 @@ def _own_subject(
     file: Path, metadata: Mapping[str, str], preprocessing: dict[str, Any], outputs: int, release: ReleaseFacts
 ) -> Subject:
     """The classes of a file: by its metadata if edgevit wrote it, otherwise by the files in its folder."""
-    if WRITER in metadata:
+    if _WRITER in metadata:
         return replace(open_onnx(file, "cpu").subject, preprocessing=preprocessing)
     return Subject((), (), outputs, preprocessing, release=release, origin=str(file))
 
@@ -231,7 +231,7 @@ def import_file(
         progress.note(f"{file} is in bfloat16: imported in fp32 with the same weights")
     if (precision := precision_in(model)) != FP32.name:
         progress.note(f"{file} is in {precision}: exported, judged and built as it is")
-    tolerance = ROUNDED_TOLERANCE if widened or precision != FP32.name else TOLERANCE
+    tolerance = _ROUNDED_TOLERANCE if widened or precision != FP32.name else TOLERANCE
     interface = read_interface(file, model.graph)
     batch = resolve_batch(file, interface.batch, request.batch)
     metadata = {entry.key: entry.value for entry in model.metadata_props}

@@ -53,7 +53,7 @@ from edgevit.records.precisions import FP16, FP32, INT8, PRECISIONS
 from edgevit.records.writing import file_sha256, replaced_folder
 from edgevit.version import written_by
 
-PARITY_IMAGES = 4
+_PARITY_IMAGES = 4
 
 
 class _Stages:
@@ -138,8 +138,8 @@ def sample_images(judging: Judging | None, input_size: tuple[int, int, int]) -> 
     """A few images for the checks of parity and range; random without images."""
     if judging is None:
         generator = torch.Generator().manual_seed(0)
-        return torch.randn(PARITY_IMAGES, *input_size, generator=generator), "random"
-    images, _ = next(iter(judging.split.subset(PARITY_IMAGES).batches(PARITY_IMAGES)))
+        return torch.randn(_PARITY_IMAGES, *input_size, generator=generator), "random"
+    images, _ = next(iter(judging.split.subset(_PARITY_IMAGES).batches(_PARITY_IMAGES)))
     return images, judging.data
 
 

@@ -16,7 +16,7 @@ def padded_width(dims: BlockDims) -> int:
     return widest if dims.fusable else max(LEAST, -(-widest // MULTIPLE) * MULTIPLE)
 
 
-def pad_block(block: Block) -> Block:
+def _pad_block(block: Block) -> Block:
     """The same function with a fusable attention."""
     if block.attention is None:
         return block
@@ -26,4 +26,4 @@ def pad_block(block: Block) -> Block:
 
 def pad_heads(network: Network) -> Network:
     """Return a padded copy; its blocks all have equal QK and VO widths."""
-    return network.build([pad_block(block) for block in network.read()]).eval()
+    return network.build([_pad_block(block) for block in network.read()]).eval()

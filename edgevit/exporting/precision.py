@@ -12,10 +12,10 @@ from edgevit.errors import ExportError
 from edgevit.records.export import Range
 
 LARGEST = torch.finfo(torch.float16).max  # 65504
-SMALLEST_NORMAL = torch.finfo(torch.float16).smallest_normal  # 6.1e-5; smaller values lose precision
-RMS_NORMS = (nn.RMSNorm, RmsNorm)
+_SMALLEST_NORMAL = torch.finfo(torch.float16).smallest_normal  # 6.1e-5; smaller values lose precision
+_RMS_NORMS = (nn.RMSNorm, RmsNorm)
 WITHOUT = "leave fp16 out with --no-fp16"
-INSTEAD = f"derive the model again, or {WITHOUT}"
+_INSTEAD = f"derive the model again, or {WITHOUT}"
 
 
 def _largest(values: Tensor) -> float:
@@ -24,7 +24,7 @@ def _largest(values: Tensor) -> float:
     return float(torch.maximum(-low, high))
 
 
-def check_weights(weights: Iterable[tuple[str, Tensor]], instead: str = INSTEAD) -> tuple[float, float, float]:
+def check_weights(weights: Iterable[tuple[str, Tensor]], instead: str = _INSTEAD) -> tuple[float, float, float]:
     """The largest weight, and the shares of weights that are subnormal and that become zero in fp16.
 
     Raises:
@@ -36,7 +36,7 @@ def check_weights(weights: Iterable[tuple[str, Tensor]], instead: str = INSTEAD)
         if (peak := _largest(weight)) > LARGEST:
             raise ExportError(f"{name} overflows fp16: {peak:.4g} seen, {LARGEST:.0f} is the largest; {instead}")
         largest = max(largest, peak)
-        small = weight.detach()[weight.abs() < SMALLEST_NORMAL]
+        small = weight.detach()[weight.abs() < _SMALLEST_NORMAL]
         total += weight.numel()
         subnormal += int(small.count_nonzero())
         lost += int(((small != 0) & (small.half() == 0)).sum())
@@ -55,7 +55,7 @@ def _largest_activations(network: nn.Module, images: Tensor) -> tuple[dict[str, 
         def hook(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
             if isinstance(output, Tensor) and output.numel():
                 outputs[name] = _largest(output)
-            if isinstance(module, RMS_NORMS) and isinstance(inputs[0], Tensor):
+            if isinstance(module, _RMS_NORMS) and isinstance(inputs[0], Tensor):
                 squares[f"{name}/Pow"] = _largest(inputs[0]) ** 2
 
         return hook
@@ -83,7 +83,7 @@ def check_range(network: nn.Module, images: Tensor) -> Range:
     if not outputs[module] <= LARGEST:
         raise ExportError(
             f"the output of {module} overflows fp16: {outputs[module]:.4g} seen, {LARGEST:.0f} is the largest; "
-            f"{INSTEAD}"
+            f"{_INSTEAD}"
         )
     values = {**outputs, **squares}
     largest_name = max(values, key=values.__getitem__)
@@ -137,5 +137,5 @@ def format_overflow(measured: Range, modules: Sequence[str]) -> str:
 
 def norm_names(network: nn.Module) -> tuple[str, ...]:
     """The names of the layer normalisations, in which fp16 loses most precision, because they square their input."""
-    kinds = (nn.LayerNorm, *RMS_NORMS)
+    kinds = (nn.LayerNorm, *_RMS_NORMS)
     return tuple(name for name, module in network.named_modules() if isinstance(module, kinds))

@@ -18,7 +18,7 @@ from edgevit.records.export import Batch
 from edgevit.records.precisions import FP16, FP32, INT8
 from edgevit.records.release import refuse_lfs_pointer
 
-STANDARD_DOMAINS = ("", "ai.onnx")
+_STANDARD_DOMAINS = ("", "ai.onnx")
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
 INTEGER = ("DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")
 
@@ -59,7 +59,7 @@ def check_nodes(file: Path, model: onnx.ModelProto) -> int:
     }
     function_domains = {function.domain for function in model.functions}
     if strange := sorted(
-        f"{domain}.{name}" for domain, name in operators if domain not in (*STANDARD_DOMAINS, *function_domains)
+        f"{domain}.{name}" for domain, name in operators if domain not in (*_STANDARD_DOMAINS, *function_domains)
     ):
         raise ExportError(
             f"{file} has {', '.join(strange[:3])}, which TensorRT does not support; export the model without the "
@@ -70,7 +70,7 @@ def check_nodes(file: Path, model: onnx.ModelProto) -> int:
             f"{file} is quantised by {', '.join(integer)}, which TensorRT does not support; quantise it with "
             f"{' and '.join(QUANTISED)}, or measure it as it is with `edgevit bench {shlex.quote(str(file))}`"
         )
-    opset = next((entry.version for entry in model.opset_import if entry.domain in STANDARD_DOMAINS), 0)
+    opset = next((entry.version for entry in model.opset_import if entry.domain in _STANDARD_DOMAINS), 0)
     if opset > OPSETS[-1]:
         raise ExportError(
             f"{file} has operator set {opset}, and JetPack's parsers read up to {OPSETS[-1]}; export the model with "

@@ -29,7 +29,7 @@ from edgevit.train.settings import Workers
 Part = Literal["test", "validation"]
 PARTS: tuple[Part, ...] = ("test", "validation")
 PROBES = ("knn", "linear")  # what features are judged by, where there are labels
-CROP_MODES = ("center", "squash", "border")
+_CROP_MODES = ("center", "squash", "border")
 ONNX, ENGINE = ".onnx", ".engine"  # suffixes of files of whole models
 QUANTISED_OPSET = 19  # QuantizeLinear takes fp16 from here on
 OPSETS = range(17, 21)  # LayerNormalization is new in 17; JetPack 6's parser reads up to 20
@@ -48,7 +48,7 @@ def read_batch(text: str, _: Mapping[str, Any]) -> Batch:
     return int(text)
 
 
-def read_probes(text: str, _: Mapping[str, Any]) -> tuple[str, ...]:
+def _read_probes(text: str, _: Mapping[str, Any]) -> tuple[str, ...]:
     """Read names of probes that are separated by commas."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
@@ -71,7 +71,7 @@ Probe = Annotated[
     Option(
         "Classifiers that are fitted to features and judged: knn, linear, or both, separated by commas.",
         DATA,
-        read=read_probes,
+        read=_read_probes,
         metavar="NAME[,...]",
         common=True,
     ),
@@ -370,8 +370,8 @@ class FilesRequest:
             raise OptionError("--classes and --base-classes are of the images of --data; give that, too")
         self._refuse_exporter_options()
         check_preprocessing(self.preprocessing)
-        if self.crop_mode is not None and self.crop_mode not in CROP_MODES:
-            raise UnknownNameError("crop mode", self.crop_mode, CROP_MODES)
+        if self.crop_mode is not None and self.crop_mode not in _CROP_MODES:
+            raise UnknownNameError("crop mode", self.crop_mode, _CROP_MODES)
         if not ModelFolder(self.folder).is_imported:
             refuse_existing(self.folder)
 

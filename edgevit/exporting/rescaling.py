@@ -18,8 +18,8 @@ from torch import Tensor
 from edgevit.exporting.calibrating import STEPS, Inputs
 from edgevit.exporting.linear import Linear, is_own, read_constant, write_constant
 
-EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of ranges of inputs and of weights, in a scale
-HALF_ROUNDING = 2.0**-11  # the largest relative error of a number of fp16
+_EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of ranges of inputs and of weights, in a scale
+_HALF_ROUNDING = 2.0**-11  # the largest relative error of a number of fp16
 WORTH = 0.5  # the largest share of the error that may be left where operations are inserted
 PASSED = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather")  # between V and its layer
 
@@ -65,7 +65,7 @@ def _rescaled(inputs: Inputs, weight: Tensor, shift: Tensor) -> tuple[Inputs, Te
     """Inputs with this shift and the best scale, that scale, and the error that is left, also of biases in fp16."""
     scale = choose_scale(inputs.rescaled(shift, torch.ones_like(shift)), weight)
     after = inputs.rescaled(shift, scale)
-    of_biases = float(((shift @ weight) ** 2).sum()) * HALF_ROUNDING**2 / 3
+    of_biases = float(((shift @ weight) ** 2).sum()) * _HALF_ROUNDING**2 / 3
     return after, scale, rounding_error(after, weight * scale[:, None]) + of_biases
 
 
@@ -93,7 +93,7 @@ def choose_scale(inputs: Inputs, weight: Tensor) -> Tensor:
         candidate = scale(exponents)
         return rounding_error(inputs.rescaled(none, candidate), weight * candidate[:, None])
 
-    return scale(min(product(EXPONENTS, repeat=2), key=error)) if used.any() else torch.ones_like(peaks)
+    return scale(min(product(_EXPONENTS, repeat=2), key=error)) if used.any() else torch.ones_like(peaks)
 
 
 @dataclass(frozen=True)

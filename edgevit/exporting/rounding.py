@@ -8,7 +8,7 @@ from torch import Tensor
 from edgevit.exporting.calibrating import STEPS, Inputs, halves
 from edgevit.exporting.linear import Linear, read_constant, write_constant
 
-DAMPING = 0.01  # of a layer's moments, relative to their mean diagonal
+_DAMPING = 0.01  # of a layer's moments, relative to their mean diagonal
 BLOCK = 128
 
 
@@ -26,7 +26,7 @@ def round_weight(weight: Tensor, steps: Tensor, inputs: Inputs | None) -> Tensor
     if inputs is None or inputs.products is None:
         return (weight / steps).round().clamp(-STEPS, STEPS) * steps
     moments = inputs.products.double() / inputs.rows
-    damping = DAMPING * moments.diagonal().mean()
+    damping = _DAMPING * moments.diagonal().mean()
     if not damping > 0:
         return round_weight(weight, steps, None)
     order = moments.diagonal().argsort(descending=True)

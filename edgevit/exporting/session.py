@@ -24,7 +24,7 @@ from edgevit.records.release import refuse_lfs_pointer
 
 T = TypeVar("T")
 READER = Reader(CheckpointError, hint="export the model again")
-INPUT_LIMIT_BYTES = 4 << 30
+_INPUT_LIMIT_BYTES = 4 << 30
 OUTPUT_KIND = "output"  # metadata key of files whose output is not logits
 LEVELS = '"boxes"'  # its value where each level of a detector's pyramid is an output
 DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -44,10 +44,10 @@ def find_runtime() -> Any:
 
 def refuse_huge(path: Path, shape: Sequence[int]) -> None:
     """Raise CheckpointError if one input of this shape, in fp32, is too large."""
-    if (size := 4 * math.prod(shape)) > INPUT_LIMIT_BYTES:
+    if (size := 4 * math.prod(shape)) > _INPUT_LIMIT_BYTES:
         raise CheckpointError(
             f"{path} takes {'x'.join(map(str, shape))} values at once, {size / 1e9:.0f} GB, and "
-            f"{INPUT_LIMIT_BYTES / 1e9:.0f} GB is the limit; export it with a smaller batch, or smaller images"
+            f"{_INPUT_LIMIT_BYTES / 1e9:.0f} GB is the limit; export it with a smaller batch, or smaller images"
         )
 
 

@@ -24,8 +24,8 @@ from edgevit.records.imported import ImportedBlock
 from edgevit.records.model import BlockDims
 
 NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
-PASSING = ("Cast", "Identity", "Dropout", "QuantizeLinear", "DequantizeLinear")
-MASKING = ("Add", "Sub", "Mul", "Div", "Where", "Reshape", *PASSING)  # between a product and its softmax
+_PASSING = ("Cast", "Identity", "Dropout", "QuantizeLinear", "DequantizeLinear")
+_MASKING = ("Add", "Sub", "Mul", "Div", "Where", "Reshape", *_PASSING)  # between a product and its softmax
 STEM, HEAD, WHOLE = "patch_embed", "head", "model"
 
 
@@ -78,7 +78,7 @@ def _behind(value: ir.Value | None) -> tuple[ir.Node | None, list[ir.Node]]:
     """The node that computed a value, and the nodes that only passed it on."""
     passed: list[ir.Node] = []
     node = value.producer() if value is not None else None
-    while node is not None and node.op_type in PASSING:
+    while node is not None and node.op_type in _PASSING:
         passed.append(node)
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
     return node, passed
@@ -150,12 +150,12 @@ def _products(softmax: ir.Node, flow: set[ir.Node]) -> tuple[ir.Node, ir.Node] |
     while front and before is None:
         makers = [maker for node in front for maker in _producers(node) if maker in flow]
         before = next((maker for maker in makers if two_sided(maker)), None)
-        front = [maker for maker in makers if maker.op_type in MASKING]
+        front = [maker for maker in makers if maker.op_type in _MASKING]
     after, front = None, [softmax]
     while front and after is None:
         users = [user for node in front for user in _consumers(node) if user in flow]
         after = next((user for user in users if two_sided(user)), None)
-        front = [user for user in users if user.op_type in ("Reshape", *PASSING)]
+        front = [user for user in users if user.op_type in ("Reshape", *_PASSING)]
     return (before, after) if before is not None and after is not None else None
 
 

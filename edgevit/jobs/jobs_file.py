@@ -44,14 +44,14 @@ TASK_KEYS, METHOD_KEYS = ("classes", "data"), ("method", "options", "supernet", 
 OWN_KEYS = ("out", "resume", "overwrite")  # set for each job
 # The hash of a job covers these fields, and others only if they differ from the default: a new option of edgevit leaves
 # the hashes of finished jobs as they are.
-ALWAYS = {
+_ALWAYS = {
     "base", "checkpoint", "pretrained", "model_args", "preprocessing", "base_classes", "shape", "ffn_multiple", "head",
     "finetune_base", "validation_fraction", "skip_bad_images", "data", "classes", "rate", "macs", "params", "method",
     "options", "training",
 }  # fmt: skip
 # Options that let a job continue where it would fail: a job that finished without them is the same.
-LENIENT = ("skip_bad_images", "accept_weak_base", "accept_preprocessing")
-DEFAULTS = {f.name: default_of(f) for f in fields(DeriveRequest)}
+_LENIENT = ("skip_bad_images", "accept_weak_base", "accept_preprocessing")
+_DEFAULTS = {f.name: default_of(f) for f in fields(DeriveRequest)}
 
 
 class Strict(BaseModel):
@@ -65,7 +65,7 @@ class NamedEntry(Strict):
 def keys_of(names: Iterable[str]) -> dict[str, Any]:
     """Keys for fields of a derivation, with the types of a file's values and with their defaults."""
     hints = get_type_hints(DeriveRequest)
-    return {name: (plain_type(hints[name]), DEFAULTS[name] if DEFAULTS[name] != () else None) for name in names}
+    return {name: (plain_type(hints[name]), _DEFAULTS[name] if _DEFAULTS[name] != () else None) for name in names}
 
 
 TaskEntry: type[NamedEntry] = create_model("TaskEntry", __base__=NamedEntry, **keys_of(TASK_KEYS))
@@ -143,13 +143,13 @@ class DeriveJob:
 
     def hashes(self) -> set[str]:
         """The hashes of this job with and without lenient options."""
-        lenient = [name for name in LENIENT if self.arguments.get(name)]
+        lenient = [name for name in _LENIENT if self.arguments.get(name)]
         less = (set(some) for count in range(len(lenient) + 1) for some in combinations(lenient, count))
         return {replace(self, arguments=self._without(names)).sha256() for names in less}
 
     def _without(self, options: Collection[str]) -> dict[str, Any]:
         arguments = {name: value for name, value in self.arguments.items() if name not in options}
-        return {**arguments, **{name: DEFAULTS[name] for name in options if name in ALWAYS}}
+        return {**arguments, **{name: _DEFAULTS[name] for name in options if name in _ALWAYS}}
 
     def request(self, *, resume: bool = False) -> DeriveRequest:
         """The request of this derivation."""
@@ -294,7 +294,7 @@ def _job(
     if arguments["data"] is None:
         raise JobsError(f"{file}: task {task.name!r} has no data; give it some, or the whole file")
     arguments = {
-        name: value for name, value in arguments.items() if name in ALWAYS or value not in (None, DEFAULTS[name])
+        name: value for name, value in arguments.items() if name in _ALWAYS or value not in (None, _DEFAULTS[name])
     }
     try:
         files = contents(arguments)

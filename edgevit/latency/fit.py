@@ -32,13 +32,13 @@ from edgevit.latency.stacks import Stack
 
 Floats = NDArray[np.float64]
 
-LEAST_ERROR = 0.002  # of a figure: differences between builds and sessions do not show in repeated runs
-BASE_ERROR = 0.0002  # of the base's figure, whose ratio to itself is exact: models are judged by their ratio to it
-WEAK = 0.3  # of the median cost of a block: deviation of an unmeasured cost from the line between its neighbours
-TO_DEVIATION = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
-MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean
-POLISHES = 30  # iterations of the median polish
-REGRESSIONS = 50  # iterations over the two axes of a grid, at most
+_LEAST_ERROR = 0.002  # of a figure: differences between builds and sessions do not show in repeated runs
+_BASE_ERROR = 0.0002  # of the base's figure, whose ratio to itself is exact: models are judged by their ratio to it
+_WEAK = 0.3  # of the median cost of a block: deviation of an unmeasured cost from the line between its neighbours
+_TO_DEVIATION = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
+_MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean
+_POLISHES = 30  # iterations of the median polish
+_REGRESSIONS = 50  # iterations over the two axes of a grid, at most
 FREE = 0.05  # of a whole block: a smaller difference from one size to the next is negligible
 LEAST = 1e-6  # smallest cost of a site, which is above 0
 DIGITS = 5  # significant digits of a cost
@@ -78,10 +78,10 @@ def stack_figures(
     rows, columns = _polished(table, base)
     residuals = np.abs(table - rows[:, None] - columns[None])[np.isfinite(table)]
     free = np.sort(residuals)[sum(table.shape) - 1 :]  # medians go through as many points as there are effects
-    deviation = TO_DEVIATION * float(np.median(free)) if free.size else 0.0
+    deviation = _TO_DEVIATION * float(np.median(free)) if free.size else 0.0
     base_level = float(np.nanmedian(table[base])) if level is None else np.log(level)
-    errors = np.maximum(MEDIAN_ERROR * deviation / np.sqrt(np.isfinite(table).sum(1)), LEAST_ERROR)
-    errors[base] = BASE_ERROR
+    errors = np.maximum(_MEDIAN_ERROR * deviation / np.sqrt(np.isfinite(table).sum(1)), _LEAST_ERROR)
+    errors[base] = _BASE_ERROR
     return {
         s: StackFigure(float(np.exp(rows[i] - rows[base] + base_level)), float(errors[i])) for i, s in enumerate(stacks)
     }
@@ -93,7 +93,7 @@ def _polished(table: Floats, base: int) -> tuple[Floats, Floats]:
     Columns start from the row `base`: if the other rows have one value each, only that row determines them.
     """
     rows, columns = np.zeros(table.shape[0]), np.where(np.isfinite(table[base]), table[base], np.nanmedian(table[base]))
-    for _ in range(POLISHES):
+    for _ in range(_POLISHES):
         rows = np.nanmedian(table - columns[None], axis=1)
         columns = np.nanmedian(table - rows[:, None], axis=0)
         columns -= np.median(columns)
@@ -228,7 +228,7 @@ def fit_costs(figures: Mapping[Stack, StackFigure]) -> dict[int, FittedCosts]:
         usual = _per_block(
             {stack: figure for stack, figure in figures.items() if {r.stage for r in stack.rows} == {stage}}
         )
-        equations += [(row, 0.0, WEAK * usual) for row in of_stage.straight(count)]
+        equations += [(row, 0.0, _WEAK * usual) for row in of_stage.straight(count)]
     solution, covariance = _solved(equations, [0])
     noise = rounded(_noise(figures), 2)
     costs = dict[int, FittedCosts]()
@@ -294,7 +294,7 @@ def _risen(grid: Floats) -> Floats:
 
     risen: Floats = grid
     corrections = [np.zeros_like(grid), np.zeros_like(grid)]
-    for _ in range(REGRESSIONS):
+    for _ in range(_REGRESSIONS):
         before = risen
         for axis in (0, 1):
             target = risen + corrections[axis]
@@ -402,7 +402,7 @@ def fit_narrower(base: FittedCosts, figures: Mapping[int, Mapping[Stack, StackFi
 def _fit_embedding(base: FittedCosts, figures: Mapping[Stack, StackFigure]) -> FittedCosts:
     figures = {stack: figure for stack, figure in figures.items() if base.has(stack)}
     equations = [(_line_row(base, s), figure.value, figure.value * figure.error) for s, figure in figures.items()]
-    near_base = np.eye(6)[TOGETHER], base.together, WEAK * _per_block(figures)  # unless stacks say otherwise
+    near_base = np.eye(6)[TOGETHER], base.together, _WEAK * _per_block(figures)  # unless stacks say otherwise
     solution, _ = _solved([*equations, near_base], [FIXED, SLOPE_ATTENTION, SLOPE_FFN])
     attention, ffn = Line(*solution[[START_ATTENTION, SLOPE_ATTENTION]]), Line(*solution[[START_FFN, SLOPE_FFN]])
     return FittedCosts(

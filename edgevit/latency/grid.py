@@ -15,10 +15,10 @@ from edgevit.records.model import HEAD_WIDTHS
 
 DEPTH = 6  # blocks of a stack: enough to show their cost, few enough to export and build quickly
 SHARES = (0.125, 0.25, 0.5, 0.75)  # of the neurons, beside the fewest and all
-TILE = 64  # neurons of a kernel's tile: coarse sizes lie between two multiples, where a line errs to neither side
-BEND = 0.25  # assumed error of a line at its middle, as a share of the change of slope
+_TILE = 64  # neurons of a kernel's tile: coarse sizes lie between two multiples, where a line errs to neither side
+_BEND = 0.25  # assumed error of a line at its middle, as a share of the change of slope
 NARROWER = (1 / 2, 1 / 4)  # of the embedding's width, beside the narrowest
-JUMP = 0.1  # assumed error as a share of the rise between two sizes, which may be a step
+_JUMP = 0.1  # assumed error as a share of the rise between two sizes, which may be a step
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Grid:
         heads = sorted({self.fewest_heads, (self.fewest_heads + self.most.heads) // 2, *self.heads})
         middle = _multiple((self.least_width + self.width) // 2, self.policy.head_step)
         widths = sorted({self.least_width, min(max(middle, self.least_width), self.width), self.width})
-        step = TILE if self.most.ffn >= 8 * TILE else self.policy.step("ffn")
-        amid = TILE // 2 if self.policy.step("ffn") < step else 0
+        step = _TILE if self.most.ffn >= 8 * _TILE else self.policy.step("ffn")
+        amid = _TILE // 2 if self.policy.step("ffn") < step else 0
         inner = (_multiple(round(share * self.most.ffn), step) + amid for share in SHARES)
         neurons = sorted({self.least_neurons, self.most.ffn, *(n for n in inner if n > self.least_neurons)})
         return heads, widths, neurons
@@ -207,6 +207,6 @@ def _halfway(
             continue
         bends = [abs(slopes[i] - slopes[j]) * (high - low) / 2 for j in (i - 1, i + 1) if 0 <= j < len(slopes)]
         jump = abs(costs[high] - costs[low])
-        doubt = max([BEND * bend for bend in bends] + [JUMP * jump])
+        doubt = max([_BEND * bend for bend in bends] + [_JUMP * jump])
         doubts.append((max(doubt - noise * costs[high], 0.0), stack_of(middle)))
     return doubts

@@ -30,7 +30,7 @@ from edgevit.progress import Progress, rounded_duration
 
 TRIES = 3  # of void runs
 TOGETHER = 5  # stacks that alternate with the base in one process: all have a turn within 0.4 s
-OTHERS_BUSY = (
+_OTHERS_BUSY = (
     "other programs were busy: the processor time of an inference counts there in place of the clock, which may make "
     "models smaller than a budget needs; close other programs for a budget by the clock"
 )
@@ -169,7 +169,7 @@ class StackBench:
         """Warn once of changing clocks, and once of other programs; the base met them too, so runs stay valid."""
         texts = {
             "clocks": next((text for run in runs if (text := run.doubts().get("clocks"))), None),
-            "other programs": next((OTHERS_BUSY for run in runs if run.is_busy()), None),
+            "other programs": next((_OTHERS_BUSY for run in runs if run.is_busy()), None),
         }
         for kind, text in texts.items():
             if text is not None and kind not in self._warned_of:

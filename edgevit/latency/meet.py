@@ -55,8 +55,8 @@ from edgevit.version import written_by
 
 ROUNDS = "rounds.json"
 BASE = "base"
-FINAL = "final"  # folder of the final model, which may have any name
-TINY_LIMIT = 1e-9  # ms or mJ: a limit that no plan keeps, so that the error states the cost of the cheapest plan
+_FINAL = "final"  # folder of the final model, which may have any name
+_TINY_LIMIT = 1e-9  # ms or mJ: a limit that no plan keeps, so that the error states the cost of the cheapest plan
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class BudgetSearch:
         with tempfile.TemporaryDirectory(prefix="edgevit-meet-") as work:
             builder = self._builder(Path(work), quantity, self.costs.table.in_quantity(quantity).base)
             try:
-                builder.allocate(self.costs.table, TINY_LIMIT)
+                builder.allocate(self.costs.table, _TINY_LIMIT)
             except BudgetError as error:
                 if error.least is not None and error.least > OUT_OF_REACH * budget.limit:
                     raise self._out_of_reach(error, quantity, budget) from error
@@ -213,7 +213,7 @@ class BudgetSearch:
             _write_state(work, replace(state, rounds=now.rounds, edgevit=written_by()))
             took = rounded_duration(time.monotonic() - began)
             more = "" if now.is_done else f"; it took {took}, at most {now.rounds_left} more follow"
-            self.progress.note(f"{format_round(now, UNITS[builder.quantity])}{more}")
+            self.progress.note(f"{_format_round(now, UNITS[builder.quantity])}{more}")
             began = time.monotonic()
 
         try:
@@ -245,7 +245,7 @@ class BudgetSearch:
         """Derive the best shape as requested, export and build it, measure it once more, and record the result."""
         best = outcome.search.best
         assert best is not None
-        out = builder.folder / FINAL / self.request.out.name
+        out = builder.folder / _FINAL / self.request.out.name
         number = outcome.search.rounds.index(best) + 1
         self.progress.note(f"round {number} is kept: derived as requested, and measured again")
         with watch.stage("derivation"):
@@ -300,7 +300,7 @@ class BudgetSearch:
     def _least_text(self, factors: Terms, builder: CandidateBuilder) -> str | None:
         """Say what the cheapest plan takes by the corrected table, and what that consists of."""
         try:
-            builder.allocate(self.costs.table.corrected(**vars(factors)), TINY_LIMIT)
+            builder.allocate(self.costs.table.corrected(**vars(factors)), _TINY_LIMIT)
         except BudgetError as error:
             if error.least is not None:
                 least = f"{error.least:.4g} {UNITS[builder.quantity]}{error.breakdown and f' ({error.breakdown})'}"
@@ -335,7 +335,7 @@ def _figure(measured: MeasuredFigure) -> FigureRecord:
     return FigureRecord(measured.value, measured.low, measured.high, measured.repeats)
 
 
-def format_round(search: Search, unit: str) -> str:
+def _format_round(search: Search, unit: str) -> str:
     """Describe the last round in one line: its prediction, its measurement, and the distance to the budget."""
     last = search.rounds[-1]
     figure = last.measured

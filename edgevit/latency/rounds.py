@@ -30,11 +30,11 @@ WINDOW = 0.97  # of the budget: the smallest figure that meets it
 AIM = 0.985  # of the budget: the target of the next plan, in the middle of the window
 # Standard deviations of the factors before any measurement.
 PRIOR = {"fixed": 0.3, "attention": 0.25, "ffn": 0.25, "block": 0.3}
-FIXED_ERROR = 0.03  # of the whole cost: the fixed term is measured as a difference
-MOVE = 0.2  # of these deviations: how far the factors may move from one plan to the next
-LEAST_NOISE = 0.01  # relative, of a measurement: four factors cannot express all differences between plans
-LEAST_FACTOR = 0.2  # a factor stays above 0
-LEAST_LIMIT = 0.01  # of the aim: the extrapolated limit may be negative if a budget is out of reach
+_FIXED_ERROR = 0.03  # of the whole cost: the fixed term is measured as a difference
+_MOVE = 0.2  # of these deviations: how far the factors may move from one plan to the next
+_LEAST_NOISE = 0.01  # relative, of a measurement: four factors cannot express all differences between plans
+_LEAST_FACTOR = 0.2  # a factor stays above 0
+_LEAST_LIMIT = 0.01  # of the aim: the extrapolated limit may be negative if a budget is out of reach
 LEAST_SHARE = 0.6  # smallest share of a predicted change that is expected to be measured
 CONFIDENT = 1.96  # standard deviations on each side of a 95 % interval
 
@@ -127,7 +127,7 @@ class MeasuredFigure:
     def noise(self) -> float:
         """The standard deviation, for the regression."""
         spread = 0.0 if self.low is None or self.high is None else (self.high - self.low) / (2 * CONFIDENT)
-        return max(spread, LEAST_NOISE * self.value)
+        return max(spread, _LEAST_NOISE * self.value)
 
 
 @dataclass(frozen=True)
@@ -153,14 +153,14 @@ def correct(measured: Sequence[tuple[Terms, MeasuredFigure]]) -> Terms:
     if not measured:
         return Terms(*(1.0 for _ in names))
     first = measured[0][0]
-    of_fixed = PRIOR["fixed"] + FIXED_ERROR * first.total / first.fixed if first.fixed > 0 else 0.0
+    of_fixed = PRIOR["fixed"] + _FIXED_ERROR * first.total / first.fixed if first.fixed > 0 else 0.0
     deviations = [of_fixed, *(PRIOR[name] for name in names[1:])]
     mean = [1.0] * len(names)
     covariance = [[d**2 * (i == j) for j in range(len(names))] for i, d in enumerate(deviations)]
     for terms, figure in measured:
         x = terms.values
         for i, deviation in enumerate(deviations):
-            covariance[i][i] += (MOVE * deviation) ** 2
+            covariance[i][i] += (_MOVE * deviation) ** 2
         gain = [sum(c * value for c, value in zip(row, x, strict=True)) for row in covariance]
         variance = sum(value * g for value, g in zip(x, gain, strict=True)) + figure.noise**2
         error = figure.value - sum(value * m for value, m in zip(x, mean, strict=True))
@@ -169,7 +169,7 @@ def correct(measured: Sequence[tuple[Terms, MeasuredFigure]]) -> Terms:
             [c - g * h / variance for c, h in zip(row, gain, strict=True)]
             for row, g in zip(covariance, gain, strict=True)
         ]
-    return Terms(*(max(m, LEAST_FACTOR) for m in mean))
+    return Terms(*(max(m, _LEAST_FACTOR) for m in mean))
 
 
 @dataclass(frozen=True)
@@ -266,4 +266,4 @@ class Search:
         before, last = self.rounds[-2].measured.value, self.rounds[-1]
         predicted, measured = last.predicted - before, last.measured.value - before
         share = min(max(measured / predicted, LEAST_SHARE), 1.0) if predicted * measured > 0 else 1.0
-        return max(last.measured.value + (aim - last.measured.value) / share, LEAST_LIMIT * aim)
+        return max(last.measured.value + (aim - last.measured.value) / share, _LEAST_LIMIT * aim)

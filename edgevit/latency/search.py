@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OUT_OF_REACH = 1.25
 SURPRISING = 0.02  # relative error of a prediction above which more sizes are measured for the table
 ROUNDING = 1e-9  # of sums of milliseconds
-RELAXATIONS = 2  # times that a limit below the cheapest plan is raised to its cost
+_RELAXATIONS = 2  # times that a limit below the cheapest plan is raised to its cost
 
 
 class PlanBench(Protocol):
@@ -110,7 +110,7 @@ class _Step:
             try:
                 candidate = self._allocate(factors, limit)
             except BudgetError as error:
-                if relaxed == RELAXATIONS:
+                if relaxed == _RELAXATIONS:
                     raise
                 limit, relaxed = self._relaxed(error), relaxed + 1
                 continue

@@ -22,7 +22,7 @@ from edgevit.records.precisions import PRECISIONS
 
 P = TypeVar("P", Attention, Ffn)
 SPREAD = 0.02  # standard deviation of the weights
-CALIBRATION_IMAGES = 2  # random ones: the cost depends on shapes
+_CALIBRATION_IMAGES = 2  # random ones: the cost depends on shapes
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def write_stack(
     blocks, size = network_of(network, stack.blocks, stack.embed), network.input_size
     graph = trace(blocks, input_size=size, batch="dynamic", opset=opset)
     if PRECISIONS[precision].calibrated:
-        images = torch.randn(CALIBRATION_IMAGES, *size, generator=torch.Generator().manual_seed(0))
+        images = torch.randn(_CALIBRATION_IMAGES, *size, generator=torch.Generator().manual_seed(0))
         graph = quantise(graph, [images], "max", correcting=False).model
         if for_engine:
             halve(graph.graph)

@@ -37,7 +37,7 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.precisions import PRECISIONS
 
 AT_ONCE = 4  # stacks that are measured before doubts are computed again
-CLOSE = 0.01  # of the base's cost: interpolation need not be more certain than this
+_CLOSE = 0.01  # of the base's cost: interpolation need not be more certain than this
 
 
 def measured_table(
@@ -144,7 +144,7 @@ def _refine(bench: StackBench, grids: Sequence[Grid], points: int, rounds: int) 
     while True:
         figures = _figures(bench, _within(bench, grids))
         costs = fit_costs(figures)
-        limit = CLOSE * predicted_cost(costs, bench.anchor) / sum(grid.count for grid in grids)
+        limit = _CLOSE * predicted_cost(costs, bench.anchor) / sum(grid.count for grid in grids)
         more = list[Stack]()
         for grid in grids:
             of_stage = costs[grid.stage]

@@ -14,9 +14,9 @@ from typing import Any
 from edgevit.errors import OptionError
 
 Check = Callable[[Any], bool]
-MOST_PATCHES = 2**16  # attention looks at all pairs
-LARGEST_SIDE = 2**14
-MOST_STAGES = 16
+_MOST_PATCHES = 2**16  # attention looks at all pairs
+_LARGEST_SIDE = 2**14
+_MOST_STAGES = 16
 
 
 def _whole(least: int, most: int) -> tuple[str, Check]:
@@ -32,7 +32,7 @@ def _number(least: float, most: float) -> tuple[str, Check]:
 
 def _side(value: Any) -> bool:
     sides = list(value) if isinstance(value, (list, tuple)) else [value]
-    return len(sides) in (1, 2) and all(type(side) is int and 1 <= side <= LARGEST_SIDE for side in sides)
+    return len(sides) in (1, 2) and all(type(side) is int and 1 <= side <= _LARGEST_SIDE for side in sides)
 
 
 def _or_none(kind: tuple[str, Check]) -> tuple[str, Check]:
@@ -41,7 +41,7 @@ def _or_none(kind: tuple[str, Check]) -> tuple[str, Check]:
 
 def _by_stage(kind: tuple[str, Check]) -> tuple[str, Check]:
     def fits(value: Any) -> bool:
-        return isinstance(value, (list, tuple)) and 1 <= len(value) <= MOST_STAGES and all(map(kind[1], value))
+        return isinstance(value, (list, tuple)) and 1 <= len(value) <= _MOST_STAGES and all(map(kind[1], value))
 
     return f"{kind[0]}, for each stage", fits
 
@@ -50,8 +50,8 @@ def _either(one: tuple[str, Check], other: tuple[str, Check]) -> tuple[str, Chec
     return f"{one[0]}, or {other[0]}", lambda value: one[1](value) or other[1](value)
 
 
-SIDES: tuple[str, Check] = f"a whole number of pixels up to {LARGEST_SIDE}, or two as (height, width)", _side
-FLAG: tuple[str, Check] = "true or false", lambda value: type(value) is bool
+SIDES: tuple[str, Check] = f"a whole number of pixels up to {_LARGEST_SIDE}, or two as (height, width)", _side
+_FLAG: tuple[str, Check] = "true or false", lambda value: type(value) is bool
 NAME: tuple[str, Check] = (
     "a name",
     lambda value: isinstance(value, str) and re.fullmatch(r"\w{0,40}", value) is not None,
@@ -84,9 +84,9 @@ KINDS: dict[str, tuple[str, Check]] = {
             "use_rot_pos_emb", "rope_rotate_half", "use_post_norm", "use_pre_transformer_norm",
             "always_partition", "strict_img_size",
         ),
-        FLAG,
+        _FLAG,
     ),
-    **dict.fromkeys(("fc_norm", "use_fc_norm", "use_post_transformer_norm"), _or_none(FLAG)),
+    **dict.fromkeys(("fc_norm", "use_fc_norm", "use_post_transformer_norm"), _or_none(_FLAG)),
     **dict.fromkeys(("global_pool", "weight_init", "attn_type", "rope_grid_indexing"), NAME),
     **dict.fromkeys(
         ("pos_embed", "rope_type", "norm_layer", "act_layer", "embed_norm_layer", "mlp_layer", "attn_layer"),
@@ -114,10 +114,10 @@ def check_arguments(arguments: Mapping[str, Any], prefix: str = "--model-arg ") 
             raise OptionError(f"{prefix}{name}={_short(value)} is not possible; give {expected}")
     sides, steps = (_pair(arguments.get(name, usual)) for name, usual in (("img_size", 224), ("patch_size", 16)))
     patches = (sides[0] // steps[0]) * (sides[1] // steps[1])
-    if "img_size" in arguments and patches > MOST_PATCHES:
+    if "img_size" in arguments and patches > _MOST_PATCHES:
         raise OptionError(
             f"{prefix}img_size={_short(arguments['img_size'])} makes {patches} patches of {steps[0]} x {steps[1]} "
-            f"pixels, expected at most {MOST_PATCHES}; give smaller images or larger patches"
+            f"pixels, expected at most {_MOST_PATCHES}; give smaller images or larger patches"
         )
 
 

@@ -51,14 +51,14 @@ from edgevit.records.release import CONFIG, PROCESSOR, ReleaseFacts, is_release,
 from edgevit.records.writing import new_folder
 from edgevit.request import check_paths
 
-TORCHVISION_NAMES = {
+_TORCHVISION_NAMES = {
     "vit_b_16": "vit_base_patch16_224", "vit_b_32": "vit_base_patch32_224", "vit_l_16": "vit_large_patch16_224",
     "vit_l_32": "vit_large_patch32_224", "vit_h_14": "vit_huge_patch14_224",
     "swin_t": "swin_tiny_patch4_window7_224", "swin_s": "swin_small_patch4_window7_224",
     "swin_b": "swin_base_patch4_window7_224",
 }  # fmt: skip
 QUICK_PIXELS, QUICK_PARAMS = 256**2, 30_000_000  # of one image and of a network that runs fast
-HUB_S = 5  # timeout of the hub
+_HUB_S = 5  # timeout of the hub
 PREPROCESSING_KEYS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 
 
@@ -139,7 +139,7 @@ def tensors_sha256(state: Mapping[str, Tensor]) -> str:
 
 def _check_name(name: str) -> None:
     if not timm.is_model(name):
-        of_torchvision = TORCHVISION_NAMES.get(name)
+        of_torchvision = _TORCHVISION_NAMES.get(name)
         names = [of_torchvision] if of_torchvision else timm.list_models()
         raise UnknownNameError("timm model or model folder", name, names)
 
@@ -180,7 +180,7 @@ def _quick_hub() -> Iterator[str | None]:
     offline, silent = constants.HF_HUB_OFFLINE, None
     if not offline:
         try:
-            urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_S).close()
+            urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=_HUB_S).close()
         except (OSError, HTTPException) as error:
             refused = isinstance(error, HTTPError) or isinstance(getattr(error, "reason", None), SSLError)
             if not refused:  # a token or other certificates may help
@@ -241,7 +241,7 @@ def _try_once(network: Network, name: str) -> None:
         ) from error
 
 
-SOME_CLASSES = 1000  # of a random classifier
+_SOME_CLASSES = 1000  # of a random classifier
 
 
 @dataclass(frozen=True)
@@ -412,7 +412,7 @@ def network_without_weights(
             torch.manual_seed(0)  # deterministic
             network = Network(_create(str(base), args))
             if not network.ends.classifiers:
-                network.make_classifiers(SOME_CLASSES)
+                network.make_classifiers(_SOME_CLASSES)
         _try_once(network.eval(), str(base))
     return network.eval()
 

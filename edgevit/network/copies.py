@@ -13,12 +13,12 @@ from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 # Functions that fill a tensor, and those that timm's truncated normal applies afterwards.
-FILLS = {
+_FILLS = {
     *(Tensor.uniform_, Tensor.normal_, Tensor.fill_, Tensor.zero_, Tensor.erfinv_, Tensor.mul_, Tensor.add_),
     *(Tensor.clamp_, init.uniform_, init.normal_, init.constant_, init.kaiming_uniform_),
 }
 DROPPED = ("_forward_hooks", "_forward_pre_hooks")
-ATOMIC = (bool, int, float, str, type(None), type)
+_ATOMIC = (bool, int, float, str, type(None), type)
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -28,7 +28,7 @@ class _SkipFills(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         keywords = kwargs or {}
-        filled = (args[0] if args else keywords.get("tensor")) if func in FILLS else None
+        filled = (args[0] if args else keywords.get("tensor")) if func in _FILLS else None
         return filled if filled is not None and filled.is_meta else func(*args, **keywords)
 
 
@@ -74,7 +74,7 @@ def _bare_copy(module: AnyModule, memo: dict[int, Any]) -> AnyModule:
         elif name == "_modules":
             parts = ((key, None if part is None else _bare_copy(part, memo)) for key, part in value.items())
             state[name] = type(value)(parts)
-        elif isinstance(value, ATOMIC):
+        elif isinstance(value, _ATOMIC):
             state[name] = value
         elif isinstance(value, (dict, set)) and not value:
             state[name] = type(value)()

@@ -64,7 +64,7 @@ class Logits:
 
     def draws(self, outputs: Tensor, images: int, seed: int) -> Tensor:
         """Ones and minus ones [images, classes]."""
-        return random_signs((images, len(self.columns)), seed)
+        return _random_signs((images, len(self.columns)), seed)
 
     def probe(self, outputs: Tensor, draws: Tensor) -> Tensor:
         logits = self.of(outputs)
@@ -97,7 +97,7 @@ def curvature_sample(logits: Tensor, signs: Tensor) -> Tensor:
     return zeta.to(logits.dtype)
 
 
-def random_signs(shape: Sequence[int], seed: int) -> Tensor:
+def _random_signs(shape: Sequence[int], seed: int) -> Tensor:
     """Ones and minus ones."""
     return torch.randint(2, tuple(shape), generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
@@ -120,7 +120,7 @@ class Features:
 
     def draws(self, outputs: Tensor, images: int, seed: int) -> Tensor:
         """Ones and minus ones like the outputs of all images."""
-        return random_signs((images, *outputs.shape[1:]), seed)
+        return _random_signs((images, *outputs.shape[1:]), seed)
 
     def probe(self, outputs: Tensor, draws: Tensor) -> Tensor:
         """By random cotangents: in units of `scale`, the curvature is the identity over the number of features."""
@@ -158,7 +158,7 @@ class Map:
         return outputs if self.scale is None else outputs / self.scale.to(outputs)
 
     def draws(self, outputs: Tensor, images: int, seed: int) -> Tensor:
-        return random_signs((images, *outputs.shape[1:]), seed)
+        return _random_signs((images, *outputs.shape[1:]), seed)
 
     def probe(self, outputs: Tensor, draws: Tensor) -> Tensor:
         if self.kind == "classes":
@@ -224,7 +224,7 @@ class Levels(Features):
         return torch.randint(2**31, (images, 1), generator=torch.Generator().manual_seed(seed))
 
     def probe(self, outputs: Tensor, draws: Tensor) -> Tensor:
-        signs = [random_signs(outputs.shape[1:], int(of_image)) for of_image in draws]
+        signs = [_random_signs(outputs.shape[1:], int(of_image)) for of_image in draws]
         return super().probe(outputs, torch.stack(signs))
 
 

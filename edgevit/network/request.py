@@ -18,7 +18,7 @@ from edgevit.records.names import WEIGHTS_ALONE, suffix_of
 from edgevit.records.release import is_release, weights_of
 from edgevit.request import MODEL, PREPROCESSING, Given, Nested, Option, assignments
 
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 
 BASE = Option(
     "Name of a timm model, such as deit_base_patch16_224; path of a model folder or of weights; or FILE.py:FUNCTION, "
@@ -132,7 +132,7 @@ def check_preprocessing(settings: Given) -> None:
                 )
     if (crop := settings.get("crop_pct")) is not None:
         check_number("--crop-pct", crop, "(0, 1]", "0.9 keeps the central 90 %")
-    if (interpolation := settings.get("interpolation")) is not None and interpolation not in INTERPOLATIONS:
+    if (interpolation := settings.get("interpolation")) is not None and interpolation not in _INTERPOLATIONS:
         raise OptionError(f"--interpolation {interpolation} is unknown; try bilinear or bicubic")
     if (exif := settings.get("exif")) is not None and exif not in ("ignore", "apply"):
         raise OptionError(f"--exif {exif} is unknown; it is apply or ignore")

@@ -41,8 +41,8 @@ FOREIGN = (
 
 # Keys under which training programs store weights, in order of preference: averages over the training come first, as
 # in timm.
-AVERAGED = ("state_dict_ema", "model_ema")
-WRAPPINGS = (*AVERAGED, "state_dict", "model", "model_state_dict", "teacher")
+_AVERAGED = ("state_dict_ema", "model_ema")
+_WRAPPINGS = (*_AVERAGED, "state_dict", "model", "model_state_dict", "teacher")
 
 
 def first_line(error: BaseException, length: int) -> str:
@@ -144,11 +144,11 @@ def _of_numpy() -> list[Any]:
 
 def _unwrapped(content: Any, path: Path, say: Callable[[str], None]) -> Any:
     """The weights in the file of a training program."""
-    for _ in WRAPPINGS:  # they may be nested
-        keys = [key for key in WRAPPINGS if content.get(key) is not None] if isinstance(content, dict) else []
+    for _ in _WRAPPINGS:  # they may be nested
+        keys = [key for key in _WRAPPINGS if content.get(key) is not None] if isinstance(content, dict) else []
         if not keys:
             break
-        if keys[0] in AVERAGED and len(keys) > 1:
+        if keys[0] in _AVERAGED and len(keys) > 1:
             say(
                 f"{path} has two sets of weights: {keys[0]}, averaged over the training, is used, as by timm, and not "
                 f"{keys[1]}; to use those, save them alone"

@@ -17,13 +17,13 @@ from pathlib import Path
 from edgevit.errors import OutputError
 from edgevit.records.lock import is_held
 
-LEFTOVER = re.compile(r"\.+(?P<name>.+?)\.(?P<pid>\d+)(?:\.\d+)?(?:\.(?P<end>tmp|old|part))?")
-UNLOCKED_S = 60.0  # an unlocked folder that changed within this time may be in creation
+_LEFTOVER = re.compile(r"\.+(?P<name>.+?)\.(?P<pid>\d+)(?:\.\d+)?(?:\.(?P<end>tmp|old|part))?")
+_UNLOCKED_S = 60.0  # an unlocked folder that changed within this time may be in creation
 
 
 def is_leftover(path: Path, name: str) -> bool:
     """Whether a path is a temporary one for `name` in the same folder, and the process that wrote it has ended."""
-    match = LEFTOVER.fullmatch(path.name)
+    match = _LEFTOVER.fullmatch(path.name)
     return match is not None and match["name"] == name and not _is_in_use(path, int(match["pid"]))
 
 
@@ -46,7 +46,7 @@ def remove_leftovers(target: Path, *, keep: str | None = None) -> None:
 
 def refuse_in_use(path: Path) -> None:
     """Raise OutputError if a path is the temporary one of a running process."""
-    match = LEFTOVER.fullmatch(path.name)
+    match = _LEFTOVER.fullmatch(path.name)
     if match is not None and _is_in_use(path, int(match["pid"])):
         raise OutputError(f"another edgevit, process {match['pid']}, is writing {path}; wait until it has ended")
 
@@ -63,7 +63,7 @@ def _is_in_use(path: Path, pid: int) -> bool:
     if held is None:
         return _is_alive(pid)
     with suppress(OSError):
-        return held or (_is_alive(pid) and time.time() - path.stat().st_mtime < UNLOCKED_S)
+        return held or (_is_alive(pid) and time.time() - path.stat().st_mtime < _UNLOCKED_S)
     return False
 
 

@@ -15,7 +15,7 @@ from edgevit.errors import EdgeVitError
 logger = logging.getLogger(__name__)
 
 # Errors of network file systems without locks, on which work continues without a lock.
-UNSUPPORTED = {errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+_UNSUPPORTED = {errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def alone_in(folder: Path, busy: EdgeVitError) -> Iterator[None]:
             os.close(handle)
             raise busy from None
         except OSError as error:
-            if error.errno in UNSUPPORTED:
+            if error.errno in _UNSUPPORTED:
                 logger.warning("%s is on a file system without locks; let no other edgevit work in it", folder)
                 break
             os.close(handle)
@@ -89,7 +89,7 @@ def in_turn(file: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[
                 waiting()
                 fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:
-            if error.errno not in UNSUPPORTED:
+            if error.errno not in _UNSUPPORTED:
                 raise
         yield
     finally:

@@ -31,7 +31,7 @@ from edgevit.records.supernet import SUPERNET_KIND, SupernetRecord
 from edgevit.records.writing import file_sha256, write_whole, writing
 from edgevit.version import written_by
 
-KEY_DIGITS = 16  # of the hash that names an engine
+_KEY_DIGITS = 16  # of the hash that names an engine
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ExportFolder:
 
     def engine(self, fingerprint: str, key: str) -> Path:
         """The path of the engine of a kind of board with this key."""
-        return self.engines_folder / fingerprint / f"{key[:KEY_DIGITS]}.engine"
+        return self.engines_folder / fingerprint / f"{key[:_KEY_DIGITS]}.engine"
 
     def record(self) -> ExportRecord:
         """Read export.json.

@@ -25,10 +25,10 @@ from edgevit.errors import DataError, OptionError
 from edgevit.records.reading import AS_STORED, Reading
 
 BITS_PER_SAMPLE, PHOTOMETRIC, ORIENTATION = 258, 262, 274  # tags of TIFF, and of EXIF
-MAX_MEGAPIXELS = "EDGEVIT_MAX_MEGAPIXELS"  # the environment variable that allows larger pictures
+_MAX_MEGAPIXELS = "EDGEVIT_MAX_MEGAPIXELS"  # the environment variable that allows larger pictures
 DEEP_WHITE = 65535  # of 16 bits
 # Inverse transforms by EXIF orientation.
-UPRIGHT = {
+_UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -46,11 +46,11 @@ def orientation(image: Image.Image) -> int:
     """The EXIF orientation of a loaded picture, 2 to 8; 1: upright, or EXIF is damaged."""
     with suppress(*UNREADABLE, LookupError, TypeError, struct.error):
         value = image.getexif().get(ORIENTATION)
-        return value if value in UPRIGHT else 1
+        return value if value in _UPRIGHT else 1
     return 1
 
 
-def is_deep(image: Image.Image) -> bool:
+def _is_deep(image: Image.Image) -> bool:
     """Whether Pillow would clip its values: mode I;16 of any byte order, I (32-bit integers) or F (floats)."""
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
@@ -61,7 +61,7 @@ def eight_bit(image: Image.Image, value_range: float | None = None) -> Image.Ima
     Raises:
         ValueError: the value of white is ambiguous; the message has the values and a hint.
     """
-    if not is_deep(image):
+    if not _is_deep(image):
         return image
     import numpy as np
 
@@ -90,7 +90,7 @@ def _white_of(image: Image.Image) -> float:
 
 def highest_value(image: Image.Image) -> int | None:
     """The highest value of a loaded picture of 16 bits; None: another mode."""
-    if not is_deep(image) or image.mode == "F" or _white_of(image) != DEEP_WHITE:
+    if not _is_deep(image) or image.mode == "F" or _white_of(image) != DEEP_WHITE:
         return None
     import numpy as np
 
@@ -106,7 +106,7 @@ def to_rgb(image: Image.Image, reading: Reading = AS_STORED) -> Image.Image:
     turned = orientation(image) if reading.exif == "apply" else 1
     image = eight_bit(image, reading.value_range)
     if turned != 1:
-        image = image.transpose(UPRIGHT[turned])
+        image = image.transpose(_UPRIGHT[turned])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a palette with transparency
         return image if image.mode == "RGB" else image.convert("RGB")
@@ -145,14 +145,14 @@ def _pixel_limit() -> int | None:
     Raises:
         OptionError: the environment variable is not a positive number.
     """
-    if (text := os.environ.get(MAX_MEGAPIXELS)) is None:
+    if (text := os.environ.get(_MAX_MEGAPIXELS)) is None:
         return None
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise OptionError(f"{MAX_MEGAPIXELS}={text} is not a number of megapixels; try 1000")
+        raise OptionError(f"{_MAX_MEGAPIXELS}={text} is not a number of megapixels; try 1000")
     return int(value * 1e6)
 
 
@@ -179,7 +179,7 @@ def why_unreadable(error: Exception) -> str:
         millions = -(-int(pixels[1]) // 10**6)
         return (
             f"it has {millions} megapixels, which may be meant to fill the memory; to allow it, set the environment "
-            f"variable {MAX_MEGAPIXELS}={millions}"
+            f"variable {_MAX_MEGAPIXELS}={millions}"
         )
     message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return (message.splitlines() or [type(error).__name__])[0]

@@ -28,7 +28,7 @@ NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin
 READER = Reader(CheckpointError, hint="correct the file, or move it away and give the options")
 CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
 PARTS = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
-RESAMPLE = (
+_RESAMPLE = (
     "nearest",
     "lanczos",
     "bilinear",
@@ -36,10 +36,10 @@ RESAMPLE = (
     "box",
     "hamming",
 )  # indices are Pillow's numbers, as used by transformers
-USUAL_RESCALE = 1 / 255
-SQUASHING = ("ViT", "DeiT", "Beit")  # image processors that use a single number for both sides
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of one
-PLACEHOLDER = re.compile(r"LABEL_\d+")  # transformers' default names of outputs
+_USUAL_RESCALE = 1 / 255
+_SQUASHING = ("ViT", "DeiT", "Beit")  # image processors that use a single number for both sides
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of one
+_PLACEHOLDER = re.compile(r"LABEL_\d+")  # transformers' default names of outputs
 # A complete preprocessing, to check parts of another.
 EXAMPLE: dict[str, Any] = {
     "input_size": [3, 1, 1], "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0,
@@ -73,14 +73,14 @@ def read_release(folder: Path) -> ReleaseFacts:
     config, processor = files.get(CONFIG, {}), files.get(PROCESSOR, {})
     preprocessing: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    of_processor = processor_preprocessing(processor) if is_image_processor(processor) else {}
-    for name, parts in ((CONFIG, timm_preprocessing(config)), (PROCESSOR, of_processor)):
+    of_processor = _processor_preprocessing(processor) if _is_image_processor(processor) else {}
+    for name, parts in ((CONFIG, _timm_preprocessing(config)), (PROCESSOR, of_processor)):
         READER.checked({**EXAMPLE, **parts}, Preprocessing, f"{folder / name}: its preprocessing")
         for part, value in parts.items():
             if part not in preprocessing:
                 preprocessing[part], origin[part] = value, name
     unequalled: tuple[str, ...] = ()
-    if is_image_processor(processor):
+    if _is_image_processor(processor):
         unequalled = tuple(part for part in ("mean", "std", "crop_pct") if part not in preprocessing)
     architecture = config.get("architecture")
     return ReleaseFacts(
@@ -94,7 +94,7 @@ def read_release(folder: Path) -> ReleaseFacts:
     )
 
 
-def timm_preprocessing(config: Content) -> Content:
+def _timm_preprocessing(config: Content) -> Content:
     """The parts of the preprocessing in timm's config.json."""
     inner = config.get("pretrained_cfg")
     if not isinstance(inner, dict):
@@ -104,19 +104,19 @@ def timm_preprocessing(config: Content) -> Content:
     return {**parts, "crop_pct": inner["test_crop_pct"]} if inner.get("test_crop_pct") is not None else parts
 
 
-def is_image_processor(content: Content) -> bool:
+def _is_image_processor(content: Content) -> bool:
     """Whether a preprocessor_config.json is of images, not of text or audio."""
     return any(key in content for key in ("image_mean", "do_resize", "do_rescale", "crop_size"))
 
 
-def processor_preprocessing(config: Content) -> Content:
+def _processor_preprocessing(config: Content) -> Content:
     """The parts of the preprocessing in transformers' preprocessor_config.json that timm can express."""
     parts = dict(_geometry(config))
     number = config.get("resample")
-    if type(number) is int and 0 <= number < len(RESAMPLE):
-        parts["interpolation"] = RESAMPLE[number]
-    scale = config.get("rescale_factor", USUAL_RESCALE) if config.get("do_rescale", True) else 1.0
-    if isinstance(scale, float) and abs(scale / USUAL_RESCALE - 1) < 1e-3:
+    if type(number) is int and 0 <= number < len(_RESAMPLE):
+        parts["interpolation"] = _RESAMPLE[number]
+    scale = config.get("rescale_factor", _USUAL_RESCALE) if config.get("do_rescale", True) else 1.0
+    if isinstance(scale, float) and abs(scale / _USUAL_RESCALE - 1) < 1e-3:
         normalised = config.get("do_normalize", True)
         for part, key, neutral in (("mean", "image_mean", 0.0), ("std", "image_std", 1.0)):
             value = config.get(key) if normalised else neutral
@@ -131,7 +131,7 @@ def _geometry(config: Content) -> Content:
         config.get("size"),
         str(config.get("image_processor_type") or config.get("feature_extractor_type") or ""),
     )
-    if not config.get("do_resize", True) or (isinstance(size, int) and not kind.startswith(SQUASHING)):
+    if not config.get("do_resize", True) or (isinstance(size, int) and not kind.startswith(_SQUASHING)):
         return {}
     short = size.get("shortest_edge") if isinstance(size, dict) else None
     resized = _sides(size if short is None else short)
@@ -170,11 +170,11 @@ def _labels(config: Content, file: Path) -> tuple[str, ...]:
         return ()
     if not all(isinstance(name, str) and name for name in names):
         raise CheckpointError(f"{file} has names of outputs that are not text; {READER.hint}")
-    return () if all(PLACEHOLDER.fullmatch(name) for name in names) else tuple(map(class_name, names))
+    return () if all(_PLACEHOLDER.fullmatch(name) for name in names) else tuple(map(class_name, names))
 
 
 # transformers' names of activations, and timm's where it is not timm's default.
-ACTIVATIONS = {"gelu": None, "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu",
+_ACTIVATIONS = {"gelu": None, "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu",
                "relu": "relu", "silu": "silu", "swish": "silu"}  # fmt: skip
 
 
@@ -189,10 +189,10 @@ def _arguments(config: Content, file: Path) -> Content:
         arguments["global_pool"] = pool
     if type(heads := config.get("num_attention_heads")) is int:
         arguments["num_heads"] = heads
-        if (activation := str(config.get("hidden_act", "gelu"))) not in ACTIVATIONS:
-            raise CheckpointError(f"{file} has {activation!r} as hidden_act, expected one of {', '.join(ACTIVATIONS)}")
-        if ACTIVATIONS[activation] is not None:
-            arguments["act_layer"] = ACTIVATIONS[activation]
+        if (activation := str(config.get("hidden_act", "gelu"))) not in _ACTIVATIONS:
+            raise CheckpointError(f"{file} has {activation!r} as hidden_act, expected one of {', '.join(_ACTIVATIONS)}")
+        if _ACTIVATIONS[activation] is not None:
+            arguments["act_layer"] = _ACTIVATIONS[activation]
     by_timm = config.get("model_args")
     return arguments | (by_timm if isinstance(by_timm, dict) else {})
 
@@ -221,7 +221,7 @@ def weights_of(path: Path) -> Path:
 def refuse_lfs_pointer(file: Path) -> None:
     """Raise CheckpointError for a pointer file of Git LFS."""
     with file.open("rb") as opened:
-        if opened.read(len(LFS_POINTER)) == LFS_POINTER:
+        if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
             raise CheckpointError(f"{file} is a Git LFS pointer, not a model; run `git lfs pull` in {file.parent}")
 
 

@@ -24,10 +24,10 @@ from edgevit.records.writing import refuse_existing, refuse_nameless, write_whol
 from edgevit.version import written_by
 
 REQUEST, BASELINES = "request.json", "baselines.json"
-CHEAP = {REQUEST, BASELINES, HISTORY}  # cheap to compute again: a folder with no other files may be replaced
+_CHEAP = {REQUEST, BASELINES, HISTORY}  # cheap to compute again: a folder with no other files may be replaced
 
 # Options without effect on the model, which are no part of its identity.
-NO_EFFECT = {
+_NO_EFFECT = {
     "out", "resume", "overwrite", "cache", "job", "training.device", "training.workers", "place.ssh_config",
 }  # fmt: skip
 FEW = 4  # differences in a message
@@ -133,7 +133,7 @@ def _unfinished(folder: Path) -> OutputError:
 
 def has_state(folder: Path) -> bool:
     """Whether the folder exists and contains files that are expensive to compute."""
-    return folder.is_dir() and bool(_files(folder) - CHEAP)
+    return folder.is_dir() and bool(_files(folder) - _CHEAP)
 
 
 def _files(folder: Path) -> set[str]:
@@ -143,7 +143,7 @@ def _files(folder: Path) -> set[str]:
 
 def _empty(folder: Path) -> None:
     with writing(folder):
-        for name in CHEAP:
+        for name in _CHEAP:
             (folder / name).unlink(missing_ok=True)
 
 
@@ -160,7 +160,7 @@ def _check_identity(folder: Path, before: RequestRecord, now: RequestRecord) -> 
 
 def _effective(request: Mapping[str, Any]) -> dict[str, Any]:
     """The options that have an effect on the model."""
-    return {name: value for name, value in _leaves(request) if name not in NO_EFFECT}
+    return {name: value for name, value in _leaves(request) if name not in _NO_EFFECT}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ from edgevit.records.lock import alone_in
 from edgevit.records.names import EXPORT, MODEL_FOLDER, SPEC
 
 NAME_BYTES = 255  # of a file name, on common file systems
-SPARE_BYTES = 24  # of a prefix and suffix in temporary names: a dot, a process number, ".partial", ".tmp"
+_SPARE_BYTES = 24  # of a prefix and suffix in temporary names: a dot, a process number, ".partial", ".tmp"
 
 
 def file_sha256(path: Path) -> str:
@@ -62,9 +62,9 @@ def refuse_existing(folder: Path, *, overwrite: bool | None = None) -> None:
             raise OutputError(f"{folder} exists and is not overwritten; choose another --out, {replaced}")
         _refuse_foreign(folder)
     length = len(os.fsencode(folder.name))
-    if length > NAME_BYTES - SPARE_BYTES:
+    if length > NAME_BYTES - _SPARE_BYTES:
         raise OutputError(
-            f"--out has a name of {length} bytes, expected at most {NAME_BYTES - SPARE_BYTES}; choose a shorter one"
+            f"--out has a name of {length} bytes, expected at most {NAME_BYTES - _SPARE_BYTES}; choose a shorter one"
         )
     for parent in folder.absolute().parents:
         if os.path.isdir(parent):  # Path.is_dir raises on names that are too long

@@ -19,10 +19,10 @@ from edgevit.records.model import ModelSpec
 from edgevit.reporting.gather import GatheredModel
 
 NAMED = 6  # classes in a title, or outputs of them
-OF_WEIGHTS = 6  # digits of a hash, which tell two bases apart
+_OF_WEIGHTS = 6  # digits of a hash, which tell two bases apart
 # What a place is called by, as far as its runs have it: the first of each group.
-CALLED = (("module", "board", "gpu", "cpu", "machine"), ("power_mode",), ("tensorrt", "onnxruntime"), ("clocks",))
-RUNTIMES = {"tensorrt": "TensorRT", "onnxruntime": "ONNX Runtime"}
+_CALLED = (("module", "board", "gpu", "cpu", "machine"), ("power_mode",), ("tensorrt", "onnxruntime"), ("clocks",))
+_RUNTIMES = {"tensorrt": "TensorRT", "onnxruntime": "ONNX Runtime"}
 CLOCKS = {"locked": "clocks locked"}
 
 
@@ -54,7 +54,7 @@ class BaseIdentity:
         outputs = ", ".join(str(index) for _, index in sorted(self.outputs)[:NAMED])
         more = ", ..." if len(self.outputs) > NAMED else ""
         settings = [f"{name.replace('_', ' ')} {value}" for name, value in self.preprocessing]
-        return [self.name, *settings, f"outputs {outputs}{more}", f"weights {self.weights_sha256[:OF_WEIGHTS]}"]
+        return [self.name, *settings, f"outputs {outputs}{more}", f"weights {self.weights_sha256[:_OF_WEIGHTS]}"]
 
     def difference(self, bases: Sequence[BaseIdentity]) -> str:
         """Describe how this base differs from others: name, settings, outputs, or the hash of its weights."""
@@ -201,11 +201,11 @@ def _titles(firsts: Sequence[Run]) -> list[str]:
 def machine_name(environment: Mapping[str, str]) -> str:
     """Name a machine and its state."""
     words = []
-    for group in CALLED:
+    for group in _CALLED:
         name = next((name for name in group if environment.get(name)), None)
         if name is not None:
             value = environment[name]
-            value = f"{RUNTIMES[name]} {value}" if name in RUNTIMES else value
+            value = f"{_RUNTIMES[name]} {value}" if name in _RUNTIMES else value
             words.append(CLOCKS.get(value, "") if name == "clocks" else value)
     return ", ".join(word for word in words if word)
 

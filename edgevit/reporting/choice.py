@@ -498,7 +498,7 @@ def _of_model(
         yield entry
     for digest, runs in by_file.items():
         of_file = replace(entry, file_bytes=model.files[digest], **_accuracy(model, digest))  # type: ignore[arg-type]
-        yield _with_ratio(with_runs(of_file, runs, several=len(by_file) > 1), reference)
+        yield _with_ratio(_with_runs(of_file, runs, several=len(by_file) > 1), reference)
 
 
 def _on_validation(model: GatheredModel) -> tuple[int, int] | None:
@@ -559,10 +559,10 @@ def _without_folder(place: LatencyPlace, digests: set[str]) -> Iterator[Entry]:
         if run.model_sha256 not in digests:
             lost.setdefault((run.label, run.model_sha256), []).append(run)
     for (label, _), runs in lost.items():
-        yield with_runs(Entry(kind="gone", title=label, model=None), runs, several=False)
+        yield _with_runs(Entry(kind="gone", title=label, model=None), runs, several=False)
 
 
-def with_runs(entry: Entry, runs: Sequence[Run], *, several: bool) -> Entry:
+def _with_runs(entry: Entry, runs: Sequence[Run], *, several: bool) -> Entry:
     """The entry with the medians of its runs."""
     rows = [make_row(run) for run in runs]
     first = runs[0]

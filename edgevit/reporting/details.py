@@ -16,16 +16,16 @@ from edgevit.reporting.layers import break_down
 BINS = 60  # of a histogram
 SHOWN = 0.995  # share of the latencies in it: a few outliers would leave all others one bin
 POINTS = 300  # of a curve, where there are few models
-ALL_POINTS = 10_000  # of one curve of every model, so that the page stays small
-LEAST_POINTS = 40
+_ALL_POINTS = 10_000  # of one curve of every model, so that the page stays small
+_LEAST_POINTS = 40
 LARGEST = 1e300  # of a figure that can be drawn; NaN is not below it either
 MATRIX = 40  # classes of a confusion matrix; of more, the pairs that are confused most
-PAIRS = 30
+_PAIRS = 30
 
 
 def details(model: GatheredModel, evidence: Evidence, at: Sequence[LatencyPlace]) -> dict[str, Any]:
     """The data of all plots of one model; unknown parts are empty."""
-    points = max(LEAST_POINTS, min(POINTS, ALL_POINTS // max(len(evidence.models), 1)))
+    points = max(_LEAST_POINTS, min(POINTS, _ALL_POINTS // max(len(evidence.models), 1)))
     placed = [(place, place.runs_of(model.files)) for place in at]
     measured = [(place, runs) for place, runs in placed if runs]
     return {
@@ -77,7 +77,7 @@ def curves(history: Sequence[dict[str, Any]], points: int) -> list[dict[str, Any
         for name, value in line.items():
             drawn = name.startswith(("loss", "accuracy")) or name == "lr"
             if drawn and isinstance(value, (int, float)) and abs(value) < LARGEST:
-                curve_points.setdefault((stage, name), []).append((step, five_digits(float(value))))
+                curve_points.setdefault((stage, name), []).append((step, _five_digits(float(value))))
     return [
         {"stage": stage, "name": name, "points": thinned(values, points)}
         for (stage, name), values in curve_points.items()
@@ -107,7 +107,7 @@ def confusion(model: GatheredModel) -> dict[str, Any] | None:
         return None
     names = list(derived.images_per_class)
     pairs = sorted(((n, a, b) for a, row in derived.confused.items() for b, n in row.items()), reverse=True)
-    confusions = {"pairs": [{"is": a, "called": b, "images": n} for n, a, b in pairs[:PAIRS]], "all": len(pairs)}
+    confusions = {"pairs": [{"is": a, "called": b, "images": n} for n, a, b in pairs[:_PAIRS]], "all": len(pairs)}
     if len(names) > MATRIX:
         return confusions | {"classes": [], "cells": []}
     classes = [{"name": name, "images": images} for name, images in derived.images_per_class.items()]
@@ -139,12 +139,12 @@ def latency(place: LatencyPlace, runs: Sequence[Run]) -> dict[str, Any]:
         "runs": len(runs),
         "samples": len(times),
         "slower": len(times) - len(shown),
-        "slowest_ms": five_digits(float(times[-1])),
-        "least_ms": five_digits(low),
+        "slowest_ms": _five_digits(float(times[-1])),
+        "least_ms": _five_digits(low),
         "bin_ms": width,
         "counts": counts,
         "percentiles_ms": {
-            f"p{p}": five_digits(float(times[math.ceil(p * len(times) / 100) - 1])) for p in (50, 90, 95, 99)
+            f"p{p}": _five_digits(float(times[math.ceil(p * len(times) / 100) - 1])) for p in (50, 90, 95, 99)
         },
     }
 
@@ -172,7 +172,7 @@ def power_trace(power: Power, points: int) -> list[tuple[float, float]]:
     """Seconds since the timed window began, and watts of the module."""
     watts = power.total_mw() or ()
     pairs = zip(power.times_ns, watts, strict=True)
-    readings = [(round((ns - power.window_started_ns) / 1e9, 3), five_digits(mw / 1e3)) for ns, mw in pairs]
+    readings = [(round((ns - power.window_started_ns) / 1e9, 3), _five_digits(mw / 1e3)) for ns, mw in pairs]
     return thinned(readings, points)
 
 
@@ -192,7 +192,7 @@ def drawable(value: Any) -> Any:
     return None if isinstance(value, float) and not abs(value) < LARGEST else value
 
 
-def five_digits(value: float) -> float:
+def _five_digits(value: float) -> float:
     """Round to five digits, more than a screen can show."""
     return float(f"{value:.5g}")
 

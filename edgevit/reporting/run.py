@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgevit.reporting.wrong import Wrong
 
 PAGE = Path("report.html")
-STANDARD_OUTPUT = Path("-")
+_STANDARD_OUTPUT = Path("-")
 # What stands near the beginning of each: a file without it is somebody else's, and is not overwritten.
 MARKS: dict[Format, str] = {
     "html": '<meta name="generator" content="edgevit',
@@ -36,7 +36,7 @@ MARKS: dict[Format, str] = {
 NEAR = 1000  # characters
 # A byte order mark, without which Excel takes UTF-8 for the letters of its own region. JSON is for programs, whose CSV
 # readers may not know it; standard output has none, as it goes to them.
-SPREADSHEET = "\ufeff"
+_SPREADSHEET = "\ufeff"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def run(request: ReportRequest, progress: Progress | None = None) -> Report:
             f"--thumbnails is for a page, and the format is {chosen}; leave it out, or give --format html"
         )
     file = PAGE if output is None and chosen == "html" else output
-    if output == STANDARD_OUTPUT:
+    if output == _STANDARD_OUTPUT:
         file = None
     if file is not None:
         _refuse_foreign(file, chosen)
@@ -114,7 +114,7 @@ def run(request: ReportRequest, progress: Progress | None = None) -> Report:
     )  # names may be no Unicode
     if file is not None:
         with writing(file):
-            write_whole(file, f"{SPREADSHEET}{text}" if chosen == "csv" else text)
+            write_whole(file, f"{_SPREADSHEET}{text}" if chosen == "csv" else text)
     return Report(text, chosen, file, shown, evidence)
 
 

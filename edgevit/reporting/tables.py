@@ -22,11 +22,11 @@ from edgevit.reporting.record import REPORT_KIND, EntryRecord, PanelRecord, Repo
 from edgevit.text import format_count, printable
 from edgevit.version import written_by
 
-FIGURE_NAMES = {"p50": "of p50s", "mean": "of means", "processor": "of processor time"}
+_FIGURE_NAMES = {"p50": "of p50s", "mean": "of means", "processor": "of processor time"}
 MANY = 5  # models of which one is chosen by the images that it is told on
 PIPE = str.maketrans({"|": "\\|", "\n": " "})
-TAG = re.compile("<(?=[a-zA-Z/!?])")  # as which Markdown takes a name like <b>, and shows nothing
-FORMULAS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # with these a spreadsheet begins one, full-width characters too
+_TAG = re.compile("<(?=[a-zA-Z/!?])")  # as which Markdown takes a name like <b>, and shows nothing
+_FORMULAS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # with these a spreadsheet begins one, full-width characters too
 
 
 @dataclass(frozen=True)
@@ -364,7 +364,7 @@ def _valid_ratios(panel: Panel) -> str:
         return ""
     if not held:
         return "; no ratio to the base is of rounds: measure models and base in turns, by one `edgevit bench`"
-    figures = " and ".join(sorted({FIGURE_NAMES[entry.ratio_of or "p50"] for entry in held}))
+    figures = " and ".join(sorted({_FIGURE_NAMES[entry.ratio_of or "p50"] for entry in held}))
     others = [entry.title for entry in panel.models if entry.runs and not entry.in_turns and not entry.void]
     but = f", but for {_some(others)}, measured apart" if others else ""
     return f"; ratios to the base are of rounds ({figures}), and hold{but}"
@@ -427,7 +427,7 @@ def as_markdown(panels: Sequence[Panel], skipped: Sequence[Skipped], costs: Sequ
     if skipped:
         parts += ["Left out:", "\n".join(f"- {item.source}: {item.reason}" for item in skipped)]
     whole = "\n\n".join(part for part in parts if part)
-    return TAG.sub("&lt;", printable(whole, keep="\n")) + "\n"
+    return _TAG.sub("&lt;", printable(whole, keep="\n")) + "\n"
 
 
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -457,7 +457,7 @@ def _cell(value: Any) -> Any:
     if not isinstance(words, str):
         return words
     shown = printable(words, keep="\n\t")
-    return f"'{shown}" if words.lstrip().startswith(FORMULAS) else shown
+    return f"'{shown}" if words.lstrip().startswith(_FORMULAS) else shown
 
 
 def as_json(panels: Sequence[Panel], skipped: Sequence[Skipped], costs: Sequence[FleetCost] = ()) -> str:

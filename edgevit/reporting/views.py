@@ -34,7 +34,7 @@ from edgevit.text import format_count
 HEAD = ("place", "file", "batch", "p50 ms", "p90 ms", "p99 ms", "spread", "images/s", "W", "mJ/image", "engine MiB",
         "max C", "power mode")  # fmt: skip
 DIGITS = 12  # of a hash
-OF_TAB = 6  # of one that only tells two tasks apart
+_OF_TAB = 6  # of one that only tells two tasks apart
 OWN = 2  # classes in a tab
 
 
@@ -67,7 +67,7 @@ def _task_words(task: AccuracyTask, panels: Sequence[Panel]) -> list[str]:
     if any(
         (competitor.title, competitor.data and competitor.data.seed) == (task.title, data.seed) for competitor in others
     ):
-        words += [f"{data.images.test} test images", f"images {data.images_sha256[:OF_TAB]}"]
+        words += [f"{data.images.test} test images", f"images {data.images_sha256[:_OF_TAB]}"]
     return words
 
 

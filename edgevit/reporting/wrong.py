@@ -14,7 +14,7 @@ from edgevit.progress import Progress
 from edgevit.reporting.gather import Evidence
 
 PIXELS = 96  # of the longer side
-QUALITY = 75  # of a JPEG
+_QUALITY = 75  # of a JPEG
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def small(image: Image) -> str:
     """Encode an image as a JPEG of at most PIXELS in a data URI; the image is shrunk in place."""
     image.thumbnail((PIXELS, PIXELS), Resampling.LANCZOS)
     file = io.BytesIO()
-    image.convert("RGB").save(file, "JPEG", quality=QUALITY)
+    image.convert("RGB").save(file, "JPEG", quality=_QUALITY)
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 

@@ -42,8 +42,8 @@ from edgevit.train.validation import Keep, Validation
 
 _IGNORED = -100  # the target that cross_entropy ignores
 TRIAL_STEPS = 10  # at each learning rate that is tried
-TRIAL_SHARES = (1.0, 0.3, 0.1, 0.03)  # of the highest learning rate, in the order in which they are tried
-TOLERATED = 1.25  # the validation loss after the trial, in units of that before it
+_TRIAL_SHARES = (1.0, 0.3, 0.1, 0.03)  # of the highest learning rate, in the order in which they are tried
+_TOLERATED = 1.25  # the validation loss after the trial, in units of that before it
 MANY = 10  # a training of fewer steps than so many trials has no trial
 
 
@@ -210,7 +210,7 @@ class _Run:
         if self.lesson is None or self.constraint is not None or self.steps < MANY * TRIAL_STEPS:
             return highest
         state = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
-        for share in TRIAL_SHARES:
+        for share in _TRIAL_SHARES:
             batches = self.batches(0)
             for step in range(TRIAL_STEPS):
                 self.step(batches, step, share * highest)
@@ -219,7 +219,7 @@ class _Run:
             self.optimizer.state.clear()
             if self.average is not None:
                 self.average = Average(network, self.training.average)
-            if after <= TOLERATED * loss:
+            if after <= _TOLERATED * loss:
                 break
         return share * highest
 

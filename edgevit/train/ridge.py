@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 RIDGES = tuple(10 ** (exponent / 2) for exponent in range(-12, 5))  # of the variance of each feature, which is 1
-TEMPERATURES = (1e-3, 1e4)  # between which one is searched
+_TEMPERATURES = (1e-3, 1e4)  # between which one is searched
 FOLDS = 5  # of cross-validation
 ROUNDS = 60  # of the search, each of which leaves 0.618 of the interval
 
@@ -153,7 +153,7 @@ def sharpen(outputs: Tensor, labels: Tensor, each: Tensor) -> tuple[float, float
         likelihoods = (math.exp(log) * outputs).log_softmax(1)
         return -float(each @ (targets * likelihoods).sum(1))
 
-    low, high = (math.log(limit) for limit in TEMPERATURES)
+    low, high = (math.log(limit) for limit in _TEMPERATURES)
     golden = (math.sqrt(5) - 1) / 2
     for _ in range(ROUNDS):
         lower, upper = high - golden * (high - low), low + golden * (high - low)

@@ -14,15 +14,15 @@ from edgevit.request import COMPUTING, TRAINING, Option
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Schedule = Literal["constant", "cosine"]
-SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine")
+_SCHEDULES: tuple[Schedule, ...] = ("constant", "cosine")
 Teacher = Literal["none", "restricted", "finetuned"]
-TEACHERS: tuple[Teacher, ...] = ("none", "restricted", "finetuned")
+_TEACHERS: tuple[Teacher, ...] = ("none", "restricted", "finetuned")
 TokenWeighting = Literal["alike", "sensitivity"]
-TOKEN_WEIGHTINGS: tuple[TokenWeighting, ...] = ("alike", "sensitivity")
+_TOKEN_WEIGHTINGS: tuple[TokenWeighting, ...] = ("alike", "sensitivity")
 # The fields of `Training` that describe the teacher.
 TEACHING = ("teacher", "teacher_weight", "teacher_temperature", "token_weight", "token_weighting", "token_depths")
 
-INTERVALS = (
+_INTERVALS = (
     ("steps", "[0, 2**31)", "0 trains nothing"),
     ("batch_size", COUNT, ""),
     ("lr", "(0, 1]", "the papers use 1e-4"),  # AdamW moves a weight by up to this in a step
@@ -152,15 +152,15 @@ class Training:
 
     def check(self) -> None:
         """Raise OptionError if a value cannot be."""
-        for name, interval, hint in INTERVALS:
+        for name, interval, hint in _INTERVALS:
             if (value := getattr(self, name)) is not None:
                 check_number(f"--{name.replace('_', '-')}", value, interval, hint)
         for kind, value, allowed in (
             ("precision", self.precision, PRECISIONS),
             ("augmentation", self.augment, AUGMENTS),
-            ("schedule", self.schedule, SCHEDULES),
-            ("teacher", self.teacher, (None, *TEACHERS)),
-            ("token weighting", self.token_weighting, TOKEN_WEIGHTINGS),
+            ("schedule", self.schedule, _SCHEDULES),
+            ("teacher", self.teacher, (None, *_TEACHERS)),
+            ("token weighting", self.token_weighting, _TOKEN_WEIGHTINGS),
         ):
             if value not in allowed:
                 raise UnknownNameError(kind, str(value), [name for name in allowed if name])

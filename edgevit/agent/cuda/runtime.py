@@ -49,22 +49,22 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cudaGraphDestroy": (c_void_p,),
     "cudaGraphExecDestroy": (c_void_p,),
 }
-NAMERS = ("cudaGetErrorName", "cudaGetErrorString")
+_NAMERS = ("cudaGetErrorName", "cudaGetErrorString")
 
 TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
 SMS, MAJOR, MINOR = 16, 75, 76  # cudaDeviceAttr
 SCHEDULE_SPIN, SCHEDULE_BLOCKING, SCHEDULE_MASK = 1, 4, 7  # cudaDeviceSchedule...
-NON_BLOCKING_STREAM = 1  # does not wait for the default stream, which cannot be captured beside it
-BLOCKING_EVENT = 1
-THREAD_LOCAL = 1  # cudaStreamCaptureMode: calls of other threads do not spoil the capture
-PROPERTIES_BYTES = 16384  # cudaDeviceProp grows with every CUDA; it has always begun with the name, 256 bytes
+_NON_BLOCKING_STREAM = 1  # does not wait for the default stream, which cannot be captured beside it
+_BLOCKING_EVENT = 1
+_THREAD_LOCAL = 1  # cudaStreamCaptureMode: calls of other threads do not spoil the capture
+_PROPERTIES_BYTES = 16384  # cudaDeviceProp grows with every CUDA; it has always begun with the name, 256 bytes
 NAME_BYTES = 256
 
-DRIVER = "in a container, start it with `--runtime nvidia`; else see which it is with `ldconfig -p | grep libcudart`"
+_DRIVER = "in a container, start it with `--runtime nvidia`; else see which it is with `ldconfig -p | grep libcudart`"
 HINTS = {
     "cudaErrorMemoryAllocation": "close other programs, try a smaller --batch, or reboot the board",
-    "cudaErrorInsufficientDriver": DRIVER,
-    "cudaErrorNoDevice": DRIVER,
+    "cudaErrorInsufficientDriver": _DRIVER,
+    "cudaErrorNoDevice": _DRIVER,
     "cudaErrorUnknown": "`edgevit board HOST` says whether this user may open the GPU; else try a reboot of the board",
     "cudaErrorSetOnActiveProcess": "the GPU is in use by this process already; run it in a fresh one",
 }
@@ -86,7 +86,7 @@ def _load(library: str | None) -> ctypes.CDLL:
             for function, arguments in FUNCTIONS.items():
                 getattr(loaded, function).argtypes = arguments
                 getattr(loaded, function).restype = c_int
-            for function in NAMERS:
+            for function in _NAMERS:
                 getattr(loaded, function).argtypes = (c_int,)
                 getattr(loaded, function).restype = c_char_p
         except (OSError, AttributeError) as error:  # an AttributeError where a function is missing
@@ -108,7 +108,7 @@ class RuntimeCuda:
     def __init__(self, spin: bool | None, library: str | None) -> None:
         self._library = _load(library)
         self._owned = ExitStack()
-        self._event_flags = BLOCKING_EVENT if spin is False else 0
+        self._event_flags = _BLOCKING_EVENT if spin is False else 0
         count, flags = c_int(), c_uint()
         self._call("cudaGetDeviceCount", count)
         if spin is not None:
@@ -144,7 +144,7 @@ class RuntimeCuda:
 
     def describe(self) -> dict[str, Any]:
         version, sms, major, minor = c_int(), c_int(), c_int(), c_int()
-        properties = ctypes.create_string_buffer(PROPERTIES_BYTES)
+        properties = ctypes.create_string_buffer(_PROPERTIES_BYTES)
         self._call("cudaRuntimeGetVersion", version)
         for attribute, value in ((SMS, sms), (MAJOR, major), (MINOR, minor)):
             self._call("cudaDeviceGetAttribute", value, attribute, 0)
@@ -173,7 +173,7 @@ class RuntimeCuda:
 
     def stream(self) -> int:
         stream = c_void_p()
-        self._call("cudaStreamCreateWithFlags", stream, NON_BLOCKING_STREAM)
+        self._call("cudaStreamCreateWithFlags", stream, _NON_BLOCKING_STREAM)
         return self._register("cudaStreamDestroy", stream)
 
     def event(self) -> Any:
@@ -204,7 +204,7 @@ class RuntimeCuda:
     def capture(self, stream: int, enqueue: Callable[[], object]) -> Callable[[], None]:
         graph, executable = c_void_p(), c_void_p()
         try:
-            self._call("cudaStreamBeginCapture", stream, THREAD_LOCAL)
+            self._call("cudaStreamBeginCapture", stream, _THREAD_LOCAL)
             try:
                 enqueue()
             finally:

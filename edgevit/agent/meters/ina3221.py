@@ -16,13 +16,13 @@ from typing import Any, Sequence
 from ..kernel import read_integer, read_text
 from ..power import Rails, Readings
 
-CHANNELS = (1, 2, 3)  # 4 to 7 are voltages across the shunts, and a sum
-CONVERSION_US = (140, 204, 332, 588, 1100, 2116, 4156, 8244)  # the sensor's choice; voltage and current take one each
+_CHANNELS = (1, 2, 3)  # 4 to 7 are voltages across the shunts, and a sum
+_CONVERSION_US = (140, 204, 332, 588, 1100, 2116, 4156, 8244)  # the sensor's choice; voltage and current take one each
 # If reading all rails takes longer, another meter is used. Through I2C it takes a few ms; in some L4T 35 the driver
 # waits for a new average at each file, up to 430 ms. Several attempts, as another program may delay one.
 BLOCKED_MS, ATTEMPTS = 50.0, 3
 ROOT_ALONE = "root alone may read"
-L4T_MS = 430.0  # the time constant that L4T's nvpower.sh requests, with 512 samples
+_L4T_MS = 430.0  # the time constant that L4T's nvpower.sh requests, with 512 samples
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def sensor_channels(root: str) -> list[SensorChannel]:
     channels = []
     for folder in sorted(Path(root, "sys/bus/i2c/drivers/ina3221").glob("*-004[01]/hwmon/hwmon*")):
         address = folder.parts[-3][-2:]
-        for channel in CHANNELS:
+        for channel in _CHANNELS:
             label = read_text(str(folder), f"in{channel}_label")
             if label and label != "NC" and read_integer(str(folder), f"in{channel}_enable") != 0:
                 channels.append(SensorChannel(address, label, str(folder), channel))
@@ -65,7 +65,7 @@ def interval_ms(root: str, total: Rails = ()) -> float | None:
 
 def _interval_ms(folder: str) -> float | None:
     answer = read_integer(folder, "update_interval")
-    enabled = [read_integer(folder, f"in{channel}_enable") != 0 for channel in CHANNELS]
+    enabled = [read_integer(folder, f"in{channel}_enable") != 0 for channel in _CHANNELS]
     return None if answer is None else averaging_ms(answer, read_integer(folder, "samples"), sum(enabled))
 
 
@@ -77,10 +77,10 @@ def averaging_ms(answer_ms: int, samples: int | None, channels: int) -> float | 
     512 samples the two ranges are apart (at most 49 ms, at least 143 ms). Where several conversion times round to one
     answer, L4T's request decides, as the driver chooses the conversion time that comes closest to it.
     """
-    sets_us = [2 * channels * us for us in CONVERSION_US if (2 * channels * us + 500) // 1000 == answer_ms]
+    sets_us = [2 * channels * us for us in _CONVERSION_US if (2 * channels * us + 500) // 1000 == answer_ms]
     if samples is None or samples < 1 or channels < 1 or not sets_us:
         return float(answer_ms) if answer_ms > 0 else None
-    return min((us * samples / 1000 for us in sets_us), key=lambda ms: abs(ms - L4T_MS))
+    return min((us * samples / 1000 for us in sets_us), key=lambda ms: abs(ms - _L4T_MS))
 
 
 def why_not(root: str) -> str | None:

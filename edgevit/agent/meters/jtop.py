@@ -17,10 +17,10 @@ from ..control import own_command
 from ..power import Rails, Readings
 from . import ina3221
 
-SOCKET = "run/jtop.sock"
-INTERVAL_S = 0.2
+_SOCKET = "run/jtop.sock"
+_INTERVAL_S = 0.2
 ANSWER_S = 15.0  # importing the package from an SD card takes a few
-RESTART = "try `sudo systemctl restart jtop`"
+_RESTART = "try `sudo systemctl restart jtop`"
 
 
 def why_not(root: str) -> str | None:
@@ -38,9 +38,9 @@ def why_not(root: str) -> str | None:
         answer: str | None = json.loads(finished.stdout)["reason"]
         return answer
     except subprocess.TimeoutExpired:
-        return f"jtop: no answer within {ANSWER_S:.0f} s; {RESTART}"
+        return f"jtop: no answer within {ANSWER_S:.0f} s; {_RESTART}"
     except (OSError, ValueError):
-        return f"jtop: its client ended without an answer; {RESTART}"
+        return f"jtop: its client ended without an answer; {_RESTART}"
 
 
 def tell(root: str) -> None:
@@ -53,8 +53,8 @@ def tell(root: str) -> None:
 
 
 def _no_service(root: str) -> str | None:
-    running = os.path.exists(os.path.join(root, SOCKET))
-    return None if running else f"no /{SOCKET}: the service of jetson_stats does not run"
+    running = os.path.exists(os.path.join(root, _SOCKET))
+    return None if running else f"no /{_SOCKET}: the service of jetson_stats does not run"
 
 
 class Meter:
@@ -82,7 +82,7 @@ class Meter:
             self.reason = f"cannot import jtop ({error})"
             return
         try:
-            client = jtop.jtop(interval=INTERVAL_S)
+            client = jtop.jtop(interval=_INTERVAL_S)
             client.start()
         # Not its JtopException alone, which tells of permissions and versions: it leaves to its caller what sockets and
         # pickles raise, as when the service is restarted or of another Python.

@@ -10,14 +10,14 @@ from ..jetson import temperatures_c
 from ..kernel import read_integer, read_text
 
 # Counters of the driver tegra23x-oc-event (hwmon "soctherm_oc"). At each event the hardware halves clocks for a moment.
-EVENTS = {
+_EVENTS = {
     "oc1_event_cnt": "under-voltage",
     "oc2_event_cnt": "average over-current",
     "oc3_event_cnt": "instantaneous over-current",
 }
 # An Orin Nano Super in MAXN_SUPER was seen to count 1 to 30 instantaneous events a second even when idle, each a
 # millisecond long (one user's report, UNCONFIRMED elsewhere). Below this rate they take less than 1 % of the time.
-HARMLESS_PER_S = {"oc3_event_cnt": 10.0}
+_HARMLESS_PER_S = {"oc3_event_cnt": 10.0}
 
 
 class Meter:
@@ -65,9 +65,9 @@ class Meter:
         before, after = self.counters
         counts = {file: count - before.get(file, count) for file, count in after.items()}
         supply = [
-            f"{EVENTS[file]} {count} times"
+            f"{_EVENTS[file]} {count} times"
             for file, count in sorted(counts.items())
-            if count > HARMLESS_PER_S.get(file, 0) * self.seconds
+            if count > _HARMLESS_PER_S.get(file, 0) * self.seconds
         ]
         return (*heat, *supply)
 
@@ -83,7 +83,7 @@ def _counters(root: str) -> dict[str, int]:
     counts = {}
     for folder in Path(root, "sys/class/hwmon").glob("hwmon*"):
         if read_text(str(folder), "name") == "soctherm_oc":
-            for file in EVENTS:
+            for file in _EVENTS:
                 count = read_integer(str(folder), file)
                 if count is not None:
                     counts[file] = count

@@ -24,7 +24,7 @@ from edgevit.errors import DataError, UnknownNameError
 
 ALONE, PREFIX = "instances.json", "instances_"
 FOLDER = "annotations"
-FIX = "correct it, or write it again"
+_FIX = "correct it, or write it again"
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,13 @@ def _read(file: Path, changed_ns: int) -> Annotations:
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror}; check its permissions") from error
     except KeyError as error:
-        raise DataError(f"{file} has an entry without {error}, which COCO's format has; {FIX}") from error
+        raise DataError(f"{file} has an entry without {error}, which COCO's format has; {_FIX}") from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{file} is not in COCO's format ({str(error)[:100]}); {FIX}") from error
+        raise DataError(f"{file} is not in COCO's format ({str(error)[:100]}); {_FIX}") from error
     if len(set(names.values())) < len(content["images"]) or len(set(categories.values())) < len(content["categories"]):
-        raise DataError(f"{file} lists an image or a category twice; {FIX}")
+        raise DataError(f"{file} lists an image or a category twice; {_FIX}")
     if not names:
-        raise DataError(f"{file} lists no images; {FIX}")
+        raise DataError(f"{file} lists no images; {_FIX}")
     folder = _folder(file, next(iter(names.values())))
     paths = {image: str(folder / name) for image, name in names.items()}
     if missing := [path for path in paths.values() if not os.path.isfile(path)]:
@@ -118,11 +118,11 @@ def _read(file: Path, changed_ns: int) -> Annotations:
     dropped = 0
     for image, entry in entries:
         if image not in paths:
-            raise DataError(f"{file} has an annotation of image {image}, which it does not list; {FIX}")
+            raise DataError(f"{file} has an annotation of image {image}, which it does not list; {_FIX}")
         if entry.category not in categories:
             raise DataError(
                 f"{file} has an annotation of category {entry.category} in {names[image]}, and lists "
-                f"{', '.join(map(str, sorted(categories)[:8]))}{', ...' if len(categories) > 8 else ''}; {FIX}"
+                f"{', '.join(map(str, sorted(categories)[:8]))}{', ...' if len(categories) > 8 else ''}; {_FIX}"
             )
         if not all(map(math.isfinite, entry.box)) or min(entry.box[2:]) <= 0:
             dropped += 1
@@ -152,7 +152,7 @@ class CocoImages(Images):
         first = next(iter(self._by_part.values()))
         self.categories = first.categories
         if strange := [part for part, read in self._by_part.items() if read.categories != self.categories]:
-            raise DataError(f"{files[strange[0]]} has other categories than {files['train']}; {FIX}")
+            raise DataError(f"{files[strange[0]]} has other categories than {files['train']}; {_FIX}")
 
     @property
     def dropped(self) -> int:

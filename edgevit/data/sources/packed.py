@@ -28,14 +28,14 @@ from edgevit.records.writing import cache_folder, file_sha256, new_folder, write
 
 logger = logging.getLogger(__name__)
 
-LAYOUT = 1  # of the folders in the cache; one more where the same file would become another folder
+_LAYOUT = 1  # of the folders in the cache; one more where the same file would become another folder
 FILES, TABLE = (
     "files",
     "labels.csv",
 )  # in a folder of the cache: what was packed, and labels that are no names of folders
-LARGE_BYTES = 10**9
-RATIO = 100  # of the unpacked size to the packed one, beyond which a large file is no data set
-BLOCK_BYTES = 4096  # which the smallest file takes on a disk
+_LARGE_BYTES = 10**9
+_RATIO = 100  # of the unpacked size to the packed one, beyond which a large file is no data set
+_BLOCK_BYTES = 4096  # which the smallest file takes on a disk
 
 Row = tuple[str, int | str, Part]  # file, label, part
 
@@ -77,11 +77,11 @@ def _unpacked(data: str) -> Path:
     with writing(cache):
         cache.mkdir(parents=True, exist_ok=True)
         with in_turn(cache / ".lock"):
-            key = f"{LAYOUT} {[_content(file, cache) for file in files]} {parts}"
+            key = f"{_LAYOUT} {[_content(file, cache) for file in files]} {parts}"
             folder = cache / hashlib.sha256(key.encode()).hexdigest()[:16]
             if not folder.is_dir():
                 packed_bytes = sum(file.stat().st_size for file in files)
-                if packed_bytes > LARGE_BYTES:
+                if packed_bytes > _LARGE_BYTES:
                     logger.warning("unpacking %s (%.1f GB) into %s, once", data, packed_bytes / 1e9, folder)
                 with new_folder(folder) as temporary:
                     (temporary / FILES).mkdir()
@@ -135,9 +135,9 @@ def _write(packed: Iterator[Member], folder: Path, data: str, packed_bytes: int)
         DataError: two have one path, or they are larger than the disk or than images can be.
     """
     free, total = shutil.disk_usage(folder).free, 0
-    limit = min(free, max(LARGE_BYTES, RATIO * packed_bytes))
+    limit = min(free, max(_LARGE_BYTES, _RATIO * packed_bytes))
     for path, size, chunks in packed:
-        total += max(size, BLOCK_BYTES)
+        total += max(size, _BLOCK_BYTES)
         if total > limit:
             raise DataError(
                 f"{data} has {packed_bytes / 1e6:.1f} MB, and more than {limit / 1e6:.1f} MB unpacked; {folder.parent} "

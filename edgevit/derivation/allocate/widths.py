@@ -23,7 +23,7 @@ def z_scores(activation: Tensor) -> Tensor:
     return scores
 
 
-def stage_scores(activation: Tensor, params: int) -> Tensor:
+def _stage_scores(activation: Tensor, params: int) -> Tensor:
     """Normalise the activations [e] of one block, to compare them with those of FFNs of other sizes (Vulcan, Eq. 29).
 
     Args:
@@ -115,7 +115,7 @@ def adaptive(blocks: Sequence[Block], activations: Sequence[Tensor], policy: Pol
     neurons = {i: b.ffn for i, b in enumerate(blocks) if b.ffn is not None}
     if len({block.stage for block in blocks}) > 1:
         ffn_params = {i: sum(w.numel() for w in (*part.inputs(), part.w2)) for i, part in neurons.items()}
-        scores = [stage_scores(activations[i], ffn_params[i]) for i in neurons]
+        scores = [_stage_scores(activations[i], ffn_params[i]) for i in neurons]
     else:
         scores = [z_scores(activations[i]) for i in neurons]
     parts = {i: b.attention for i, b in enumerate(blocks) if b.attention is not None}

@@ -30,9 +30,9 @@ from edgevit.train.passes import Passes
 from edgevit.train.products import multiplies_bf16
 
 IMAGES = 300  # of the validation part at most: a difference of 4 points in one direction shows
-NORMALISATIONS = ((IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), ((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3))
+_NORMALISATIONS = ((IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), ((0.5,) * 3, (0.5,) * 3), ((0.0,) * 3, (1.0,) * 3))
 LEAST_IMAGES = 5  # of a class, to say which output answers for it
-AGREEING = 3  # or so many, if one output answers all of them
+_AGREEING = 3  # or so many, if one output answers all of them
 ACCEPT_WEAK, ACCEPT_PREPROCESSING = "--accept-weak-base", "--accept-preprocessing"
 
 
@@ -51,7 +51,7 @@ def neighbours(preprocessing: Mapping[str, Any]) -> list[Neighbour]:
     crop = 1.0 if preprocessing["crop_pct"] < 1 else 0.875
     neighbours = [Neighbour(f"--crop-pct {crop:g}", {**preprocessing, "crop_pct": crop})]
     now = (tuple(preprocessing["mean"]), tuple(preprocessing["std"]))
-    for mean, std in NORMALISATIONS:
+    for mean, std in _NORMALISATIONS:
         if (mean, std) != now:
             option = f"--mean {shown(mean)} --std {shown(std)}"
             neighbours.append(Neighbour(option, {**preprocessing, "mean": mean, "std": std}))
@@ -96,7 +96,7 @@ class Answers:
         for column, outputs in answers.items():
             (top, count), images = outputs.most_common(1)[0], outputs.total()
             enough = images >= LEAST_IMAGES
-            if not (enough or AGREEING <= images == count):
+            if not (enough or _AGREEING <= images == count):
                 continue
             judged += 1
             if top == column:

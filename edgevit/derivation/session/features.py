@@ -27,8 +27,8 @@ from edgevit.records.model import OutputKind, TokenOutput
 from edgevit.train.passes import Passes
 
 KINDS: Mapping[str, OutputKind] = {"map:foreground": "foreground", "map:classes": "classes"}  # map: the base's own
-MAP_IMAGES = 100  # the same for maps and for features of tokens, which have many values
-UNIT_IMAGES = 1000  # of the training part at most, whose features give the unit of each channel
+_MAP_IMAGES = 100  # the same for maps and for features of tokens, which have many values
+_UNIT_IMAGES = 1000  # of the training part at most, whose features give the unit of each channel
 NEIGHBOURS = 10  # nearest images, of which a derived model should have the same ones
 
 
@@ -74,7 +74,7 @@ def with_units(model: Model, task: Task, passes: Passes, cache: Cache, identity:
     """
     kind, noun = model.output.kind, model.output.noun
     tokens = model.spec.tokens
-    images = task.train.subset(UNIT_IMAGES if kind == "features" and tokens is None else MAP_IMAGES)
+    images = task.train.subset(_UNIT_IMAGES if kind == "features" and tokens is None else _MAP_IMAGES)
     key = {**identity, "images": images.content_sha256()}
 
     def measure() -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ def query_matrix(part: Attention) -> Tensor:
     return part.wq if part.bq is None else torch.cat([part.wq, part.bq.unsqueeze(-1)], dim=-1)
 
 
-def qk_pair(part: Attention) -> Pair:
+def _qk_pair(part: Attention) -> Pair:
     """The pair whose product gives the attention logits: [W_Q b_Q] [H, q, d + 1] and W_K [H, q, d].
 
     The key bias adds the same to every key's logit of a query, which softmax ignores: it is dropped, exactly.
@@ -33,12 +33,12 @@ def qk_pair(part: Attention) -> Pair:
     return query_matrix(part).detach(), part.wk.detach()
 
 
-def vo_pair(part: Attention) -> Pair:
+def _vo_pair(part: Attention) -> Pair:
     """The pair whose product maps tokens to outputs: W_V [H, v, d] and W_O^T [H, v, d]."""
     return part.wv.detach(), part.wo.detach().mT
 
 
-def output_bias(part: Attention) -> Tensor | None:
+def _output_bias(part: Attention) -> Tensor | None:
     """b_O + sum_h W_O b_V: attention rows sum to one, so the value bias passes through unchanged."""
     if part.bv is None:
         return part.bo
@@ -56,7 +56,7 @@ def head_singular_values(parts: Sequence[Attention]) -> list[tuple[Tensor, Tenso
     """Singular values of W_Q^T W_K and of W_V^T W_O^T for each attention: ([H, q], [H, v]), descending."""
     spectra: list[dict[int, Tensor]] = [{}, {}]
     logits = [(b.wq.detach(), b.wk.detach()) for b in parts]  # Eq. 6 is over the weights alone
-    for values, pairs in zip(spectra, (logits, [vo_pair(b) for b in parts]), strict=True):
+    for values, pairs in zip(spectra, (logits, [_vo_pair(b) for b in parts]), strict=True):
         for members in _alike(pairs):
             of_members = singular_values([pairs[i][0] for i in members], [pairs[i][1] for i in members])
             values.update(zip(members, of_members, strict=True))
@@ -116,7 +116,7 @@ def attention_spectra(
     With `moments` ([d + 1, d + 1] each) the error of logits and values over those inputs is minimised instead of
     the error of the weights. `query_moments`, of the same shapes, weight tokens by the sensitivity of their queries.
     """
-    logits, outputs = [qk_pair(b) for b in parts], [vo_pair(b) for b in parts]
+    logits, outputs = [_qk_pair(b) for b in parts], [_vo_pair(b) for b in parts]
     if moments is None:
         return list(zip(_decompose(logits, None, None), _decompose(outputs, None, None), strict=True))
     device = parts[0].wq.device
@@ -150,9 +150,9 @@ def narrow(
     spectra = spectra or attention_spectra(parts, moments)
     narrowed = []
     for i, (part, (of_logits, of_outputs), (queries, values)) in enumerate(zip(parts, spectra, widths, strict=True)):
-        wv, wo = factors(of_outputs, *vo_pair(part), values)
+        wv, wo = factors(of_outputs, *_vo_pair(part), values)
         slim = replace(_narrow_queries(part, queries, of_logits), wv=wv, bv=None, wo=wo.mT)
-        bias = output_bias(part)
+        bias = _output_bias(part)
         if moments is not None and bias is not None:
             bias = bias + _mean_output(part, moments[i]) - _mean_output(slim, moments[i])
         narrowed.append(replace(slim, bo=bias))
@@ -164,7 +164,7 @@ def _narrow_queries(part: Attention, width: int, spectrum: Spectrum) -> Attentio
     if part.rotary is not None:
         part.check_qk(width)
         return part
-    wq, wk = factors(spectrum, *qk_pair(part), width)
+    wq, wk = factors(spectrum, *_qk_pair(part), width)
     wq, embed = wq * part.query_gain(width), part.embed
     return replace(part, wq=wq[..., :embed], bq=None if part.bq is None else wq[..., embed], wk=wk, bk=None)
 
@@ -190,7 +190,7 @@ def keep_heads(part: Attention, heads: Sequence[int], moment: Tensor) -> Attenti
     if not part.has_output_bias:
         return fewer
     lost = _mean_output(part, moment) - _mean_output(fewer, moment)
-    before, after = output_bias(part), output_bias(fewer)
+    before, after = _output_bias(part), _output_bias(fewer)
     if before is not None and after is not None:
         lost = lost + before - after  # what the dropped value biases passed through
     return replace(fewer, bo=lost if part.bo is None else part.bo + lost)

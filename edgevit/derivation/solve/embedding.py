@@ -34,10 +34,10 @@ from edgevit.derivation.solve.least_squares import least_of
 from edgevit.network.anatomy import Decoder, decoder
 from edgevit.train.products import exact_products
 
-REFINING_STEPS = 6  # of 4 to 10 the best, or nearly, on both data sets at every width (decision 011)
-REFINING_RIDGE = 1e-4  # in units of the mean square of what is kept
-DECODER_RIDGE = 1e-3  # in units of the mean square of the normalised tokens, which is 1
-DECODER_RIDGES = (10.0, 1.0, 0.1, 0.01, 1e-3)  # that may be chosen, the strongest first
+_REFINING_STEPS = 6  # of 4 to 10 the best, or nearly, on both data sets at every width (decision 011)
+_REFINING_RIDGE = 1e-4  # in units of the mean square of what is kept
+_DECODER_RIDGE = 1e-3  # in units of the mean square of the normalised tokens, which is 1
+_DECODER_RIDGES = (10.0, 1.0, 0.1, 0.01, 1e-3)  # that may be chosen, the strongest first
 
 
 def flat_basis(width: int) -> Tensor:
@@ -118,14 +118,14 @@ def refined(directions: Tensor, width: int, moments: Sequence[Tensor], worth: Se
             return directions[:, : width - 1]
         identity = torch.eye(width - 1)
         z = directions[:, : width - 1].mT.float().contiguous().requires_grad_()
-        optimiser = torch.optim.LBFGS([z], max_iter=REFINING_STEPS, line_search_fn="strong_wolfe")
+        optimiser = torch.optim.LBFGS([z], max_iter=_REFINING_STEPS, line_search_fn="strong_wolfe")
 
         def unexplained() -> float:
             explained, at, z.grad = 0.0, z.detach(), torch.zeros_like(z)
             for weight, covariance, square in terms:
                 b = at @ covariance
                 gram = b @ at.mT
-                factor = torch.linalg.cholesky(gram + REFINING_RIDGE * gram.diagonal().mean() * identity)
+                factor = torch.linalg.cholesky(gram + _REFINING_RIDGE * gram.diagonal().mean() * identity)
                 a, b = torch.cholesky_solve(at @ square, factor), torch.cholesky_solve(b, factor)
                 by = a @ at.mT
                 explained += weight * float(by.trace())
@@ -210,12 +210,12 @@ def judged_decoder(encode: Tensor, moments: Sequence[Tensor]) -> Decoder:
                 total += held_out.error(*fitted, means.rescaling)
             return total
 
-        ridge = DECODER_RIDGE if len(parts) < 2 else least_of(DECODER_RIDGES, error)
+        ridge = _DECODER_RIDGE if len(parts) < 2 else least_of(_DECODER_RIDGES, error)
         weight, bias = whole.means().decoder(plain, ridge)
         return Decoder(weight.double(), bias.double())
 
 
-def fitted_decoder(encode: Tensor, moment: Tensor, ridge: float = DECODER_RIDGE) -> Decoder:
+def fitted_decoder(encode: Tensor, moment: Tensor, ridge: float = _DECODER_RIDGE) -> Decoder:
     """The decoder that predicts one norm's tokens best from those of a narrower embedding.
 
     Shapes: encode [d', d]; moment [d + 1, d + 1], E [n 1]^T [n 1] of what the norm gives of the wide ones, whose

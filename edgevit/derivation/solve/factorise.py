@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 # Below this share of the largest singular value fp64 Gram matrices resolve nothing: such directions are dropped.
-RESOLVED = 1e-8
+_RESOLVED = 1e-8
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def decompose(
         squares, vectors = torch.linalg.eigh(root @ gram_b @ root.mT)  # ascending
         values = squares.clamp_min(0).sqrt().flip(-1)
         rows = vectors.flip(-1).mT @ root  # U^T R
-        inverse = torch.where(values > RESOLVED * values[..., :1], values, torch.inf).reciprocal().unsqueeze(-1)
+        inverse = torch.where(values > _RESOLVED * values[..., :1], values, torch.inf).reciprocal().unsqueeze(-1)
         parts = zip(values, inverse**1.5 * (rows @ gram_b), inverse**0.5 * rows, strict=True)
         return [Spectrum(*part) for part in parts]
 

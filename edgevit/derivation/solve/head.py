@@ -38,7 +38,7 @@ from edgevit.train.ridge import FOLDS, Moments, RidgeRegression, choose_ridge, c
 
 FEWEST = 5  # training images of a class; of fewer, its mean is mostly chance
 COMPARED = 5000  # training images at most, as many of each class, for cross-validation
-BOTH: TokenOutput = "class,mean"
+_BOTH: TokenOutput = "class,mean"
 
 
 def open_task_for(
@@ -121,12 +121,12 @@ def with_fitted_head(
     }
     pooled = pooled_place(base.network)
     if pooled is not None:
-        key["reads"] = ["pooled", BOTH]
+        key["reads"] = ["pooled", _BOTH]
     fitted = cache.tensors("head", key, lambda: _fit(base, task, replace(passes, shared=False), pooled))
     ridge, temperature, accuracy, *compared = fitted["facts"].tolist()
     reads = None
     if pooled is not None:
-        reads = HeadInput(BOTH if fitted["weight"].shape[1] > base.network.geometry.embed else None, *compared)
+        reads = HeadInput(_BOTH if fitted["weight"].shape[1] > base.network.geometry.embed else None, *compared)
     head = FittedHead(ridge, temperature, accuracy, len(task.validation), images, reads)
     passes.progress.note(head.format())
     return base.with_head(fitted["weight"], fitted["bias"]), head
@@ -153,7 +153,7 @@ def _fit(base: Headless, task: Task, passes: Passes, pooled: slice | None) -> di
     network = base.network
     if pooled is not None:
         network = Network(bare_copy(network.module), network.family)
-        read_tokens(network, BOTH)
+        read_tokens(network, _BOTH)
     network.make_classifiers(len(task.classes))
     width = network.classifiers[0].in_features
     moments, most = Moments(task.train.labels, width), max(COMPARED // len(task.classes), FOLDS)

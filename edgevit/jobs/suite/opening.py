@@ -18,8 +18,8 @@ from edgevit.records.unfinished import differences, first_few
 from edgevit.records.writing import file_sha256
 from edgevit.version import written_by
 
-SET = ("power_mode", "clocks_locked")  # settings that another job may change for a while
-ENVIRONMENT = ("module", "jetpack", "l4t", "tensorrt", "cuda", *SET)
+_SET = ("power_mode", "clocks_locked")  # settings that another job may change for a while
+_ENVIRONMENT = ("module", "jetpack", "l4t", "tensorrt", "cuda", *_SET)
 
 
 def open_weights(request: CharacterizeRequest) -> Network | None:
@@ -57,7 +57,7 @@ def open_record(request: CharacterizeRequest, setting: Setting) -> SuiteRecord:
     }
     if request.checkpoint is not None:
         options["weights_sha256"] = file_sha256(request.checkpoint)
-    environment = {name: plain(getattr(facts, name)) for name in ENVIRONMENT}
+    environment = {name: plain(getattr(facts, name)) for name in _ENVIRONMENT}
     if not request.output.exists():
         return SuiteRecord(
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -14,7 +14,7 @@ from edgevit.records.model import BlockDims
 from edgevit.records.writing import write_whole, writing
 
 READER = Reader(RunsError, hint="remove it to measure again")
-ANY = Reader(RunsError, hint="give a file that `edgevit characterize` wrote")  # another file is not ours to remove
+_ANY = Reader(RunsError, hint="give a file that `edgevit characterize` wrote")  # another file is not ours to remove
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,9 @@ def read_suite_record(file: Path) -> SuiteRecord:
     Raises:
         RunsError: it is missing, damaged, of another schema, or another kind of file.
     """
-    content = ANY.json(file, dict[str, Any])
+    content = _ANY.json(file, dict[str, Any])
     if "measured" not in content:
-        raise RunsError(f"{file} is no record of a suite; {ANY.hint}")
+        raise RunsError(f"{file} is no record of a suite; {_ANY.hint}")
     return SUITE_KIND.checked(content, str(file))
 
 

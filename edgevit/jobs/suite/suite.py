@@ -23,7 +23,7 @@ from edgevit.network.network import Network
 from edgevit.records.model import HEAD_WIDTHS, WIDTHS
 from edgevit.records.precisions import FP16, FP32
 
-UNEVENNESS = 0.4  # QK and VO widths of a block differ from their mean by up to this share, as effective ranks make them
+_UNEVENNESS = 0.4  # QK and VO widths of a block differ from their mean by up to this share, as effective ranks do
 SPREAD = 0.02  # standard deviation of the weights
 
 
@@ -54,7 +54,7 @@ class SuiteNetwork:
         """Make it, cut from a dense network of its size, or with random weights."""
         if dense is None:
             return random_network(self.timm_name, self.dims, self.args)
-        return first_of(dense, self.cost()[0])
+        return _first_of(dense, self.cost()[0])
 
 
 def suite(sizes: Sequence[str], *, quick: bool = False, fp32_too: bool = True) -> dict[str, list[SuiteNetwork]]:
@@ -119,7 +119,7 @@ def shape_dims(shape: str, base: Sequence[BlockDims], geometry: Geometry, rate: 
 def wishes(base: Sequence[BlockDims], seed: int) -> Callable[[float], list[Widths]]:
     """Widths as an allocation by effective rank gives them: QK and VO of a block differ, blocks differ less."""
     generator = random.Random(seed)
-    tilts = [generator.uniform(-UNEVENNESS, UNEVENNESS) for _ in base]
+    tilts = [generator.uniform(-_UNEVENNESS, _UNEVENNESS) for _ in base]
 
     def at(rate: float) -> list[Widths]:
         keep = 1 - rate
@@ -157,7 +157,7 @@ def random_network(
     return network
 
 
-def first_of(dense: Network, dims: Sequence[BlockDims]) -> Network:
+def _first_of(dense: Network, dims: Sequence[BlockDims]) -> Network:
     """Cut a network to its first blocks with the first heads, the first dimensions of these, and the first neurons."""
     network = bare_copy(dense)
     network.keep_blocks(range(len(dims)))

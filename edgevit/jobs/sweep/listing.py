@@ -18,7 +18,7 @@ from edgevit.records.model_folder import ExportFolder, ModelFolder
 from edgevit.records.names import EXPORT
 
 Kind = Literal["base", "model", "super-network", "ONNX file", "export", "sweep", "unfinished", "damaged"]
-PARTIAL = ".partial"
+_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _below(root: Path) -> Iterator[tuple[Path, Sweep | None]]:
     for place, inner, _ in os.walk(root):
         inner.sort()
         folder, files = Path(place), ModelFolder(Path(place))
-        if folder.name.endswith(PARTIAL) or (folder.name == EXPORT and ExportFolder(folder).record_file.is_file()):
+        if folder.name.endswith(_PARTIAL) or (folder.name == EXPORT and ExportFolder(folder).record_file.is_file()):
             inner.clear()
             yield folder, None
         elif files.is_model or files.is_imported:
@@ -82,7 +82,7 @@ def _sweep(folder: Path) -> ListedFolder:
 
 
 def _folder(folder: Path) -> ListedFolder:
-    if folder.name.endswith(PARTIAL):
+    if folder.name.endswith(_PARTIAL):
         return ListedFolder("", "unfinished", note="continue with --resume, or remove it")
     if folder.name == EXPORT and not ModelFolder(folder).is_model:
         return ListedFolder("", "export", files=len(ExportFolder(folder).onnx_files()), note="its model is not here")

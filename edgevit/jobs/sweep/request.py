@@ -40,7 +40,7 @@ from edgevit.request import BUDGETS, DATA, OUTPUT, SHAPE, TRAINING, Nested, Opti
 from edgevit.train.settings import TEACHING, Training
 
 
-def read_rates(text: str, _: Mapping[str, Any]) -> tuple[float, ...]:
+def _read_rates(text: str, _: Mapping[str, Any]) -> tuple[float, ...]:
     """Read numbers that are separated by commas, each once and in order."""
     try:
         return tuple(sorted({float(rate) for rate in text.split(",") if rate.strip()}))
@@ -63,7 +63,7 @@ class SweepRequest(Request):
         Option(
             "Shares of the base's MACs to remove, separated by commas.",
             BUDGETS,
-            read=read_rates,
+            read=_read_rates,
             metavar="NUMBER[,...]",
             common=True,
         ),

@@ -55,7 +55,7 @@ ROUNDS = 8  # an interval needs 6
 # Of one run. Every model is measured in each round, so that few samples are enough for their ratios.
 CONDITIONS = Conditions(samples=100, duration_s=0.5, warmup_seconds=0.2)
 
-FIRST_RATE = ": it takes longest, because the statistics of the base are measured once, for all rates"
+_FIRST_RATE = ": it takes longest, because the statistics of the base are measured once, for all rates"
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def _derived(record: Sweep, work: _Work) -> Sweep:
             if not job.record.out.is_dir():
                 find_runtime()  # before a derivation of hours: it measures the model
                 number = f"rate {rate:g}, {rates.index(rate) + 1} of {len(rates)}"
-                work.progress.note(f"{number}{FIRST_RATE if rate == rates[0] else ''}")
+                work.progress.note(f"{number}{_FIRST_RATE if rate == rates[0] else ''}")
             continue
         if isinstance(derivation, EdgeVitError):
             work.progress.warn(f"rate {rate:g} left out: {derivation}")

@@ -42,8 +42,8 @@ from edgevit.network.anatomy import Block
 from edgevit.network.cost import Geometry
 
 LITTLE = 0.01  # nats: below this loss, aligning and refitting the head gained at most 0.0002 nats
-NEXT_TO_NOTHING = 3e-4  # nats: a width of the embedding with no more predicted loss ends the search
-MOST_MEASURED = 4  # widths of the embedding whose loss is measured
+_NEXT_TO_NOTHING = 3e-4  # nats: a width of the embedding with no more predicted loss ends the search
+_MOST_MEASURED = 4  # widths of the embedding whose loss is measured
 AS_PREDICTED = "as predicted"
 
 # Returns the plan of an embedding of a width, None for the whole one, with its own loss in nats.
@@ -311,7 +311,7 @@ def _widths(
             return shape, shape.predicted_nats + nats
 
         try:
-            candidates += climb(widths, spent, slices.nats, begin, NEXT_TO_NOTHING)
+            candidates += climb(widths, spent, slices.nats, begin, _NEXT_TO_NOTHING)
         except BudgetError as error:
             refused = error
     if not candidates:
@@ -341,7 +341,7 @@ def _measured(
     while (
         len(candidates) > 1
         and (number := _seems_best(candidates, measured)) not in measured
-        and len(measured) < MOST_MEASURED
+        and len(measured) < _MOST_MEASURED
     ):
         candidate = candidates[number]
         with problem.stopwatch.stage("embedding"):

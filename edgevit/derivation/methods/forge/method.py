@@ -63,10 +63,10 @@ from edgevit.train.settings import usual_steps
 QUANTITIES = ("macs", "params", "ms", "mj")
 NEEDS_LABELS = False
 RIDGES = (1e-4, 1e-2, 0.3)  # of the order of neurons and their refit, in units of the neurons' mean square
-PROBE = 8  # FFN curves are scaled to the loss measured at 1 / PROBE of the width
-ATTENTION_PROBE = 4  # curves of attention's directions, likewise at 1 / ATTENTION_PROBE of queries and of values
-PER_NEURON = 8  # least number of tokens per neuron of the widest FFN in second moments
-PER_CHANNEL = 16  # least number of tokens per channel of the embedding in an affine replacement of a site
+_PROBE = 8  # FFN curves are scaled to the loss measured at 1 / _PROBE of the width
+_ATTENTION_PROBE = 4  # curves of attention's directions, likewise at 1 / _ATTENTION_PROBE of queries and of values
+_PER_NEURON = 8  # least number of tokens per neuron of the widest FFN in second moments
+_PER_CHANNEL = 16  # least number of tokens per channel of the embedding in an affine replacement of a site
 
 
 def default_steps(config: Config, rate: float, images: int, batch_size: int) -> int:
@@ -113,7 +113,7 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenS
     key = {
         **problem.identity,
         "images": images.content_sha256(),
-        "thinnings": [astuple(of) for of in thinnings(problem.network, len(images), PER_NEURON)],
+        "thinnings": [astuple(of) for of in thinnings(problem.network, len(images), _PER_NEURON)],
         "gradients": problem.task.train.subset(config.sensitivity_images).content_sha256(),
         "stream": config.sequential,
         "measured": problem.task.validation.subset(config.measured_images).content_sha256(),
@@ -130,7 +130,7 @@ def _curves(problem: Problem, config: Config) -> tuple[list[BlockCurves], TokenS
 def _make_curves(problem: Problem, config: Config) -> dict[str, Tensor]:
     network = problem.network.to(problem.compute.device).eval()
     images = problem.task.calibration(config.calibration_images)
-    thinned = thinnings(network, len(images), PER_NEURON)
+    thinned = thinnings(network, len(images), _PER_NEURON)
     # One pass takes the gradients for the sites and the norms, and another the moments of the tokens, weighted by them.
     # The first pass may be rounded: the weight of a token is not a small difference, as that of a direction may be.
     norms = [norm_gradients(network)] if has_directions(network, len(images)) else []
@@ -257,7 +257,7 @@ def _scaled(
     Losses are measured on validation images. So a ridge is as strong as the number of calibration images requires, and
     a curve has the loss on images to which nothing was fitted.
     """
-    probes = [max(b.dims.ffn // PROBE, 1) for b in blocks]
+    probes = [max(b.dims.ffn // _PROBE, 1) for b in blocks]
     with problem.stopwatch.stage("closed_form"), torch.no_grad():
         thin = [
             [
@@ -297,11 +297,11 @@ def _scale(measured: Tensor, predicted: Tensor) -> Tensor:
 
 
 def _narrow_attention(block: Block, curves: BlockCurves) -> tuple[Block, Tensor]:
-    """Narrow the attention of a block as far as `ATTENTION_PROBE` says; return the predicted loss, too."""
+    """Narrow the attention of a block as far as `_ATTENTION_PROBE` says; return the predicted loss, too."""
     part, spectra = block.attention, curves.spectra
     if part is None or spectra is None:
         return block, torch.zeros((), dtype=torch.float64)
-    of_queries, of_values = (max(width // ATTENTION_PROBE, 1) for width in part.widths)
+    of_queries, of_values = (max(width // _ATTENTION_PROBE, 1) for width in part.widths)
     widths = (of_queries if part.rotary is None else part.widths[0], of_values)
     (slim,) = narrow([part], [widths], [moment_of(curves.statistics)], [spectra])
     return Block(slim, block.ffn), curves.sensitivity.beyond(widths)
@@ -313,7 +313,7 @@ def _with_replacements(problem: Problem, config: Config, curves: Sequence[BlockC
     The losses are measured, or read from the cache: they depend on the task and not on the budget.
     """
     network, task = problem.network, problem.task
-    enough = max(-(-max(PER_CHANNEL * s.embed, ENOUGH_TOKENS) // s.tokens) for s in network.geometry.stages)
+    enough = max(-(-max(_PER_CHANNEL * s.embed, ENOUGH_TOKENS) // s.tokens) for s in network.geometry.stages)
     fitted = task.calibration(min(enough, config.calibration_images))
     images = task.validation.subset(config.measured_images)
 

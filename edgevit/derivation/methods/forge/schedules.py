@@ -26,7 +26,7 @@ from edgevit.network.cost import Geometry
 
 Schedule = tuple[int, ...]  # per block of the base
 
-PLACES = (1 / 2, 2 / 3, 5 / 6)  # shares of the depth after which tokens are removed
+_PLACES = (1 / 2, 2 / 3, 5 / 6)  # shares of the depth after which tokens are removed
 
 
 def reason_against(problem: Problem) -> str | None:
@@ -45,7 +45,7 @@ def reason_against(problem: Problem) -> str | None:
 def schedules(geometry: Geometry, depth: int) -> list[Schedule]:
     """List the schedules with one or two removals, after the one without any."""
     counts = tile_counts(geometry)
-    places = sorted({round(depth * share) - 1 for share in PLACES} & set(range(depth - 1)))
+    places = sorted({round(depth * share) - 1 for share in _PLACES} & set(range(depth - 1)))
     places = [i for i in places if "tokens" not in geometry.frozen(i)]
     steps = [[(i, n)] for i in places for n in counts]
     steps += [[(i, n), (j, m)] for i, j in combinations(places, 2) for m, n in combinations(counts, 2)]

@@ -23,7 +23,7 @@ LEFT_OUT = 0.25  # share of removed sites from which a search is worth its time
 MIXED = (0.25, 0.5, 0.75, 1.0)  # weights of affine replacements in the mean prices of the first plans
 AT_ONCE, ROUNDS = 12, 4  # plans solved in one sweep, and the number of sweeps around the best plan
 BETTER = 0.97  # the search ends if a sweep does not lower the loss to this share
-FORBIDDEN = 1e6  # nats
+_FORBIDDEN = 1e6  # nats
 
 Sites = tuple[tuple[bool, bool], ...]  # per block, whether its attention and its FFN stay
 
@@ -59,7 +59,7 @@ def forced_to(curves: Sequence[BlockCurves], stay: Sites) -> list[BlockCurves]:
     """Return the curves with prices by which exactly these sites stay, if the budget allows."""
 
     def price(removed: bool) -> float:
-        return 0.0 if removed else FORBIDDEN
+        return 0.0 if removed else _FORBIDDEN
 
     return [
         replace(
@@ -91,7 +91,7 @@ def near(stay: Sites, prices: Sequence[tuple[float, float]]) -> list[Sites]:
         prices: the loss without each site, per block.
     """
     flat = [present for block in stay for present in block]
-    worth = [min(nats, FORBIDDEN) for block in prices for nats in block]  # infinite where a block has one site only
+    worth = [min(nats, _FORBIDDEN) for block in prices for nats in block]  # infinite where a block has one site only
     in_plan, removed = ([i for i, present in enumerate(flat) if present is state] for state in (True, False))
     moves: list[tuple[float, tuple[int, ...]]] = [(worth[i] - worth[j], (i, j)) for i, j in product(in_plan, removed)]
     moves += [(-worth[j], (j,)) for j in removed]

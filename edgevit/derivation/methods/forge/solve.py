@@ -27,11 +27,11 @@ from edgevit.network.network import Network
 
 # A plan with fewer tokens must lose less than this share of the first plan's loss: timm cannot express its model.
 CLEARLY = 0.9
-SEARCHED_TOKENS = 6400  # for which a search solves its plans
+_SEARCHED_TOKENS = 6400  # for which a search solves its plans
 JUDGED_TOKENS = 50_000  # of the validation images by which a search judges its plans: 250 images of a DeiT
-SWEPT_PARAMETERS = 10**8  # of the base, all plans together, that are solved in one sweep
+_SWEPT_PARAMETERS = 10**8  # of the base, all plans together, that are solved in one sweep
 VALUES = 25_000_000  # of outputs at most, by which plans and heads are judged: 250 images with all tokens of a ViT-S
-PER_INPUT = 16  # least number of tokens per neuron of the widest FFN in the sequential solution
+_PER_INPUT = 16  # least number of tokens per neuron of the widest FFN in the sequential solution
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _solve(
         images,
         by_token,
         problem.passes,
-        thinnings=thinnings(problem.network, len(images), PER_INPUT),
+        thinnings=thinnings(problem.network, len(images), _PER_INPUT),
         keep=keeping(problem, images, quick=config.quick),
         quick=config.quick,
     )
@@ -111,10 +111,10 @@ def judge_plans(
     """
     base = problem.network
     tokens = min(stage.tokens for stage in base.geometry.stages)
-    images = problem.task.calibration(min(config.calibration_images, -(-SEARCHED_TOKENS // tokens)))
+    images = problem.task.calibration(min(config.calibration_images, -(-_SEARCHED_TOKENS // tokens)))
     validation = problem.task.validation.subset(-(-JUDGED_TOKENS // tokens))
     target = base_outputs(problem, validation)
-    at_once = max(SWEPT_PARAMETERS // sum(p.numel() for p in base.parameters()), 1)
+    at_once = max(_SWEPT_PARAMETERS // sum(p.numel() for p in base.parameters()), 1)
     losses: list[float] = []
     for first in range(0, len(plans), at_once):
         batch = plans[first : first + at_once]

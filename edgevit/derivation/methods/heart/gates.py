@@ -25,7 +25,7 @@ from edgevit.network.anatomy import BlockDims
 from edgevit.network.layers import SoftGates
 from edgevit.network.network import Network
 
-SHUT = 1e-6  # the smallest gate: its logarithm is added to logits
+_SHUT = 1e-6  # the smallest gate: its logarithm is added to logits
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class ClosingGates:
         def close(_: nn.Module, __: Any, ___: Tensor) -> None:
             if count:
                 gates = closing_gates(self._scores[:, self.prefix :].float(), count - self.prefix, self.gamma)
-                shut = gates.clamp_min(SHUT).log().to(self.log_gates)
+                shut = gates.clamp_min(_SHUT).log().to(self.log_gates)
                 self.log_gates = self.log_gates + torch.nn.functional.pad(shut, (self.prefix, 0))
 
         return close

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgevit.network.anatomy import Ffn
 
-KMEANS_STEPS = 50
+_KMEANS_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def cluster_neurons(part: Ffn, count: int, seed: int) -> Tensor:
     centres = _spread(distances, count, torch.Generator().manual_seed(seed))
     labels = distances[centres].argmin(0)
     del distances
-    for _ in range(KMEANS_STEPS):
+    for _ in range(_KMEANS_STEPS):
         sizes = torch.bincount(labels, minlength=count)
         # inner products of centres and rows: [K, e]
         with_rows = torch.zeros(count, len(rows)).index_add_(0, labels, products).div_(sizes.clamp_min(1).unsqueeze(1))

@@ -108,7 +108,7 @@ def default_steps(config: Config, rate: float, images: int, batch_size: int) -> 
 # -- plan --------------------------------------------------------------------------------------------------------------
 
 
-def choose_dims(problem: Problem, statistics: list[BlockStatistics]) -> tuple[BlockDims, ...]:
+def _choose_dims(problem: Problem, statistics: list[BlockStatistics]) -> tuple[BlockDims, ...]:
     """Choose every block's widths by activations and effective ranks, and fit them to the budget."""
     blocks = problem.network.read()
     wishes_at = adaptive(blocks, [s.activation for s in statistics], problem.policy)
@@ -116,7 +116,7 @@ def choose_dims(problem: Problem, statistics: list[BlockStatistics]) -> tuple[Bl
     return fit(wishes_at, dims, problem.network.geometry, problem.budget, problem.policy)
 
 
-def make_plan(problem: Problem, config: Config) -> Plan:
+def _make_plan(problem: Problem, config: Config) -> Plan:
     """Choose widths, clusters and anchors; all processes take the statistics, and the first one decides.
 
     If the embedding is narrowed, that comes first: the plan's blocks and the training are of the narrower network.
@@ -146,7 +146,7 @@ def _with(network: Network, embed: EmbedPlan | None) -> Network:
 
 
 def _decide(problem: Problem, statistics: list[BlockStatistics]) -> Plan:
-    dims = choose_dims(problem, statistics)
+    dims = _choose_dims(problem, statistics)
     plans = []
     blocks = ffns(problem.network.read())
     with problem.progress.stage("clusters of neurons", len(blocks), "block") as stage:
@@ -286,7 +286,7 @@ class Redundancy:
 
 
 def derive(problem: Problem, config: Config) -> Derived:
-    plan = load_plan(problem.folder) or make_plan(problem, config)
+    plan = load_plan(problem.folder) or _make_plan(problem, config)
     embed, plan = plan.embed, replace(plan, embed=None)
     distillation = distillation_for(problem, embed=embed)
     network, training = _with(problem.network, embed).to(problem.compute.device), problem.training

@@ -16,7 +16,7 @@ from edgevit.derivation.solve.factorise import one_thread
 
 # Singular values below this share of a matrix's largest one count as zero: rounding in fp32 leaves values of 1.5e-8,
 # and the Gram matrix resolves no smaller ones.
-ZERO = 1e-7
+_ZERO = 1e-7
 
 
 class _Tail(torch.autograd.Function):
@@ -24,7 +24,7 @@ class _Tail(torch.autograd.Function):
 
     With the eigenvectors U of W W^T, the gradients on the tail t are U_t S_t^-1 U_t^T W and 2 U_t U_t^T W. All is
     computed in fp64: in fp32 the values stop falling at 1e-4, and the product with S_t^-1 has an error of 3 % at 1e-6
-    of the largest value. A singular value below `ZERO` has gradient zero.
+    of the largest value. A singular value below `_ZERO` has gradient zero.
     """
 
     @staticmethod
@@ -35,7 +35,7 @@ class _Tail(torch.autograd.Function):
             values = squares.clamp_min(0).sqrt()
             width = gram.shape[-1]
             tail = torch.arange(width, device=gram.device) < (width - ranks).unsqueeze(-1)  # [B, q]
-            floor = ZERO * values[:, -1:].clamp_min(torch.finfo(values.dtype).tiny)
+            floor = _ZERO * values[:, -1:].clamp_min(torch.finfo(values.dtype).tiny)
             inverse = torch.where(tail & (values > floor), values, torch.inf).reciprocal()
             projected = vectors * tail.unsqueeze(-2)
             slope = (vectors * inverse.unsqueeze(-2)) @ vectors.mT

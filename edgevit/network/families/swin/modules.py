@@ -21,7 +21,7 @@ from edgevit.errors import UnsupportedModelError
 from edgevit.network.anatomy import BlockDims, SiteKind, unpack
 from edgevit.network.families.vit.slim import SlimAttention
 
-APART = -100.0  # added to the logits of tokens that only the shift brings into one window, as timm does
+_APART = -100.0  # added to the logits of tokens that only the shift brings into one window, as timm does
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Windows:
             at = torch.arange(side, device="cpu")
             sides.append((at >= side - size).long() + (at >= side - shift) if shift else torch.zeros_like(at))
         part = self._divided(3 * sides[0][:, None] + sides[1])
-        return torch.where(part[:, None] == part[:, :, None], 0.0, APART)
+        return torch.where(part[:, None] == part[:, :, None], 0.0, _APART)
 
     @cached_property
     def relative(self) -> Tensor:

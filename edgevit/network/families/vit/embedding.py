@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from edgevit.network.anatomy import Decoder, Fold
 
-POOLS = ("token", "avg", "")  # linear, so that they commute with a change of basis
-VECTORS = ("cls_token", "dist_token", "reg_token", "pos_embed")  # tokens, and vectors added to them
+_POOLS = ("token", "avg", "")  # linear, so that they commute with a change of basis
+_VECTORS = ("cls_token", "dist_token", "reg_token", "pos_embed")  # tokens, and vectors added to them
 
 
-def norms_of(block: Any) -> list[Any]:
+def _norms_of(block: Any) -> list[Any]:
     """The norms of the sites of a block."""
     return [getattr(block, norm) for norm, part in (("norm1", "attn"), ("norm2", "mlp")) if hasattr(block, part)]
 
@@ -36,11 +36,11 @@ def reason_against(model: Any) -> str | None:
         return "a norm before the first block scales the tokens channel by channel"
     if not isinstance(model.patch_embed.norm, nn.Identity):
         return "a norm of the patches scales the tokens channel by channel"
-    if model.global_pool not in POOLS:
+    if model.global_pool not in _POOLS:
         return f"pooling by {model.global_pool!r} compares the tokens channel by channel"
     if final_norm(model) is None:
         return "no norm subtracts their mean before the head"
-    for norm in (*(norm for block in model.blocks for norm in norms_of(block)), final_norm(model)):
+    for norm in (*(norm for block in model.blocks for norm in _norms_of(block)), final_norm(model)):
         if not isinstance(norm, nn.LayerNorm):
             return f"a {type(norm).__name__} does not subtract their mean, as a LayerNorm does"
     return None
@@ -55,7 +55,7 @@ def fold(norm: Any, scale: Any) -> Fold:
 
 def reset_norms(block: Any, width: int) -> None:
     """Reset the norms and LayerScale of a block to ones, in place, after folding."""
-    for norm in norms_of(block):
+    for norm in _norms_of(block):
         _plain_norm(norm, width)
     for name in ("ls1", "ls2"):
         if isinstance(scale := getattr(block, name, None), LayerScale):
@@ -86,7 +86,7 @@ def rebase_ends(model: Any, encode: Tensor, decode: Decoder, heads: Sequence[nn.
     if patch.bias is not None:
         patch.bias = nn.Parameter((encode @ patch.bias.detach().double()).to(patch.bias))
     patch.out_channels = width
-    for name in VECTORS:
+    for name in _VECTORS:
         if (vectors := getattr(model, name, None)) is not None:
             setattr(model, name, nn.Parameter((vectors.detach().double() @ encode.mT).to(vectors)))
     model.embed_dim = model.num_features = model.head_hidden_size = width

@@ -76,7 +76,7 @@ _TORCHVISION = [
     (r"^(blocks\.\d+)\.mlp\.(3|linear_2)\.", r"\1.mlp.fc2."),
     (r"^heads\.(head|0)\.", "head."),
 ]
-TORCHVISION_PREPROCESSING = {  # of its weights, and of its training recipe
+_TORCHVISION_PREPROCESSING = {  # of its weights, and of its training recipe
     "mean": list(IMAGENET_DEFAULT_MEAN), "std": list(IMAGENET_DEFAULT_STD), "crop_pct": 0.875,
     "interpolation": "bilinear",
 }  # fmt: skip
@@ -91,7 +91,7 @@ _OFFICIAL = [  # of DINOv2 and DINOv3, and names of timm's class of DINOv3 that 
     (r"\.attn\.q_bias$", ".attn.query.bias"),
     (r"\.attn\.v_bias$", ".attn.value.bias"),
 ]
-CLASSIFIERS = ("head", "head_dist")
+_CLASSIFIERS = ("head", "head_dist")
 ELSEWHERE = ("dist_token", REGISTERS)  # of networks of other classes, or with other names
 _JOINED = {  # rows of one matrix in timm
     "attn.qkv": ("attn.query", "attn.key", "attn.value"),
@@ -126,7 +126,7 @@ def named(state: Mapping[str, Tensor]) -> Weights:
             "them: it is left out"
         )
         renamed, head = {name: value for name, value in renamed.items() if not name.startswith("head.")}, None
-    usual = TORCHVISION_PREPROCESSING if origin == "torchvision" else {}
+    usual = _TORCHVISION_PREPROCESSING if origin == "torchvision" else {}
     return Weights(renamed, tuple(notes), 0 if head is None else len(head), origin, usual)
 
 
@@ -200,7 +200,7 @@ def fitted(weights: Weights, network: Any, name: str, *, resample: bool, trained
 def _concerns(network: Any, key: str) -> bool:
     """Whether the network has the layer of this weight, or would have it with other arguments."""
     leading = key.partition(".")[0]
-    if leading in CLASSIFIERS:
+    if leading in _CLASSIFIERS:
         return bool(network.num_classes)
     return hasattr(network, leading) or leading in ELSEWHERE
 

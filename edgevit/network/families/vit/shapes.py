@@ -13,7 +13,7 @@ from torch import Tensor
 from edgevit.errors import CheckpointError
 from edgevit.network.families.vit.rotary import WithoutPositions
 
-HEAD_WIDTH = 64  # of nearly every ViT
+_HEAD_WIDTH = 64  # of nearly every ViT
 PATCHES = "patch_embed.proj.weight"
 REGISTERS = "register_tokens"  # as DINOv2 has them, whose positions count the class token and no register
 SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1536: "giant"}  # by embedding width
@@ -116,14 +116,14 @@ def guessed_arguments(
     if "embed_dim" not in guessed or "num_heads" in stated:
         return guessed, None
     width = guessed["embed_dim"]
-    if width % HEAD_WIDTH:
+    if width % _HEAD_WIDTH:
         raise CheckpointError(
             f"no shape of the weights tells their number of heads, and {width} channels are no multiple of "
-            f"{HEAD_WIDTH}; give --model-arg num_heads=N"
+            f"{_HEAD_WIDTH}; give --model-arg num_heads=N"
         )
-    guessed["num_heads"] = width // HEAD_WIDTH
+    guessed["num_heads"] = width // _HEAD_WIDTH
     return guessed, (
-        f"no shape tells num_heads={guessed['num_heads']}, which is assumed as {HEAD_WIDTH} channels each; "
+        f"no shape tells num_heads={guessed['num_heads']}, which is assumed as {_HEAD_WIDTH} channels each; "
         "--model-arg num_heads=N gives another number"
     )
 

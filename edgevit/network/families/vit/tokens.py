@@ -20,8 +20,8 @@ from edgevit.network.layers import SoftGates
 from edgevit.records.model import TokenOutput
 
 RANKED = "this block drops tokens, ranked by its attention"
-UNRANKED = "a block without attention cannot rank tokens"
-PUT_OUT = "all patches are put out"
+_UNRANKED = "a block without attention cannot rank tokens"
+_PUT_OUT = "all patches are put out"
 LAST = "dropping tokens after the last block saves nothing"
 
 
@@ -43,7 +43,7 @@ def class_attention(x: Tensor, part: Attention, gates: SoftGates | None = None) 
     return torch.einsum("h,bhn->bn", gates.heads / gates.heads.sum(), rows)
 
 
-def received_attention(x: Tensor, part: Attention, gates: SoftGates | None = None) -> Tensor:
+def _received_attention(x: Tensor, part: Attention, gates: SoftGates | None = None) -> Tensor:
     """The attention of all tokens to each token, the mean over tokens and heads: [B, N]; without class token.
 
     It is computed separately, too, but costs as much: queries, keys and all their products.
@@ -66,7 +66,7 @@ def _projected(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def token_scores(attn: Any, inputs: Tensor, *, has_class: bool, gates: SoftGates | None = None) -> Tensor:
     """The scores [B, N] that rank tokens, of the input [B, N, d] of an attention."""
-    return (class_attention if has_class else received_attention)(inputs, read_attention(attn), gates)
+    return (class_attention if has_class else _received_attention)(inputs, read_attention(attn), gates)
 
 
 def pass_on(x: Tensor, scores: Tensor, count: int, prefix: int, *, merge: bool) -> Tensor:
@@ -212,7 +212,7 @@ def frozen(block: Any, *, is_last: bool, put_out: bool) -> dict[Axis, str]:
     if isinstance(block, TokenBlock):
         return {"site": RANKED, "block": RANKED}
     if not hasattr(block, "attn"):
-        return {"tokens": UNRANKED}
+        return {"tokens": _UNRANKED}
     if put_out:
-        return {"tokens": PUT_OUT}
+        return {"tokens": _PUT_OUT}
     return {"tokens": LAST} if is_last else {}
