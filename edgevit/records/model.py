@@ -277,11 +277,6 @@ class ModelSpec:
         """Share of the base's MACs that was removed."""
         return 1 - self.macs / self.base.macs
 
-    @property
-    def plain_timm(self) -> bool:
-        """Whether plain timm can express it: equal widths in every attention, and no tokens dropped."""
-        return all(b.qk == b.vo and not b.tokens for b in self.blocks)
-
     def fault(self) -> str | None:
         """Describe a contradiction, as the end of a sentence that starts with the file's name; None: there is none."""
         outputs, names = self.timm_args.get("num_classes"), self.class_names

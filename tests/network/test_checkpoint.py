@@ -103,7 +103,6 @@ def test_a_saved_model_is_the_same_model(small_vit: Any, tmp_path: Path, name: s
         assert again.spec.blocks[1] == BlockDims(2, 24, 16 if form == "unequal" else 24, 48)
         assert again.classes == ["seven", "zero", "three"]
         assert again.spec.class_columns == ([7, 0, 3] if form == "full head" else [0, 1, 2])
-        assert again.spec.plain_timm == (form != "unequal")
         assert again.spec.base.embed == 64
         assert again.spec.timm_args["embed_dim"] == (27 if form == "narrow" else 64)
 

@@ -21,26 +21,17 @@ from captured import (
 from edgevit.agent.meters import ina3221, tegrastats
 
 
-def test_tegrastats_of_jetpack_5_as_root():
-    stats = tegrastats.parse(JETPACK_5_ROOT)
-    assert (stats.ram_used_bytes, stats.ram_total_bytes) == (1282 << 20, 62795 << 20)
-    assert stats.gpu_load_percent == 0
-    zones = {"cpu": 42.593, "tboard": 32, "soc2": 39.343, "tdiode": 33.25, "soc0": 39.375, "tj": 42.593, "soc1": 40.468}
-    assert stats.temperatures_c == zones
-    assert stats.rails_mw == {"VDD_GPU_SOC": 2399, "VDD_CPU_CV": 400, "VIN_SYS_5V0": 4032, "VDDQ_VDD2_1V8AO": 301}
-
-
 @pytest.mark.parametrize(
-    ("line", "load", "cpu", "rails"),
+    ("line", "rails"),
     [
-        (JETPACK_6_ROOT, 0, 52.562, {"VDD_GPU_SOC": 2412, "VDD_CPU_CV": 1607, "VIN_SYS_5V0": 4707}),
-        (JETPACK_6_USER, 0, 48.468, {"VDD_IN": 4761, "VDD_CPU_GPU_CV": 515, "VDD_SOC": 1428}),
-        (JETPACK_7_ROOT, 12, 52.968, {"VDD_GPU_SOC": 5139, "VDD_CPU_CV": 3268, "VIN_SYS_5V0": 5500}),
+        (JETPACK_5_ROOT, {"VDD_GPU_SOC": 2399, "VDD_CPU_CV": 400, "VIN_SYS_5V0": 4032, "VDDQ_VDD2_1V8AO": 301}),
+        (JETPACK_6_ROOT, {"VDD_GPU_SOC": 2412, "VDD_CPU_CV": 1607, "VIN_SYS_5V0": 4707}),
+        (JETPACK_6_USER, {"VDD_IN": 4761, "VDD_CPU_GPU_CV": 515, "VDD_SOC": 1428}),
+        (JETPACK_7_ROOT, {"VDD_GPU_SOC": 5139, "VDD_CPU_CV": 3268, "VIN_SYS_5V0": 5500}),
     ],
 )
-def test_tegrastats_tells_what_is_so_now_and_not_its_mean(line, load, cpu, rails):
-    stats = tegrastats.parse(line)
-    assert (stats.gpu_load_percent, stats.temperatures_c["cpu"], stats.rails_mw) == (load, cpu, rails)
+def test_tegrastats_tells_what_is_so_now_and_not_its_mean(line, rails):
+    assert tegrastats.rails_mw(line) == rails
 
 
 @pytest.mark.quick("*5.1.1", "*7.2.1")
