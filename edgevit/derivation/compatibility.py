@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgevit.derivation.methods import method_names
-from edgevit.derivation.options import describe
 from edgevit.errors import CostTableError, OptionError
 
 if TYPE_CHECKING:
@@ -17,20 +16,6 @@ if TYPE_CHECKING:
     from edgevit.network.anatomy import Block
     from edgevit.network.network import Network
     from edgevit.train.settings import Training
-
-
-def refuse_linear(method: str, budget: str) -> None:
-    """Refuse a budget by a cost table (ms, mj or fps) for a method that relies on costs linear in the widths.
-
-    Raises:
-        OptionError: it does. All of edgevit's own methods can use a table.
-    """
-    quantity = "mj" if budget == "mj" else "ms"
-    if quantity not in describe(method).quantities:
-        raise OptionError(
-            f"--{budget}: method {method!r} cannot allocate by a cost table, as its file has no {quantity!r} among "
-            "QUANTITIES; try --macs, --params, or --method forge"
-        )
 
 
 def refuse_untaught(training: Training) -> None:

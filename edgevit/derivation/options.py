@@ -107,6 +107,20 @@ def describe(name: str) -> MethodDescription:
     )
 
 
+def refuse_linear(method: str, budget: str) -> None:
+    """Refuse a budget by a cost table (ms, mj or fps) for a method that relies on costs linear in the widths.
+
+    Raises:
+        OptionError: it does. All of edgevit's own methods can use a table.
+    """
+    quantity = "mj" if budget == "mj" else "ms"
+    if quantity not in describe(method).quantities:
+        raise OptionError(
+            f"--{budget}: method {method!r} cannot allocate by a cost table, as its file has no {quantity!r} among "
+            "QUANTITIES; try --macs, --params, or --method forge"
+        )
+
+
 def methods_with(option: str) -> list[str]:
     """The methods that have an option of this name."""
     return [name for name in method_names() if option in {field.name for field in describe(name).options}]

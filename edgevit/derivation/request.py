@@ -26,7 +26,7 @@ from edgevit.data.request import (
 from edgevit.derivation.allocate.budget import MEASURED_BUDGETS, make_budget
 from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.methods import baseline_names, method_names, own_method_names
-from edgevit.derivation.options import SUPERNET, describe, methods_with, parse_assignments, read_options
+from edgevit.derivation.options import SUPERNET, describe, methods_with, parse_assignments, read_options, refuse_linear
 from edgevit.errors import OptionError, UnknownNameError
 from edgevit.network.request import BASE, BaseOptions
 from edgevit.numbers import check_number
@@ -569,7 +569,6 @@ class DeriveRequest(Deriving):
         table = None
         if self.measured is not None or self.cost_table is not None:
             from edgevit.derivation.allocate.cost_table import load_cost_table  # numpy and pydantic: a quarter second
-            from edgevit.derivation.compatibility import refuse_linear
 
             if self.measured is not None:
                 refuse_linear(self.method, self.measured)

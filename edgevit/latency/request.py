@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 from edgevit.derivation.allocate.budget import MEASURED_BUDGETS, MeasuredBudget
-from edgevit.derivation.options import read_options
+from edgevit.derivation.options import read_options, refuse_linear
 from edgevit.derivation.request import FPS, MJ, MS, CostTableFile, DeriveRequest, Deriving, Macs, Params, Rate
 from edgevit.errors import OptionError
 from edgevit.latency.target import MeasurementTarget
@@ -92,8 +92,6 @@ class MeetRequest(Deriving):
     def check_measuring(self) -> None:
         """Refuse numbers, or a target, that cannot be measured; for several budgets at once."""
         assert self.quantity is not None
-        from edgevit.derivation.compatibility import refuse_linear
-
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise OptionError(f"--{self.quantity} is measured by one process; give it without accelerate launch")
         if self.remove_blocks:

@@ -3,23 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from example_method import with_the_example
 
 from edgevit.derivation.allocate.policy import make_policy
-from edgevit.derivation.compatibility import refuse_base, refuse_linear, refuse_untaught
+from edgevit.derivation.compatibility import refuse_base, refuse_untaught
 from edgevit.derivation.method import find_method
 from edgevit.derivation.methods import method_names
 from edgevit.errors import OptionError
 from edgevit.train.settings import Training
 
 WHOLE_BLOCKS = ["nuwa", "skd", "vulcan"]  # the methods that need both attention and FFN in every block
-
-
-def test_milliseconds_are_for_methods_that_can_spend_them(tmp_path):
-    refuse_linear("forge", "mj")
-    told = r"--fps: method 'example' cannot allocate by a cost table, as its file has no 'ms' .*; try --macs, --params,"
-    with with_the_example(tmp_path), pytest.raises(OptionError, match=told):
-        refuse_linear("example", "fps")
 
 
 def test_unlabelled_images_need_a_teacher_and_training():
