@@ -121,14 +121,7 @@ def _check_ended(job: str) -> None:
 
 
 def _is_followed(job: str) -> bool:
-    try:
-        with open_regular(_path(job, "progress")) as progress:
-            fcntl.flock(progress, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # it is not there, or no file
-        return False
-    return False
+    return _has_to_wait(job, "progress", fcntl.LOCK_EX)
 
 
 def jobs(send: Send, root: str) -> dict[str, Any]:
@@ -274,9 +267,14 @@ def _look(job: str) -> tuple[str, str]:
 
 
 def _is_running(job: str) -> bool:
+    return _has_to_wait(job, "pid", fcntl.LOCK_SH)
+
+
+def _has_to_wait(job: str, name: str, kind: int) -> bool:
+    """Whether another process has a lock on a file of the job that excludes one of this kind."""
     try:
-        with open_regular(_path(job, "pid")) as pid:
-            fcntl.flock(pid, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open_regular(_path(job, name)) as file:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:  # it is not there, or no file

@@ -15,7 +15,6 @@ from edgevit.derivation.allocate.budget import Budget
 from edgevit.derivation.allocate.embedding import why_it_stays
 from edgevit.derivation.allocate.menus import least_heads
 from edgevit.derivation.allocate.policy import Policy, smallest
-from edgevit.derivation.problem import Problem
 from edgevit.errors import BudgetError, OptionError
 from edgevit.network.anatomy import BlockDims
 from edgevit.network.cost import Geometry
@@ -55,10 +54,6 @@ class Target:
     budget: Budget
     policy: Policy
     images: int  # for training
-
-
-def target_of(problem: Problem) -> Target:
-    return Target(problem.network, problem.budget, problem.policy, len(problem.task.train))
 
 
 def check_embed_width(owner: str, width: int, target: Target, calibration_images: int) -> None:

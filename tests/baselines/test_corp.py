@@ -14,7 +14,7 @@ from torch import Tensor
 
 from edgevit.baselines.corp import METHOD, Config, compensated, complement, derive, fitted_logits, query_second_moment
 from edgevit.data.task import open_task
-from edgevit.derivation.feasibility import target_of
+from edgevit.derivation.feasibility import Target
 from edgevit.derivation.measure.divergence import divergence, network_outputs
 from edgevit.derivation.problem import Problem
 from edgevit.errors import DataError, OptionError
@@ -57,8 +57,9 @@ def test_nothing_is_trained_unless_asked_and_options_are_checked(small_vit: Call
     assert METHOD.default_steps(Config(), 0.9, 10**6, 1) == 0
     with pytest.raises(OptionError, match=r"corp\.ridge=0 is not a number above 0"):
         Config(ridge=0.0)
+    problem = opened(small_vit(depth=2, num_heads=4), tmp_path)
     with pytest.raises(DataError, match=r"corp\.calibration_images"):
-        METHOD.check(Config(calibration_images=1), target_of(opened(small_vit(depth=2, num_heads=4), tmp_path)))
+        METHOD.check(Config(calibration_images=1), Target(problem.network, problem.budget, problem.policy, 1000))
 
 
 # -- attention that makes up for the dimensions it loses --

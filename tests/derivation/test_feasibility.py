@@ -18,7 +18,7 @@ from edgevit.data.task import open_task
 from edgevit.derivation.allocate.budget import make_budget
 from edgevit.derivation.allocate.cost_table import load_cost_table
 from edgevit.derivation.allocate.policy import make_policy
-from edgevit.derivation.feasibility import Target, cheapest, target_of
+from edgevit.derivation.feasibility import Target, cheapest
 from edgevit.derivation.method import find_method
 from edgevit.derivation.methods import method_names
 from edgevit.derivation.methods.heart.choose import Candidates
@@ -110,10 +110,11 @@ def test_the_least_is_what_a_method_makes_of_it(small_vit: Any, tmp_path: Path, 
     base = describe(small_vit(depth=3, num_heads=4), "vit_tiny_patch16_224", {"depth": 3, "num_heads": 4})
     task = open_task("digits", "3,7,9", preprocessing=base.preprocessing, base_outputs=10)
     one = untrained(base, task, 0.5, tmp_path, "fused")
+    target = Target(one.network, one.budget, one.policy, len(one.task.train))
     with with_the_example(tmp_path):
         found = find_method(method)
         config = found.make_config({})
-        least = cheapest(target_of(one), found.search_space(one.network, config, one.policy)).cost
+        least = cheapest(target, found.search_space(one.network, config, one.policy)).cost
         made = found.derive(replace(one, budget=replace(one.budget, limit=least)), config).network
     assert made.geometry.macs(list(made.dims)) == least
 
