@@ -31,11 +31,10 @@ from edgevit.train.distil import Distillation, Lesson
 from edgevit.train.history import History
 from edgevit.train.memory import refuse_large_batch
 from edgevit.train.mixing import Mixing
-from edgevit.train.optimizer import make_optimizer
+from edgevit.train.optimizer import highest_rate, learning_rate, make_optimizer
 from edgevit.train.order import sample_order, unlabelled_share
 from edgevit.train.passes import Passes
 from edgevit.train.saved import TrainingPoint, restore, save_point
-from edgevit.train.schedule import highest_rate, learning_rate
 from edgevit.train.settings import Training
 from edgevit.train.stopping import PATIENCE, Meeting
 from edgevit.train.validation import Keep, Validation
