@@ -18,6 +18,7 @@ from benchmarks.product import (
     derivation_cost,
     detection,
     equal_latency,
+    fleet,
     hostile,
     int8,
     load,
@@ -43,7 +44,7 @@ to all images. The tables of the papers are in [benchmarks/papers](../papers/REA
 """
 SCRIPTS = (
     accuracy, real, backbone, saliency, swin, detection, int8, rivals, transfer, shapes, axes, cost_tables, budgets,
-    equal_latency, derivation_cost, suite, turns, hostile, load,
+    equal_latency, derivation_cost, suite, turns, fleet, hostile, load,
 )  # fmt: skip
 
 

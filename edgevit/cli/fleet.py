@@ -95,7 +95,7 @@ def show_states(console: Console, states: list[JobState], cost: FleetCost) -> No
         for row in rows:
             used.add_row(*row)
         console.show(used)
-    if text := cost.text():
+    if cost.stages and (text := cost.text()):
         console.show(text)
     for state in states:
         broken = [f"{gate}: {verdict}" for gate, verdict in state.gates.items() if verdict != "pass"]

@@ -108,4 +108,5 @@ def _on_node(folder: str, version: str, threads: int, piece: Piece) -> Any:
     if missing := [path for path in piece[0].inputs if not os.path.exists(path)]:
         return JobsError(f"{node} does not see {missing[0]}; put it where all nodes see it, or copy it there")
     torch.set_num_threads(threads)
-    return do_piece(piece)
+    result = do_piece(piece)
+    return JobsError(f"on {node}: {result}") if isinstance(result, JobsError) else result
