@@ -6,9 +6,9 @@
     python -m benchmarks.product.fleet --before CHECKOUT        # 24 by derive-many: this edgevit against another one
 
 A derivation is of a small random ViT on digits, by NuWa without training, so that what is not derivation is as large a
-share as it gets. Exports are left out: each compiles the network for seconds where TensorRT-RTX is. The overhead is the
-processor time of all processes of the command less that of the jobs, which each job measures of itself; that of
-starting Python, once for each process, is stated apart.
+share as it gets. Exports are left out: each compiles the network for seconds where TensorRT-RTX is. The overhead of a
+job is the processor time of the driver, and that of the workers from their first job to their last, less what each job
+measures of itself; to start Python, once for each process, is in the processor time of all.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,24 @@ import yaml
 from safetensors.torch import save_file
 
 from benchmarks.markdown import RECORDS, load, screen, table
-from edgevit.jobs.fleet.plan import read_plan
+from edgevit.agent.kernel import read_bytes
+from edgevit.jobs.fleet.plan import FleetJob, read_plan
+from edgevit.jobs.fleet.run import refuse_impossible
 from edgevit.jobs.fleet.stages import carry_out
 from edgevit.jobs.fleet.states import JobRecord
 from edgevit.jobs.runners import Job, JobQueue, makespan, run_in_processes
 from edgevit.version import written_by
 
 RESULTS = RECORDS / "fleet.json"
-NAME, ARGS = "vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 2}
+NAME, ARGS = "vit_tiny_patch16_224", {"img_size": 16, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 WORKERS, SIMULATED = 2, 50
-TURNS = 2  # of each edgevit in --before
+# Runs a module, and writes the peak memory of its process; getrusage includes that of the process that started it.
+PROGRAM = """
+import atexit, pathlib, runpy, sys
+peak, *sys.argv = sys.argv[1:]
+atexit.register(lambda: pathlib.Path(peak).write_text(pathlib.Path("/proc/self/status").read_text()))
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 COMMON = {
     "preprocessing": {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"},
     "data": "digits",
@@ -64,7 +73,7 @@ def write_plan(folder: Path, tasks: int, budgets: int, *, jobs_file: bool = Fals
         **COMMON,
         "out": str(folder / "models"),
         "tasks": [{"name": f"t{i}", "classes": [str(c) for c in classes]} for i, classes in enumerate(chosen)],
-        "budgets": [{"name": f"b{i}", "rate": round(0.2 + 0.6 * i / budgets, 3)} for i in range(budgets)],
+        "budgets": [{"name": f"b{i}", "rate": round(0.1 + 0.4 * i / budgets, 3)} for i in range(budgets)],
         "workers": WORKERS,
     }
     if jobs_file:
@@ -76,14 +85,30 @@ def write_plan(folder: Path, tasks: int, budgets: int, *, jobs_file: bool = Fals
     return file
 
 
+def counted(job: FleetJob, *_: object) -> tuple[int, float, float, JobRecord]:
+    """Do a job as `edgevit fleet` does; the process, its processor seconds before and after, and the record."""
+    before = time.process_time()
+    end = carry_out(job)
+    if not isinstance(end, JobRecord):
+        raise SystemExit(f"{job.name} is not done: {end}")
+    return os.getpid(), before, time.process_time(), end
+
+
 def derive_all(plan: Path) -> None:
-    """Do the derivations of a plan as `edgevit fleet` does, and print what each took."""
+    """Do the derivations of a plan in worker processes, and print what each took and what all took beside that."""
     jobs = [job for job in read_plan(plan).jobs if job.stage == "derive"]
-    tasks = [Job(job.name, job, carry_out, job.needs, job.place) for job in jobs]
-    ends = [end for _, end in run_in_processes(tasks, {}, workers=WORKERS, threads=1) if end is not None]
-    if failed := [end for end in ends if not isinstance(end, JobRecord)]:
-        raise SystemExit(f"{len(failed)} jobs are not done, such as: {failed[0]}")
-    print(json.dumps([{"name": end.job, "seconds": end.seconds, "cpu_s": end.cpu_s} for end in ends]))
+    refuse_impossible(job.derivation for job in jobs)
+    before = time.process_time()
+    tasks = [Job(job.name, job, counted, job.needs, job.place) for job in jobs]
+    ends = [end for _, end in run_in_processes(tasks, {}, workers=WORKERS, threads=1) if isinstance(end, tuple)]
+    driver_s, by_worker = time.process_time() - before, defaultdict[int, list[tuple[float, float]]](list)
+    for worker, begun, ended, _ in ends:
+        by_worker[worker].append((begun, ended))
+    # From the begin of a worker's first job to the end of its last.
+    workers_s = sum(spans[-1][1] - spans[0][0] for spans in by_worker.values())
+    rows = [{"name": end.job, "seconds": end.seconds, "cpu_s": end.cpu_s} for *_, end in ends]
+    jobs_s = sum(end.cpu_s for *_, end in ends)
+    print(json.dumps({"jobs": rows, "driver_cpu_s": driver_s, "between_cpu_s": workers_s - jobs_s}))
 
 
 def timed(module: str, *arguments: object, at: Path | None = None) -> tuple[dict[str, float], str]:
@@ -92,18 +117,19 @@ def timed(module: str, *arguments: object, at: Path | None = None) -> tuple[dict
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": cache}
         if at is not None:
             variables["PYTHONPATH"] = str(at)
-        command = [sys.executable, "-m", module, *map(str, arguments)]
+        peak = Path(cache) / "peak"
+        command = [sys.executable, "-c", PROGRAM, str(peak), module, *map(str, arguments)]
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         process = subprocess.Popen(command, env=variables, cwd=at, stdout=printed)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        process.wait()
         wall, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
         printed.seek(0)
         text = printed.read()
+        memory_mib = (read_bytes("/", str(peak), "VmHWM") or 0) / 2**20
     if process.returncode not in (0, 1):
         raise SystemExit(f"edgevit ended with exit code {process.returncode}")
     cpu_s = sum(getattr(after, name) - getattr(before, name) for name in ("ru_utime", "ru_stime"))
-    return {"wall_s": wall, "cpu_s": cpu_s, "memory_mib": used.ru_maxrss / 1024}, text
+    return {"wall_s": wall, "cpu_s": cpu_s, "memory_mib": memory_mib}, text
 
 
 def derivations(tasks: int, budgets: int) -> dict[str, Any]:
@@ -111,18 +137,19 @@ def derivations(tasks: int, budgets: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         plan = write_plan(folder, tasks, budgets)
-        idle, _ = timed("edgevit.jobs.fleet.stages")
         used, text = timed("benchmarks.product.fleet", "--plan", plan)
-        jobs = json.loads(text)
+        measured = json.loads(text)
         disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    jobs_cpu_s, starts_cpu_s = sum(job["cpu_s"] for job in jobs), idle["cpu_s"] * (1 + WORKERS)
-    overhead_s = (used["cpu_s"] - jobs_cpu_s - starts_cpu_s) / len(jobs)
+    jobs = measured["jobs"]
+    jobs_cpu_s = sum(job["cpu_s"] for job in jobs)
+    overhead_s = (measured["driver_cpu_s"] + measured["between_cpu_s"]) / len(jobs)
     return {
         "derivations": len(jobs),
         "workers": WORKERS,
         **used,
         "jobs_cpu_s": jobs_cpu_s,
-        "start_cpu_s": idle["cpu_s"],  # of a process that does no job
+        "driver_cpu_s": measured["driver_cpu_s"],
+        "between_cpu_s": measured["between_cpu_s"],  # of the workers, between jobs and about them
         "overhead_s_per_job": overhead_s,
         "overhead_share": overhead_s * len(jobs) / jobs_cpu_s,
         "disk_mb": disk / 1e6,
@@ -147,10 +174,10 @@ def planned(count: int) -> dict[str, Any]:
     return {"jobs": len(json.loads(text)["jobs"]), **used, "edgevit": written_by()}
 
 
-def against(before: Path, tasks: int, budgets: int) -> dict[str, Any]:
+def against(before: Path, tasks: int, budgets: int, count: int) -> dict[str, Any]:
     """The same jobs file by derive-many of two checkouts, in turns."""
     turns: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
-    for turn in range(TURNS):
+    for turn in range(count):
         for name in ("before", "now") if turn % 2 == 0 else ("now", "before"):
             with tempfile.TemporaryDirectory() as scratch:
                 file = write_plan(Path(scratch), tasks, budgets, jobs_file=True)
@@ -176,8 +203,7 @@ def section() -> str:
         ["wall time, 2 workers of one thread", f"{done['wall_s']:.0f} s"],
         ["processor time of all", f"{done['cpu_s']:.0f} s"],
         ["of these in jobs", f"{done['jobs_cpu_s']:.0f} s"],
-        ["to start one process", f"{done['start_cpu_s']:.1f} s"],
-        ["the rest, of each job", f"{done['overhead_s_per_job']:.3f} s, {done['overhead_share']:.1%}"],
+        ["beside each job, by driver and workers", f"{done['overhead_s_per_job']:.3f} s, {done['overhead_share']:.1%}"],
         ["disk", f"{done['disk_mb']:.0f} MB"],
         [f"{many['workers']} workers, simulated with these jobs' times", f"{many['utilisation']:.0%} busy"],
     ]
@@ -186,7 +212,7 @@ def section() -> str:
         lines.append([f"a plan of {listed['jobs']} jobs, read and listed", figures])
     tables = [table(["", ""], lines)]
     if pools is not None:
-        head = ["", *(f"{unit} {turn + 1}" for turn in range(TURNS) for unit in ("s", "processor s"))]
+        head = ["", *(f"{unit} {turn + 1}" for turn in range(len(pools["now"])) for unit in ("s", "processor s"))]
         names = {"before": f"the pool before ({pools['commit']})", "now": "now"}
         rows = [
             [text, *(f"{run[k]:.1f}" for run in pools[name] for k in ("wall_s", "cpu_s"))]
@@ -205,8 +231,9 @@ def section() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, default=50)
-    parser.add_argument("--budgets", type=int, default=10)
+    parser.add_argument("--tasks", type=int)
+    parser.add_argument("--budgets", type=int)
+    parser.add_argument("--turns", type=int, default=2, help="of each checkout  [default: %(default)s]")
     parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)  # in a process of its own
     parser.add_argument("--planned", type=int, metavar="JOBS")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT")
@@ -218,9 +245,9 @@ def main() -> None:
     if asked.planned:
         part = {"planned": planned(asked.planned)}
     elif asked.before:
-        part = {"against": against(asked.before, 6, 4)}
+        part = {"against": against(asked.before, asked.tasks or 6, asked.budgets or 4, asked.turns)}
     else:
-        part = {"derivations": derivations(asked.tasks, asked.budgets)}
+        part = {"derivations": derivations(asked.tasks or 50, asked.budgets or 10)}
     record = json.loads(asked.results.read_text()) if asked.results.is_file() else {"schema": 1}
     asked.results.write_text(json.dumps({**record, **part}, indent=1) + "\n")
     print(json.dumps(part, indent=1))

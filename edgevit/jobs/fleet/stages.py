@@ -113,7 +113,7 @@ class _Meter:
         seconds = time.monotonic() - self._began
         gpus = sum(now > self._allocated.get(gpu, 0) for gpu, now in _allocated().items())
         used = {"seconds": seconds, "cpu_s": _cpu_s() - self._cpu_s, "gpu_s": seconds * gpus}
-        return {name: round(value, 1) for name, value in used.items()}
+        return {name: round(value, 2) for name, value in used.items()}
 
 
 def _cpu_s() -> float:
