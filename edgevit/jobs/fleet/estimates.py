@@ -11,7 +11,7 @@ from edgevit.errors import EdgeVitError
 from edgevit.jobs.fleet.plan import FleetJob
 from edgevit.jobs.fleet.states import JobRecord
 from edgevit.jobs.jobs_file import DeriveJob
-from edgevit.jobs.runners import Job, JobQueue, makespan
+from edgevit.jobs.runners import WORKER, Job, JobQueue, makespan
 from edgevit.network.network import Network
 
 PROCESS_BYTES = 800_000_000  # of Python with torch, and images
@@ -116,7 +116,9 @@ class TimeLeft:
             return max(self._known[2] - (now - self._known[0]), 0.0)
         began = time.monotonic()
         order = sorted(self._due.values(), key=lambda job: job.name not in self._since)
-        left = makespan(JobQueue(order, {**self._done, **self._failed(order)}, self._workers), self._remaining_s)
+        # A cluster has more workers than this machine.
+        workers = max(self._workers, sum(self._due[name].place == WORKER for name in self._since))
+        left = makespan(JobQueue(order, {**self._done, **self._failed(order)}, workers), self._remaining_s)
         self._known = now, time.monotonic() - began, left
         return left
 
