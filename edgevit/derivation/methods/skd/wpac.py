@@ -71,7 +71,7 @@ def rotate(parts: Sequence[Attention], moments: Sequence[Tensor]) -> list[Attent
     # Without value biases no output bias replaces the mean of a dimension, so it must count in the energy.
     measured = [replace(a, bo=None) if a.bv is None else a for a in parts]
     spectra = attention_spectra(measured, moments)
-    rotated = narrow(parts, [(a.qk, a.vo) for a in parts], spectra=spectra)
+    rotated = narrow(parts, [a.widths for a in parts], spectra=spectra)
     return [
         _centred(part, moment[:-1, -1].to(part.wv)) if before.bv is not None else part
         for before, part, moment in zip(parts, rotated, moments, strict=True)
