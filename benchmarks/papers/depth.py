@@ -57,11 +57,9 @@ def four_rows(
         assert accuracy.derived and accuracy.base_restricted
         if not rows:
             start = {name: value for name, value in place.start.items() if name != "base"}
-            base = edgevit.base(
-                place.start["base"], **start, classes=list(classes), out=folder / "base", data=place.data
-            )
-            edgevit.export(base.folder, accuracy=False)
-            files[BASE] = ModelFolder(base.folder).export.onnx("fp32")
+            edgevit.base(place.start["base"], **start, classes=list(classes), out=folder / "base", data=place.data)
+            edgevit.export(folder / "base", accuracy=False)
+            files[BASE] = ModelFolder(folder / "base").export.onnx("fp32")
             rows.append({"kind": BASE, "top1": accuracy.base_restricted.top1, "macs": spec.base.macs})
             rows[0] |= {"params": spec.base.params, "images": accuracy.derived.images}
         rows.append({"kind": kind, "top1": accuracy.derived.top1, "macs": spec.macs, "params": spec.params})

@@ -159,7 +159,7 @@ def batch_rows(network: Network, task: Task, passes: Passes, training: Training,
             history, Stopwatch(), Cache(None), {},
         )  # fmt: skip
         best = purify(problem, STEPS, size)
-        seconds, last = time.process_time() - began, history.lines[-1].more
+        seconds, last = time.process_time() - began, history.lines[-1]
         with masks_applied(network, masks := [mask.to(passes.compute.device) for mask in best]):
             _, right = losses_and_right(network, task.test, passes)
         yield {

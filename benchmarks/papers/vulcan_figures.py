@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -43,6 +44,8 @@ from edgevit.baselines.common import ranked
 from edgevit.derivation.allocate import widths
 from edgevit.derivation.measure.statistics import token_sum
 from edgevit.derivation.methods.vulcan import method as vulcan
+from edgevit.derivation.realise import realise
+from edgevit.errors import BudgetError
 from edgevit.network.anatomy import Block
 from edgevit.network.network import Network
 from edgevit.records.model_folder import ModelFolder
@@ -61,7 +64,7 @@ TINY = 1e-12
 
 def drawn_anew(network: Network, plan: Any) -> Network:
     """Realise a plan, and draw all weights as a ViT that is trained from scratch begins."""
-    slim = ranked_realise(network, plan)
+    slim = realise(network, plan)
     for module in slim.module.modules():
         if isinstance(module, nn.LayerNorm):
             module.reset_parameters()
@@ -74,12 +77,10 @@ def drawn_anew(network: Network, plan: Any) -> Network:
     return slim
 
 
-ranked_realise = ranked.realise
-
-
 def min_max(activation: Tensor) -> Tensor:
     least, most = activation.aminmax()
-    return (activation - least) / (most - least).clamp_min(TINY)
+    shares: Tensor = (activation - least) / (most - least).clamp_min(TINY)
+    return shares
 
 
 def by_norm(activation: Tensor) -> Tensor:
@@ -140,17 +141,17 @@ class Timed(vulcan.Redundancy):
 def variants(part: str) -> Mapping[str, tuple[str, Callable[[], Any] | None]]:
     """The variants of a part: method, and what to put in place."""
     if part == "scratch":
-        anew = lambda: mock.patch.object(ranked, "realise", drawn_anew)  # noqa: E731
+        anew = partial(mock.patch.object, ranked, "realise", drawn_anew)
         return {"pruned at random": ("random", None), "the same sizes from scratch": ("random", anew)}
     if part == "normalisations":
         return {
-            name: ("vulcan", lambda scores=scores: mock.patch.object(widths, "z_scores", scores))
+            name: ("vulcan", partial(mock.patch.object, widths, "z_scores", scores))
             for name, scores in NORMALISATIONS.items()
         }
     if part == "collapse":
-        other = lambda: mock.patch.object(vulcan, "Redundancy", ActivationCollapse)  # noqa: E731
+        other = partial(mock.patch.object, vulcan, "Redundancy", ActivationCollapse)
         return {"of weights": ("vulcan", None), "of activations": ("vulcan", other)}
-    return {"both constraints": ("vulcan", lambda: mock.patch.object(vulcan, "Redundancy", Timed))}
+    return {"both constraints": ("vulcan", partial(mock.patch.object, vulcan, "Redundancy", Timed))}
 
 
 def derived_row(start: Mapping[str, Any], key: Row, options: argparse.Namespace, progress: Any) -> Row:
@@ -263,7 +264,11 @@ def main() -> None:
             of = {"source": source, "base_sha256": sha256, **key}
             if any(of.items() <= row.items() for row in rows):
                 continue
-            row = derived_row({**start, "classes": key["classes"]}, key, options, progress)
+            try:
+                row = derived_row({**start, "classes": key["classes"]}, key, options, progress)
+            except BudgetError as error:
+                progress.note(f"{key['variant']}, {key['rate']:g}: {error}")
+                continue
             rows.append({**of, **row})
             store_rows(file, rows)
             progress.note(f"{key['variant']}, {key['rate']:g}, seed {key['seed']}: {row['top1']:.3f}")

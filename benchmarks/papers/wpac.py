@@ -6,8 +6,8 @@
 Attention alone is rotated and cut, nothing is trained. `printed` takes the principal components of queries with keys
 and of values (Eq. 1 to 10; `--set supernet.as_published=true`); its rows differ in what tokens are weighted by, which
 is Figure 4. `ours` decomposes the products of the weights over tokens that are weighted by importance, and moves the
-mean of values into the output bias, which is the default. Figure 5 is at an eighth of the width, by the number
-of proxy images, with five draws of these. Top-1 on up to 600 test images, the base restricted to the sub-task.
+mean of values into the output bias, which is the default. Figure 5 is at 1/32 of the width, by the number
+of proxy images, with five draws of these. Top-1 on up to 300 test images, the base restricted to the sub-task.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from edgevit.train.settings import Training
 
 OURS = "ours"
 KINDS = (OURS, *(f"printed, {weighting}" for weighting in get_args(Weighting)))
-SHARES = (0.0625, 0.125, 0.25, 0.375, 0.5, 0.75)  # of each head's dimensions that stay
+SHARES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of each head's dimensions that stay
 IMAGES = 256  # the proxy of Figure 4; the paper has 1024
-NARROW = 0.125  # of Figure 5 here: half of the width, as in the paper, costs these bases nothing
-JUDGED = 600  # test images
-PROXIES, DRAWS = (16, 64, 256, 1024), 5  # of Figure 5
+NARROW = 1 / 32  # of Figure 5 here: half of the width, as in the paper, costs these bases nothing
+JUDGED = 300  # test images
+PROXIES, DRAWS = (16, 64, 256), 5  # of Figure 5
 
 
 def row_keys() -> Iterator[Row]:
@@ -48,8 +48,8 @@ def row_keys() -> Iterator[Row]:
     for kind in KINDS:
         for share in SHARES:
             yield {"part": "weighting", "kind": kind, "share": share, "proxy": IMAGES, "draw": 0}
-    for kind in (OURS, "printed, tokens"):
-        for proxy in PROXIES:
+    for proxy in PROXIES:
+        for kind in (OURS, "printed, tokens"):
             for draw in range(1, 1 + DRAWS):
                 yield {"part": "proxy", "kind": kind, "share": NARROW, "proxy": proxy, "draw": draw}
 
@@ -109,13 +109,13 @@ def section(rows: Sequence[Row]) -> str:
                 lines.append([f"{task} classes, {kind}", *cells, whole])
             for (kind, share), by_size in grouped(picked(of, part="proxy"), "kind", "share").items():
                 cells = [percent([row["top1"] for row in picked(by_size, proxy=size)]) for size in PROXIES]
-                sizes.append([f"{task} classes, {kind}, {share:g} of the width", *cells])
+                sizes.append([f"{task} classes, {kind}, 1/{1 / share:g} of the width", *cells])
         parts += [
             wrapped(
                 f"{source}. Attention alone, nothing trained; top-1 by the share of each head's dimensions that stays, "
                 f"from {IMAGES} proxy images. `printed` by what tokens are weighted. {commits_text(group)}"
             ),
-            table(["", *(f"{share:g}" for share in SHARES), "whole"], lines),
+            table(["", *(f"1/{1 / share:g}" for share in SHARES), "whole"], lines),
             wrapped(f"By the number of proxy images: mean and range of {DRAWS} draws; empty: fewer training images."),
             table(["", *map(str, PROXIES)], sizes),
         ]

@@ -152,7 +152,8 @@ class _FeatureSums:
         if self.weighting == "dimensions":
             root = importance.sqrt()
             centred = centred * root.unsqueeze(-1) * root.unsqueeze(-2)
-        return (centred + centred.mT) / 2 / (tokens - 1).clamp_min(1)
+        covariance: Tensor = (centred + centred.mT) / 2 / (tokens - 1).clamp_min(1)
+        return covariance
 
 
 @torch.no_grad()
@@ -168,7 +169,8 @@ def rotate_published(parts: Sequence[Attention], of_features: Sequence[tuple[Ten
 
 def _rotated(part: Attention, qk: Tensor, vo: Tensor) -> Attention:
     def components(covariance: Tensor) -> Tensor:
-        return torch.linalg.eigh(covariance).eigenvectors.flip(-1).mT.to(part.wv)  # a row per component
+        rows: Tensor = torch.linalg.eigh(covariance).eigenvectors.flip(-1).mT  # one per component
+        return rows.to(part.wv)
 
     def turned(bias: Tensor | None, by: Tensor) -> Tensor | None:
         return None if bias is None else torch.einsum("hab,hb->ha", by, bias)
