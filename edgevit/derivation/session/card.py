@@ -260,7 +260,7 @@ def _learnt(record: DerivationRecord) -> bool:
     if record.training is None or not record.training.steps:
         return False
     options = record.training.more
-    return options["teacher"] == "none" or options["teacher_weight"] != 1
+    return bool(options["teacher"] == "none" or options["teacher_weight"] != 1)
 
 
 def _map_card(name: str, spec: ModelSpec, record: DerivationRecord, likeness: MapRecord | BoxesRecord) -> str:

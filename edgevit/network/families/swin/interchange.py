@@ -52,7 +52,7 @@ _OPENMMLAB = [
     (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
     (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
 ]
-_FIRST = {  # the name of the patch embedding in programs beside timm
+_FIRST: Mapping[str, tuple[str, str, list[Any]]] = {  # the name of the patch embedding in programs beside timm
     "embeddings.patch_embeddings.projection.weight": ("Hugging Face's", "transformers", _HUGGING_FACE),
     "features.0.0.weight": ("torchvision's", "torchvision", _TORCHVISION),
     "patch_embed.projection.weight": ("mmdetection's", "mmdetection", _OPENMMLAB),
