@@ -281,9 +281,11 @@ class JobQueue(Generic[P, R]):
         heapify(self._ready[job.place])
 
     def _is_busy(self) -> bool:
-        """Whether a job runs, or can begin, that was not put off."""
+        """Whether a job runs, or can begin, that was not put off; of boards those count that were not lost."""
         now = time.monotonic()
-        return bool(+self._running) or any(
+        running = self._running[WORKER] + self._running[ALL_WORKERS]
+        running += sum(not self._tries[board] for board in self._board_of.values())
+        return bool(running) or any(
             (place not in self._boards or self._free_boards(place))
             and any(self._paused.get(name, 0) <= now for _, name in heap)
             for place, heap in self._ready.items()

@@ -115,9 +115,9 @@ def test_a_board_runs_one_job_at_a_time_and_while_it_does_not_answer_the_others_
 
 
 def on_board(record: tuple[str, str, int], board: str) -> tuple[str, str, int]:
-    """A file of the board; "dead" does not answer."""
+    """A file of the board; "dead" and "dead2" do not answer."""
     file, _, _ = record
-    return f"{file}@{board}", "later", 99 if board == "dead" else 0
+    return f"{file}@{board}", "later", 99 if board.startswith("dead") else 0
 
 
 def test_any_of_several_boards_does_a_job_and_those_of_a_board_that_is_lost_are_done_by_the_others(
@@ -167,3 +167,11 @@ def test_the_time_of_a_queue_is_simulated() -> None:
     assert makespan(JobQueue(jobs, {}, 2), lambda job: seconds[job.name]) == 9
     assert makespan(JobQueue(jobs[:3], {}, 1), lambda job: seconds[job.name]) == 9
     assert makespan(JobQueue(jobs[:3], {}, 2), lambda job: seconds[job.name]) == 5
+
+
+def test_where_all_of_several_boards_are_lost_their_jobs_fail(job: Any) -> None:
+    jobs = [
+        replace(job(f"j{number}", place="orins"), boards=("dead", "dead2"), with_board=on_board) for number in range(3)
+    ]
+    ends = {name: str(result) for name, result in run_all(jobs) if isinstance(result, JobsError)}
+    assert ends == {f"j{number}": "nobody answers" for number in range(3)}

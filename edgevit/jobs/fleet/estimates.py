@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edgevit.errors import EdgeVitError
 from edgevit.jobs.fleet.plan import FleetJob
@@ -71,7 +72,7 @@ class TimeLeft:
 
     def __init__(
         self,
-        order: Sequence[Job[FleetJob, JobRecord]],
+        order: Sequence[Job[FleetJob, Any]],
         done: Mapping[str, JobRecord],
         work: Mapping[str, float],
         workers: int,
@@ -127,11 +128,11 @@ class TimeLeft:
         passed, left = self._clock() - self._began, self.left_s()
         return 0 if left is None else round(100 * passed / max(passed + left, 0.1))
 
-    def _failed(self, order: Sequence[Job[FleetJob, JobRecord]]) -> dict[str, None]:
+    def _failed(self, order: Sequence[Job[FleetJob, Any]]) -> dict[str, None]:
         """What jobs need that ended with an error, as if it were done; they end, too."""
         return {name: None for job in order for name in job.needs if name not in self._due and name not in self._done}
 
-    def _remaining_s(self, job: Job[FleetJob, JobRecord]) -> float:
+    def _remaining_s(self, job: Job[FleetJob, Any]) -> float:
         usual = self._usual_s(job.record)
         passed = self._clock() - self._since[job.name] if job.name in self._since else 0.0
         return max(usual - passed, 0.1 * usual)

@@ -108,7 +108,7 @@ class _Meter:
     def __init__(self) -> None:
         self._began, self._cpu_s, self._allocated = time.monotonic(), _cpu_s(), _allocated()
 
-    def used(self) -> dict[str, float]:
+    def used(self) -> dict[str, Any]:
         """The fields of a record. A GPU counts for all seconds if torch took memory on it."""
         seconds = time.monotonic() - self._began
         gpus = sum(now > self._allocated.get(gpu, 0) for gpu, now in _allocated().items())
