@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from edgevit.errors import EdgeVitError
 from edgevit.jobs.fleet.plan import FleetJob
 from edgevit.jobs.fleet.states import JobRecord
@@ -51,9 +53,10 @@ def work_of(derivation: DeriveJob, size: BaseSize) -> float:
 
 
 def memory_of(derivation: DeriveJob, size: BaseSize) -> int:
-    """Bytes of the process of a derivation on a processor, good to a factor of two."""
+    """Bytes of the process of a derivation, good to a factor of two; on a GPU without what lies there."""
     training = derivation.arguments["training"]
-    if training.get("steps") == 0:
+    on_gpu = training.get("device", "auto") != "cpu" and torch.cuda.is_available()
+    if training.get("steps") == 0 or on_gpu:
         return PROCESS_BYTES + 4 * UNTRAINED_COPIES * size.params
     return PROCESS_BYTES + 4 * (TRAINED_COPIES * size.params + training.get("batch_size", 32) * size.kept)
 
