@@ -3,8 +3,9 @@
     python -m benchmarks.bases fashion    # render or read the images, train the base, or find both; print where
 
 `records/bases/` keeps the bases of the records, because no two machines train the same weights: `rendered` (24 rendered
-classes), `fine` (48 rendered classes with smaller differences, 65 tokens) and `fashion` (Fashion-MNIST). The base
-learns from other images than its user has. Delete a kept base to train it again; rows of two bases are never mixed.
+classes), `fine` (48 rendered classes with smaller differences, 65 tokens), `fashion` (Fashion-MNIST), and `swin`, a
+small Swin on the 24 rendered classes that `product/swin.py` trains. The base learns from other images than its user
+has. Delete a kept base to train it again; rows of two bases are never mixed.
 
 Fashion-MNIST is read from Debian's package (`sudo apt install dataset-fashion-mnist`). Its base learns from the first
 54,000 training images; the user has the other 6,000 and the 10,000 test images.
