@@ -1,8 +1,9 @@
 """What does `edgevit fleet` add to its derivations, and how far does it scale?
 
-    python -m benchmarks.product.fleet                          # 500 small derivations, 2 workers; then 50 simulated
+    python -m benchmarks.product.fleet                          # 500 small derivations, 2 workers
     python -m benchmarks.product.fleet --tasks 6 --budgets 2    # a trial
     python -m benchmarks.product.fleet --planned 10000          # a plan of so many derivations: read and listed
+    python -m benchmarks.product.fleet --simulated              # 50 workers with the times of the records
     python -m benchmarks.product.fleet --before CHECKOUT        # 24 by derive-many: this edgevit against another one
 
 A derivation is of a small random ViT on digits, by NuWa without training, so that what is not derivation is as large a
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,8 @@ from edgevit.version import written_by
 
 RESULTS = RECORDS / "fleet.json"
 NAME, ARGS = "vit_tiny_patch16_224", {"img_size": 16, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
-WORKERS, SIMULATED = 2, 50
+WORKERS, SIMULATED, JOBS = 2, 50, 500
+TIMED = ("published", "published_fashion", "published_fine", "rivals", "rivals_fashion", "ablations")  # records
 # Runs a module, and writes the peak memory of its process; getrusage includes that of the process that started it.
 PROGRAM = """
 import atexit, pathlib, runpy, sys
@@ -133,7 +136,7 @@ def timed(module: str, *arguments: object, at: Path | None = None) -> tuple[dict
 
 
 def derivations(tasks: int, budgets: int) -> dict[str, Any]:
-    """Derive all models of a plan by worker processes; then simulate more workers with these times."""
+    """Derive all models of a plan by worker processes."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         plan = write_plan(folder, tasks, budgets)
@@ -154,16 +157,27 @@ def derivations(tasks: int, budgets: int) -> dict[str, Any]:
         "overhead_share": overhead_s * len(jobs) / jobs_cpu_s,
         "disk_mb": disk / 1e6,
         "load": os.getloadavg()[1],
-        "simulated": simulated({job["name"]: job["seconds"] for job in jobs}, SIMULATED),
         "edgevit": written_by(),
     }
 
 
-def simulated(seconds: dict[str, float], workers: int) -> dict[str, float]:
-    """How busy so many workers are with jobs of these seconds, by the queue that the command uses."""
-    queue = JobQueue([Job(name, name, len) for name in seconds], {}, workers)  # type: ignore[arg-type]
-    wall_s = makespan(queue, lambda job: seconds[job.name])
-    return {"workers": workers, "wall_s": wall_s, "utilisation": sum(seconds.values()) / (wall_s * workers)}
+def simulated(seconds: Sequence[float], workers: int) -> dict[str, float]:
+    """How busy so many workers are with jobs of these seconds in this order, by the queue that the command uses."""
+    jobs = [Job(str(number), value, len) for number, value in enumerate(seconds)]  # type: ignore[arg-type]
+    wall_s = makespan(JobQueue(jobs, {}, workers), lambda job: job.record)
+    return {"wall_s": wall_s, "utilisation": sum(seconds) / (wall_s * workers)}
+
+
+def simulated_from_records() -> list[dict[str, Any]]:
+    """500 jobs on 50 workers, each as long as a derivation of one record at random, the longest first."""
+    rows = []
+    for name in TIMED:
+        measured = [sum(row["seconds"].values()) for row in (load(name) or {"rows": {}})["rows"].values()]
+        drawn = sorted(random.Random(0).choices(measured, k=JOBS), reverse=True)
+        least_s = max(drawn[0], sum(drawn) / SIMULATED)  # of any order
+        rows.append({"record": name, "times": len(measured), "longest_s": drawn[0], "mean_s": sum(drawn) / JOBS,
+                     "least_s": least_s, **simulated(drawn, SIMULATED)})  # fmt: skip
+    return rows
 
 
 def planned(count: int) -> dict[str, Any]:
@@ -194,10 +208,9 @@ def against(before: Path, tasks: int, budgets: int, count: int) -> dict[str, Any
 def section() -> str:
     """Format one question of RESULTS.md."""
     record = load("fleet") or {}
-    done, listed, pools = (record.get(name) for name in ("derivations", "planned", "against"))
+    done, listed, pools, many = (record.get(name) for name in ("derivations", "planned", "against", "simulated"))
     if done is None:
         return ""
-    many = done["simulated"]
     lines = [
         ["derivations", f"{done['derivations']}"],
         ["wall time, 2 workers of one thread", f"{done['wall_s']:.0f} s"],
@@ -205,12 +218,17 @@ def section() -> str:
         ["of these in jobs", f"{done['jobs_cpu_s']:.0f} s"],
         ["beside each job, by driver and workers", f"{done['overhead_s_per_job']:.3f} s, {done['overhead_share']:.1%}"],
         ["disk", f"{done['disk_mb']:.0f} MB"],
-        [f"{many['workers']} workers, simulated with these jobs' times", f"{many['utilisation']:.0%} busy"],
     ]
     if listed is not None:
         figures = f"{listed['wall_s']:.1f} s ({listed['cpu_s']:.1f} of the processor), {listed['memory_mib']:.0f} MiB"
         lines.append([f"a plan of {listed['jobs']} jobs, read and listed", figures])
     tables = [table(["", ""], lines)]
+    if many is not None:
+        head = ["times of", "mean, s", "longest, s", "all, s", "least possible, s", "busy"]
+        columns = ("mean_s", "longest_s", "wall_s", "least_s")
+        rows = [[row["record"], *(f"{row[k]:.0f}" for k in columns), f"{row['utilisation']:.0%}"] for row in many]
+        title = f"{JOBS} jobs on {SIMULATED} workers, simulated with the times of derivations in records:"
+        tables.append(f"{title}\n\n{table(head, rows)}")
     if pools is not None:
         head = ["", *(f"{unit} {turn + 1}" for turn in range(len(pools["now"])) for unit in ("s", "processor s"))]
         names = {"before": f"the pool before ({pools['commit']})", "now": "now"}
@@ -225,7 +243,7 @@ def section() -> str:
         "cores): processor time means more than wall time.",
         tables,
         "python -m benchmarks.product.fleet",
-        "real boards, Ray, GPUs.",
+        "so many real workers, boards, Ray, GPUs. Where the time is that of the longest job, no order is faster.",
     )
 
 
@@ -236,6 +254,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2, help="of each checkout  [default: %(default)s]")
     parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)  # in a process of its own
     parser.add_argument("--planned", type=int, metavar="JOBS")
+    parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT")
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
@@ -244,6 +263,8 @@ def main() -> None:
         return
     if asked.planned:
         part = {"planned": planned(asked.planned)}
+    elif asked.simulated:
+        part = {"simulated": simulated_from_records()}
     elif asked.before:
         part = {"against": against(asked.before, asked.tasks or 6, asked.budgets or 4, asked.turns)}
     else:
