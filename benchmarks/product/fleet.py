@@ -262,7 +262,7 @@ def main() -> None:
         derive_all(asked.plan)
         return
     if asked.planned:
-        part = {"planned": planned(asked.planned)}
+        part: dict[str, Any] = {"planned": planned(asked.planned)}
     elif asked.simulated:
         part = {"simulated": simulated_from_records()}
     elif asked.before:

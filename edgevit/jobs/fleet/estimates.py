@@ -58,7 +58,8 @@ def memory_of(derivation: DeriveJob, size: BaseSize) -> int:
     on_gpu = training.get("device", "auto") != "cpu" and torch.cuda.is_available()
     if training.get("steps") == 0 or on_gpu:
         return PROCESS_BYTES + 4 * UNTRAINED_COPIES * size.params
-    return PROCESS_BYTES + 4 * (TRAINED_COPIES * size.params + training.get("batch_size", 32) * size.kept)
+    batch_size: int = training.get("batch_size", 32)
+    return PROCESS_BYTES + 4 * (TRAINED_COPIES * size.params + batch_size * size.kept)
 
 
 class TimeLeft:

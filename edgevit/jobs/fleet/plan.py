@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
@@ -77,12 +77,15 @@ class BoardEntry(NamedEntry):
         return {"board": self.address, "ssh_config": self.ssh_config, "profile": self.profile}
 
 
+Price = Annotated[float, Field(ge=0)]
+
+
 class HourPrices(Strict):
     """Dollars of an hour; None: not counted."""
 
-    cpu: float | None = Field(None, ge=0)  # of one processor core
-    gpu: float | None = Field(None, ge=0)
-    board: float | None = Field(None, ge=0)
+    cpu: Price | None = None  # of one processor core
+    gpu: Price | None = None
+    board: Price | None = None
 
 
 class PlanLayout(Strict):

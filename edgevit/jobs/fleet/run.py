@@ -101,9 +101,9 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
         for job in ordered
     ]  # fmt: skip
     time_left = TimeLeft(tasks, done, work, workers)
-    for job in jobs:
-        if job.name in done:
-            time_left.learn(job, done[job.name].seconds)
+    for earlier in jobs:
+        if earlier.name in done:
+            time_left.learn(earlier, done[earlier.name].seconds)
     if request.ray is None:
         memory = read_bytes("/", "proc/meminfo", "MemAvailable")
         events = run_in_processes(tasks, done, workers=workers, threads=threads, memory_bytes=memory)

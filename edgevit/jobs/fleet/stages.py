@@ -122,7 +122,7 @@ def _cpu_s() -> float:
 
 def _allocated() -> dict[int, int]:
     """How often torch took memory on each GPU since the process began."""
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     return {gpu: torch.cuda.memory_stats(gpu).get("allocation.all.allocated", 0) for gpu in gpus}
 
 
