@@ -3,10 +3,10 @@
     python -m benchmarks.product.int8                  # every case that records/int8.json does not have
     python -m benchmarks.product.int8 --cases real-0   # one case
 
-The cases are the base of 24 rendered classes, models derived from it in closed form, DINOv2 ViT-S/14 with a ridge head
-on drawn pictures (real.py), one for each fold, and models derived from that of the first. Calibration is on training
-images, the choice of layers on validation images. Counted are test images that one of fp32 and INT8 alone classifies
-correctly, by ONNX Runtime.
+The cases are the bases of 24 and 48 rendered classes and of photographs of clothes, DINOv2 ViT-S/14 with a fitted head
+on drawn pictures (real.py), one for each fold, and models derived from them in closed form; of DINOv2, from the first
+fold's. Calibration is on training images, the choice of layers on validation images and other training images. Counted
+are test images that one of fp32 and INT8 alone classifies correctly, by ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from math import sqrt
@@ -22,25 +23,56 @@ from typing import Any
 
 import torch
 
-from benchmarks.bases import CACHE, RENDERED_ARGS, TIMM_NAME, ensure_rendered
+from benchmarks.bases import (
+    CACHE,
+    FASHION_ARGS,
+    FINE_ARGS,
+    RENDERED_ARGS,
+    TIMM_NAME,
+    ensure_fashion,
+    ensure_fine,
+    ensure_rendered,
+)
 from benchmarks.markdown import RECORDS, Row, load, screen, table
 from benchmarks.product import real
 
 RESULTS = RECORDS / "int8.json"
 RATES = (0.5, 0.8)
+SMALL = {
+    "rendered": (ensure_rendered, RENDERED_ARGS),
+    "finer": (ensure_fine, FINE_ARGS),
+    "clothes": (ensure_fashion, FASHION_ARGS),
+}
 CASES = (
-    "rendered",
-    *(f"rendered-{rate:g}" for rate in RATES),
+    *(f"{name}{rate}" for name in SMALL for rate in ("", *(f"-{rate:g}" for rate in RATES))),
     *(f"real-{fold}" for fold in range(real.FOLDS)),
     *(f"real-0-{rate:g}" for rate in RATES),
 )
 IMAGES, STRICT = 128, 0.003  # of calibration; the largest drop by which layers are chosen
+DRAWS = 3  # of calibration images
+EARLIER = 2  # length of a step that was judged by counted images
+EARLIER_TEXT = (
+    " An earlier version made the rows of {}: layers were chosen by agreement on validation images alone, and the "
+    "head of `real` reads the class token, that of `real-0.5` both."
+)
+KERNEL, OF_WEIGHT = re.compile(rb"function=\{ name="), "_weight_DequantizeLinear"
 VARIANTS = {
     "rounded to the nearest": {"rescaling": False, "correcting": False},
     "+ rescaled inputs": {"rescaling": True, "correcting": False},
     "+ corrected weights": {"rescaling": True, "correcting": True},
 }
 CHOSEN = "+ chosen layers"
+BASES = {
+    "rendered": "24 rendered classes",
+    "finer": "48 rendered classes",
+    "clothes": "Fashion-MNIST",
+    "real": "DINOv2 ViT-S/14 on drawn pictures, {folds} of five folds, or of the first if cut",
+}
+COMPILED = {  # columns of what TensorRT-RTX makes
+    "layers in INT8": "{layers} of {linear}",
+    "fused attentions": "{int8_fused} and {fp16_fused}",
+    "kernels": "{int8_kernels} and {fp16_kernels}",
+}
 
 
 def model_of(case: str, folder: Path, cache: Path) -> tuple[Path, Path]:
@@ -58,8 +90,9 @@ def model_of(case: str, folder: Path, cache: Path) -> tuple[Path, Path]:
             "preprocessing": {"crop_pct": 1.0},
         }
     else:
-        name, (data, weights), rates = TIMM_NAME, ensure_rendered(), numbers
-        options = {"checkpoint": weights / "base.safetensors", "model_args": RENDERED_ARGS}
+        ensure, arguments = SMALL[kind]
+        name, (data, weights), rates = TIMM_NAME, ensure(), numbers
+        options = {"checkpoint": weights / "base.safetensors", "model_args": arguments}
     if rates:
         training = Training(steps=0)
         derive(
@@ -86,6 +119,7 @@ def rows_of_case(case: str, folder: Path, cache: Path, methods: Sequence[str]) -
     """The rows of a case by variant and method, and its files in fp32 and INT8."""
     import onnx_ir as ir
 
+    from edgevit.exporting.halving import halve
     from edgevit.exporting.images import open_judging
     from edgevit.exporting.int8 import calibrated, predicted
     from edgevit.exporting.onnx import open_model_source
@@ -109,17 +143,57 @@ def rows_of_case(case: str, folder: Path, cache: Path, methods: Sequence[str]) -
         }  # fmt: skip
         print(rows[f"{case} {variant} {method}"], flush=True)
 
-    variants = [(variant, methods[0]) for variant in VARIANTS]
-    for variant, method in [*variants, *((list(VARIANTS)[-1], method) for method in methods[1:])]:
-        add(variant, method, quantise(graph.clone(), training, method, **VARIANTS[variant]).model, 1.0)
     asked = Calibration(method=methods[0], images=IMAGES)
     model, made = calibrated(graph, "dynamic", judging, asked, GateTolerances(drop=STRICT), Silent())
-    steps = [[step.floating, step.failure] for step in made.steps]
+    steps = [[step.floating, step.loss, step.loss_least, step.failure] for step in made.steps]
     add(CHOSEN, methods[0], model, made.share, steps=steps, floating=[x.name for x in made.layers if not x.int8])
+    *variants, whole = ((variant, methods[0]) for variant in VARIANTS)
+    if made.share == 1:  # all layers were chosen: the same model
+        add(*whole, model, 1.0)
+    else:
+        variants.append(whole)
+    for variant, method in [*variants, *((list(VARIANTS)[-1], method) for method in methods[1:])]:
+        add(variant, method, quantise(graph.clone(), training, method, **VARIANTS[variant]).model, 1.0)
+    train, draws = judging.task.train, range(1, DRAWS if case.split("-")[0] in SMALL else 1)
+    kls = [rows[f"{case} {list(VARIANTS)[-1]} {methods[0]}"]["kl"]]
+    for draw in draws:
+        chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(draw))[:IMAGES].tolist()
+        drawn = [batch for batch, _ in train.at(sorted(chosen)).batches(16)]
+        outputs = predicted(quantise(graph.clone(), drawn, methods[0]).model, images)
+        kls.append(float(judging.output.divergence(reference, outputs).mean()))
+    if draws:
+        rows[f"{case} {list(VARIANTS)[-1]} {methods[0]}"]["kls"] = kls
     files = [folder.parent / f"{case}.{name}.onnx" for name in ("fp32", "int8")]
     for file, written in zip(files, (graph, model), strict=True):
         ir.save(written, file)
+        half = written.clone()
+        halve(half.graph)
+        ir.save(half, compiled_file(file))
     return rows, files
+
+
+def compiled_file(file: Path) -> Path:
+    """The same model with fp16 in place of fp32, which TensorRT-RTX compiles."""
+    return file.with_suffix(".half.onnx")
+
+
+def compiled(files: Sequence[Path]) -> dict[str, int]:
+    """Fused attentions without and with INT8, kernels of both, and linear layers that run in INT8, by TensorRT-RTX.
+
+    A layer runs in INT8 if the step of its weights is applied after its product: then a kernel names that Q/DQ node.
+    """
+    import onnx
+
+    from edgevit.exporting.fusion import FUSED_KERNEL, build_plan
+
+    plans = {name: bytes(build_plan(compiled_file(file))) for name, file in zip(("fp16", "int8"), files, strict=True)}
+    names = [node.name for node in onnx.load(compiled_file(files[1])).graph.node]
+    return {
+        "linear": sum(name.endswith(OF_WEIGHT) for name in names),
+        "layers": len(set(re.findall(rf"ONNX Layer: (\S+{OF_WEIGHT})\]".encode(), plans["int8"]))),
+        **{f"{name}_fused": len(FUSED_KERNEL.findall(plan)) for name, plan in plans.items()},
+        **{f"{name}_kernels": len(KERNEL.findall(plan)) for name, plan in plans.items()},
+    }
 
 
 def latency(files: Sequence[Path]) -> dict[str, Any]:
@@ -152,37 +226,49 @@ def section() -> str:
     if record is None:
         return ""
     rows = list(record["rows"].values())
-    kinds = sorted({_kind(row) for row in rows}, reverse=True)
-    lines = []
-    for method in sorted({row["method"] for row in rows}, reverse=True):
-        for variant in (*VARIANTS, CHOSEN):
-            of_line = [row for row in rows if (row["variant"], row["method"]) == (variant, method)]
-            if of_line:
-                cells = [_cell([row for row in of_line if _kind(row) == kind]) for kind in kinds]
-                lines.append([f"{method}, {variant}", *cells])
+    kinds = sorted({_kind(row) for row in rows})
+    heads = [(variant, method) for method in ("max", "percentile") for variant in (*VARIANTS, CHOSEN)]
+    heads = [head for head in heads if any((row["variant"], row["method"]) == head for row in rows)]
+    folds = len({row["case"] for row in rows if _kind(row) == "real"})
+    counted = {_kind(row) for row in rows for step in row.get("steps", ()) if len(step) == EARLIER}
+    lines, spreads = [], []
+    for kind in kinds:
+        of_kind = [row for row in rows if _kind(row) == kind]
+        columns = [[row for row in of_kind if (row["variant"], row["method"]) == head] for head in heads]
+        images = max(sum(row["images"] for row in column) for column in columns)
+        lines.append([kind, str(images), *(_cell(column) for column in columns)])
+        spreads += [f"{kind} {min(row['kls']):.5f} to {max(row['kls']):.5f}" for row in of_kind if "kls" in row]
     timing = [
-        [case, f"{row['ratio']:.2f}" + (f" ({row['low']:.2f} to {row['high']:.2f})" if row["low"] is not None else "")]
+        [
+            case,
+            f"{row['ratio']:.2f}" + (f" ({row['low']:.2f} to {row['high']:.2f})" if row["low"] is not None else ""),
+            *(COMPILED[name].format(**plan) if (plan := record["compiled"].get(case)) else "" for name in COMPILED),
+        ]
         for case, row in sorted(record["latency"].items())
     ]
-    counts = {
-        kind: sum(row["images"] for row in rows if _kind(row) == kind and row["variant"] == CHOSEN) for kind in kinds
-    }
     return screen(
         "What does INT8 cost?",
-        "Linear layers in INT8 by Q/DQ, all else in fp32, through ONNX Runtime: points of top-1 lost against fp32 on "
-        "the same test images with the 95 % interval of the paired difference, the KL divergence from the answers in "
-        "fp32 in nats, and the share of the MACs of linear layers in INT8. Test images: "
-        + ", ".join(f"{count} of {kind}" for kind, count in counts.items())
-        + f". Layers were chosen for a drop of at most {STRICT:.1%} on validation images, and of two images. The "
-        "head of `real` reads the class token, as edgevit fitted it then; that of `real-0.5` also "
-        "the mean of the patches.",
+        "Linear layers in INT8 by Q/DQ, all else in fp32, through ONNX Runtime: points of top-1 lost against fp32 "
+        "on the same test images with the 95 % interval of the paired difference, the KL divergence from the "
+        "answers in fp32 in nats, and the share of the MACs of linear layers in INT8. Bases: "
+        + "; ".join(f"`{name}`, {text.format(folds=folds)}" for name, text in BASES.items() if name in kinds)
+        + ". A number is the rate of a model derived in closed form. Heads of `real` read the class token or, where "
+        "that is better, the mean of the patches, too. Ranges of inputs are their largest values, or hold 99.99 % "
+        f"of them (`percentile`). Layers were chosen for a sure drop of at most {STRICT:.1%} on validation images and "
+        "other training images."
+        + (
+            f" With {DRAWS} draws of the calibration images corrected weights have KL of {', '.join(spreads)}."
+            * bool(spreads)
+        )
+        + (EARLIER_TEXT.format(", ".join(sorted(counted))) if counted else ""),
         [
-            table(["range, how", *kinds], lines),
-            f"Latency of INT8, of fp32's, in turns on one thread of {record['processor']}:\n",
-            table(["model", "ratio"], timing),
+            table(["model", "test images", *(f"{variant}, {method}" for variant, method in heads)], lines),
+            f"Latency of INT8, of fp32's, in turns on one thread of {record['processor']}. TensorRT-RTX for SM 8.6, a "
+            "proxy of an Orin, compiles the same model in fp16: fused attentions and kernels with INT8 and without:\n",
+            table(["model", "latency", *COMPILED], timing),
         ],
         "python -m benchmarks.product.int8",
-        "TensorRT, and any board; models of many classes; other seeds.",
+        "TensorRT's own arithmetic, and any board; models of many classes; other seeds of the bases.",
     )
 
 
@@ -212,13 +298,14 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=CACHE)
     options = parser.parse_args()
     for case in options.cases:
-        record = load("int8") or {"schema": 1, "rows": {}, "latency": {}}
+        record = load("int8") or {"schema": 1, "rows": {}, "latency": {}, "compiled": {}}
         if f"{case} {CHOSEN} {options.methods[0]}" in record["rows"]:
             continue
         with tempfile.TemporaryDirectory() as scratch:
             rows, files = rows_of_case(case, Path(scratch) / "model", options.cache, options.methods)
             record["rows"] |= rows
             if not case.startswith("real-") or case.startswith("real-0"):  # the other folds have the same network
+                record["compiled"][case] = compiled(files)
                 record["latency"][case] = latency(files)
         store({**record, "processor": processor()})
 

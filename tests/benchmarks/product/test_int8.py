@@ -19,9 +19,13 @@ def test_points_are_of_images_that_changed() -> None:
 
 
 def test_a_record_becomes_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {case: {**ROW, "case": case} for case in ("rendered", "real-0", "real-1")}
-    latency = {"rendered": {"ratio": 0.6, "low": 0.55, "high": 0.65, "ms": 1.0}}
-    monkeypatch.setattr(int8, "load", lambda _: {"rows": rows, "latency": latency, "processor": "a CPU"})
+    rows = {case: {**ROW, "case": case} for case in ("finer", "real-0", "real-1")}
+    rows["drawn"] = {**ROW, "case": "finer", "variant": list(int8.VARIANTS)[-1], "kls": [0.012, 0.008]}
+    latency = {"finer": {"ratio": 0.6, "low": 0.55, "high": 0.65, "ms": 1.0}}
+    fused = {"fp16_fused": 6, "int8_fused": 5, "fp16_kernels": 30, "int8_kernels": 40}
+    plan = {"finer": {"linear": 25, "layers": 24, **fused}}
+    record = {"rows": rows, "latency": latency, "compiled": plan, "processor": "a CPU"}
+    monkeypatch.setattr(int8, "load", lambda _: record)
     text = " ".join(int8.section().split())
-    assert "100 of rendered, 200 of real" in text and "| rendered | 0.60 (0.55 to 0.65) |" in text
-    assert "| max, + chosen layers | 2.0 (-1.9 to 5.9), 0.0100, 100% | 2.0 (-0.8 to 4.8), 0.0100, 100% |" in text
+    assert "| finer | 0.60 (0.55 to 0.65) | 24 of 25 | 5 and 6 | 40 and 30 |" in text
+    assert "| real | 200 | | 2.0 (-0.8 to 4.8), 0.0100, 100% |" in text and "KL of finer 0.00800 to 0.01200." in text
