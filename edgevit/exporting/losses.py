@@ -110,7 +110,7 @@ def proven_loss(
         if (least := least_mean(losses)) > tolerances.drop:
             mean = float(losses.double().mean())
             return f"{verb} {mean:.1%} of top-1 {place} on {len(losses)} images, and surely more than {least:.1%}"
-    of_classes = {int(label): lost[labels == label] for label in labels.unique()}
+    of_classes = {label: lost[labels == label] for label in dict.fromkeys(labels.tolist())}
     for label, losses in of_classes.items():
         if losses.sum() > ALWAYS_ALLOWED and least_mean(losses, len(of_classes)) > tolerances.class_drop:
             return f"loses {int(losses.sum())} of {len(losses)} images of {names[label]!r} {place}"
