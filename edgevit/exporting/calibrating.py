@@ -86,7 +86,11 @@ def watch_inputs(model: ir.Model, names: Sequence[str], batches: Iterable[Tensor
 
 
 def add_moments(model: ir.Model, inputs: Mapping[str, Inputs], batches: Iterable[Tensor]) -> None:
-    """Sum up the products of these values, and count their magnitudes."""
+    """Sum up the products of these values, and count their magnitudes.
+
+    Raises:
+        ExportError: a product is not finite.
+    """
     for values in _watch(model, list(inputs), batches):
         for name, rows in values.items():
             of = inputs[name]
@@ -94,6 +98,12 @@ def add_moments(model: ir.Model, inputs: Mapping[str, Inputs], batches: Iterable
                 of.products, of.magnitudes = torch.zeros(rows.shape[1], rows.shape[1]), torch.zeros(BINS)
             of.products.addmm_(rows.mT, rows)
             of.magnitudes += torch.histc(rows.abs(), BINS, 0, of.peak or 1.0)
+    for name, of in inputs.items():
+        if of.products is not None and not of.products.isfinite().all():
+            raise ExportError(
+                f"{name} is as large as {of.peak:.3g} on calibration images, and its squares overflow; derive or train "
+                "the model again"
+            )
 
 
 def _by_max(magnitudes: Tensor) -> int:

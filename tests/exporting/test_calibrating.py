@@ -55,3 +55,10 @@ def test_inputs_that_overflow_are_one_line() -> None:
     write_constant(layers[2].bias, torch.full((256,), float("inf")))
     with pytest.raises(ExportError, match="gelu is NaN or infinite on calibration images"):
         watch_inputs(model, [str(layers[3].input.name)], [torch.zeros(1, 3, 32, 32)])
+    write_constant(layers[2].bias, torch.full((256,), 1e30))
+    images = [torch.zeros(1, 3, 32, 32)]
+    inputs = watch_inputs(model, [str(layers[3].input.name)], images)
+    with pytest.raises(
+        ExportError, match=r"gelu is as large as 1e\+30 on calibration images, and its squares overflow"
+    ):
+        add_moments(model, inputs, images)
