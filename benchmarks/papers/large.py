@@ -51,7 +51,6 @@ def make(method: str, model: str, device: str, folder: Path) -> Row:
     shared: dict[str, Any] = {
         "checkpoint": folder / "base.safetensors", "data": folder / "data", "base_classes": ["a", "b"],
         "model_args": {"num_classes": 2}, "accept_weak_base": True, "accept_preprocessing": True, "training": training,
-        "cache": folder / "cache",
     }  # fmt: skip
     began = time.monotonic()
     if method == "supernet":
@@ -62,8 +61,9 @@ def make(method: str, model: str, device: str, folder: Path) -> Row:
     else:
         shape = "paper" if method == "vulcan" else "fused"
         made = edgevit.derive(
-            model, **shared, rate=RATE, method=method, options=options, shape=shape, out=folder / "model"
-        )
+            model, **shared, rate=RATE, method=method, options=options, shape=shape, out=folder / "model",
+            cache=folder / "cache",
+        )  # fmt: skip
         seconds = dict(made.record.seconds)
     row: Row = {"wall_s": round(time.monotonic() - began, 1), "stages_s": seconds, "peak_bytes": peak_bytes()}
     if device == "cuda":

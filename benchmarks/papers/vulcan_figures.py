@@ -84,7 +84,8 @@ def min_max(activation: Tensor) -> Tensor:
 
 
 def by_norm(activation: Tensor) -> Tensor:
-    return activation / torch.linalg.vector_norm(activation).clamp_min(TINY)
+    shares: Tensor = activation / torch.linalg.vector_norm(activation).clamp_min(TINY)
+    return shares
 
 
 def by_rank(activation: Tensor) -> Tensor:

@@ -233,6 +233,9 @@ def derived_row(settings: Row, device: str, cache: Path) -> Row:
     training: dict[str, Any] = {"steps": steps, "seed": SEED, "device": device, "batch_size": BATCH}
     finetuned = settings["variant"] == "finetuned"
     training |= (RECIPE if steps else {}) | (FINETUNING if finetuned else {})
+    more: dict[str, Any] = {}
+    if finetuned:
+        more = {"derive_from": "finetuned", "finetune_base": True, "base_steps": FINETUNING_STEPS}
     with tempfile.TemporaryDirectory() as scratch:
         derivation = derive(
             TIMM_NAME,
@@ -245,9 +248,7 @@ def derived_row(settings: Row, device: str, cache: Path) -> Row:
             method=settings["method"],
             training=Training(**training),
             unlabelled=ensure_pictures(cache) / "unlabelled" if settings["variant"] == "unlabelled" else None,
-            **(
-                {"derive_from": "finetuned", "finetune_base": True, "base_steps": FINETUNING_STEPS} if finetuned else {}
-            ),
+            **more,
             cache=cache / "derivations",
         )
     accuracy = derivation.record.accuracy

@@ -42,9 +42,7 @@ class Job(Generic[P, R]):
     do: Callable[[P, Results, Progress], R]  # a function of a module
     needs: tuple[str, ...] = ()  # names of jobs before it; `do` gets their results
     place: str = WORKER
-    boards: tuple[
-        str, ...
-    ] = ()  # hosts of which any does it, as all jobs of its place have them; empty: the place is one
+    boards: tuple[str, ...] = ()  # hosts of which any does it, alike for all jobs of its place; empty: the place
     with_board: Callable[[P, str], P] | None = None  # gives the record the host; a function of a module
     memory_bytes: int = 0  # that it takes at most, by an estimate
     inputs: tuple[str, ...] = ()  # files and folders that the machine has to see that does it
