@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,17 @@ class _Run:
             return 0
         self.meeting, self.validation.best, self.highest_lr = point.meeting, point.best, point.highest_lr
         return point.step
+
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Have the constraint and the teacher see the passes, and drop residual branches, within the block."""
+        with ExitStack() as stack:
+            for watched in (self.constraint, self.lesson):
+                if watched is not None:
+                    stack.enter_context(watched.watch())
+            if self.mixing is not None:
+                stack.enter_context(self.mixing.dropping())
+            yield
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -286,11 +297,7 @@ def train(
     done = first
     with ExitStack() as stack:
         shown, stop = stack.enter_context(progress.stage(stage, steps, "step")), stack.enter_context(stop_when_asked())
-        for watched in (constraint, lesson):
-            if watched is not None:
-                stack.enter_context(watched.watch())
-        if run.mixing is not None:
-            stack.enter_context(run.mixing.dropping())
+        stack.enter_context(run.prepared())
         if first == 0 and (constraint is not None or keep == "best") and steps > 0:
             _note(history, compute, stage=stage, step=0, **run.look(0))
         started = time.monotonic()
