@@ -31,6 +31,7 @@ ELSEWHERE = {
     ("jobs/suite/suite.py", "embed_dim"): ARGUMENT,
     ("jobs/suite/suite.py", "num_heads"): ARGUMENT,
     ("train/detections.py", "num_classes"): "an attribute of torchvision's RetinaNet",
+    ("train/mixing.py", "num_classes"): "an argument of timm's Mixup",
     ("exporting/structure.py", "patch_embed"): "a name of nodes of somebody's ONNX file, like those of edgevit's own",
     ("exporting/structure.py", "attn"): "likewise",
     ("exporting/structure.py", "mlp"): "likewise",

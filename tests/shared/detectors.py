@@ -48,7 +48,7 @@ class SwinPyramid(nn.Module):
         torch.manual_seed(0)
         self.body = timm.create_model(
             "swin_tiny_patch4_window7_224", img_size=SIZE, patch_size=8, embed_dim=16, depths=(2, 1, 1),
-            num_heads=(2, 2, 4), window_size=4, num_classes=0,
+            num_heads=(2, 2, 4), window_size=4, num_classes=0, drop_path_rate=0,
         )
         self.fpn = FeaturePyramidNetwork([16, 32, 64], 16)
 

@@ -316,7 +316,7 @@ def test_a_base_that_puts_out_nothing_but_zeros_is_one_line(
     ("options", "message"),
     [
         ({"classes": "3,7"}, "--classes is for classes"),
-        ({"method": "nuwa"}, "nuwa reads them; try forge"),
+        ({"method": "nuwa"}, "nuwa reads labels of classes; try forge"),
         ({"derive_from": "better"}, "--derive-from is for classes"),
         ({"head": "full"}, "--head full is for classes"),
         ({"reject": 0.1}, "--reject is for classes"),

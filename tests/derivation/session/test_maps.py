@@ -114,7 +114,7 @@ def test_distillation_brings_the_map_nearer(file: Path, frames: Path, tmp_path: 
         ({"classes": "a,b"}, "--classes is for classes, and the output is map:foreground"),
         (
             {"method": "nuwa", "options": {}},
-            "--output map:foreground is for images without labels, and nuwa reads them",
+            "--output map:foreground is for images without labels, and nuwa reads labels of classes",
         ),
     ],
 )
