@@ -208,7 +208,9 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
         baselines, checked = evaluate_base(resolved, problem) if has_labels else (None, None)
         is_trained = baselines is not None and baselines.base_finetuned is not None
         tuned = None if request.puts_out_classes else finetuned_detector(resolved, problem)
-        start, start_record = start_from(request.derive_from, problem, is_trained=is_trained)
+        start, start_record = start_from(
+            request.derive_from, problem, is_trained=is_trained, head_fitted=opened.fitted is not None
+        )
         torch.manual_seed(problem.training.seed)  # the same random numbers whether baselines were measured or read
         # A method that reads labels may train the network of its problem.
         reference = problem.network if task.objects is None else bare_copy(problem.network)

@@ -17,16 +17,27 @@ from edgevit.network.network import Network
 from edgevit.records.derivation import StartRecord
 from edgevit.train.ridge import sharpen
 
+# What a few hundred images bear: on 410 drawings DINOv2 gains ten points of top-1 by it.
+TRAIN_FIRST = "--derive-from better --base-steps 100 --batch-size 32 --lr 1e-5"
 
-def start_from(option: str, problem: Problem, *, is_trained: bool) -> tuple[Problem, StartRecord | None]:
+
+def start_from(
+    option: str, problem: Problem, *, is_trained: bool, head_fitted: bool = False
+) -> tuple[Problem, StartRecord | None]:
     """Return the problem with the chosen network, and the record of the choice; None where the base is cut as it is.
 
     Args:
         option: `base`, `finetuned`, or `better`: the one with less loss on the validation part, each at its best
             temperature.
         is_trained: whether the base is trained in any case, so that a hint about cutting it can be given.
+        head_fitted: whether its head was fitted to features that have not learnt the classes, which is hinted at.
     """
     if option == "base" and not is_trained:
+        if head_fitted:
+            problem.progress.note(
+                f"the base's features have not learnt the classes; {TRAIN_FIRST} trains it before it is cut, and takes "
+                "that if it has less loss on the validation images"
+            )
         return problem, None
     network = finetuned_base(problem)
     losses = [loss_on_validation(problem, candidate) for candidate in (problem.network, network)]

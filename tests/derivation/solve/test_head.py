@@ -115,6 +115,7 @@ def test_a_head_reads_the_mean_of_the_patches_too_where_that_helps_and_so_does_w
     assert fitted.reads.tokens == derived.model.spec.tokens == "class,mean"
     assert fitted.reads.class_and_mean > fitted.reads.pooled
     assert any("a linear head of the class token and the mean of the patches (" in note for note in progress.notes)
+    assert any("have not learnt the classes; --derive-from better" in note for note in progress.notes)
     loaded = edgevit.load(tmp_path / "small")
     assert derived.record.accuracy.derived.top1 > derived.record.accuracy.base_restricted.top1 - 0.1 > 0.7
     names: dict[str, Any] = {
