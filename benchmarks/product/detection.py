@@ -1,11 +1,13 @@
-"""What cutting loses in a detector: Faster R-CNN on a pyramid of a small Swin, trained on rendered pictures.
+"""What cutting loses in a detector: Mask R-CNN on a pyramid of a small Swin, trained on rendered pictures.
 
     python -m benchmarks.product.detection                                # every case that records/detection.json lacks
-    python -m benchmarks.product.detection --rates 0.5 --methods forge
+    python -m benchmarks.product.detection --rates 0.6 --methods forge
+    python -m benchmarks.product.detection --latency                      # of all models, in turns
 
-The detector is that of `detection_network.py`, trained here on the annotated pictures of `benchmarks.scenes`. Its
-backbone is cut in closed form on training pictures, whose annotations no derivation reads; average precision is on
-other pictures, drawn again for intervals. `--network vit` is the same with a ViT.
+The detector is that of `detection_network.py`, trained here on the annotated pictures of `benchmarks.scenes`. forge and
+magnitude cut its backbone without reading an annotation, and train nothing; nuwa and vulcan learn from the objects, and
+so does the base, fine-tuned. Average precision is on other pictures, drawn again for intervals. Rates are of the MACs
+of the backbone; those of the pyramid stay. `--network swin` and `vit` are Faster R-CNN.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ from benchmarks import scenes
 from benchmarks.bases import CACHE
 from benchmarks.markdown import RECORDS, Row, screen, table
 from benchmarks.product import detection_network, real
-from benchmarks.product.saliency import by_magnitude
 
 SIZE, TRAIN, VAL = detection_network.SIZE, 3000, 300
 STEPS, BATCH, LR, SEED = 1100, 16, 6e-4, 1
-# By norms an equal share of each block cannot take 0.7 of the MACs away.
-RATES = {"forge": (0.3, 0.5, 0.7), "magnitude": (0.3, 0.5)}
+RATES = (0.4, 0.6, 0.8)
+TUNED = 100  # steps of the fine-tuned base, and of vulcan
+OPTIONS: dict[str, dict[str, Any]] = {
+    "forge": {}, "nuwa": {"purification_steps": 60}, "vulcan": {}, "magnitude": {},
+}  # fmt: skip
+ORDER = ("base", "base, fine-tuned", *OPTIONS)
 DRAWS = 200  # of the pictures, for the interval
 FILE = RECORDS / "detection.json"
 BUILDER = Path(detection_network.__file__)
@@ -41,13 +46,19 @@ def ensure_pictures(cache: Path) -> Path:
     return scenes.ensure(cache, train=TRAIN, val=VAL, size=SIZE)
 
 
-def _targets(source: Any, reference: Any, mirrored: bool) -> dict[str, torch.Tensor]:
+def _targets(source: Any, reference: Any, mirrored: bool, masks: bool = False) -> dict[str, torch.Tensor]:
+    from edgevit.data.objects import mask_of
+
     objects = source.objects(reference)
     boxes = torch.tensor([entry.box for entry in objects], dtype=torch.float32).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
     if mirrored:
         boxes[:, [0, 2]] = SIZE - boxes[:, [2, 0]]
-    return {"boxes": boxes, "labels": torch.tensor([entry.category for entry in objects], dtype=torch.int64)}
+    targets = {"boxes": boxes, "labels": torch.tensor([entry.category for entry in objects], dtype=torch.int64)}
+    if masks:
+        drawn = torch.stack([mask_of(entry, SIZE, SIZE) for entry in objects])
+        targets["masks"] = drawn.flip(-1) if mirrored else drawn
+    return targets
 
 
 def ensure_weights(function: str, device: str, cache: Path) -> Path:
@@ -79,7 +90,7 @@ def ensure_weights(function: str, device: str, cache: Path) -> Path:
         for i, mirror in zip(chosen, mirrored, strict=True):
             picture = to_tensor(source.read(references[i]))
             pictures.append((picture.flip(-1) if mirror else picture).to(device))
-            of_picture = _targets(source, references[i], bool(mirror))
+            of_picture = _targets(source, references[i], bool(mirror), function == "masks")
             targets.append({name: value.to(device) for name, value in of_picture.items()})
         torch.manual_seed(step)  # proposals are sampled
         loss: Any = sum(detector(pictures, targets).values())
@@ -97,17 +108,20 @@ def ensure_weights(function: str, device: str, cache: Path) -> Path:
     return file
 
 
-def ensure_derived(function: str, rate: float, device: str, cache: Path) -> Path:
+def ensure_derived(function: str, method: str, rate: float, device: str, cache: Path) -> Path:
     """Derive a detector, if the cache has none."""
     import edgevit
     from edgevit.train.settings import Training
 
-    folder = cache / f"detection-{function}-{rate:g}"
+    folder, steps = cache / f"detection-{function}-{method}-{rate:g}", TUNED if method == "vulcan" else 0
     if not folder.is_dir():
+        geometry = _loaded(function, device, cache).geometry
+        whole = _loaded(function, device, cache).spec.macs
         edgevit.derive(
             f"{BUILDER}:{function}", checkpoint=ensure_weights(function, device, cache), data=ensure_pictures(cache),
-            output="boxes", rate=rate, out=folder, cache=cache / "derivations",
-            training=Training(steps=0, seed=SEED, device=device),
+            output="boxes", macs=whole - rate * (whole - geometry.head_macs), out=folder, cache=cache / "derivations",
+            method=method, options=OPTIONS[method], finetune_base=method == "vulcan",
+            training=Training(steps=steps, seed=SEED, device=device, batch_size=BATCH, augment="flip", evaluations=1),
         )  # fmt: skip
     return folder
 
@@ -124,13 +138,15 @@ def _scores(network: Any, cache: Path) -> Row:
     whole, rng = findings.record(), np.random.default_rng(0)
     drawn = [findings.record(rng.integers(len(references), size=len(references)).tolist()).boxes for _ in range(DRAWS)]
     return {
-        "images": whole.images,
-        "objects": whole.objects,
-        "ap": whole.boxes.ap,
-        "ap50": whole.boxes.ap50,
-        "per_class": whole.boxes.per_class,
-        "drawn": [round(each.ap, 5) for each in drawn],  # AP on the same pictures for every network
-    }
+        **_recorded(whole),
+        "drawn": [round(each.ap, 5) for each in drawn],
+    }  # on the same pictures for every network
+
+
+def _recorded(found: Any) -> Row:
+    masks = {} if found.masks is None else {"ap_masks": found.masks.ap}
+    boxes = {"ap": found.boxes.ap, "ap50": found.boxes.ap50, "per_class": found.boxes.per_class}
+    return {"images": found.images, "objects": found.objects, **boxes, **masks}
 
 
 def _loaded(function: str, device: str, cache: Path) -> Any:
@@ -144,25 +160,52 @@ def base_row(function: str, device: str, cache: Path) -> Row:
     return {"network": function, "method": "base", "rate": 0.0, "macs": whole.spec.macs, **_scores(whole, cache)}
 
 
-def derived_row(function: str, method: str, rate: float, device: str, cache: Path) -> Row:
-    """Judge what a cut detector finds."""
+def derived_rows(function: str, method: str, rate: float, device: str, cache: Path) -> dict[str, Row]:
+    """Judge what a cut detector finds, and its fine-tuned base where there is one: rows by their keys."""
     import edgevit
     from edgevit.records.model_folder import ModelFolder
 
-    folder = ensure_derived(function, rate, device, cache)
+    folder = ensure_derived(function, method, rate, device, cache)
     record, model = ModelFolder(folder).derivation(), edgevit.load(folder)
     assert record is not None and record.data is not None and record.boxes is not None
-    network = model if method == "forge" else by_magnitude(_loaded(function, device, cache), model.spec.macs)
+    shared = {"network": function, "train_images": record.data.images.train, "versions": record.versions}
+    rows = {
+        f"{function} {method} {rate:g}": {
+            **shared, "method": method, "rate": rate, "macs": model.spec.macs, "error": record.boxes.error,
+            **_scores(model, cache), "seconds": sum(record.seconds.values()),
+        }
+    }  # fmt: skip
+    if (tuned := record.boxes.base_finetuned) is not None:
+        of_base = {"method": "base, fine-tuned", "rate": 0.0, "macs": model.spec.base.macs}
+        rows[f"{function} base, fine-tuned"] = {**shared, **of_base, **_recorded(tuned)}
+    return rows
+
+
+def latency_rows(function: str, device: str, cache: Path) -> dict[str, Row]:
+    """Measure backbone and pyramid of the base and of each model in turns on one thread: ratios by method and rate."""
+    import edgevit
+    from edgevit.board.bench import bench_in_turns
+    from edgevit.board.comparison import compare_within, decisive
+    from edgevit.board.request import Conditions
+
+    base = cache / f"detection-{function}-base"
+    if not base.is_dir():
+        edgevit.base(
+            f"{BUILDER}:{function}", checkpoint=ensure_weights(function, device, cache), output="boxes", out=base
+        )
+    names = [(method, rate) for method in OPTIONS for rate in RATES]
+    folders = {name: cache / f"detection-{function}-{name[0]}-{name[1]:g}" for name in names}
+    folders = {name: folder for name, folder in folders.items() if folder.is_dir()}
+    for folder in (base, *folders.values()):
+        if not (folder / "export").is_dir():
+            edgevit.export(folder)
+    conditions = Conditions(threads=1, duration_s=1.0, warmup_seconds=0.2)
+    runs = bench_in_turns([base, *folders.values()], conditions, rounds=5).runs
+    compared = dict(zip(folders, decisive(compare_within(runs)), strict=True))
+    ms = {"base_ms": runs[0].p50_ns() / 1e6}
     return {
-        "network": function,
-        "method": method,
-        "rate": rate,
-        "macs": network.geometry.macs(network.dims),
-        "train_images": record.data.images.train,
-        "error": record.boxes.error if method == "forge" else None,
-        **_scores(network, cache),
-        "seconds": sum(record.seconds.values()) if method == "forge" else None,
-        "versions": record.versions,
+        f"{function} {method} {rate:g}": {"ratio": c.ratio, "low": c.low, "high": c.high, **ms}
+        for (method, rate), c in compared.items()
     }
 
 
@@ -177,57 +220,81 @@ def _percent(score: float) -> str:
 
 def _loss(base: Row, row: Row) -> str:
     """The points that a network loses against the base, with the interval over the same pictures drawn again."""
+    if "drawn" not in row:
+        return _percent(base["ap"] - row["ap"])
     differences = [before - after for before, after in zip(base["drawn"], row["drawn"], strict=True)]
     return f"{_percent(base['ap'] - row['ap'])} ({_interval(differences)})"
+
+
+def _faster(row: Row | None) -> str:
+    if row is None:
+        return ""
+    interval = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
+    return f"{row['ratio']:.2f}{interval}"
 
 
 def section() -> str:
     """Format one question of RESULTS.md."""
     record = real.load(FILE)
-    order = ("base", *RATES)
-    rows: list[Row] = sorted(record["rows"].values(), key=lambda r: (r["network"], r["rate"], order.index(r["method"])))
+    rows: list[Row] = sorted(record["rows"].values(), key=lambda r: (r["network"], r["rate"], ORDER.index(r["method"])))
     if not rows:
         return ""
-    lines, first = [], rows[0]
+    newer = [row for row in rows if row["network"] == "masks"]  # earlier ones are of `swin`
+    rows = newer or rows
+    lines, first, latency = [], rows[0], record.get("latency", {})
+    detector, macs = ("Mask R-CNN", "the backbone") if newer else ("Faster R-CNN", "backbone and pyramid")
+    learnt = (
+        f"nuwa trains masks of neurons on the objects, {OPTIONS['nuwa']['purification_steps']} steps; vulcan trains "
+        f"the whole detector for {TUNED} steps, as long as the fine-tuned base. "
+    )
     for row in rows:
+        key = f"{row['network']} {row['method']} {row['rate']:g}"
         cells = [f"{row['rate']:g}", row["method"], _percent(row["ap"]), _percent(row["ap50"])]
-        lines.append([*cells, "" if row is first else _loss(first, row)])
+        cells.append(_percent(row["ap_masks"]) if "ap_masks" in row else "")
+        lines.append([*cells, "" if row is first else _loss(first, row), _faster(latency.get(key))])
     return screen(
         "What is lost in a detector?",
-        f"Faster R-CNN on a pyramid of a small Swin ({SIZE} px, {first['macs'] / 1e6:.0f} M MACs), trained for {STEPS} "
-        f"steps of {BATCH} on {TRAIN} rendered pictures with six kinds of shapes: ten minutes of one core, so that it "
-        "has more to spare than one trained to the end. Its backbone is cut in closed form on training pictures, whose "
-        "annotations are not read; nothing is trained after the cut, and MACs gone are of backbone and pyramid. "
-        f"COCO's average precision of boxes in percent on {first['images']} other pictures with {first['objects']} "
-        f"objects; points of AP lost against the base have the 95 % interval of {DRAWS} drawings of these pictures.",
-        [table(["MACs gone", "method", "AP", "AP at 0.5", "points of AP lost"], lines)],
+        f"{detector} on a pyramid of a small Swin ({SIZE} px, {first['macs'] / 1e6:.0f} M MACs of backbone and "
+        f"pyramid), trained for {STEPS} steps of {BATCH} on {TRAIN} rendered pictures with six kinds of shapes: about "
+        "ten minutes of one core, so that it has more to spare than one trained to the end, and learns more when it is "
+        "trained on. forge and magnitude cut its backbone in closed form and read no annotation. "
+        f"{learnt if newer else ''}MACs gone are of {macs}. COCO's average precision in percent on {first['images']} "
+        f"other pictures with {first['objects']} objects; points of AP of boxes lost "
+        f"against the base have the 95 % interval of {DRAWS} drawings of these pictures. Time is that of backbone and "
+        "pyramid with ONNX Runtime on one thread, in turns with the base.",
+        [table(["MACs gone", "method", "AP", "AP at 0.5", "AP of masks", "points of AP lost", "time"], lines)],
         "python -m benchmarks.product.detection",
-        "photographs; a detector trained to the end, or several; a ViT; masks; distillation after the cut.",
+        "photographs; a detector trained to the end, or several; a ViT; distillation after the cut.",
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", choices=("swin", "vit"), default="swin")
-    parser.add_argument("--rates", type=float, nargs="+", help="by default 0.3, 0.5 and for forge 0.7")
-    parser.add_argument("--methods", nargs="+", choices=RATES, default=list(RATES))
+    parser.add_argument("--network", choices=("masks", "swin", "vit"), default="masks")
+    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
+    parser.add_argument("--methods", nargs="+", choices=OPTIONS, default=list(OPTIONS))
+    parser.add_argument("--latency", action="store_true", help="measure the models that there are in turns, no others")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cache", type=Path, default=CACHE)
     options = parser.parse_args()
-    record = real.load(FILE)
+    record, function = real.load(FILE), options.network
+    if options.latency:
+        record["latency"] = record.get("latency", {}) | latency_rows(function, options.device, options.cache)
+        real.store(FILE, record)
+        return
 
     def add(key: str, row: Row) -> None:
         record["rows"][key] = row
         real.store(FILE, record)
         print(f"{key}: AP {_percent(row['ap'])}, at 0.5 {_percent(row['ap50'])}", flush=True)
 
-    function = options.network
     if f"{function} base" not in record["rows"]:
         add(f"{function} base", base_row(function, options.device, options.cache))
-    for method in options.methods:
-        for rate in options.rates or RATES[method]:
-            if (key := f"{function} {method} {rate:g}") not in record["rows"]:
-                add(key, derived_row(function, method, rate, options.device, options.cache))
+    for rate in options.rates:
+        for method in options.methods:
+            if f"{function} {method} {rate:g}" not in record["rows"]:
+                for key, row in derived_rows(function, method, rate, options.device, options.cache).items():
+                    add(key, row)
 
 
 if __name__ == "__main__":

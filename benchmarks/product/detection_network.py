@@ -1,5 +1,7 @@
 """Small detectors for pictures of 96 px with six kinds of shapes: Faster R-CNN on a pyramid of a ViT or of a Swin.
 
+`masks` is a Mask R-CNN on the latter.
+
 `edgevit derive detection_network.py:vit --checkpoint ... --output boxes` reads this file.
 """
 
@@ -7,9 +9,10 @@ from collections import OrderedDict
 
 import timm
 from torch import Tensor, nn
-from torchvision.models.detection import FasterRCNN
+from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 
 SIZE, WIDTH, CLASSES = 96, 64, 6
@@ -55,9 +58,12 @@ class SwinPyramid(nn.Module):
         return levels
 
 
-def _detector(backbone: nn.Module) -> FasterRCNN:
-    pool = MultiScaleRoIAlign(featmap_names=["0", "1", "2"], output_size=5, sampling_ratio=2)
-    return FasterRCNN(
+def _pool(size: int) -> MultiScaleRoIAlign:
+    return MultiScaleRoIAlign(featmap_names=["0", "1", "2"], output_size=size, sampling_ratio=2)
+
+
+def _detector(backbone: nn.Module, kind: type[FasterRCNN] = FasterRCNN, **parts: nn.Module) -> FasterRCNN:
+    return kind(
         backbone,
         num_classes=None,
         fixed_size=(SIZE, SIZE),
@@ -68,11 +74,12 @@ def _detector(backbone: nn.Module) -> FasterRCNN:
         rpn_pre_nms_top_n_test=200,
         rpn_post_nms_top_n_test=60,
         rpn_batch_size_per_image=64,
-        box_roi_pool=pool,
+        box_roi_pool=_pool(5),
         box_head=TwoMLPHead(WIDTH * 25, 192),
         box_predictor=FastRCNNPredictor(192, CLASSES + 1),
         box_batch_size_per_image=32,
         box_detections_per_img=20,
+        **parts,
     )
 
 
@@ -82,3 +89,8 @@ def vit() -> FasterRCNN:
 
 def swin() -> FasterRCNN:
     return _detector(SwinPyramid())
+
+
+def masks() -> FasterRCNN:
+    heads, predictor = MaskRCNNHeads(WIDTH, (WIDTH,), 1), MaskRCNNPredictor(WIDTH, WIDTH // 2, CLASSES + 1)
+    return _detector(SwinPyramid(), MaskRCNN, mask_roi_pool=_pool(8), mask_head=heads, mask_predictor=predictor)

@@ -14,7 +14,7 @@ from edgevit.data.sources.coco import CocoObject
 from edgevit.network.detector import check_detector
 
 
-@pytest.mark.parametrize("function", ["vit", "swin"])
+@pytest.mark.parametrize("function", ["vit", "swin", "masks"])
 def test_a_pyramid_has_levels_of_4_8_and_16_pixels(function: str) -> None:
     detector = getattr(detection_network, function)().eval()
     check_detector(detector, (3, 96, 96))
@@ -36,9 +36,12 @@ def test_a_record_becomes_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     row = {"network": "swin", "images": 300, "objects": 990, "macs": 1.0e8, "ap50": 0.5}
     rows = {
         "magnitude": {**row, "method": "magnitude", "rate": 0.5, "ap": 0.2, "drawn": [0.19, 0.21]},
-        "base": {**row, "method": "base", "rate": 0.0, "ap": 0.31, "drawn": [0.3, 0.32]},
+        "base": {**row, "method": "base", "rate": 0.0, "ap": 0.31, "ap_masks": 0.2, "drawn": [0.3, 0.32]},
+        "tuned": {**row, "method": "base, fine-tuned", "rate": 0.0, "ap": 0.35},
     }
-    (tmp_path / "detection.json").write_text(json.dumps({"schema": 1, "rows": rows}))
+    latency = {"swin magnitude 0.5": {"ratio": 0.7, "low": 0.6, "high": 0.8}}
+    (tmp_path / "detection.json").write_text(json.dumps({"schema": 1, "rows": rows, "latency": latency}))
     shown = " ".join(detection.section().split())
-    assert "| 0 | base | 31.0 | 50.0 | | | 0.5 | magnitude | 20.0 | 50.0 | 11.0 (11.0 to 11.0) |" in shown
+    assert "| 0 | base | 31.0 | 50.0 | 20.0 | | | | 0 | base, fine-tuned | 35.0 | 50.0 | | -4.0 | |" in shown
+    assert "| 0.5 | magnitude | 20.0 | 50.0 | | 11.0 (11.0 to 11.0) | 0.70 (0.60 to 0.80) |" in shown
     assert "300 other pictures with 990 objects" in shown
