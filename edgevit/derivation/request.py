@@ -71,6 +71,10 @@ AcceptPreprocessing = Annotated[
     Option("Continue with the current preprocessing although the base is more accurate with another.", DATA),
 ]
 RESUME = "Continue an interrupted {} from its last saved step."
+BASE_TRAINING = ("steps", "batch_size", "lr", "precision", "augment", "device", "workers", "seed")
+BASE_STEPS = (
+    "Number of optimiser steps that train the base on the classes; the result is kept if its validation loss is lower."
+)
 
 
 OutputOption = Annotated[
@@ -174,8 +178,11 @@ class BaseRequest(BaseOptions):
     skip_bad_images: SkipBadImages = False
     accept_weak_base: AcceptWeakBase = False
     accept_preprocessing: AcceptPreprocessing = False
-    training: Annotated[Training, Nested(only=("device", "workers", "seed"))] = field(default_factory=Training)
+    training: Annotated[Training, Nested(only=BASE_TRAINING, help={"steps": BASE_STEPS})] = field(
+        default_factory=lambda: Training(steps=0)
+    )
     cache: Cache = True
+    resume: Annotated[bool, Option(RESUME.format("training"), OUTPUT)] = False
     overwrite: Annotated[bool, OVERWRITE] = False
     checked: bool = False  # a derivation with these options has checked the base
 
@@ -191,7 +198,10 @@ class BaseRequest(BaseOptions):
     def check(self) -> None:
         """Refuse a request that cannot be carried out; `edgevit.base` lists the errors."""
         refuse_existing(self.out, overwrite=self.overwrite)
+        refuse_unfinished(partial_folder(self.out), self.resume)
         self.training.check()
+        if self.training.steps and (self.data is None or self.output != OUTPUTS[0]):
+            raise OptionError("--steps trains the base on classes; give --data, images of them, and no --output")
         check_number("--validation-fraction", self.validation_fraction, "(0, 1)", "try 0.1")
         self.check_base(self.name)
         check_output(self.output)

@@ -103,8 +103,16 @@ class StartRecord:
     def format(self) -> str:
         """Describe it as the end of a sentence."""
         state = "after training" if self.network == "finetuned" else "as it is"
+        return f"pruned from the base {state}: {self._losses()}"
+
+    def format_base(self) -> str:
+        """Describe how the base itself was made, as a sentence."""
+        state = "It was trained" if self.network == "finetuned" else "It is as it was before training"
+        return f"{state}: {self._losses()}"
+
+    def _losses(self) -> str:
         return (
-            f"pruned from the base {state}: {self.steps} steps on the classes changed its validation loss "
+            f"{self.steps} steps on the classes changed its validation loss "
             f"from {self.loss_validation_base:.4g} to {self.loss_validation_finetuned:.4g}"
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,22 +22,26 @@ from edgevit.data.classes import (
 from edgevit.data.neighbours import preprocessing_hint
 from edgevit.data.sources import open_source
 from edgevit.data.splitting import Splitting
+from edgevit.derivation.allocate.budget import Budget
+from edgevit.derivation.allocate.policy import make_policy
 from edgevit.derivation.request import BaseRequest
 from edgevit.derivation.session.base_check import check_opened
 from edgevit.derivation.session.card import base_card
 from edgevit.derivation.session.features import unlabelled_model
 from edgevit.derivation.session.in_memory import as_files
-from edgevit.derivation.session.opening import Opened, open_for
+from edgevit.derivation.session.opening import Opened, open_for, resumable, unfinished
+from edgevit.derivation.session.start import start_from
 from edgevit.derivation.solve.head import open_task_for
-from edgevit.errors import DataError
+from edgevit.errors import DataError, OptionError
 from edgevit.network.checkpoint import Headless, Model, derived_spec, open_network, save
 from edgevit.network.classifier import with_classes
 from edgevit.progress import OnlyOnce, Progress, Silent
 from edgevit.records.derivation import FittedHead
 from edgevit.records.model import TargetClass
+from edgevit.records.unfinished import partial_folder
 from edgevit.request import as_request, takes_options
 from edgevit.train.compute import close_compute
-from edgevit.train.settings import Training
+from edgevit.train.settings import fill
 
 
 @takes_options(BaseRequest)
@@ -80,10 +86,55 @@ def run(request: BaseRequest, progress: Progress | None = None) -> Model:
         model = _with_names(opened, request, progress)
         if request.data is not None and not request.checked:
             hint = _checked(opened, model.spec.class_names, request, progress)
-    loader = model.plain_loader()
-    card = base_card(request.out.name, model.spec, loader, None if head is None else head.format(), hint)
+    origin = None if head is None else f"It was given {head.format()}."
+    if request.training.steps:
+        model, choice = _trained(model, request, progress)
+        origin = "\n".join(filter(None, (origin, f"{choice}.")))
+    if (head is not None or request.training.steps) and (split := _split_options(request)):
+        progress.warn(
+            f"{request.out} has learnt from images as {split} splits them, which it does not say: give that to "
+            "edgevit evaluate and edgevit derive, too, or they hold out images that it has seen"
+        )
+    card = base_card(request.out.name, model.spec, model.plain_loader(), origin, hint)
     save(model, request.out, overwrite=request.overwrite, card=card)
+    if request.training.steps:
+        shutil.rmtree(partial_folder(request.out), ignore_errors=True)
     return model
+
+
+def _trained(model: Model, request: BaseRequest, progress: Progress) -> tuple[Model, str]:
+    """Train a base on its classes; return that, or the base where it has less loss, and the choice as a sentence.
+
+    Raises:
+        OptionError: the classes of the base's outputs are not known.
+        DataError: the data lacks one of them.
+        Interrupted: Ctrl-C; the same request with `resume` goes on.
+    """
+    names = list(model.spec.class_names)
+    if not names:
+        raise OptionError("--steps trains the base on its classes, which are not known; give --base-classes FILE")
+    request = replace(request, classes=names, base_classes=None)
+    training = fill(replace(request.training, teacher="none"), gentle=True)
+    opened = open_for(model, request, "subset", open_task_for(model, request, progress), OnlyOnce(progress))
+    whole = Budget("macs", model.spec.macs, model.spec.macs, "the whole base")
+    with unfinished(request, opened.resume_key(training), opened.passes.compute) as folder:
+        problem = opened.problem(whole, make_policy("fused"), training, training, folder)
+        with resumable(folder, is_main=problem.compute.is_main):
+            start, record = start_from("better", problem, is_trained=True)
+    assert record is not None, "it trained"
+    network = start.network.cpu().eval()
+    return Model(network, derived_spec(opened.base.spec, network, "subset", opened.task.classes)), record.format_base()
+
+
+def _split_options(request: BaseRequest) -> str:
+    """The options that split the images in another way than their defaults, as they are typed."""
+    default = BaseRequest(name=request.name, out=request.out)
+    options = {
+        "--seed": (request.training.seed, default.training.seed),
+        "--validation-fraction": (request.validation_fraction, default.validation_fraction),
+        "--group-by": (request.group_by, default.group_by),
+    }
+    return " ".join(f"{name} {shlex.quote(str(now))}" for name, (now, usual) in options.items() if now != usual)
 
 
 def _hint(opened: Opened, request: BaseRequest, progress: Progress) -> str | None:
@@ -135,11 +186,6 @@ def _with_head(base: Headless, request: BaseRequest, progress: Progress) -> tupl
     model, head, hint = opened.base, opened.fitted, _hint(opened, request, progress)
     close_compute()
     assert head is not None
-    if request.training.seed != Training().seed and "test" not in task.test.source.parts:
-        progress.warn(
-            f"the head was fitted to images as --seed {request.training.seed} splits them, which {request.out} does "
-            "not say: give that to edgevit evaluate and edgevit derive, too, or they hold out images that it has seen"
-        )
     return Model(model.cpu(), replace(model.spec, classes=opened.task.classes)), head, hint
 
 

@@ -296,11 +296,13 @@ _NAMELESS = f"""Written with `--base-classes FILE` or `--data`, this folder woul
 {_OUTPUTS.format(name="logits")}"""
 
 
-def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None = None, hint: str | None = None) -> str:
+def base_card(
+    name: str, spec: ModelSpec, loader: str | None, origin: str | None = None, hint: str | None = None
+) -> str:
     """The README of a base, unpruned but perhaps restricted to some outputs.
 
     Args:
-        head: how its head was fitted, if it was.
+        origin: sentences on how its head was fitted and how it was trained, if it was.
         hint: at other preprocessing that gives better accuracy.
     """
     outputs = len(spec.classes) if spec.head == "subset" else spec.base.outputs
@@ -318,12 +320,12 @@ def base_card(name: str, spec: ModelSpec, loader: str | None, head: str | None =
     if features:
         use, code = "Compute the features of an image", _OUTPUTS.format(name="features")
     use = _use_of_head(spec) if spec.builder is not None else f"## {use}\n\n{code}"
-    fitted = "" if head is None else f"\nIt was given {head}.\n"
+    made = "" if origin is None else f"\n{origin}\n"
     return f"""# {name}
 
 {spec.timm_name} {kept}. Nothing else was removed:
 {format_count(spec.macs)} multiply-accumulates, {format_count(spec.params)} parameters.
-{fitted}
+{made}
 {_input(spec)}{_doubt(hint)}
 
 {use}"""

@@ -134,10 +134,6 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
         task, rejection = _open_images(base, request, progress)
         opened = open_for(base, request, request.head, task, progress)
     task = opened.task
-    if opened.fitted is not None and request.derive_from == "base":
-        progress.note(
-            "the head is of features that never saw these classes; --derive-from better trains the base first"
-        )
     refuse_base(method, config, opened.network, policy)
     if request.remove_blocks:
         check_removal(opened.network, request.remove_blocks)

@@ -34,6 +34,7 @@ from edgevit.records.model import Head, ModelSpec, TargetClass
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import HISTORY
 from edgevit.records.unfinished import open_partial, partial_folder, remove_cheap
+from edgevit.request import plain_request
 from edgevit.signals import stop_when_asked
 from edgevit.train.compute import Compute, close_compute
 from edgevit.train.detections import check_objects
@@ -248,7 +249,7 @@ def known_classes(
 
 @contextmanager
 def unfinished(
-    request: DeriveRequest | SupernetRequest, resume_key: dict[str, Any], compute: Compute
+    request: DeriveRequest | SupernetRequest | BaseRequest, resume_key: dict[str, Any], compute: Compute
 ) -> Iterator[Path]:
     """Hold the folder of a request's unfinished work; `resume_key` is what a resumed run must share.
 
@@ -256,7 +257,7 @@ def unfinished(
         OutputError, OptionError, UnfinishedError: as `open_partial` says.
     """
     holding = open_partial(
-        request.out, resume_key, request.resume, request=request.plain(), overwrite=request.overwrite
+        request.out, resume_key, request.resume, request=plain_request(request), overwrite=request.overwrite
     )
     folder = partial_folder(request.out)
     with holding if compute.is_main else nullcontext():

@@ -5,11 +5,12 @@ import json
 import pytest
 import timm
 import torch
-from small_base import ARGS, PREPROCESSING, write_checkpoint
+from small_base import ARGS, PREPROCESSING, assert_same_weights, press_ctrl_c_in_step, write_checkpoint
 
 import edgevit
-from edgevit.errors import DataError, OutputError
+from edgevit.errors import DataError, Interrupted, OptionError, OutputError
 from edgevit.progress import Silent
+from edgevit.train.settings import Training
 
 NAMES = [f"digit {i}" for i in range(10)]
 
@@ -100,3 +101,51 @@ def test_a_base_without_a_classifier_is_written_as_it_is_where_there_are_no_imag
         edgevit.base(backbone, classes=NAMES, out=tmp_path / "n")
     fitted = edgevit.base(tmp_path / "m", data="digits", classes="3,5", accept_weak_base=True, out=tmp_path / "fitted")
     assert fitted.classes == ["3", "5"] and again.spec.outputs == 0
+
+
+def trained(checkpoint, out, *, steps, lr=3e-3, **more):
+    training = Training(steps=steps, batch_size=32, lr=lr, device="cpu", evaluations=2)
+    options = {"checkpoint": checkpoint, "model_args": ARGS, "preprocessing": PREPROCESSING, "data": "digits"}
+    options |= {"classes": ["3", "7", "9"], "cache": False, "training": training}
+    options |= {"accept_weak_base": True, "accept_preprocessing": True}
+    return edgevit.base("vit_tiny_patch16_224", out=out, **options, **more)
+
+
+def test_a_base_is_trained_on_its_classes_and_goes_on_after_an_interruption(digits_checkpoint, tmp_path, monkeypatch):
+    whole = trained(digits_checkpoint, tmp_path / "whole", steps=12)
+    assert whole.classes == ["3", "7", "9"]
+    card = (tmp_path / "whole" / "README.md").read_text()
+    assert "\nIt was trained: 12 steps on the classes changed its validation loss from " in card
+    with monkeypatch.context() as patch:
+        press_ctrl_c_in_step(6, patch)
+        with pytest.raises(Interrupted, match=r"--resume goes on from .*resumed\.partial"):
+            trained(digits_checkpoint, tmp_path / "resumed", steps=12)
+    assert not (tmp_path / "resumed").exists()
+    with pytest.raises(OutputError, match="add --resume"):
+        trained(digits_checkpoint, tmp_path / "resumed", steps=12)
+    resumed = trained(digits_checkpoint, tmp_path / "resumed", steps=12, resume=True)
+    assert_same_weights(whole.state_dict(), resumed.state_dict())
+    assert not (tmp_path / "resumed.partial").exists()
+
+
+def test_training_that_does_not_help_leaves_the_base_as_it_was(digits_checkpoint, tmp_path):
+    given = trained(digits_checkpoint, tmp_path / "given", steps=0)
+    worse = trained(digits_checkpoint, tmp_path / "worse", steps=3, lr=0.9)
+    assert_same_weights(given.state_dict(), worse.state_dict())
+    assert "It is as it was before training: 3 steps" in (tmp_path / "worse" / "README.md").read_text()
+
+
+def test_training_without_images_of_known_classes_is_refused(opened, tmp_path, image_folder):
+    data = image_folder(tmp_path / "data", dict.fromkeys("abc", 4))
+    for options, error in (
+        ({}, "--steps trains the base on classes; give --data"),
+        ({"data": data}, "which are not known; give --base-classes FILE"),
+    ):
+        with pytest.raises(OptionError, match=error):
+            edgevit.base(
+                "vit_tiny_patch16_224",
+                out=tmp_path / "m",
+                training=Training(steps=1, device="cpu"),
+                **opened,
+                **options,
+            )
