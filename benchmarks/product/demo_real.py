@@ -18,9 +18,7 @@ FOLD = 0
 RATES = "0.3,0.5,0.7"
 TRAINING = "--steps 100 --batch-size 32 --lr 1e-5 --augment flip"
 # The teacher and its tokens alone, on mirrored pictures: 400 pictures cannot teach labels.
-DISTIL = (
-    "--steps 60 --batch-size 32 --teacher-weight 1 --token-weight 10 --augment flip --clip-norm 1 --evaluations 4"
-)
+DISTIL = "--steps 60 --batch-size 32 --teacher-weight 1 --token-weight 10 --augment flip --clip-norm 1 --evaluations 4"
 
 
 def main() -> None:
