@@ -279,6 +279,17 @@ class Console:
         if not self.json and sys.stdout is not None:
             _print(_drawn(renderable, sys.stdout), sys.stdout)
 
+    def watch(self, looks: Iterator[RenderableType]) -> None:
+        """Show each of some looks in place of the one before, until they end; nothing where stdout is no terminal."""
+        if self.json or sys.stdout is None or not sys.stdout.isatty():
+            return
+        from rich.console import Console as RichConsole
+        from rich.live import Live
+
+        with Live(console=RichConsole(file=sys.stdout), auto_refresh=False, transient=True) as live:
+            for look in looks:
+                live.update(look, refresh=True)
+
     def result(self, obj: object) -> None:
         """Print the result as JSON; only with --json."""
         if self.json:

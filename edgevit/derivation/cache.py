@@ -105,9 +105,10 @@ def clear(folder: Path) -> list[CacheEntry]:
 
 
 def folders(*, clear: bool = False) -> list[CacheEntry]:
-    """List the folders of modules and images given from Python, and of unpacked data; remove them if asked."""
+    """List the folders of what Python gave, of unpacked data, and of what a fleet sent here; remove them if asked."""
     listing = []
-    for part, base in (("modules", _FROM_PYTHON), ("images", _FROM_PYTHON), ("unpacked", "unpacked data")):
+    python = (("modules", _FROM_PYTHON), ("images", _FROM_PYTHON))
+    for part, base in (*python, ("unpacked", "unpacked data"), ("sent", "sent by a fleet")):
         for folder in sorted(path for path in cache_folder(part).glob("[!.]*") if path.is_dir()):
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
             listing.append(CacheEntry(folder, part, base, "", size, folder.stat().st_mtime))

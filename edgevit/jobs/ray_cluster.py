@@ -1,24 +1,51 @@
 """Jobs as tasks of a Ray cluster, in place of worker processes; Ray is the extra `fleet`.
 
-All nodes see the folder that the command was started in, as on a network file system: models, images and records lie in
-it. A node may offer a board, as by `ray start --resources '{"orin": 1}'`: then the jobs of that board run on that node.
+Where all nodes see the folder that the command was started in, as on a network file system, models, images and records
+lie in it. Where one does not, all that a job reads is sent to its node, and what it writes comes home: see `parcels`.
+A node may offer a board, as by `ray start --resources '{"orin": 1}'`: then the jobs of that board run on that node.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import socket
 import time
-from collections.abc import Generator, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
 import torch
 
-from edgevit.errors import JobsError, OptionError
-from edgevit.jobs.runners import Event, Job, JobQueue, Results, do_piece, work_off
+from edgevit.derivation.cache import STREAMS, derivations_folder, entries
+from edgevit.errors import JobsError, OptionError, OutputError
+from edgevit.jobs.parcels import (
+    LARGEST_BYTES,
+    Changes,
+    Input,
+    Outputs,
+    bring_home,
+    changes_of,
+    is_inside,
+    job_folder,
+    outputs_of,
+    pack,
+    pack_input,
+    place_input,
+    place_outputs,
+    size_of,
+    unpack_each,
+)
+from edgevit.jobs.runners import WORKER, Event, FullDisk, Job, JobQueue, Later, Results, do_piece, work_off
 from edgevit.jobs.workers import GRACE_S, Died
+from edgevit.records.lock import alone_in
+from edgevit.records.writing import is_of_full_disk, writing
 from edgevit.version import written_by
 
 P = TypeVar("P")
@@ -41,6 +68,25 @@ def run_on_ray(
             yield from work_off(JobQueue(due, results, cluster.workers), cluster)
 
 
+@dataclass(frozen=True)
+class _Parcel:
+    """What a job needs on a node that does not see the folder of the command."""
+
+    home: str  # host and path of that folder
+    inputs: tuple[Input, ...]
+    outputs: Outputs
+    entries: tuple[tuple[tuple[str, ...], Any], ...]  # of the content cache: file names, and a reference to the files
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """The end of a job on such a node."""
+
+    result: Any
+    changes: Changes
+    entries: tuple[str, ...]  # names of those that it made
+
+
 class _Cluster:
     def __init__(self, address: str, threads: int) -> None:
         try:
@@ -54,13 +100,36 @@ class _Cluster:
                 raise OptionError(f"the Ray cluster at {address}: {' '.join(str(error).split())}") from error
             reason = str(error).partition("\n")[0]
             raise OptionError(f"no Ray cluster at {address}: {reason}; start one with `ray start --head`") from error
-        self._offered: dict[str, float] = self._ray.cluster_resources()
-        self.workers = max(int(self._offered.get("CPU", 1)) // threads, 1)
+        self.workers = max(int(self._ray.cluster_resources().get("CPU", 1)) // threads, 1)
         nodes = [node["Resources"].get("memory", 0) for node in self._ray.nodes() if node["Alive"]]
         self._largest_bytes = int(max(nodes, default=0))
         self._task = self._ray.remote(_on_node)
         self._threads = threads
         self._pieces: dict[Any, Piece] = {}
+        self._ended: list[tuple[Piece, Any]] = []  # that no node has to do anything for
+        self._full: dict[str, set[str]] = defaultdict(set)  # nodes whose disk was full for a job, by its name
+        self._blind = self._nodes_that_do_not_see_the_folder()
+        self._sent: dict[str, Input] = {}  # by path
+        self._outputs: dict[Any, Outputs] = {}  # by task
+        self._locks: dict[Any, ExitStack] = {}
+        self._entries: dict[str, list[tuple[tuple[str, ...], Any]]] = defaultdict(list)  # by `Job.shares`
+        self._made: dict[Any, Any] = {}  # references to the entries that a task makes
+
+    def _nodes_that_do_not_see_the_folder(self) -> list[str]:
+        with ExitStack() as stack:
+            try:
+                probe = stack.enter_context(NamedTemporaryFile(prefix=".edgevit-", dir="."))
+            except OSError:
+                return []
+            look = self._ray.remote(_blind_node)
+            path = str(Path(probe.name).absolute())
+            nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+            looks = [look.options(num_cpus=0, scheduling_strategy=self._on(node)).remote(path) for node in nodes]
+            return [name for name in map(self._result, looks) if isinstance(name, str) and name]
+
+    def _on(self, node: str) -> Any:
+        """The wish to run on a node."""
+        return import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(node, soft=False)
 
     def __enter__(self) -> _Cluster:
         return self
@@ -73,19 +142,98 @@ class _Cluster:
         self._ray.shutdown()
 
     def begin(self, piece: Piece) -> None:
-        place = piece[0].place
-        board = {place: 1} if place in self._offered else {}
-        memory = min(piece[0].memory_bytes, self._largest_bytes)
-        task = self._task.options(num_cpus=self._threads, memory=memory or None, resources=board, max_retries=0)
-        task = task.remote(str(Path.cwd()), written_by(), self._threads, piece)
-        self._pieces[task] = piece
+        job = piece[0]
+        with ExitStack() as lock:
+            parcel = None
+            if self._blind:
+                try:
+                    parcel = self._parcel(job, lock)
+                except _Busy as error:
+                    self._ended.append((piece, Later(str(error), is_elsewhere=True)))
+                    return
+                except (JobsError, OutputError) as error:
+                    self._ended.append((piece, JobsError(str(error))))
+                    return
+            here = str(Path.cwd()), written_by(), self._threads
+            task, made = self._task.options(**self._options(job)).remote(*here, piece, parcel)
+            self._pieces[task], self._made[task] = piece, made
+            if parcel is not None:
+                self._outputs[task], self._locks[task] = parcel.outputs, lock.pop_all()
+
+    def _options(self, job: Job[Any, Any]) -> dict[str, Any]:
+        # What no node offers any more, any node does. A job on a board takes no worker's turn.
+        board = {job.place: 1} if job.place != WORKER and job.place in self._ray.cluster_resources() else {}
+        options: dict[str, Any] = {"num_cpus": self._threads if job.place == WORKER else 0, "resources": board}
+        if memory := min(job.memory_bytes, self._largest_bytes):
+            options["memory"] = memory
+        if others := self._nodes_with_room(job):
+            options["scheduling_strategy"] = self._on(others[0])
+        return {**options, "max_retries": 0, "num_returns": 2}
+
+    def _nodes_with_room(self, job: Job[Any, Any]) -> list[str]:
+        """The other nodes, if the disk of one was full; the one with the fewest jobs first."""
+        if not self._full[job.name]:
+            return []
+        alive = [node for node in self._ray.nodes() if node["Alive"] and node["NodeID"] not in self._full[job.name]]
+        return [node["NodeID"] for node in sorted(alive, key=lambda node: -node["Resources"].get("CPU", 0))]
+
+    def _parcel(self, job: Job[Any, Any], lock: ExitStack) -> _Parcel:
+        """Pack what a job needs, and hold its lock in place of the process that does it.
+
+        Raises:
+            _Busy: another command does it.
+            JobsError: it would write where nothing comes home from.
+            OutputError: its folder cannot be made.
+        """
+        if outside := [path for path in job.outputs if not is_inside(path)]:
+            raise JobsError(
+                f"{self._blind[0]} does not see {outside[0]}: start the command where all nodes see its folder, or "
+                "give out in the plan as a path relative to it, to which models come home"
+            )
+        folder = Path(job.outputs[-1])
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock.enter_context(alone_in(folder, _Busy(f"another edgevit does {job.name}")))
+        inputs = tuple(self._input(path) for path in sorted(job.inputs) if is_inside(path))
+        home = f"{socket.gethostname()}:{Path.cwd()}"
+        return _Parcel(home, inputs, outputs_of(job.outputs), tuple(self._entries[job.shares]))
+
+    def _input(self, path: str) -> Input:
+        """Put an input into the object store, once."""
+        if path not in self._sent:
+            size = size_of(path)
+            self._sent[path] = Input(path, size)
+            if size <= LARGEST_BYTES:
+                content = pack_input(path)
+                self._sent[path] = Input(path, size, hashlib.sha256(content).hexdigest(), self._ray.put(content))
+        return self._sent[path]
 
     def ended(self, timeout_s: float | None) -> list[tuple[Piece, Any]]:
+        if self._ended:
+            ended, self._ended = self._ended, []
+            return ended
         if not self._pieces:
             time.sleep(timeout_s or 0)
             return []
         tasks, _ = self._ray.wait(list(self._pieces), timeout=timeout_s)
-        return [(self._pieces.pop(task), self._result(task)) for task in tasks]
+        return [(self._pieces[task], self._end(task, self._pieces.pop(task)[0])) for task in tasks]
+
+    def _end(self, task: Any, job: Job[Any, Any]) -> Any:
+        """The result of a task, after its files came home."""
+        result, made = self._result(task), self._made.pop(task)
+        with self._locks.pop(task, ExitStack()):
+            outputs = self._outputs.pop(task, None)
+            if isinstance(result, _Arrived) and outputs is not None:
+                bring_home(result.changes, outputs)
+                if result.entries:
+                    self._entries[job.shares].append((result.entries, made))
+                result = result.result
+        if not isinstance(result, FullDisk):
+            return result
+        self._full[job.name].add(result.node)
+        if self._nodes_with_room(job):
+            return Later(f"{result.reason}; another node tries it")
+        return JobsError(result.reason)
 
     def _result(self, task: Any) -> Any:
         errors = self._ray.exceptions
@@ -93,20 +241,93 @@ class _Cluster:
             return self._ray.get(task)
         except (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError, errors.OutOfMemoryError):
             return KILLED
+        except errors.TaskUnschedulableError:  # the node that it was to run on is gone
+            return KILLED
         except errors.RayTaskError as error:
             return JobsError(f"a fault of edgevit, please report it: {str(error).strip().splitlines()[-1]}")
 
 
-def _on_node(folder: str, version: str, threads: int, piece: Piece) -> Any:
-    """Do a piece on a node of the cluster."""
+class _Busy(JobsError):
+    """Another command does a job."""
+
+
+# -- on a node ---------------------------------------------------------------------------------------------------------
+
+
+def _blind_node(path: str) -> str:
+    """The name of this node if it does not see a path; empty: it does."""
+    return "" if os.path.exists(path) else socket.gethostname()
+
+
+def _on_node(folder: str, version: str, threads: int, piece: Piece, parcel: _Parcel | None = None) -> tuple[Any, Any]:
+    """Do a piece on a node of the cluster; give its result, and the entries of the content cache that it made."""
     node = socket.gethostname()
     if version != written_by():
-        return JobsError(f"{node} has edgevit {written_by()}, and the command {version}; install the same on all nodes")
-    if not os.path.isdir(folder):
-        return JobsError(f"{node} does not see {folder}; start the command in a folder that all nodes see")
-    os.chdir(folder)
-    if missing := [path for path in piece[0].inputs if not os.path.exists(path)]:
-        return JobsError(f"{node} does not see {missing[0]}; put it where all nodes see it, or copy it there")
+        text = f"{node} has edgevit {written_by()}, and the command {version}; install the same on all nodes"
+        return JobsError(text), None
     torch.set_num_threads(threads)
+    try:
+        if parcel is not None:
+            return _away(piece, parcel, node)
+        if not os.path.isdir(folder):
+            return JobsError(f"{node} does not see {folder}; start the command in a folder that all nodes see"), None
+        os.chdir(folder)
+        return _done(piece, node, "put it where all nodes see it, or copy it there"), None
+    except (JobsError, OutputError) as error:
+        text = f"on {node}: {error}"
+        return (FullDisk(text, _node_id()) if is_of_full_disk(error) else JobsError(text)), None
+
+
+def _done(piece: Piece, node: str, advice: str) -> Any:
+    if missing := [path for path in piece[0].inputs if not os.path.exists(path)]:
+        return JobsError(f"{node} does not see {missing[0]}; {advice}")
     result = do_piece(piece)
+    if isinstance(result, FullDisk):
+        return FullDisk(f"on {node}: {result.reason}", _node_id())
     return JobsError(f"on {node}: {result}") if isinstance(result, JobsError) else result
+
+
+def _node_id() -> str:
+    return str(import_module("ray").get_runtime_context().get_node_id())
+
+
+def _away(piece: Piece, parcel: _Parcel, node: str) -> tuple[Any, Any]:
+    """Do a piece without the folder of the command."""
+    folder, get = job_folder(parcel.home, piece[0].name), import_module("ray").get
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for given in parcel.inputs:
+        place_input(given, folder, parcel.home.partition(":")[2], node, get)
+    place_outputs(parcel.outputs, folder)
+    _take_entries(parcel.entries, get)
+    before = {entry.file.name for entry in entries(derivations_folder())}
+    os.chdir(folder)
+    result = _done(piece, node, "put it where all nodes see it, or name it relative to the folder of the command")
+    if isinstance(result, FullDisk):
+        return result, None
+    changes = changes_of(parcel.outputs, folder)
+    if not isinstance(result, Later):  # which leaves a state to continue with
+        os.chdir(folder.parent)
+        shutil.rmtree(folder, ignore_errors=True)
+    names = tuple(_new_entries(before)) if piece[0].shares else ()
+    return _Arrived(result, changes, names), pack(names, derivations_folder()) if names else None
+
+
+def _new_entries(before: Iterable[str]) -> list[str]:
+    """Names of the entries that are new, from the smallest on as many as are sent; streams are quick to make again."""
+    names, total = [], 0
+    for entry in sorted(entries(derivations_folder()), key=lambda entry: entry.bytes):
+        total += entry.bytes if entry.kind != STREAMS and entry.file.name not in before else 0
+        if entry.kind != STREAMS and entry.file.name not in before and total <= LARGEST_BYTES:
+            names.append(entry.file.name)
+    return names
+
+
+def _take_entries(made: Sequence[tuple[tuple[str, ...], Any]], get: Any) -> None:
+    """Put entries that other nodes made into this node's cache; those of a node that is gone are made again."""
+    cache = derivations_folder()
+    for names, reference in made:
+        if all((cache / name).exists() for name in names):
+            continue
+        with suppress(OutputError, import_module("ray").exceptions.RayError):
+            unpack_each(get(reference), cache)

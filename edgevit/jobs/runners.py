@@ -46,6 +46,8 @@ class Job(Generic[P, R]):
     with_board: Callable[[P, str], P] | None = None  # gives the record the host; a function of a module
     memory_bytes: int = 0  # that it takes at most, by an estimate
     inputs: tuple[str, ...] = ()  # files and folders that the machine has to see that does it
+    outputs: tuple[str, ...] = ()  # those that it writes; the last one is a folder with its lock
+    shares: str = ""  # jobs with the same word may use each other's entries of the content cache
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,15 @@ class Later:
 
     reason: str
     leaves_out: bool = False  # its board, which is not equal to the others of its place
+    is_elsewhere: bool = False  # another process does it, so that it is tried until that one has ended
+
+
+@dataclass(frozen=True)
+class FullDisk:
+    """The result of a job that another machine may do; where there is none, it fails with the reason."""
+
+    reason: str
+    node: str = ""  # of a cluster
 
 
 Event = tuple[Job[P, R], R | EdgeVitError | Later | None]
@@ -230,7 +241,7 @@ class JobQueue(Generic[P, R]):
         now = time.monotonic()
         return min((until - now for until in self._paused.values() if until > now), default=None)
 
-    def end(self, job: Job[P, R], result: R | Died | Later | EdgeVitError | None) -> Iterator[Event[P, R]]:
+    def end(self, job: Job[P, R], result: R | Died | Later | FullDisk | EdgeVitError | None) -> Iterator[Event[P, R]]:
         """Take note of a job that ended; yield it, and what ends with it."""
         self._running[job.place] -= 1
         self._taken_bytes -= job.memory_bytes
@@ -242,6 +253,8 @@ class JobQueue(Generic[P, R]):
                 yield job, Later(f"its process was ended from outside (signal {-result.code}), and it is done again")
                 return
             result = _error(result)
+        if isinstance(result, FullDisk):
+            result = JobsError(result.reason)
         if isinstance(result, Later):
             yield from self._put_off(job, result, board)
             return
@@ -263,6 +276,11 @@ class JobQueue(Generic[P, R]):
 
     def _put_off(self, job: Job[P, R], later: Later, board: str | None) -> Iterator[Event[P, R]]:
         """Try again, its board or it alone after a pause. Give up if no other board and nothing else is left to do."""
+        if later.is_elsewhere:
+            self._paused[job.name] = time.monotonic() + PAUSE_S
+            self._make_ready(job)
+            yield job, later
+            return
         delayed = job.name if board is None else board
         if board is not None and later.leaves_out:
             self._left_out.add(board)

@@ -117,6 +117,12 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(f"cannot write {path}: is the disk full? Free some space or choose another place") from error
 
 
+def is_of_full_disk(error: OutputError | OSError) -> bool:
+    """Whether an error of writing says that there is no room, or that torch suspects so."""
+    signs = ("No space left on device", "Disk quota exceeded", "is the disk full")
+    return any(sign in str(error) for sign in signs)
+
+
 def write_whole(file: Path, text: str) -> None:
     """Write a small file atomically, also in case of a power cut, without following a link.
 

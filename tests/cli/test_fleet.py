@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,11 @@ import pytest
 import yaml
 from small_base import ARGS, NAME, PLAN, PREPROCESSING, write_checkpoint
 
+from edgevit.errors import OutputError
 from edgevit.jobs import workers
+from edgevit.jobs.fleet.plan import read_plan
+from edgevit.jobs.fleet.states import JOB_KIND, RECORD, JobRecord
+from edgevit.records.lock import alone_in
 
 
 @pytest.fixture
@@ -43,6 +50,33 @@ def test_the_states_are_listed_and_nothing_is_done(plan_file: Path, edgevit_main
     assert "2 jobs wait for a worker" in shown
     assert "2 jobs wait for odd-tiny-half-nuwa, which waits" in shown
     assert not (tmp_path / "fleet").exists()
+
+
+def test_on_a_terminal_the_states_are_shown_anew_until_nothing_is_left_that_can_be_done(plan_file: Path) -> None:
+    content = yaml.safe_load(plan_file.read_text())
+    plan_file.write_text(yaml.safe_dump({**content, "tasks": content["tasks"][:1]}))
+    derive, *_ = read_plan(plan_file).jobs
+    derive.folder.mkdir(parents=True)
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "edgevit.cli", "fleet", str(plan_file), "--status"]
+    with alone_in(derive.folder, OutputError("busy")):
+        watching = subprocess.Popen(command, stdout=theirs, env={**os.environ, "COLUMNS": "120"})
+        os.close(theirs)
+        text = b""
+        while text.count(b"odd-tiny-half-nuwa is running") < 2:
+            text += os.read(ours, 4096)
+        assert b"2 jobs wait for odd-tiny-half-nuwa, which runs" in text and watching.poll() is None
+        record = JobRecord(derive.name, derive.sha256, "failed", "no such class", versions={"edgevit": "1"})
+        (derive.folder / RECORD).write_text(JOB_KIND.text(record))
+    last = b""
+    try:
+        while piece := os.read(ours, 4096):
+            last += piece
+    except OSError:  # the terminal's other end is closed
+        pass
+    os.close(ours)
+    assert watching.wait(30) == 1
+    assert b"odd-tiny-half-nuwa failed: no such class" in last and b"which failed" in last
 
 
 @pytest.mark.slow

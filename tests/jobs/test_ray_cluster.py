@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from dataclasses import replace
@@ -24,24 +23,12 @@ def test_without_ray_it_is_named_with_the_command_that_installs_it(monkeypatch: 
         list(run_on_ray([Job("a", "", bad_jobs.count)], {}, address="auto", threads=1))
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
-    pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of the nodes, which import the jobs
-    monkeypatch.setattr(runners, "PAUSE_S", 0.1)
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    yield started
-    started.shutdown()
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_the_jobs_of_a_lost_node_are_done_again_and_a_board_is_on_the_node_that_offers_it(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(runners, "PAUSE_S", 0.1)
     monkeypatch.chdir(tmp_path)
     second = cluster.add_node(num_cpus=1, resources={"orin": 1})
     jobs = [Job("lost", "lost", bad_jobs.count), Job("b", "b", bad_jobs.count, ("a",)), Job("a", "a", bad_jobs.count)]

@@ -15,7 +15,17 @@ from forks import server
 
 from edgevit.errors import BudgetError, DataError, JobsError
 from edgevit.jobs import runners
-from edgevit.jobs.runners import ALL_WORKERS, Job, JobQueue, Later, Results, makespan, run_here, run_in_processes
+from edgevit.jobs.runners import (
+    ALL_WORKERS,
+    FullDisk,
+    Job,
+    JobQueue,
+    Later,
+    Results,
+    makespan,
+    run_here,
+    run_in_processes,
+)
 from edgevit.progress import Progress, Silent
 
 
@@ -67,6 +77,8 @@ def counted(record: tuple[str, str, int], results: Results, _: Progress) -> Any:
         return count + sum(results.values())
     if ends == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if ends == "elsewhere":
+        return Later("another does it", is_elsewhere=True)
     return Later("nobody answers") if ends == "later" else JobsError("no such class")
 
 
@@ -112,6 +124,20 @@ def test_a_board_runs_one_job_at_a_time_and_while_it_does_not_answer_the_others_
     assert not (tmp_path / "dead2").exists(), "one job asks for all of a board"
     of_board = [name for name, _ in events if name in ("slow", "next")]
     assert of_board == ["slow", "slow", "slow", "slow", "next", "next"]
+
+
+def test_what_another_process_does_is_tried_until_that_has_ended_and_its_board_goes_on(job: Any) -> None:
+    first = job("first", place="orin", ends="elsewhere", times=2 * runners.TRIES)
+    events = run_all([first, job("second", place="orin")])
+    ends = [name for name, result in events if isinstance(result, int)]
+    assert ends == ["second", "first"]
+    assert sum(isinstance(result, Later) for _, result in events) == 2 * runners.TRIES
+
+
+def test_a_job_whose_disk_is_full_fails_where_there_is_no_other_machine() -> None:
+    job = Job("a", "", total)
+    ((ended, error),) = JobQueue[str, int]([job], {}, 1).end(job, FullDisk("no room"))
+    assert ended == job and isinstance(error, JobsError) and str(error) == "no room"
 
 
 def on_board(record: tuple[str, str, int], board: str) -> tuple[str, str, int]:

@@ -23,7 +23,7 @@ from edgevit.errors import EdgeVitError, Interrupted, JobsError, OptionError
 from edgevit.jobs.fleet.estimates import BaseSize, TimeLeft, memory_of, size_of, work_of
 from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, on_host, read_plan
 from edgevit.jobs.fleet.request import FleetRequest
-from edgevit.jobs.fleet.stages import carry_out
+from edgevit.jobs.fleet.stages import carry_out, first_board
 from edgevit.jobs.fleet.states import JOB_KIND, RECORD, JobRecord, JobState, finished, record_of, states_of
 from edgevit.jobs.jobs_file import TASK_KEYS, DeriveJob, tasks_side_by_side
 from edgevit.jobs.many import with_keys
@@ -38,6 +38,7 @@ from edgevit.records.writing import write_whole, writing
 from edgevit.request import as_request, takes_options
 from edgevit.version import written_by
 
+READ = ("base", "checkpoint", "supernet", "cost_table", "data")  # options of a derivation that may name files
 MANY_IMAGES = 2**31  # of a task whose images are not listed yet
 RANKS = {"export": 0, "engine": 0, "bench": 0, "derive": 1}  # what ends a model comes before the next model
 
@@ -97,6 +98,7 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
         Job(
             job.name, job, carry_out, job.needs, job.place, _boards(job), on_host,
             memory_of(job.derivation, sizes[_base_of(job.derivation)]) if job.name in work else 0, _inputs(job),
+            _outputs(job), _base_of(job.derivation) if job.stage == "derive" else "",
         )
         for job in ordered
     ]  # fmt: skip
@@ -143,8 +145,17 @@ def _turns(jobs: Sequence[FleetJob], workers: int) -> dict[str, int]:
 
 def _inputs(job: FleetJob) -> tuple[str, ...]:
     """The files and folders that a job reads, beside its model's."""
-    values = (job.derivation.arguments.get(name) for name in ("base", "checkpoint", "supernet", "cost_table", "data"))
-    return tuple(value for value in values if isinstance(value, str) and os.path.exists(value))
+    values = [job.derivation.arguments.get(name) for name in (*READ, *job.derivation.files)]
+    values += [job.options.get(name) for name in ("data", "images", "ssh_config", "profile")]
+    paths = (value for value in values if isinstance(value, str) and os.path.exists(value))
+    return tuple(dict.fromkeys(paths))
+
+
+def _outputs(job: FleetJob) -> tuple[str, ...]:
+    """The files and folders that a job may write; the record of a job before it, to have that done again."""
+    jobs = job.folder.parent
+    before = [jobs / name for name in job.needs if job.stage == "bench"]
+    return tuple(map(str, (job.model, first_board(job), *before, job.folder)))
 
 
 def _boards(job: FleetJob) -> tuple[str, ...]:

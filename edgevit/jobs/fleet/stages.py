@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -37,13 +38,13 @@ from edgevit.jobs.budgets.run import run as meet
 from edgevit.jobs.fleet.plan import FleetJob
 from edgevit.jobs.fleet.states import JOB_KIND, RECORD, RUNS, JobRecord, finished
 from edgevit.jobs.many import Heard, with_keys
-from edgevit.jobs.runners import WORKER, Later
+from edgevit.jobs.runners import WORKER, FullDisk, Later
 from edgevit.latency.request import MeetRequest
 from edgevit.progress import OnlyOnce, Progress
 from edgevit.records.lock import alone_in
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.unfinished import has_state, partial_folder
-from edgevit.records.writing import write_first, write_whole, writing
+from edgevit.records.writing import is_of_full_disk, write_first, write_whole, writing
 from edgevit.request import request_of
 from edgevit.train.settings import Training
 from edgevit.version import written_by
@@ -51,7 +52,7 @@ from edgevit.version import written_by
 Gates = dict[str, State]
 
 
-def carry_out(job: FleetJob, *_: object) -> JobRecord | Later | JobsError:
+def carry_out(job: FleetJob, *_: object) -> JobRecord | Later | FullDisk | JobsError:
     """Do a job unless it is done, and write its record. An error of edgevit is its result; any other is a bug."""
     busy = OutputError(f"another edgevit does {job.name}")
     try:
@@ -59,8 +60,14 @@ def carry_out(job: FleetJob, *_: object) -> JobRecord | Later | JobsError:
             job.folder.mkdir(parents=True, exist_ok=True)
         with alone_in(job.folder, busy):
             return _carried_out(job)
-    except OutputError as error:  # a full disk, for one, on which there is no record
-        return Later(str(error)) if error is busy else JobsError(str(error))
+    except OutputError as error:
+        if error is busy:
+            return Later(str(error), is_elsewhere=True)
+        return FullDisk(str(error)) if is_of_full_disk(error) else JobsError(str(error))
+    except OSError as error:  # of a library that writes a temporary file
+        if is_of_full_disk(error):
+            return FullDisk(f"cannot write {error.filename or tempfile.gettempdir()}: {error.strerror}")
+        raise
 
 
 def _carried_out(job: FleetJob) -> JobRecord | Later | JobsError:
@@ -82,6 +89,10 @@ def _carried_out(job: FleetJob) -> JobRecord | Later | JobsError:
         raise KeyboardInterrupt from stop  # the process ends, and the job is done by the next command
     except (UnreachableError, ConnectionLostError) as error:
         record = replace(record, state="waiting", reason=str(error))
+    except OutputError as error:
+        if is_of_full_disk(error):
+            raise  # there is no room for a record, and another machine may do the job
+        record = replace(record, state="failed", reason=with_keys(str(error)))
     except EdgeVitError as error:
         record = replace(record, state="failed", reason=with_keys(str(error)))
     record = _written(job, replace(record, warnings=tuple(heard.texts), **meter.used()))
@@ -166,17 +177,22 @@ def _bench(job: FleetJob, progress: Progress) -> Gates:
     return _judged(job)
 
 
+def first_board(job: FleetJob) -> Path:
+    """The file that says which of several equal boards did a job first."""
+    return job.folder.parent / f"{job.place}.board"
+
+
 def _difference(job: FleetJob) -> str:
     """Why a board is not equal to the first of its place that did a job; empty: it is, or is that first one."""
     host, board = str(job.options["board"]), _fingerprint(job)
-    first = job.folder.parent / f"{job.place}.board"
+    first = first_board(job)
     with writing(first):
-        first_board, first_host = write_first(first, f"{board}\n{host}\n").split()
-    if board == first_board:
+        board_of_first, first_host = write_first(first, f"{board}\n{host}\n").split()
+    if board == board_of_first:
         return ""
     return (
-        f"{host} is {board}, and {first_host} is {first_board}: {host} is left out of {job.place}; make it a board of "
-        f"its own in the plan, or remove {first} if {first_host} is the one that differs from the others"
+        f"{host} is {board}, and {first_host} is {board_of_first}: {host} is left out of {job.place}; make it a board "
+        f"of its own in the plan, or remove {first} if {first_host} is the one that differs from the others"
     )
 
 

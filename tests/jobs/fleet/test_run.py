@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import signal
+import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import counted_jobs
 import pytest
+from counted_jobs import Event
 from forks import Program, server
+from places import STANDINS
 from small_base import ARGS, NAME, PLAN, PREPROCESSING, QUICK, write_checkpoint
 
 from edgevit.errors import JobsError
 from edgevit.jobs.fleet import run
 from edgevit.jobs.fleet.plan import read_plan
+from edgevit.jobs.fleet.request import FleetRequest
 from edgevit.jobs.fleet.run import fleet
-from edgevit.jobs.fleet.states import RECORD
+from edgevit.jobs.fleet.stages import carry_out
+from edgevit.jobs.fleet.states import RECORD, JobRecord
+from edgevit.jobs.many import Heard
 from edgevit.jobs.runners import Job
 
 
@@ -74,29 +83,28 @@ def weights(folder: Path) -> dict[str, str]:
     return {file.parent.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
+def twelve(folder: Path, steps: int) -> dict[str, Any]:
+    """The keys of a plan of 2 bases x 3 tasks x 2 budgets."""
+    known = {"base": NAME, "preprocessing": PREPROCESSING}
+    bases = []
+    for name, depth in (("tiny", 2), ("deep", 3)):
+        (folder / name).mkdir()
+        checkpoint = str(write_checkpoint(folder / name, depth=depth))
+        bases.append({"name": name, **known, "checkpoint": checkpoint, "model_args": {**ARGS, "depth": depth}})
+    return {
+        "bases": bases,
+        "tasks": [{"name": f"t{number}", "classes": [str(number), str(number + 3)]} for number in range(3)],
+        "budgets": [{"name": "half", "rate": 0.5}, {"name": "less", "rate": 0.3}],
+        "methods": [{**PLAN["methods"][0], "training": {**QUICK, "steps": steps}}],  # type: ignore[index]
+    }
+
+
 @pytest.mark.slow
 def test_a_driver_that_is_killed_leaves_what_the_same_command_ends_bit_identically_to_a_serial_run(
     fleet_plan: Any, tmp_path: Path
 ) -> None:
     """12 derivations, 2 bases x 3 tasks x 2 budgets; only what was running is done twice."""
-    second = tmp_path / "second"
-    second.mkdir()
-    known = {"base": NAME, "preprocessing": PREPROCESSING}
-    bases = [
-        {"name": "tiny", **known, "checkpoint": str(write_checkpoint(tmp_path)), "model_args": ARGS},
-        {
-            "name": "deep",
-            **known,
-            "checkpoint": str(write_checkpoint(second, depth=3)),
-            "model_args": {**ARGS, "depth": 3},
-        },
-    ]
-    changes = {
-        "bases": bases,
-        "tasks": [{"name": f"t{number}", "classes": [str(number), str(number + 3)]} for number in range(3)],
-        "budgets": [{"name": "half", "rate": 0.5}, {"name": "less", "rate": 0.3}],
-        "methods": [{**PLAN["methods"][0], "training": {**QUICK, "steps": 3}}],  # type: ignore[index]
-    }
+    changes = twelve(tmp_path, steps=3)
     serial = fleet_plan(**changes, out=str(tmp_path / "serial"))
     assert all(state.holds for state in fleet(serial))
 
@@ -118,3 +126,161 @@ def test_a_driver_that_is_killed_leaves_what_the_same_command_ends_bit_identical
     after = stamps(out / "jobs")
     assert {name: after[name] for name in before} == before, "nothing that was done is done again"
     assert len(weights(out)) == 12 and weights(out) == weights(tmp_path / "serial")
+
+
+@pytest.fixture
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the file of `counted_jobs`, for processes that start later."""
+    monkeypatch.setenv(counted_jobs.VARIABLE, str(tmp_path / "events"))
+
+
+@pytest.mark.slow
+def test_two_drivers_at_once_do_no_job_twice_and_their_workers_compute_no_statistics_twice(
+    fleet_plan: Any, counted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    budgets = [{"name": "half", "rate": 0.5}, {"name": "less", "rate": 0.3}]
+    file = fleet_plan(budgets=budgets, methods=None, boards=None)
+    for program in [Program(*counted_jobs.PROGRAM, "fleet", file) for _ in range(2)]:
+        assert program.wait() == 0, program.stderr
+    derivations = [f"odd-tiny-{budget['name']}-forge" for budget in budgets]
+    assert times_done() == dict.fromkeys([*derivations, *(f"{name}.export" for name in derivations)], 1)
+    entries = Counter(event.job for event in counted_jobs.events() if event.event == "entry")
+    assert len(entries) > 2 and set(entries.values()) == {1}, entries
+
+
+def times_done() -> Counter[str]:
+    """How often each job was done, and not only found done."""
+    return Counter(job for job, _ in {(e.job, e.written_ns) for e in counted_jobs.events() if e.event == "done"})
+
+
+def until(is_true: Callable[[], bool], program: Program) -> None:
+    """Wait for something while a program runs."""
+    while not is_true():
+        assert program.poll() is None, program.stderr
+        time.sleep(0.05)
+
+
+def running_on(node: int) -> set[str]:
+    """The jobs that run on a node, by the process number of its raylet."""
+    jobs: set[str] = set()
+    for event in counted_jobs.events():
+        if event.parent == node:
+            (jobs.add if event.event == "begins" else jobs.discard)(event.job)
+    return jobs
+
+
+def ended(stage: str = "") -> int:
+    return sum(event.event == "done" and stage in event.job for event in counted_jobs.events())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_on_two_nodes_of_ray_a_lost_node_a_killed_driver_and_a_board_lost_twice_cost_only_what_was_running(
+    fleet_plan: Any, counted: None, cluster: Any, sshd: Any, tmp_path: Path
+) -> None:
+    """12 derivations, 2 bases x 3 tasks x 2 budgets, each with export, engine and bench; as a serial run makes them."""
+    board = sshd(PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
+    changes = twelve(tmp_path, steps=12)
+    serial = read_plan(fleet_plan(**changes, boards=None, out=str(tmp_path / "serial"))).jobs
+    assert all(isinstance(carry_out(job), JobRecord) for job in serial if job.stage == "derive")
+    orin = {"name": "orin", "host": board.host, "ssh_config": str(board.config)}
+    bench = {"samples": 3, "duration_s": 0.01, "warmup": 1, "warmup_seconds": 0.01}
+    file = fleet_plan(**changes, boards=[orin], bench=bench, export={"max_images": 20, "accuracy": False})
+
+    second = cluster.add_node(num_cpus=1)
+    raylet = second.all_processes["raylet"][0].process.pid
+    command = (*counted_jobs.PROGRAM, "fleet", file, "--ray", cluster.address, "--json")
+
+    def lose_board(program: Program) -> None:
+        board.stop()
+        so_far = len(lost_board())
+        until(lambda: len(lost_board()) > so_far, program)
+        board.start()
+
+    first = Program(*command)
+    until(lambda: any("engine" in event.job for event in counted_jobs.events()), first)
+    lose_board(first)
+    until(lambda: bool(running_on(raylet)) and ended() >= 6, first)
+    killed = running_on(raylet)
+    cluster.remove_node(second, allow_graceful=False)
+    until(lambda: ended() >= 14, first)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    events = counted_jobs.events()
+    killed |= {event.job for event in events if events_of(events, event.job)[-1].event == "begins"}
+
+    again = Program(*command)
+    so_far = ended("bench")
+    until(lambda: ended("bench") > so_far, again)
+    lose_board(again)
+    while again.poll() is None:
+        time.sleep(0.1)
+    assert again.poll() == 0, again.stderr
+    states = json.loads(again.stdout)["jobs"]
+    assert len(states) == 48 and {state["state"] for state in states} == {"done"}
+    assert len(weights(tmp_path / "fleet")) == 12 and weights(tmp_path / "fleet") == weights(tmp_path / "serial")
+    assert times_done() == dict.fromkeys((state["job"] for state in states), 1)
+    begun = Counter(event.job for event in counted_jobs.events() if event.event == "begins")
+    put_off = Counter(event.job for event in counted_jobs.events() if event.event == "put off")
+    twice = {job for job, count in begun.items() if count > 1 + put_off[job]}
+    assert twice <= killed, "only what was running is done again"
+    assert len(lost_board()) >= 2
+
+
+def lost_board() -> list[Event]:
+    """The jobs that were put off for their board."""
+    put_off = (event for event in counted_jobs.events() if event.event == "put off")
+    return [event for event in put_off if "another edgevit does" not in event.reason]
+
+
+def events_of(events: Sequence[Event], job: str) -> list[Event]:
+    return [event for event in events if event.job == job]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("size", ["50%", "200k"])
+def test_a_node_that_does_not_see_the_folder_gets_inputs_and_gives_models_and_one_whose_disk_is_full_does_no_harm(
+    size: str,
+    counted: None,
+    blind_node: Any,
+    cluster: Any,
+    fleet_plan: Any,
+    image_folder: Any,
+    base_weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home = tmp_path / "home"
+    image_folder(home / "photos", {"c3": 12, "c7": 12})
+    shutil.copy(base_weights, home / "base.safetensors")
+    (home / "names.txt").write_text("".join(f"c{number}\n" for number in range(10)))
+    monkeypatch.chdir(home)
+    base = {"base": NAME, "checkpoint": "base.safetensors", "model_args": ARGS, "preprocessing": PREPROCESSING}
+    keys = {
+        "bases": [{"name": "tiny", **base, "base_classes": "names.txt"}],
+        "tasks": [{"name": "some", "classes": ["c3", "c7"]}],
+        "budgets": [{"name": f"b{number}", "rate": number / 10} for number in range(3, 7)],
+        "methods": [{**PLAN["methods"][0], "training": {**QUICK, "steps": 3}}],  # type: ignore[index]
+        "data": "photos",
+        "boards": None,
+    }
+    serial = read_plan(fleet_plan(**keys, out="serial")).jobs
+    assert all(isinstance(carry_out(job), JobRecord) for job in serial if job.stage == "derive")
+    raylet = blind_node(home, size)
+    monkeypatch.setattr(run, "carry_out", counted_jobs.carry_out)
+    heard = Heard()
+    states = run.run(FleetRequest(plan=fleet_plan(**keys, out="fleet"), ray=cluster.address), heard)
+    assert all(state.holds for state in states), states
+    assert len(weights(Path("fleet"))) == 4 and weights(Path("fleet")) == weights(Path("serial"))
+    done = [event for event in counted_jobs.events() if event.event == "done"]
+    assert sorted(event.job for event in done) == sorted(state.job for state in states)
+    full = [text for text in heard.texts if "No space left on device" in text]
+    if size == "200k":
+        assert all(event.parent != raylet for event in done)
+        where = f"on {socket.gethostname()}: cannot write {tmp_path / 'second_cache'}"
+        assert full and all(where in text and text.endswith("another node tries it") for text in full), heard.texts
+    else:
+        assert any(event.parent == raylet for event in done) and not full
+        assert not list((tmp_path / "second_cache").glob("edgevit/sent/jobs/*/*")), "folders of jobs are removed"

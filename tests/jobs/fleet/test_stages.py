@@ -58,7 +58,7 @@ def test_a_job_that_another_process_does_is_put_off(fleet_plan: Any) -> None:
     derive, *_ = read_plan(fleet_plan()).jobs
     derive.folder.mkdir(parents=True)
     with alone_in(derive.folder, OutputError("busy")):
-        assert carry_out(derive) == Later(f"another edgevit does {derive.name}")
+        assert carry_out(derive) == Later(f"another edgevit does {derive.name}", is_elsewhere=True)
     assert not derive.model.exists()
 
 
@@ -87,6 +87,24 @@ def test_on_a_board_the_engine_is_built_judged_and_measured(fleet_plan: Any, ssh
     (engine,) = ModelFolder(jobs[0].model).export.engines()
     (run,) = load_runs(jobs[3].folder / RUNS)
     assert (run.runner, run.model_sha256) == ("tensorrt", engine.sha256)
+
+
+@pytest.mark.slow
+def test_models_of_one_shape_share_the_times_of_kernels_on_their_board_and_each_has_its_own_engine(
+    fleet_plan: Any, sshd: Any
+) -> None:
+    server = sshd(PYTHONPATH=STANDINS, STANDIN_TENSORRT="10.3.0")
+    board = {"name": "orin", "host": server.host, "ssh_config": str(server.config)}
+    tasks = [{"name": name, "classes": classes} for name, classes in (("odd", ["3", "7"]), ("even", ["2", "4"]))]
+    plan = read_plan(fleet_plan(boards=[board], tasks=tasks, export={"max_images": 20, "accuracy": False}))
+    jobs = [job for job in plan.jobs if job.stage != "bench"]
+    assert [end.state if isinstance(end, JobRecord) else str(end) for end in map(carry_out, jobs)] == ["done"] * 6
+    models = (job.model for job in jobs if job.stage == "engine")
+    first, second = (engine for model in models for engine in ModelFolder(model).export.engines())
+    assert first.timing_cache and second.timing_cache and first.timing_cache.path == second.timing_cache.path
+    assert Path(first.timing_cache.path).is_relative_to(server.cache) and first.timing_cache.bytes_before == 0
+    assert second.timing_cache.bytes_before == second.timing_cache.bytes_after == first.timing_cache.bytes_after > 0
+    assert first.sha256 != second.sha256, "an engine has the weights in it"
 
 
 @pytest.mark.slow
