@@ -185,11 +185,7 @@ class _Cluster:
             JobsError: it would write where nothing comes home from.
             OutputError: its folder cannot be made.
         """
-        if outside := [path for path in job.outputs if not is_inside(path)]:
-            raise JobsError(
-                f"{self._blind[0]} does not see {outside[0]}: start the command where all nodes see its folder, or "
-                "give out in the plan as a path relative to it, to which models come home"
-            )
+        _refuse_outside(job.outputs, self._blind[0])
         folder = Path(job.outputs[-1])
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -249,6 +245,15 @@ class _Cluster:
 
 class _Busy(JobsError):
     """Another command does a job."""
+
+
+def _refuse_outside(outputs: Sequence[str], node: str) -> None:
+    """Raise JobsError if an output would not come home."""
+    if outside := [path for path in outputs if not is_inside(path)]:
+        raise JobsError(
+            f"{node} does not see {outside[0]}: start the command where all nodes see its folder, or give out in the "
+            "plan as a path relative to it, to which models come home"
+        )
 
 
 # -- on a node ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from edgevit.agent.files import open_regular
-from edgevit.errors import OutputError
+from edgevit.errors import EdgeVitError, OutputError
 from edgevit.records.leftovers import is_leftover, refuse_in_use, remove_leftovers
 from edgevit.records.lock import alone_in
 from edgevit.records.names import EXPORT, MODEL_FOLDER, SPEC
@@ -117,7 +117,7 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(f"cannot write {path}: is the disk full? Free some space or choose another place") from error
 
 
-def is_of_full_disk(error: OutputError | OSError) -> bool:
+def is_of_full_disk(error: EdgeVitError | OSError) -> bool:
     """Whether an error of writing says that there is no room, or that torch suspects so."""
     signs = ("No space left on device", "Disk quota exceeded", "is the disk full")
     return any(sign in str(error) for sign in signs)

@@ -10,9 +10,12 @@ from typing import Any
 
 import bad_jobs
 import pytest
+import torch
 
-from edgevit.errors import OptionError
+from edgevit.derivation.cache import STREAMS, Cache, derivations_folder, entries
+from edgevit.errors import JobsError, OptionError
 from edgevit.jobs import ray_cluster, runners
+from edgevit.jobs.parcels import pack
 from edgevit.jobs.ray_cluster import run_on_ray
 from edgevit.jobs.runners import Job, Later
 
@@ -52,10 +55,38 @@ def test_a_node_with_another_edgevit_or_without_the_folder_or_the_data_refuses(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     piece = (Job("a", "", bad_jobs.count), dict[str, Any]())
-    other = ray_cluster._on_node(str(tmp_path), "0.0.1", 1, piece)
+    other, _ = ray_cluster._on_node(str(tmp_path), "0.0.1", 1, piece)
     assert "and the command 0.0.1; install the same on all nodes" in str(other)
     piece = (replace(piece[0], inputs=(str(tmp_path), str(tmp_path / "photos"))), piece[1])
-    without = ray_cluster._on_node(str(tmp_path), ray_cluster.written_by(), 1, piece)
+    without, _ = ray_cluster._on_node(str(tmp_path), ray_cluster.written_by(), 1, piece)
     assert f"{socket.gethostname()} does not see {tmp_path / 'photos'}; " in str(without)
-    missing = ray_cluster._on_node(str(tmp_path / "none"), ray_cluster.written_by(), 1, piece)
+    missing, _ = ray_cluster._on_node(str(tmp_path / "none"), ray_cluster.written_by(), 1, piece)
     assert f"does not see {tmp_path / 'none'}" in str(missing)
+    with pytest.raises(
+        JobsError, match="node2 does not see /fleet/m: start the command where all nodes "
+    ):
+        ray_cluster._refuse_outside(("jobs/a", "/fleet/m"), "node2")
+
+
+def test_what_a_node_measured_is_used_by_another_but_for_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+
+    def cache(node: str) -> Cache:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / node))
+        return Cache(derivations_folder())
+
+    first = cache("first")
+    first.tensors("old", {}, lambda: {"x": torch.ones(1)})
+    before = {entry.file.name for entry in entries(derivations_folder())}
+    for kind in ("statistics", STREAMS):
+        first.tensors(kind, {"seed": 0}, lambda: {"x": torch.ones(2)})
+    names = tuple(ray_cluster._new_entries(before))
+    content = pack(names, derivations_folder())
+    second = cache("second")
+    for _ in range(2):
+        ray_cluster._take_entries(((names, "reference"),), {"reference": content}.pop)
+    taken = second.tensors("statistics", {"seed": 0}, dict)
+    assert torch.equal(taken["x"], torch.ones(2)) and len(names) == 1
+    assert not second.has(STREAMS, {"seed": 0}) and not second.has("old", {})

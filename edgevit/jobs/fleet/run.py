@@ -28,7 +28,7 @@ from edgevit.jobs.fleet.states import JOB_KIND, RECORD, JobRecord, JobState, fin
 from edgevit.jobs.jobs_file import TASK_KEYS, DeriveJob, tasks_side_by_side
 from edgevit.jobs.many import with_keys
 from edgevit.jobs.ray_cluster import run_on_ray
-from edgevit.jobs.runners import ALL_WORKERS, Job, Later, run_in_processes
+from edgevit.jobs.runners import ALL_WORKERS, FullDisk, Job, Later, run_in_processes
 from edgevit.network.checkpoint import network_without_weights
 from edgevit.network.classifier import with_classes
 from edgevit.network.network import Network
@@ -125,6 +125,7 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
                 time_left.put_off(job.name)
                 progress.warn(f"{job.name} waits: {result.reason}")
             else:
+                assert not isinstance(result, FullDisk)  # of which a runner makes an error or another try
                 ended += 1
                 time_left.end(job.record, result)
                 stage.update(time_left.percent(), jobs=ended)
