@@ -51,7 +51,7 @@ def is_inside(path: str) -> bool:
     return not (os.path.isabs(normal) or normal in (".", "..") or normal.startswith("../"))
 
 
-def size_of(path: str) -> int:
+def input_bytes(path: str) -> int:
     """The bytes of a file or a folder; counting ends beyond LARGEST_BYTES."""
     total = 0
     for file in _files([path], Path()):
@@ -61,7 +61,7 @@ def size_of(path: str) -> int:
     return total
 
 
-def pack(files: Sequence[str], folder: Path) -> bytes:
+def packed_files(files: Sequence[str], folder: Path) -> bytes:
     """Pack files, named relative to a folder; equal files give equal bytes."""
     packed = io.BytesIO()
     with ZipFile(packed, "w") as opened:
@@ -71,15 +71,15 @@ def pack(files: Sequence[str], folder: Path) -> bytes:
     return packed.getvalue()
 
 
-def pack_input(path: str) -> bytes:
+def packed_input(path: str) -> bytes:
     """Pack an input of this machine."""
-    return pack(sorted(_files([path], Path())), Path())
+    return packed_files(sorted(_files([path], Path())), Path())
 
 
-def outputs_of(paths: Sequence[str]) -> Outputs:
+def outputs_at_home(paths: Sequence[str]) -> Outputs:
     """What is there of the outputs of a job."""
     files = sorted(_files(paths, Path()))
-    return Outputs(tuple(paths), {file: file_sha256(Path(file)) for file in files}, pack(files, Path()))
+    return Outputs(tuple(paths), {file: file_sha256(Path(file)) for file in files}, packed_files(files, Path()))
 
 
 def _files(paths: Sequence[str], folder: Path) -> Iterator[str]:
@@ -169,7 +169,7 @@ def changes_of(outputs: Outputs, folder: Path) -> Changes:
     """Compare the outputs in the folder of a job with those at home."""
     hashes = {file: file_sha256(folder / file) for file in sorted(_files(outputs.paths, folder))}
     changed = [file for file, sha256 in hashes.items() if outputs.hashes.get(file) != sha256]
-    return Changes(pack(changed, folder), tuple(file for file in outputs.hashes if file not in hashes))
+    return Changes(packed_files(changed, folder), tuple(file for file in outputs.hashes if file not in hashes))
 
 
 # -- at home again -----------------------------------------------------------------------------------------------------

@@ -32,14 +32,14 @@ from edgevit.jobs.parcels import (
     Outputs,
     bring_home,
     changes_of,
+    input_bytes,
     is_inside,
     job_folder,
-    outputs_of,
-    pack,
-    pack_input,
+    outputs_at_home,
+    packed_files,
+    packed_input,
     place_input,
     place_outputs,
-    size_of,
     unpack_each,
 )
 from edgevit.jobs.runners import WORKER, Event, FullDisk, Job, JobQueue, Later, Results, do_piece, work_off
@@ -192,15 +192,15 @@ class _Cluster:
         lock.enter_context(alone_in(folder, _Busy(f"another edgevit does {job.name}")))
         inputs = tuple(self._input(path) for path in sorted(job.inputs) if is_inside(path))
         home = f"{socket.gethostname()}:{Path.cwd()}"
-        return _Parcel(home, inputs, outputs_of(job.outputs), tuple(self._entries[job.shares]))
+        return _Parcel(home, inputs, outputs_at_home(job.outputs), tuple(self._entries[job.shares]))
 
     def _input(self, path: str) -> Input:
         """Put an input into the object store, once."""
         if path not in self._sent:
-            size = size_of(path)
+            size = input_bytes(path)
             self._sent[path] = Input(path, size)
             if size <= LARGEST_BYTES:
-                content = pack_input(path)
+                content = packed_input(path)
                 self._sent[path] = Input(path, size, hashlib.sha256(content).hexdigest(), self._ray.put(content))
         return self._sent[path]
 
@@ -315,7 +315,7 @@ def _away(piece: Piece, parcel: _Parcel, node: str) -> tuple[Any, Any]:
         os.chdir(folder.parent)
         shutil.rmtree(folder, ignore_errors=True)
     names = tuple(_new_entries(before)) if piece[0].shares else ()
-    return _Arrived(result, changes, names), pack(names, derivations_folder()) if names else None
+    return _Arrived(result, changes, names), packed_files(names, derivations_folder()) if names else None
 
 
 def _new_entries(before: Iterable[str]) -> list[str]:

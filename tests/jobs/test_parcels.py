@@ -29,7 +29,7 @@ def test_what_a_job_wrote_and_removed_is_written_and_removed_at_home(home: Path,
         (home / file).parent.mkdir(parents=True, exist_ok=True)
         (home / file).write_text(text)
     paths = ("out/m", "out/new", "out/jobs/first.board", "out/jobs/b", "out/jobs/a")
-    outputs = parcels.outputs_of(paths)
+    outputs = parcels.outputs_at_home(paths)
     parcels.place_outputs(outputs, away)
     assert (away / "out/m/model.json").read_text() == "old"
     (away / "out/m/export").mkdir()
@@ -59,8 +59,8 @@ def test_an_input_is_unpacked_once_and_appears_in_the_folder_of_each_job(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (home / "photos/cat").mkdir(parents=True)
     (home / "photos/cat/0.png").write_bytes(b"a cat")
-    content = parcels.pack_input("photos")
-    assert content == parcels.pack_input("photos") and parcels.size_of("photos") == 5
+    content = parcels.packed_input("photos")
+    assert content == parcels.packed_input("photos") and parcels.input_bytes("photos") == 5
     gets = []
 
     def get(reference: str) -> bytes:
@@ -82,7 +82,7 @@ def test_an_input_that_is_too_large_is_the_nodes_own_or_is_refused_with_its_path
     (home / "photos").mkdir()
     for number in range(9):
         (home / f"photos/{number}.png").write_bytes(b"12")
-    assert 3 < parcels.size_of("photos") < 18, "it is not counted to the end"
+    assert 3 < parcels.input_bytes("photos") < 18, "it is not counted to the end"
     given = Input("photos", 4)
     parcels.place_input(given, tmp_path / "job", str(home), "node2", None)
     assert len(list((tmp_path / "job/photos").iterdir())) == 9
@@ -95,6 +95,6 @@ def test_an_input_that_is_too_large_is_the_nodes_own_or_is_refused_with_its_path
 def test_files_that_cannot_be_written_are_an_error_with_the_path(home: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (home / "a").write_text("a")
-    outputs = parcels.outputs_of(["a"])
+    outputs = parcels.outputs_at_home(["a"])
     with pytest.raises(OutputError, match=f"cannot write {tmp_path / 'file'}"):
         parcels.place_outputs(outputs, tmp_path / "file")

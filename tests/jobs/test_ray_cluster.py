@@ -15,7 +15,7 @@ import torch
 from edgevit.derivation.cache import STREAMS, Cache, derivations_folder, entries
 from edgevit.errors import JobsError, OptionError
 from edgevit.jobs import ray_cluster, runners
-from edgevit.jobs.parcels import pack
+from edgevit.jobs.parcels import packed_files
 from edgevit.jobs.ray_cluster import run_on_ray
 from edgevit.jobs.runners import Job, Later
 
@@ -62,9 +62,7 @@ def test_a_node_with_another_edgevit_or_without_the_folder_or_the_data_refuses(
     assert f"{socket.gethostname()} does not see {tmp_path / 'photos'}; " in str(without)
     missing, _ = ray_cluster._on_node(str(tmp_path / "none"), ray_cluster.written_by(), 1, piece)
     assert f"does not see {tmp_path / 'none'}" in str(missing)
-    with pytest.raises(
-        JobsError, match="node2 does not see /fleet/m: start the command where all nodes "
-    ):
+    with pytest.raises(JobsError, match="node2 does not see /fleet/m: start the command where all nodes "):
         ray_cluster._refuse_outside(("jobs/a", "/fleet/m"), "node2")
 
 
@@ -83,7 +81,7 @@ def test_what_a_node_measured_is_used_by_another_but_for_streams(
     for kind in ("statistics", STREAMS):
         first.tensors(kind, {"seed": 0}, lambda: {"x": torch.ones(2)})
     names = tuple(ray_cluster._new_entries(before))
-    content = pack(names, derivations_folder())
+    content = packed_files(names, derivations_folder())
     second = cache("second")
     for _ in range(2):
         ray_cluster._take_entries(((names, "reference"),), {"reference": content}.pop)
