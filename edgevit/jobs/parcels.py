@@ -116,7 +116,7 @@ def job_folder(home: str, job: str) -> Path:
     return cache_folder(SENT) / "jobs" / hashlib.sha256(home.encode()).hexdigest()[:16] / job
 
 
-def place_input(given: Input, folder: Path, home: str, node: str, get: Any) -> None:
+def place_input(received: Input, folder: Path, home: str, node: str, get: Any) -> None:
     """Make an input appear in the folder of a job; one that is too large has to lie where it lies at home.
 
     Args:
@@ -126,25 +126,25 @@ def place_input(given: Input, folder: Path, home: str, node: str, get: Any) -> N
         JobsError: it is too large to be sent, and is not there.
         OutputError: it cannot be written, as on a full disk.
     """
-    target = folder / given.path
+    target = folder / received.path
     if target.exists() and not target.is_symlink():
         return  # it lies in another input
-    if given.content is None:
-        source = Path(home, given.path)
+    if received.content is None:
+        source = Path(home, received.path)
         if not source.exists():
             raise JobsError(
                 f"{node} does not see {source}, which has more than the {LARGEST_BYTES / 1e9:g} GB that are sent to a "
                 "node; copy it there, or put it where all nodes see it"
             )
     else:
-        store = cache_folder(SENT) / "inputs" / given.sha256
+        store = cache_folder(SENT) / "inputs" / received.sha256
         with writing(store):
             store.parent.mkdir(parents=True, exist_ok=True)
             with in_turn(store.with_suffix(".lock")):
                 if not store.exists():
-                    with new_folder(store) as temporary, ZipFile(io.BytesIO(get(given.content))) as packed:
+                    with new_folder(store) as temporary, ZipFile(io.BytesIO(get(received.content))) as packed:
                         packed.extractall(temporary)
-        source = store / given.path
+        source = store / received.path
     with writing(target):
         target.unlink(missing_ok=True)  # of an earlier try
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -113,7 +113,7 @@ class _Cluster:
         self._outputs: dict[Any, Outputs] = {}  # by task
         self._locks: dict[Any, ExitStack] = {}
         self._entries: dict[str, list[tuple[tuple[str, ...], Any]]] = defaultdict(list)  # by `Job.shares`
-        self._made: dict[Any, Any] = {}  # references to the entries that a task makes
+        self._new_entries: dict[Any, Any] = {}  # references to the entries that a task makes
 
     def _nodes_that_do_not_see_the_folder(self) -> list[str]:
         with ExitStack() as stack:
@@ -154,9 +154,9 @@ class _Cluster:
                 except (JobsError, OutputError) as error:
                     self._ended.append((piece, JobsError(str(error))))
                     return
-            here = str(Path.cwd()), written_by(), self._threads
-            task, made = self._task.options(**self._options(job)).remote(*here, piece, parcel)
-            self._pieces[task], self._made[task] = piece, made
+            node_arguments = str(Path.cwd()), written_by(), self._threads
+            task, new_entries = self._task.options(**self._options(job)).remote(*node_arguments, piece, parcel)
+            self._pieces[task], self._new_entries[task] = piece, new_entries
             if parcel is not None:
                 self._outputs[task], self._locks[task] = parcel.outputs, lock.pop_all()
 
@@ -216,13 +216,13 @@ class _Cluster:
 
     def _end(self, task: Any, job: Job[Any, Any]) -> Any:
         """The result of a task, after its files came home."""
-        result, made = self._result(task), self._made.pop(task)
+        result, new_entries = self._result(task), self._new_entries.pop(task)
         with self._locks.pop(task, ExitStack()):
             outputs = self._outputs.pop(task, None)
             if isinstance(result, _Arrived) and outputs is not None:
                 bring_home(result.changes, outputs)
                 if result.entries:
-                    self._entries[job.shares].append((result.entries, made))
+                    self._entries[job.shares].append((result.entries, new_entries))
                 result = result.result
         if not isinstance(result, FullDisk):
             return result
@@ -301,8 +301,8 @@ def _away(piece: Piece, parcel: _Parcel, node: str) -> tuple[Any, Any]:
     folder, get = job_folder(parcel.home, piece[0].name), import_module("ray").get
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    for given in parcel.inputs:
-        place_input(given, folder, parcel.home.partition(":")[2], node, get)
+    for received in parcel.inputs:
+        place_input(received, folder, parcel.home.partition(":")[2], node, get)
     place_outputs(parcel.outputs, folder)
     _take_entries(parcel.entries, get)
     before = {entry.file.name for entry in entries(derivations_folder())}
@@ -328,10 +328,10 @@ def _new_entries(before: Iterable[str]) -> list[str]:
     return names
 
 
-def _take_entries(made: Sequence[tuple[tuple[str, ...], Any]], get: Any) -> None:
+def _take_entries(batches: Sequence[tuple[tuple[str, ...], Any]], get: Any) -> None:
     """Put entries that other nodes made into this node's cache; those of a node that is gone are made again."""
     cache = derivations_folder()
-    for names, reference in made:
+    for names, reference in batches:
         if all((cache / name).exists() for name in names):
             continue
         with suppress(OutputError, import_module("ray").exceptions.RayError):
