@@ -161,13 +161,13 @@ class _Cluster:
                 self._outputs[task], self._locks[task] = parcel.outputs, lock.pop_all()
 
     def _options(self, job: Job[Any, Any]) -> dict[str, Any]:
-        # What no node offers any more, any node does. A job on a board takes no worker's turn.
-        board = {job.place: 1} if job.place != WORKER and job.place in self._ray.cluster_resources() else {}
-        options: dict[str, Any] = {"num_cpus": self._threads if job.place == WORKER else 0, "resources": board}
+        options: dict[str, Any] = {"num_cpus": self._threads if job.place == WORKER else 0}  # a board takes no turn
         if memory := min(job.memory_bytes, self._largest_bytes):
             options["memory"] = memory
         if others := self._nodes_with_room(job):
             options["scheduling_strategy"] = self._on(others[0])
+        elif job.place != WORKER and job.place in self._ray.cluster_resources():
+            options["resources"] = {job.place: 1}  # what no node offers any more, any node does
         return {**options, "max_retries": 0, "num_returns": 2}
 
     def _nodes_with_room(self, job: Job[Any, Any]) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from edgevit.derivation.compatibility import refuse_base
 from edgevit.derivation.feasibility import Target
 from edgevit.derivation.method import find_method, refuse_training
 from edgevit.derivation.request import DeriveRequest
-from edgevit.errors import EdgeVitError, Interrupted, JobsError, OptionError
+from edgevit.errors import EdgeVitError, Interrupted, JobsError, OptionError, OutputError
 from edgevit.jobs.fleet.estimates import BaseSize, TimeLeft, memory_of, size_of, work_of
 from edgevit.jobs.fleet.plan import FleetJob, FleetPlan, on_host, read_plan
 from edgevit.jobs.fleet.request import FleetRequest
@@ -69,15 +70,23 @@ def run(request: FleetRequest, progress: Progress | None = None) -> list[JobStat
     """Carry out a request; see `fleet` for what is raised."""
     plan = read_plan(request.plan)
     jobs = plan.part(request.only)
+    failed: dict[str, str] = {}
     if not request.status:
         try:
-            _work_off(jobs, plan, request, OnlyOnce(progress or Silent()))
+            failed = _work_off(jobs, plan, request, OnlyOnce(progress or Silent()))
         except KeyboardInterrupt as stop:
             raise Interrupted("stopped; the same command continues with the jobs that are not done") from stop
-    return states_of(jobs)
+    # On a full disk there is no record of a job that failed.
+    return [
+        replace(state, state="failed", reason=failed[state.job], waits_for_another=False)
+        if state.state == "waiting" and state.job in failed
+        else state
+        for state in states_of(jobs)
+    ]
 
 
-def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, progress: Progress) -> None:
+def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, progress: Progress) -> dict[str, str]:
+    """Do the jobs that are not done; return the reasons of those that failed."""
     done = {job.name: record for job in jobs if (record := _as_planned(job)) is not None}
     due = [job for job in jobs if job.name not in done]
     if done:
@@ -116,7 +125,7 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
     else:
         events = run_on_ray(tasks, done, address=request.ray, threads=plan.layout.threads)
     with progress.stage("fleet", 100, "% of the time") as stage, closing(events):
-        ended, begun = 0, set[str]()
+        ended, begun, failed = 0, set[str](), dict[str, str]()
         for job, result in events:
             if result is None:
                 begun.add(job.name)
@@ -130,8 +139,11 @@ def _work_off(jobs: Sequence[FleetJob], plan: FleetPlan, request: FleetRequest, 
                 time_left.end(job.record, result)
                 stage.update(time_left.percent(), jobs=ended)
                 if job.name in begun:  # what needs a job that failed has nothing to add
+                    if isinstance(result, EdgeVitError):
+                        failed[job.name] = str(result)
                     _record_death(job.record, result)
                     _tell(job.name, result, progress)
+    return failed
 
 
 def _turns(jobs: Sequence[FleetJob], workers: int) -> dict[str, int]:
@@ -174,7 +186,7 @@ def _record_death(job: FleetJob, result: JobRecord | EdgeVitError) -> None:
     """Write the record of a job whose process ended without one."""
     if isinstance(result, EdgeVitError) and record_of(job) is None:
         record = JobRecord(job.name, job.sha256, "failed", str(result), versions={"edgevit": written_by()})
-        with writing(job.folder):
+        with suppress(OutputError), writing(job.folder):  # the others go on
             job.folder.mkdir(parents=True, exist_ok=True)
             write_whole(job.folder / RECORD, JOB_KIND.text(record))
 

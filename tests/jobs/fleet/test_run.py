@@ -66,7 +66,13 @@ def test_all_impossible_budgets_are_named_before_anything_starts(fleet_plan: Any
     assert not (tmp_path / "fleet").exists()
 
 
-def test_a_job_whose_process_died_is_shown_as_failed(fleet_plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("can_write", [True, False])
+def test_a_job_whose_process_died_is_shown_as_failed_also_where_no_record_can_be_written(
+    can_write: bool, fleet_plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not can_write:
+        (tmp_path / "fleet").touch()
+
     def die(jobs: Sequence[Job[Any, Any]], *_: object, **options: object) -> Iterator[tuple[Job[Any, Any], Any]]:
         first = next(job for job in jobs if not job.needs)
         yield first, None

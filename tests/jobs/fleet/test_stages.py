@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,14 @@ from places import STANDINS
 
 from edgevit.board.comparison import load_runs
 from edgevit.errors import JobsError, OutputError
+from edgevit.jobs.fleet import stages
 from edgevit.jobs.fleet.plan import on_host, read_plan
 from edgevit.jobs.fleet.stages import carry_out
 from edgevit.jobs.fleet.states import RECORD, RUNS, JobRecord, states_of
-from edgevit.jobs.runners import Later
+from edgevit.jobs.runners import FullDisk, Later
 from edgevit.records.lock import alone_in
 from edgevit.records.model_folder import ModelFolder
+from edgevit.records.writing import writing
 
 
 def test_a_model_is_derived_exported_and_measured_once_and_judged_by_the_gates_of_the_plan(fleet_plan: Any) -> None:
@@ -52,6 +57,22 @@ def test_an_error_is_the_result_of_its_job_with_the_keys_of_the_plan(fleet_plan:
     failed = carry_out(derive)
     assert isinstance(failed, JobsError) and "no such class" in str(failed)
     assert states_of(jobs)[0].state == "failed" and states_of(jobs)[0].reason == str(failed)
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_a_full_disk_is_a_fault_of_the_machine_and_leaves_no_record(
+    is_wrapped: bool, fleet_plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object) -> None:
+        with writing(Path("m")) if is_wrapped else nullcontext():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x")
+
+    monkeypatch.setattr(stages, "derive", fill)
+    derive, *_ = jobs = read_plan(fleet_plan()).jobs
+    path = "m" if is_wrapped else "/tmp/x"
+    end = carry_out(derive)
+    assert isinstance(end, FullDisk) and end.reason.startswith(f"cannot write {path}: No space left on device")
+    assert states_of(jobs)[0].state == "waiting" and not (derive.folder / RECORD).exists()
 
 
 def test_a_job_that_another_process_does_is_put_off(fleet_plan: Any) -> None:
