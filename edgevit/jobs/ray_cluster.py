@@ -139,6 +139,8 @@ class _Cluster:
             self._ray.cancel(task)  # a KeyboardInterrupt there, on which a training saves its state
         if self._pieces:
             self._ray.wait(list(self._pieces), num_returns=len(self._pieces), timeout=GRACE_S)
+        for lock in self._locks.values():
+            lock.close()
         self._ray.shutdown()
 
     def begin(self, piece: Piece) -> None:
@@ -171,7 +173,7 @@ class _Cluster:
         return {**options, "max_retries": 0, "num_returns": 2}
 
     def _nodes_with_room(self, job: Job[Any, Any]) -> list[str]:
-        """The other nodes, if the disk of one was full; the one with the fewest jobs first."""
+        """The other nodes, if the disk of one was full for this job; the one with the most processors first."""
         if not self._full[job.name]:
             return []
         alive = [node for node in self._ray.nodes() if node["Alive"] and node["NodeID"] not in self._full[job.name]]
