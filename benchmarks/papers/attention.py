@@ -4,6 +4,7 @@
     python -m benchmarks.papers.attention --base fashion      # writes records/attention_fashion.json
     python -m benchmarks.papers.attention --data IMAGES --base deit_base_patch16_224 --checkpoint FILE --classes dogs
     python -m benchmarks.papers.attention criteria            # writes records/criteria.json; other bases: sources.py
+    python -m benchmarks.papers.attention criteria --data IMAGES --base swin_tiny_patch4_window7_224 --checkpoint FILE
 
 Tables 3 and 6 of the SKD super-network paper: QK and VO of every block at 1/4, 2/4 and 3/4 of their width, the FFN
 whole, top-1 with nothing trained. Narrower widths, too: this base's attention is of so low a rank that 1/4 costs it
@@ -21,7 +22,7 @@ queries or of its values, and h its second derivative, a dimension is worth |E g
 (second order) or h / 2 (Hessian diagonal). h is taken as E g^2, the empirical Fisher information. Magnitude is the sum
 of squares of the weights that go with it. A head is worth (E g)^2 of a factor on all that it puts out. All blocks and
 heads keep as many dimensions, and all blocks as many heads. Nothing is trained. WPAC alone makes up for the mean of the
-values that go, which is part of it here.
+values that go, which is part of it here. The paper has a Swin, too: of one, NISP is left out.
 
 Vulcan names the three of Figure 4 and does not say how they score a dimension of a head. Here:
 - NISP hands the importance of the last responses back through |W|, without images. What it starts from is alike for all
@@ -357,7 +358,8 @@ class Cuts:
             "NViT": squared_changes(looked_at, images, passes),
         }
         self.scores = {name: [(scores["qk"], scores["vo"]) for scores in of.blocks] for name, of in by_weights.items()}
-        self.scores["NISP"] = propagated(network)
+        if is_uniform(self.parts):
+            self.scores["NISP"] = propagated(network)
         for name in self.gates[0].scores():
             self.scores[name] = [of.scores()[name] for of in self.gates]
         statistics = calibrate(looked_at, images, passes, factorisation="tokens")
@@ -374,9 +376,10 @@ class Cuts:
             slim = [keep_best(p, *s, w) for p, s, w in zip(self.parts, scores, widths, strict=True)]
         return self._with(slim)
 
-    def heads(self, count: int) -> Network:
-        """The network with the heads of each block that are worth most."""
-        heads = [sorted(of.heads().topk(count).indices.tolist()) for of in self.gates]
+    def heads(self, share: float) -> Network:
+        """The network with this share of the heads of each block, at least one: those that are worth most."""
+        counts = [max(round(share * part.heads), 1) for part in self.parts]
+        heads = [sorted(of.heads().topk(n).indices.tolist()) for of, n in zip(self.gates, counts, strict=True)]
         return self._with([part.keep(of) for part, of in zip(self.parts, heads, strict=True)])
 
     def network_of_row(self, base: Network, key: Row) -> Network:
@@ -384,7 +387,7 @@ class Cuts:
         if key["kind"] == "base":
             return base
         if key["kind"] == HEADS:
-            return self.heads(round(key["share"] * self.parts[0].heads))
+            return self.heads(key["share"])
         return self.dimensions(key["kind"], key["share"], key["seed"])
 
     def _with(self, slim: Sequence[Attention]) -> Network:
@@ -399,11 +402,16 @@ CRITERIA = (*TABLE_3, *FIGURE_4, SVD, WPAC)
 ORDER = (HEADS, *CRITERIA)  # of a table's lines
 
 
-def row_keys(heads: int) -> Iterator[Row]:
+def is_uniform(parts: Sequence[Attention]) -> bool:
+    """Whether all attentions have one width: NISP does not know how stages of a Swin hand importance on."""
+    return len({part.embed for part in parts}) == 1
+
+
+def row_keys(heads: int, criteria: Sequence[str] = CRITERIA) -> Iterator[Row]:
     """Yield the key of every row of a sub-task, for a base of so many heads per block; share 1 is the base."""
     yield {"part": "base", "kind": "base", "share": 1.0, "seed": 0}
     for share in SHARES:
-        for kind in CRITERIA:
+        for kind in criteria:
             for seed in range(DRAWS if kind == "random" else 1):
                 yield {"part": "criteria", "kind": kind, "share": share, "seed": seed}
     for count in sorted({min(max(round((1 - rate) * heads), 1), heads - 1) for rate in HEAD_RATES}):
@@ -413,8 +421,9 @@ def row_keys(heads: int) -> Iterator[Row]:
 
 def criteria_rows(source: Source, classes: Sequence[str], done: Sequence[Row], device: str = "cpu") -> Iterator[Row]:
     """Measure every row of one sub-task that is not recorded; the base is restricted to the sub-task's classes."""
-    heads = attentions(source.base.read())[0].heads
-    due = [key for key in row_keys(heads) if not picked(done, **key)]
+    parts = attentions(source.base.read())
+    criteria = [name for name in CRITERIA if name != "NISP" or is_uniform(parts)]
+    due = [key for key in row_keys(parts[0].heads, criteria) if not picked(done, **key)]
     if not due:
         return
     task = source.task(classes)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from small_base import ARGS, NAME, PREPROCESSING, write_checkpoint
@@ -17,6 +18,8 @@ from benchmarks.sources import Source, add_source
 from edgevit.data.task import open_task
 from edgevit.network.anatomy import attentions
 from edgevit.network.checkpoint import describe
+from edgevit.network.families import load_family
+from edgevit.network.network import Network
 from edgevit.train.passes import open_passes
 from edgevit.train.settings import Training
 
@@ -32,7 +35,7 @@ def test_cuts_keep_what_is_worth_most_and_the_function_where_all_is_kept(small_v
             again, half = (cuts.dimensions(kind, share) for share in (1.0, 0.5))
             torch.testing.assert_close(again(images[:4]), whole, rtol=1e-4, atol=1e-4)
             assert {(a.qk, a.vo) for a in attentions(half.read())} == {(16, 16)}, kind
-    assert [a.heads for a in attentions(cuts.heads(1).read())] == [1, 1]
+    assert [a.heads for a in attentions(cuts.heads(0.5).read())] == [1, 1]
 
     # The gradient by a factor on one dimension of the values is that of the weights that make it.
     qkv = base.module.blocks[0].attn.qkv
@@ -43,6 +46,25 @@ def test_cuts_keep_what_is_worth_most_and_the_function_where_all_is_kept(small_v
     # S2ViTE's saliency is of the same products of weights and gradients, none of which makes up for another.
     (_, saliency), (_, squared) = cuts.scores["S2ViTE"][0], cuts.scores["NViT"][0]
     assert (saliency >= cuts.gates[0].vo.mean(0).abs() * (1 - 1e-6)).all() and (squared >= 0).all()
+
+
+def test_a_swin_is_cut_by_every_criterion_but_one() -> None:
+    torch.manual_seed(0)
+    arguments = {"img_size": 32, "embed_dim": 16, "depths": (1, 1), "num_heads": (2, 4), "window_size": 4}
+    name, swin = "swin_tiny_patch4_window7_224", load_family("swin")
+    network = Network(swin.interchange.adopted(timm.create_model(name, num_classes=2, **arguments)))
+    base = describe(network, name, {"num_classes": 2, **arguments})
+    task = open_task("digits", "3,7", preprocessing=base.preprocessing, base_outputs=10)
+    cuts = attention.Cuts(base, task)
+    keys = [*attention.row_keys(2, [kind for kind in attention.CRITERIA if kind != "NISP"])]
+    images = next(task.test.batches(4))[0]
+    assert {key["kind"] for key in keys} >= {*attention.TABLE_3, "WPAC"} and "NISP" not in cuts.scores
+    with torch.no_grad():
+        for key in (key for key in keys if key["share"] in (0.25, 0.5, 0.75)):
+            assert cuts.network_of_row(base, key)(images).isfinite().all()
+    quarter = attentions(cuts.dimensions("WPAC", 0.25).read())
+    assert [(a.heads, a.qk, a.vo) for a in quarter] == [(2, 2, 2), (4, 2, 2)]
+    assert [a.heads for a in attentions(cuts.heads(0.5).read())] == [1, 2]
 
 
 def test_importance_is_handed_back_through_the_size_of_weights(small_vit: Callable[..., Any]) -> None:

@@ -1,0 +1,162 @@
+"""Detection on COCO2017, as Vulcan (Figure 7) and NuWa report it: person, car and cat; batch 8, learning rate 5e-5.
+
+    python -m benchmarks.papers.coco COCO2017 --checkpoint mask_rcnn.pth --out runs/coco
+    python -m benchmarks.papers.coco COCO2017 --backbone swin_tiny.pth --out runs/coco     # heads begin at random
+    python -m benchmarks.papers.coco COCO2017 --checkpoint mask_rcnn.pth --out runs/coco --dry-run
+
+COCO2017 has annotations/instances_train2017.json, train2017/ and the same of val2017, on which all are judged. The base
+is a Mask R-CNN on a pyramid of Swin-T (`coco_network.py`), or any FILE.py:FUNCTION given with --detector; --checkpoint
+has its weights by its own names, --backbone those of its Swin alone, under timm's, Microsoft's or mmdetection's names.
+The base is fine-tuned on the three classes first, as the second baseline. vulcan and nuwa then remove the rates of the
+MACs of the backbone; what follows it stays. --dry-run takes a few images of each part and two steps, so that a path or
+a weight that does not fit shows within minutes. What is done is not repeated. No result of it is recorded here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from benchmarks.markdown import Row, table
+from benchmarks.papers import coco_network
+
+CLASSES = ("person", "car", "cat")
+RATES = (0.2, 0.4, 0.6, 0.8)
+METHODS = ("vulcan", "nuwa")
+BATCH, LR, STEPS, SEED = 8, 5e-5, 5000, 1
+DRY_IMAGES, DRY_STEPS, DRY_RATES = 80, 2, (0.2,)
+DETECTOR = f"{coco_network.__file__}:mask_rcnn"
+
+
+def reduced(root: Path, out: Path, classes: Sequence[str], images: int) -> Path:
+    """Write a folder with a few images of each part that show a class, as links; without it, if it exists."""
+    if out.is_dir():
+        return out
+    (out / "annotations").mkdir(parents=True)
+    for file in sorted((root / "annotations").glob("instances_*.json")):
+        part, content = file.stem.removeprefix("instances_"), json.loads(file.read_text())
+        chosen = {entry["id"] for entry in content["categories"] if entry["name"] in classes}
+        shown = {entry["image_id"] for entry in content["annotations"] if entry["category_id"] in chosen}
+        content["images"] = [entry for entry in content["images"] if entry["id"] in shown][:images]
+        kept = {entry["id"] for entry in content["images"]}
+        content["annotations"] = [entry for entry in content["annotations"] if entry["image_id"] in kept]
+        (out / "annotations" / file.name).write_text(json.dumps(content))
+        (out / part).mkdir()
+        folder = next(f for f in (root / part, root / "images" / part) if f.is_dir())
+        for entry in content["images"]:
+            (out / part / entry["file_name"]).symlink_to((folder / entry["file_name"]).resolve())
+    return out
+
+
+def with_backbone(detector: str, weights: Path, out: Path) -> Path:
+    """Write the weights of a detector whose Swin has these, and whose other parts begin at random.
+
+    Raises:
+        EdgeVitError: the weights are not of its Swin.
+    """
+    from edgevit.network.builder import built
+    from edgevit.network.checkpoint import open_network
+
+    if not out.is_file():
+        module: Any = built(detector, None)
+        body = module.backbone.body
+        size = (body.patch_embed.img_size[0], body.patch_embed.img_size[1])
+        opened: Any = open_network(coco_network.NAME, checkpoint=weights, model_args={"img_size": size})
+        state = getattr(opened, "network", opened).module.state_dict()
+        names = body.state_dict().keys()
+        body.load_state_dict({name: value for name, value in state.items() if name in names}, strict=False)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        save_file(module.state_dict(), out)
+    return out
+
+
+def derive(options: argparse.Namespace, data: Path, checkpoint: Path, method: str, rate: float) -> Row:
+    """Derive one detector, unless it is there; return what it, its base and the fine-tuned base find."""
+    import edgevit
+    from edgevit.network.checkpoint import open_network
+    from edgevit.records.model_folder import ModelFolder
+    from edgevit.train.settings import Training
+
+    folder = options.out / f"{method}-{rate:g}"
+    if not folder.is_dir():
+        base: Any = open_network(options.detector, checkpoint=checkpoint)
+        of_backbone = base.spec.macs - base.geometry.head_macs
+        settings = {"purification_steps": options.steps} if method == "nuwa" and options.dry_run else {}
+        edgevit.derive(
+            options.detector, checkpoint=checkpoint, data=data, classes=list(options.classes), output="boxes",
+            method=method, macs=base.spec.macs - rate * of_backbone, out=folder, options=settings,
+            finetune_base=True, base_steps=options.steps,
+            training=Training(
+                steps=options.steps if method == "vulcan" else 0, batch_size=options.batch_size, lr=options.lr,
+                augment="flip", seed=SEED, device=options.device, evaluations=1,
+            ),
+        )  # fmt: skip
+    record = ModelFolder(folder).derivation()
+    assert record is not None and record.boxes is not None
+    found = {"base": record.boxes.base, "base, fine-tuned": record.boxes.base_finetuned, method: record.boxes.derived}
+    return {name: of for name, of in found.items() if of is not None}
+
+
+def _line(rate: str, name: str, found: Any) -> list[str]:
+    masks = "" if found.masks is None else f"{100 * found.masks.ap:.1f}"
+    per_class = ["" if ap is None else f"{100 * ap:.1f}" for ap in found.boxes.per_class.values()]
+    return [rate, name, f"{100 * found.boxes.ap:.1f}", masks, *per_class]
+
+
+def run(options: argparse.Namespace) -> str:
+    """Derive all detectors that are missing, and return the table.
+
+    Raises:
+        EdgeVitError: the data or the weights do not fit.
+    """
+    from edgevit.errors import DataError
+
+    data, rates = options.data, RATES
+    if not (data / "annotations").is_dir():
+        raise DataError(f"{data} has no annotations/, which COCO2017 has; unpack annotations_trainval2017.zip there")
+    if options.dry_run:
+        data, rates = reduced(data, options.out / "few", options.classes, DRY_IMAGES), DRY_RATES
+        options.steps = DRY_STEPS
+    checkpoint = options.checkpoint or with_backbone(
+        options.detector, options.backbone, options.out / "with_backbone.safetensors"
+    )
+    lines, classes = list[list[str]](), list[str]()
+    for rate in rates:
+        for method in METHODS:
+            for name, found in derive(options, data, checkpoint, method, rate).items():
+                classes = [*found.boxes.per_class]
+                line = _line(f"{rate:g}" if name == method else "0", name, found)
+                lines += [] if line in lines else [line]
+    return table(["MACs gone", "method", "AP of boxes", "AP of masks", *classes], sorted(lines))
+
+
+def main() -> None:
+    from edgevit.errors import EdgeVitError
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, metavar="COCO2017")
+    weights = parser.add_mutually_exclusive_group(required=True)
+    weights.add_argument("--checkpoint", type=Path, help="weights of the whole detector")
+    weights.add_argument("--backbone", type=Path, help="weights of its Swin")
+    parser.add_argument("--detector", default=DETECTOR, metavar="FILE.py:FUNCTION")
+    parser.add_argument("--classes", type=lambda text: tuple(text.split(",")), default=CLASSES)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of the fine-tuned base, and of vulcan")
+    parser.add_argument("--batch-size", type=int, default=BATCH)
+    parser.add_argument("--lr", type=float, default=LR)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--dry-run", action="store_true", help="a few images, two steps, one rate")
+    parser.add_argument("--device", default="auto")
+    try:
+        print(run(parser.parse_args()))
+    except EdgeVitError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
