@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from errno import ENAMETOOLONG
 from typing import Annotated, Any
@@ -67,6 +68,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
 LONGEST_MESSAGE, LONGEST_REASON = 4000, 200  # characters: names of files and classes may have any length
+_ALLOCATION = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)  # as torch says it
 _MORE_MEMORY = "make more memory available (`free -h`, `ulimit -v`)"
 STOPPED = 130  # what a shell expects of a program that Ctrl-C ended; SIGTERM is told apart by nobody
 
@@ -125,6 +127,12 @@ def _run() -> int:
     except MemoryError as error:
         reason = shortened(str(error).partition("\n")[0], LONGEST_REASON)
         say(f"error: out of memory{f': {reason}' if reason else ''}; {_MORE_MEMORY}")
+        return 1
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError" and not _ALLOCATION.search(str(error)):
+            raise
+        reason = shortened(" ".join(str(error).split()), LONGEST_REASON)
+        say(f"error: out of memory: {reason}; give a smaller --batch-size or smaller images, or {_MORE_MEMORY}")
         return 1
     if code == STOPPED:
         say("stopped")

@@ -103,6 +103,11 @@ def test_a_working_folder_that_was_removed_is_one_line(edgevit_main: Any, tmp_pa
         (ImportError("libtorch_cpu.so: failed to map segment", name="torch"), "cannot import torch: libtorch_cpu.so:"),
         (ImportError(), "cannot import a library; make more memory available"),  # of torch in 3 GB of addresses
         (MemoryError(), "out of memory; make more memory available"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            "out of memory: DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes; give a smaller",
+        ),
+        (type("OutOfMemoryError", (RuntimeError,), {})("CUDA\nis full"), "CUDA is full; give a smaller --batch-size"),
         (OptionError("x" * 10**6), "xxx...xxx"),
     ],
 )
