@@ -6,16 +6,18 @@ only, so values go through `struct` and not through numpy.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import struct
 import time
 from contextlib import closing
-from typing import Any, BinaryIO, Callable, Optional, Sequence
+from typing import Any, BinaryIO, Callable, Iterator, Optional, Sequence
 
 from .cuda import Cuda, open_cuda
-from .execution import Engine, Execution, Tensor, import_tensorrt, make_log, open_engine
+from .execution import Engine, Execution, import_tensorrt, make_log, open_engine
 from .runners import RunnerError
+from .timing import replacing
 
 FORMATS = {"float16": "e", "float32": "f"}
 TICK_S = 0.2  # between two messages of progress
@@ -35,44 +37,72 @@ def classify(
     batch: int,
     columns: Optional[Sequence[int]] = None,
 ) -> dict[str, Any]:
-    """Return the values in these columns of the outputs, a row for each image, and how many outputs are no numbers.
+    """Return the values in these columns of the output, a row for each image, and how many outputs are no numbers.
 
-    `columns` None: all. `images` is a file of `count` images of `shape`, row by row, in this machine's byte order.
+    `columns` None: write all values of all outputs to a file, image by image, in the engine's order and types; return
+    its path and hash. `images` is a file of `count` images of `shape`, row by row, in this machine's byte order.
 
     Raises: RunnerError.
     """
     _check_file(images, count, shape, dtype)
     trt = import_tensorrt()
+    began = time.monotonic()
+    with open(images, "rb") as file, open_cuda() as cuda, open_engine(trt, make_log(trt), engine) as opened:
+        _check_engine(opened, shape, columns)
+        with closing(Execution(opened, cuda, batch)) as execution:
+            runner = _Runner(execution, cuda, batch, FORMATS[dtype])
+            batches = _batches(send, runner, file, count, batch)
+            answer = _write(runner, batches, images) if columns is None else _rows(runner, batches, columns)
+    return {**answer, "seconds": time.monotonic() - began}
+
+
+def _batches(send: Send, runner: _Runner, file: BinaryIO, count: int, batch: int) -> Iterator[int]:
+    """Run one batch after the other; yield the number of images in each."""
+    done, reported = 0, time.monotonic()
+    while done < count:
+        images = min(batch, count - done)
+        runner.run(file, images)
+        yield images
+        done += images
+        if time.monotonic() - reported >= TICK_S:
+            reported = time.monotonic()
+            send({"progress": {"stage": "classify", "done": done / count}})
+
+
+def _rows(runner: _Runner, batches: Iterator[int], columns: Sequence[int]) -> dict[str, Any]:
     outputs: list[Sequence[float]] = []
     nonfinite = 0
-    began = reported = time.monotonic()
-    with open(images, "rb") as file, open_cuda() as cuda, open_engine(trt, make_log(trt), engine) as opened:
-        output = _check_engine(opened, shape, columns)
-        with closing(Execution(opened, cuda, batch)) as execution:
-            runner = _Runner(execution, cuda, batch, FORMATS[dtype], output)
-            while len(outputs) < count:
-                rows = runner.run(file, min(batch, count - len(outputs)))
-                nonfinite += sum(not math.isfinite(value) for row in rows for value in row)
-                outputs += rows if columns is None else [[row[column] for column in columns] for row in rows]
-                if time.monotonic() - reported >= TICK_S:
-                    reported = time.monotonic()
-                    send({"progress": {"stage": "classify", "done": len(outputs) / count}})
-    return {"rows": outputs, "nonfinite": nonfinite, "seconds": time.monotonic() - began}
+    for images in batches:
+        rows = runner.rows(images)
+        nonfinite += sum(not math.isfinite(value) for row in rows for value in row)
+        outputs += [[row[column] for column in columns] for row in rows]
+    return {"rows": outputs, "nonfinite": nonfinite}
+
+
+def _write(runner: _Runner, batches: Iterator[int], images: str) -> dict[str, Any]:
+    path, digest = f"{images}.outputs", hashlib.sha256()
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        for count in batches:
+            for i in range(count):
+                for part in runner.values(i):
+                    file.write(part)
+                    digest.update(part)
+    return {"file": path, "sha256": digest.hexdigest()}
 
 
 class _Runner:
     """An execution with memory for one batch on the host's side, too."""
 
-    def __init__(self, execution: Execution, cuda: Cuda, batch: int, form: str, output: Tensor) -> None:
+    def __init__(self, execution: Execution, cuda: Cuda, batch: int, form: str) -> None:
         engine = execution.engine
-        self._execution, self._cuda, self._form, self._output = execution, cuda, form, output
+        self._execution, self._cuda, self._form = execution, cuda, form
         self._images = engine.inputs[0]
         self._host_in = cuda.host(self._images.bytes_at(batch))
-        self._host_out = cuda.host(output.bytes_at(batch))
+        self._host_out = [(output, cuda.host(output.bytes_at(batch))) for output in engine.outputs]
         self._done = cuda.event()
 
-    def run(self, file: BinaryIO, count: int) -> list[tuple[float, ...]]:
-        """Read the next images and return a row of outputs for each.
+    def run(self, file: BinaryIO, count: int) -> None:
+        """Read the next images and compute their outputs.
 
         Fewer than a batch are filled up with what was there: the engine is to be seen at that batch, and no other.
         """
@@ -80,12 +110,23 @@ class _Runner:
         self._host_in[: self._images.bytes_at(count)] = self._read(file, count)
         cuda.copy_in(execution.addresses[self._images.name], self._host_in, stream)
         execution.enqueue()
-        cuda.copy_out(self._host_out, execution.addresses[self._output.name], stream)
+        for output, host in self._host_out:
+            cuda.copy_out(host, execution.addresses[output.name], stream)
         cuda.record(self._done, stream)
         cuda.wait(self._done)
-        width = math.prod(self._output.shape[1:])
-        flat = struct.unpack_from(f"{count * width}{self._output.format}", self._host_out)
+
+    def rows(self, count: int) -> list[tuple[float, ...]]:
+        """The values of the first output, for each of the last images."""
+        output, host = self._host_out[0]
+        width = math.prod(output.shape[1:])
+        flat = struct.unpack_from(f"{count * width}{output.format}", host)
         return [flat[i * width : (i + 1) * width] for i in range(count)]
+
+    def values(self, image: int) -> Iterator[memoryview]:
+        """The bytes of each output of one of the last images."""
+        for output, host in self._host_out:
+            size = output.bytes_at(1)
+            yield host[image * size : (image + 1) * size]
 
     def _read(self, file: BinaryIO, count: int) -> bytes:
         values = count * math.prod(self._images.shape[1:])
@@ -114,20 +155,20 @@ def _check_file(images: str, count: int, shape: Sequence[int], dtype: str) -> No
         )
 
 
-def _check_engine(engine: Engine, shape: Sequence[int], columns: Optional[Sequence[int]]) -> Tensor:
-    """Return the engine's output."""
-    if len(engine.inputs) != 1 or len(engine.outputs) != 1 or len(engine.outputs[0].shape) < 2:
+def _check_engine(engine: Engine, shape: Sequence[int], columns: Optional[Sequence[int]]) -> None:
+    several = len(engine.outputs) > 1 and columns is not None
+    if len(engine.inputs) != 1 or several or any(len(output.shape) < 2 for output in engine.outputs):
         tensors = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in (*engine.inputs, *engine.outputs))
         raise RunnerError(f"no network of one input and one row of outputs for each image: it has {tensors}")
-    images, output = engine.inputs[0], engine.outputs[0]
+    images = engine.inputs[0]
     floating = {form: name for name, form in FORMATS.items()}
-    for tensor in (images, output):
+    for tensor in (images, *engine.outputs):
         if tensor.format not in floating:
             raise RunnerError(
                 f"{tensor.name!r} is {tensor.dtype}, and not one of {', '.join(FORMATS)}; export it again"
             )
     if images.shape[1:] != tuple(shape):
         raise RunnerError(f"images of {list(shape)} were sent, and the engine takes {list(images.shape[1:])}")
-    if columns is not None and not (columns and all(0 <= column < output.shape[1] for column in columns)):
-        raise RunnerError(f"columns {list(columns)} were asked for, and the engine has {output.shape[1]} outputs")
-    return output
+    width = engine.outputs[0].shape[1]
+    if columns is not None and not (columns and all(0 <= column < width for column in columns)):
+        raise RunnerError(f"columns {list(columns)} were asked for, and the engine has {width} outputs")

@@ -143,6 +143,12 @@ class Classified:
 
 
 @dataclass(frozen=True)
+class OutputsFile:
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Times:
     median: float
     p99: float
@@ -183,6 +189,8 @@ def read_answer(host: str, method: str, answer: Any, kind: Any = None) -> Any:
     if isinstance(answer, dict):
         if method == "build" and answer.get("refused") is not None:
             expected = Refusal
+        if method == "classify" and "file" in answer:
+            expected = OutputsFile
         fields = {name: value for name, value in answer.items() if name not in _UNREAD}
     READER.checked(fields, expected, f"the answer of {host} to {method!r}")
     return answer

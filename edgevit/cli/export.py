@@ -60,6 +60,8 @@ def show(console: Console, report: Export) -> None:
         console.show(f"attention fused {of} by {f.compiler} {f.version} for {f.target}: {f.note}")
     if report.quantisation:
         console.show(_int8_line(report.quantisation))
+    if report.whole:
+        console.show(_whole_line(report))
     if engine:
         console.show(engine_table(engine))
     for text in (*report.warnings, *(engine.warnings if engine else ())):
@@ -112,27 +114,45 @@ def _int8_line(quantisation: Quantisation) -> str:
     )
 
 
+def _whole_line(report: ExportRecord) -> str:
+    assert report.whole is not None
+    whole, size = report.whole, "x".join(map(str, report.inputs[0].shape[1:]))
+    precision = ""
+    if whole.torch is not None and whole.onnx is not None:
+        precision = f", AP of boxes {whole.onnx:.1%} on {whole.judged_images} images, torch's {whole.torch:.1%}"
+    return (
+        f"{whole.file}: the whole detector, of one RGB image {size} from 0 to 1; finds {whole.same} of the "
+        f"{whole.boxes} boxes that torch finds in {whole.images} images{precision}"
+    )
+
+
 def engine_table(engine: EngineRecord) -> Table:
     from rich.table import Table
 
     accuracy = engine.accuracy
     table = Table(title=str(engine.path), title_justify="left", caption_justify="left")
+    measured, shares, worst = "top-1", ["", ""], ""
+    if accuracy and accuracy.host_detections and accuracy.board_detections:
+        measured, boxes = "AP of boxes", [accuracy.host_detections.boxes, accuracy.board_detections.boxes]
+        shares = [f"{of_place.ap:.2%}" for of_place in boxes]
+        before, after = (of_place.per_class for of_place in boxes)
+        change = {name: (after[name] or 0) - ap for name, ap in before.items() if ap is not None}
+        name = min(change, key=lambda name: change[name])
+        worst = f"{name} {change[name]:+.1%}"
+    elif accuracy and accuracy.host is not None and accuracy.board is not None:
+        shares = [f"{accuracy.host:.2%}", f"{accuracy.board:.2%}"]
+    if accuracy and accuracy.worst_class is not None:
+        of_class = accuracy.per_class[accuracy.worst_class]
+        worst = f"{accuracy.worst_class} {of_class.board - of_class.host:+.1%}"
     table.caption = f"on {engine.fingerprint}, for batches {engine.batches[0]} to {engine.batches[2]}" + (
-        f"; {'agreement' if accuracy.host is None else 'top-1'} on {accuracy.images} {accuracy.part} images"
-        if accuracy
-        else ""
+        f"; {measured if shares[0] else 'agreement'} on {accuracy.images} {accuracy.part} images" if accuracy else ""
     )
     table.add_column("computes in")
-    for heading in ("top-1 here", "on the board", "agree", "worst class", "fused", "MB", "build s"):
+    for heading in (f"{measured} here", "on the board", "agree", "worst class", "fused", "MB", "build s"):
         table.add_column(heading, justify="right")
-    worst = ""
-    if accuracy and accuracy.worst_class is not None:
-        shares = accuracy.per_class[accuracy.worst_class]
-        worst = f"{accuracy.worst_class} {shares.board - shares.host:+.1%}"
     table.add_row(
         engine.precision_level,
-        f"{accuracy.host:.2%}" if accuracy and accuracy.host is not None else "",
-        f"{accuracy.board:.2%}" if accuracy and accuracy.board is not None else "",
+        *shares,
         f"{accuracy.agreement:.2%}" if accuracy else "",
         worst,
         "" if engine.fused is None else f"{engine.fused} of {engine.blocks}",

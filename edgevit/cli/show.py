@@ -111,8 +111,9 @@ def _show_model(console: Console, folder: Path) -> None:
     if spec.builder is not None:
         outputs = f"{spec.builder.network} of what {spec.builder.function} in builder.py makes: {spec.output_text}"
     console.show(f"{spec.timm_name}, {classes if spec.classes else outputs}")
-    if spec.embedding_text is not None:
-        console.show(spec.embedding_text)
+    for text in (spec.embedding_text, spec.rest_text):
+        if text is not None:
+            console.show(text)
     fusable, attentions = sum(b.fusable for b in spec.blocks), sum(b.has("attention") for b in spec.blocks)
     console.show(
         f"TensorRT can fuse the attention of {fusable} of {attentions} blocks; the base's weights have sha256 "

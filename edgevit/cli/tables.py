@@ -92,6 +92,8 @@ def outcome(spec: ModelSpec, record: DerivationRecord) -> Iterator[Table | str]:
         yield f"{spec.output_text}: {record.map.format()}"
     if record.boxes is not None:
         yield f"boxes: {record.boxes.format()}"
+    if spec.rest_text is not None:
+        yield spec.rest_text
     yield from met_lines(record)
 
 

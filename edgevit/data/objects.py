@@ -71,6 +71,9 @@ class _AnnotatedImages(Dataset[tuple[Tensor, dict[str, Tensor]]]):
     ) -> None:
         self.objects, self.source, self.references = objects, source, references
         self.reading, self.transform = Reading.of(preprocessing), _transform(preprocessing, augment)
+        fits = preprocessing.get("crop_mode") == "border" and augment == "none"  # a crop has the size already
+        self.size = tuple(preprocessing["input_size"][1:]) if fits else None
+        self.colour = [round(255 * mean) for mean in preprocessing["mean"]]
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, dict[str, Tensor]]:
         position, seed = key
@@ -85,6 +88,8 @@ class _AnnotatedImages(Dataset[tuple[Tensor, dict[str, Tensor]]]):
         if self.objects.masks:
             masks = [mask_of(entry, *size) for entry in found]
             target["masks"] = tv_tensors.Mask(torch.stack(masks) if masks else torch.zeros(0, *size, dtype=torch.uint8))
+        if self.size is not None:
+            picture, target = _fitted(picture, target, *self.size, self.colour)
         with seeded(seed):
             image, target = self.transform(picture, target)
         return image.as_subclass(Tensor), {name: value.as_subclass(Tensor) for name, value in target.items()}
@@ -113,6 +118,21 @@ def _decoded(parts: Any, height: int, width: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy 2, about how pycocotools makes an array
         return mask.decode(mask.merge(parts) if isinstance(parts, list) else parts)
+
+
+def _fitted(
+    picture: Any, target: dict[str, Tensor], height: int, width: int, colour: list[int]
+) -> tuple[Any, dict[str, Tensor]]:
+    """Scale a picture and its objects to fit, and pad them on the right and below, as `Letterbox` does."""
+    scale = min(height / picture.height, width / picture.width)
+    size = [max(round(picture.height * scale), 1), max(round(picture.width * scale), 1)]
+    padding = [0, 0, width - size[1], height - size[0]]
+
+    def fit(value: Any, fill: Any) -> Any:
+        return v2.functional.pad(v2.functional.resize(value, size), padding, fill=fill)
+
+    changed = {name: value if name == "labels" else fit(value, 0) for name, value in target.items()}
+    return fit(picture, colour), changed
 
 
 def _transform(preprocessing: Mapping[str, Any], augment: Augment) -> Any:

@@ -459,7 +459,7 @@ class Deriving(Request):
             "--augment deit": self.training.augment == "deit",
             "--reject": self.reject is not None,
             "--finetune-base": self.finetune_base and not boxes,
-            "--derive-from": self.derive_from != STARTS[0],
+            "--derive-from": self.derive_from != STARTS[0] and not boxes,
             "--head full": self.head != HEADS[0],
             f"--teacher {self.training.teacher}": self.training.teacher not in (None, "restricted") and not boxes,
             f"--teacher-weight {weight}": weight not in (None, 1) and not boxes,

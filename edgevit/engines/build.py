@@ -12,9 +12,11 @@ from edgevit.board.connection import THIS_MACHINE, Board
 from edgevit.board.facts import BoardFacts, TensorRT, examine
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.profiles import load_profile
-from edgevit.engines.builder import EngineBuilder, batches_of, mode_name, tidied
+from edgevit.engines.builder import EngineBuilder, batches_of, mode_name
+from edgevit.engines.detections import Annotated, annotated
 from edgevit.engines.gate import Sample, images_file, take_sample, unlabelled_sample
-from edgevit.engines.options import MOST_OUTPUTS
+from edgevit.engines.options import MOST_IMAGES, MOST_OUTPUTS
+from edgevit.engines.outputs import tidied
 from edgevit.engines.precision_levels import PrecisionLevel, first_level, search_precision
 from edgevit.engines.request import ExportRequest
 from edgevit.errors import EngineError, UnfitBoardError
@@ -24,9 +26,9 @@ from edgevit.exporting.importing import imported
 from edgevit.exporting.losses import LEAST_IMAGES
 from edgevit.exporting.onnx import judging_images, note_class_order, open_model_source
 from edgevit.exporting.request import QUANTISED_OPSET
-from edgevit.exporting.source import Source
+from edgevit.exporting.source import ModelSource, Source
 from edgevit.exporting.variants import Exported
-from edgevit.network.output import Logits
+from edgevit.network.output import Levels, Logits
 from edgevit.progress import Progress, Silent
 from edgevit.records.engine import ENGINE_KIND, EngineRecord, key_of, store_engine, stored_engine
 from edgevit.records.export import ExportRecord
@@ -102,19 +104,28 @@ def _open_judging(source: Source, request: ExportRequest, progress: Progress, wa
     return judging and judging.limited(request.engine_images)
 
 
-def _few_enough(judging: Judging | None, report: ExportRecord) -> Judging | None:
-    """Fewer images, if the outputs of all would be too many to be sent; of logits only the target classes are."""
-    if judging is None or isinstance(judging.output, Logits):
-        return judging
-    return judging.limited(max(MOST_OUTPUTS // math.prod(map(int, report.outputs[0].shape[1:])), LEAST_IMAGES))
+def _at_once(report: ExportRecord) -> int:
+    """The number of images whose outputs are not too many for one job."""
+    return max(MOST_OUTPUTS // sum(math.prod(map(int, output.shape[1:])) for output in report.outputs), 1)
 
 
-def _take_sample(exported: Exported, judging: Judging | None, path: Path, workers: int, progress: Progress) -> Sample:
-    if judging is not None:
-        reference = exported.report.folder / onnx_name(exported.report.reference)
-        return take_sample(judging, reference, path, progress, workers=workers)
-    subject = exported.source.subject
-    return unlabelled_sample(exported.images, subject.output, path)
+def _take_sample(
+    exported: Exported, judging: Judging | None, path: Path, workers: int, progress: Progress
+) -> Sample | Annotated:
+    if judging is None:
+        return unlabelled_sample(exported.images, exported.source.subject.output, path)
+    reference, most = exported.report.folder / onnx_name(exported.report.reference), _at_once(exported.report)
+    if isinstance(judging.output, Levels) and isinstance(exported.source, ModelSource):
+        record, at_once = exported.source.subject.record, min(most, MOST_IMAGES)
+        sample = annotated(
+            judging, exported.source.model, record.showing if record else None,
+            reference=reference, path=path, at_once=at_once, progress=progress,
+        )  # fmt: skip
+        if sample is not None:
+            return sample
+    if not isinstance(judging.output, Logits):  # of which only the target classes are sent
+        judging = judging.limited(max(most, LEAST_IMAGES))
+    return take_sample(judging, reference, path, progress, workers=workers)
 
 
 def build_engine(request: ExportRequest, board: Board, progress: Progress | None = None) -> EngineRecord:
@@ -153,7 +164,7 @@ def build_engine(request: ExportRequest, board: Board, progress: Progress | None
         return _reused(stored, facts, progress)
     warnings: list[str] = []
     source = open_model_source(folder)
-    judging = _few_enough(_open_judging(source, request, progress, warnings), report)
+    judging = _open_judging(source, request, progress, warnings)
     exported = Exported(report, source, judging, request.tolerances)
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
         sample = _take_sample(exported, judging, images_file(Path(scratch), key), request.workers or 0, progress)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from edgevit.board.answers import wrong_answer
 from edgevit.board.bench import Setting, in_turns, requests_of, take_turns
 from edgevit.board.comparison import compare_within, decisive
 from edgevit.board.connection import Board
@@ -23,10 +20,12 @@ from edgevit.board.facts import BoardFacts
 from edgevit.board.fingerprint import fingerprint
 from edgevit.board.models import Measurable
 from edgevit.board.request import Conditions
+from edgevit.engines.detections import Annotated
 from edgevit.engines.gate import EngineVerdict, Sample, judge, remarks
 from edgevit.engines.options import EngineOptions
+from edgevit.engines.outputs import all_outputs, classification, drop, rows_of, tidied
 from edgevit.engines.precision_levels import PrecisionLevel, PrecisionSearch, node_patterns
-from edgevit.errors import BoardError, ConnectionLostError, EdgeVitError, Interrupted, OptionError
+from edgevit.errors import OptionError
 from edgevit.exporting.variants import Exported, Variant, WrittenVariant
 from edgevit.progress import Progress
 from edgevit.records.engine import (
@@ -100,55 +99,6 @@ def _tensors(described: Sequence[Mapping[str, Any]]) -> tuple[EngineTensor, ...]
     return tuple(EngineTensor(tensor["name"], tensor["dtype"], tuple(tensor["shape"])) for tensor in described)
 
 
-def _discard(board: Board, paths: Iterable[str]) -> None:
-    """Remove files from the board, whose disk is small; ignore a lost connection."""
-    with suppress(BoardError):
-        board.call("discard", paths=sorted(paths))
-
-
-@contextmanager
-def tidied(board: Board, paths: Collection[str]) -> Iterator[None]:
-    """Remove files from the board when the block ends; `paths` may grow in it.
-
-    After Ctrl-C or a lost connection they stay, because the job on the board continues and needs them.
-    """
-    try:
-        yield
-    except (Interrupted, ConnectionLostError):
-        raise
-    except EdgeVitError:
-        _discard(board, paths)
-        raise
-    _discard(board, paths)
-
-
-def classification(board: Board, engine: str, sample: Sample, progress: Progress) -> dict[str, Any]:
-    """Send the sample; return the arguments of its classification by an engine on the board, without the batch."""
-    return {
-        "engine": engine,
-        "images": board.put(sample.path, sample.sha256, progress),
-        "count": sample.count,
-        "shape": list(sample.shape),
-        "dtype": "float16",
-        "columns": sample.columns and list(sample.columns),
-    }
-
-
-def outputs_of(answer: Mapping[str, Any], shape: Sequence[int], host: str) -> Tensor:
-    """The outputs [images, ...] in the answer of a classification, of this shape.
-
-    Raises:
-        AgentError: it has others.
-    """
-    try:
-        outputs = torch.tensor(answer["rows"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise wrong_answer(host, "classify", f"it has no rows of outputs ({type(error).__name__})") from error
-    if list(outputs.shape) != [shape[0], math.prod(shape[1:])] or not outputs.is_floating_point():
-        raise wrong_answer(host, "classify", f"outputs of shape {list(outputs.shape)}, expected {list(shape)}")
-    return outputs.reshape(*shape)
-
-
 @dataclass(frozen=True)
 class Attempt:
     """An engine on the board and its verdict."""
@@ -172,7 +122,7 @@ class EngineBuilder:
         board: Board,
         facts: BoardFacts,
         exported: Exported,
-        sample: Sample,
+        sample: Sample | Annotated,
         scratch: Path,
         options: EngineOptions,
         progress: Progress,
@@ -195,7 +145,7 @@ class EngineBuilder:
         self.leftovers.add(built["engine"])
         verdict = self._judge(level, built)
         if verdict.failure is not None:
-            _discard(self.board, [built["engine"]])
+            drop(self.board, [built["engine"]])
         return Attempt(onnx, written, modules, built, verdict)
 
     def with_int8(self, search: PrecisionSearch[Attempt]) -> PrecisionSearch[Attempt]:
@@ -269,23 +219,45 @@ class EngineBuilder:
 
     def _judge(self, level: PrecisionLevel, built: Mapping[str, Any]) -> EngineVerdict:
         """Check an engine at the batch of its kernels and at the largest: it may be wrong at one of them only."""
-        sample = self.sample
-        args = classification(self.board, built["engine"], sample, self.progress)
-        sent = built["outputs"][0]["shape"][1:] if sample.columns is None else [len(sample.columns)]
-
-        def read(answer: Mapping[str, Any]) -> EngineVerdict:
-            outputs = outputs_of(answer, (sample.count, *sent), self.board.host)
-            rounds = level.precision == INT8.name
-            return judge(sample, outputs, answer["nonfinite"], self.options.tolerances, rounds=rounds)
-
-        self.leftovers.add(args["images"])
         for batch in dict.fromkeys(self.batches[1:]):
-            name = f"{level}, batch {batch}"
-            job = {**args, "batch": batch}
-            verdict: EngineVerdict = self.board.run_job("classify", job, name=name, progress=self.progress, read=read)
+            verdict = self._verdict(level, built, batch, f"{level}, batch {batch}")
             if verdict.failure is not None:
                 return replace(verdict, failure=f"{verdict.failure}, at batch {batch}")
         return verdict
+
+    def _verdict(self, level: PrecisionLevel, built: Mapping[str, Any], batch: int, name: str) -> EngineVerdict:
+        sample, tolerances, rounds = self.sample, self.options.tolerances, level.precision == INT8.name
+        if isinstance(sample, Annotated):
+
+            def compute(images: Sample) -> Tensor:
+                args = classification(self.board, built["engine"], images, self.progress)
+                with tidied(self.board, [args["images"]]):  # each job has other images
+                    return self._outputs(built, args, images, batch, name)
+
+            return sample.judge(compute, tolerances, rounds=rounds)
+        args = classification(self.board, built["engine"], sample, self.progress)
+        self.leftovers.add(args["images"])
+        if sample.columns is None:
+            outputs = self._outputs(built, args, sample, batch, name)
+            return judge(sample, outputs, int((~outputs.isfinite()).sum()), tolerances, rounds=rounds)
+        shape = (sample.count, len(sample.columns))
+
+        def read(answer: Mapping[str, Any]) -> EngineVerdict:
+            outputs = rows_of(answer, shape, self.board.host)
+            return judge(sample, outputs, answer["nonfinite"], tolerances, rounds=rounds)
+
+        job = {**args, "batch": batch}
+        verdict: EngineVerdict = self.board.run_job("classify", job, name=name, progress=self.progress, read=read)
+        return verdict
+
+    def _outputs(
+        self, built: Mapping[str, Any], args: Mapping[str, Any], sample: Sample, batch: int, name: str
+    ) -> Tensor:
+        order = [output.name for output in self.exported.report.outputs]
+        return all_outputs(
+            self.board, {**args, "batch": batch}, _tensors(built["outputs"]), order, sample,
+            name=name, progress=self.progress,
+        )  # fmt: skip
 
     @property
     def _fuses_nothing(self) -> bool:
@@ -299,9 +271,14 @@ class EngineBuilder:
             return 0
         return sum(fusable for i, fusable in enumerate(self.source.fusable) if i not in level.blocks)
 
+    def _remarks(self) -> list[str]:
+        if isinstance(self.sample, Annotated):
+            return self.sample.remarks()
+        return remarks(self.sample, self.options.tolerances)
+
     def _warnings(self, level: PrecisionLevel, built: Mapping[str, Any]) -> list[str]:
         version, fused, expected = built["tensorrt"], built["fused"], self._expected_fused(level)
-        warnings = [*built["warnings"], *remarks(self.sample, self.options.tolerances)]
+        warnings = [*built["warnings"], *self._remarks()]
         if version.startswith("10.3."):
             checked = (
                 "the accuracy gate found no fault in this engine"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -15,9 +14,9 @@ from edgevit.board.connection import Board
 from edgevit.board.facts import examine
 from edgevit.board.store import recorded_engine
 from edgevit.engines.build import check_board
-from edgevit.engines.builder import classification, outputs_of, tidied
 from edgevit.engines.gate import images_file, unlabelled_sample
-from edgevit.engines.options import MIB, MOST_OUTPUTS
+from edgevit.engines.options import MIB, MOST_IMAGES, MOST_OUTPUTS
+from edgevit.engines.outputs import all_outputs, classification, tidied, values_of
 from edgevit.exporting.evaluate import Evaluation, ModelUnderTest, evaluate_opened
 from edgevit.exporting.images import Subject
 from edgevit.exporting.onnx import folder_subject
@@ -26,14 +25,12 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.engine import EngineRecord
 from edgevit.records.model_folder import model_of
 
-# Limits of one job on the board, where images are files, beside MOST_OUTPUTS.
-MOST_BYTES, MOST_IMAGES = 128 * MIB, 1000
+MOST_BYTES = 128 * MIB  # of the images of one job on the board
 
 
 def _images_per_job(subject: Subject, record: EngineRecord) -> int:
     image_bytes: int = 2 * math.prod(subject.preprocessing["input_size"])
-    outputs = math.prod(record.outputs[0].shape[1:])
-    return max(1, min(MOST_BYTES // image_bytes, MOST_IMAGES, MOST_OUTPUTS // outputs))
+    return max(1, min(MOST_BYTES // image_bytes, MOST_IMAGES, MOST_OUTPUTS // values_of(record.outputs)))
 
 
 def _per_inference(record: EngineRecord, requested: int, progress: Progress) -> int:
@@ -48,7 +45,13 @@ def _per_inference(record: EngineRecord, requested: int, progress: Progress) -> 
 
 
 def _predictor(
-    board: Board, record: EngineRecord, subject: Subject, batch: int, scratch: Path, progress: Progress
+    board: Board,
+    record: EngineRecord,
+    order: Sequence[str],
+    subject: Subject,
+    batch: int,
+    scratch: Path,
+    progress: Progress,
 ) -> Callable[[Tensor], Tensor]:
     engine = board.put(record.path, record.sha256, progress)
 
@@ -56,13 +59,8 @@ def _predictor(
         """Outputs [B, ...] of images [B, C, H, W], from images rounded to float16, as in the gate."""
         sample = unlabelled_sample(images, subject.output, images_file(scratch, record.key))
         args = {**classification(board, engine, sample, progress), "batch": batch}
-
-        def read(answer: dict[str, Any]) -> Tensor:
-            return outputs_of(answer, (len(images), *record.outputs[0].shape[1:]), board.host)
-
         with tidied(board, [args["images"]]):  # each job has other images
-            outputs: Tensor = board.run_job("classify", args, name=record.path.name, progress=progress, read=read)
-        return outputs
+            return all_outputs(board, args, record.outputs, order, sample, name=record.path.name, progress=progress)
 
     return predict
 
@@ -87,6 +85,7 @@ def evaluate_engine(request: JudgeRequest, board: Board, progress: Progress | No
     subject = folder_subject(folder)
     batch = _per_inference(record, request.batch_size, progress)
     with tempfile.TemporaryDirectory(prefix="edgevit-") as scratch:
-        predict = _predictor(board, record, subject, batch, Path(scratch), progress)
+        order = [output.name for output in folder.export_record().outputs]
+        predict = _predictor(board, record, order, subject, batch, Path(scratch), progress)
         jobs = replace(request, batch_size=_images_per_job(subject, record))
         return evaluate_opened(ModelUnderTest("engine", predict, subject, folder), jobs, progress)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import torch
 from torch import Tensor
@@ -34,11 +34,30 @@ from edgevit.exporting.request import GateTolerances
 from edgevit.exporting.session import OnnxModel
 from edgevit.network.output import Logits, Output
 from edgevit.progress import Progress
+from edgevit.records.derivation import DetectionRecord
 from edgevit.records.engine import EngineAccuracy, EngineClassAccuracy
 from edgevit.records.writing import file_sha256, writing
 
 _COARSE = 0.15  # classes that may lose a larger share before the gate fails are reported
 BATCH = 32
+
+
+class JudgingImages(Protocol):
+    """What an engine is judged by."""
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the images as the board receives them."""
+
+    @property
+    def count(self) -> int:
+        """The number of images."""
+
+    @property
+    def data(self) -> str: ...
+
+    @property
+    def part(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -71,8 +90,10 @@ class EngineVerdict:
     per_class: dict[str, ClassResult]  # without classes that have no images; empty: of outputs without classes
     failure: str | None  # to follow the name of the engine in a message; None: it passes
     agreement: float | None = None  # mean score with the answers of the host as targets; None: too few images to decide
+    host_detections: DetectionRecord | None = None  # what a detector finds in annotated images; None: none are judged
+    board_detections: DetectionRecord | None = None
 
-    def record(self, sample: Sample) -> EngineAccuracy | None:
+    def record(self, sample: JudgingImages) -> EngineAccuracy | None:
         if self.agreement is None:
             return None
         counted = self.per_class.values()
@@ -91,6 +112,8 @@ class EngineVerdict:
                 name: EngineClassAccuracy(c.images, c.host / c.images, c.board / c.images)
                 for name, c in self.per_class.items()
             },
+            host_detections=self.host_detections,
+            board_detections=self.board_detections,
         )
 
 

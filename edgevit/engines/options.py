@@ -12,7 +12,8 @@ from edgevit.request import ENGINE, Nested, Option
 
 LEVELS = range(6)
 MIB = 1 << 20
-MOST_OUTPUTS = 2_000_000  # of one job on the board, which returns them as text
+MOST_IMAGES = 1000  # of one job on the board, where they are a file
+MOST_OUTPUTS = 1 << 26  # values of one job on the board, 256 MB in fp32
 
 
 def _read_batches(text: str, _: Mapping[str, Any]) -> tuple[int, int, int]:

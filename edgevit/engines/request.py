@@ -47,8 +47,6 @@ class ExportRequest(FilesRequest):
         for name, value in of_engine.items():
             if value and not self.trt:
                 raise OptionError(f"--{name} is for an engine; give --trt, too")
-        if self.trt:
-            self.refuse_boxes("--trt")
         super().check()
         if self.profile is not None:
             load_profile(self.profile)

@@ -43,6 +43,7 @@ def _matches(report: ExportRecord, request: FilesRequest) -> bool:
     return (
         (report.batch, report.opset) == batch_and_opset(request)
         and (report.padded is not None) == request.pad_heads
+        and (report.whole is not None or not request.whole)
         and report.versions.get("edgevit") == written_by()
         and all(report.parity[p].error <= tolerances.error(p) for p in request.precisions)
         and same_accuracy

@@ -7,7 +7,7 @@ their targets where the data has them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from edgevit.exporting.session import OUTPUT_KIND, OnnxModel
 from edgevit.exporting.targets import MapScore, Targets, find_targets, own_score, read_targets, score_maps
 from edgevit.network.accuracy import measure_accuracy
 from edgevit.network.checkpoint import Headless, load, open_network
-from edgevit.network.detector import Pyramid
 from edgevit.network.device import find_device
 from edgevit.network.network import Network
 from edgevit.network.output import Levels, Logits, Map, Output
@@ -324,12 +323,10 @@ def _detected(candidate: ModelUnderTest, judging: Judging, request: JudgeRequest
         raise DataError(
             f"none of the {len(judging.split)} {judging.part} images shows an object of {absent[0]!r}; leave it out"
         )
-    with ExitStack() as stack:
-        if candidate.network is None:
-            assert isinstance(network.module, Pyramid)
-            like = torch.zeros(1, *network.input_size, device=next(network.parameters()).device)
-            stack.enter_context(network.module.reading(candidate.predict, like))
-        detections = find_objects(network, judging.split, categories, progress=progress).record()
+    levels = None if candidate.network is not None else candidate.predict
+    detections = find_objects(
+        network, judging.split, categories, levels=levels, at_once=request.batch_size, progress=progress
+    ).record()
     return Evaluation(
         str(request.model), candidate.form, judging.data, judging.part, detections.images, None, None, 0, {}, {},
         detections=detections,

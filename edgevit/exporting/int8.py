@@ -6,6 +6,7 @@ part is never used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from edgevit.records.export import Batch, Quantisation, QuantisedLayer, Quantise
 LEAST_IMAGES = 16  # to calibrate on
 SENSITIVITY_IMAGES = 32
 JUDGED_IMAGES = 500  # as of an engine
+MOST_VALUES = 1 << 28  # of the outputs of all judged images: 1 GB in fp32
 BATCH = 16
 
 
@@ -115,9 +117,11 @@ def calibrated(
                 "more with --data"
             )
         quantised = quantise(graph.clone(), images, calibration.method)
-    validation = _batches(judging.task.validation.subset(JUDGED_IMAGES), batch)
+    values = sum(math.prod(map(int, output.shape[1:])) for output in graph.graph.outputs if output.shape is not None)
+    most = min(JUDGED_IMAGES, max(MOST_VALUES // values, LEAST_IMAGES))
+    validation = _batches(judging.task.validation.subset(most), batch)
     held_out = sum(len(pair[0]) for pair in validation)
-    pairs = [*validation, *_batches(_other_training(judging.task, split, JUDGED_IMAGES - held_out), batch)]
+    pairs = [*validation, *_batches(_other_training(judging.task, split, most - held_out), batch)]
     if not pairs:
         raise ExportError(f"{judging.data} has no images left that INT8 is judged on; give more with --data")
     judged, labels = [pair[0] for pair in pairs], torch.cat([pair[1] for pair in pairs])

@@ -31,7 +31,9 @@ from edgevit.exporting.precision import format_overflow, needs_fp32
 from edgevit.exporting.reading import QUANTISED
 from edgevit.exporting.request import FilesRequest, Tolerances
 from edgevit.exporting.session import OnnxModel, find_runtime
-from edgevit.exporting.source import Form, Source, input_size, open_model, usage_metadata
+from edgevit.exporting.source import Form, ModelSource, Source, input_size, open_model, usage_metadata
+from edgevit.exporting.whole import COMPARED_IMAGES, compare_detector, write_detector
+from edgevit.network.detector import Pyramid
 from edgevit.network.device import find_device
 from edgevit.network.output import Levels, Output
 from edgevit.progress import Progress, Silent
@@ -46,6 +48,7 @@ from edgevit.records.export import (
     Quantisation,
     Range,
     TensorInfo,
+    WholeDetector,
 )
 from edgevit.records.model_folder import ExportFolder, ModelFolder
 from edgevit.records.names import ENGINES, onnx_name
@@ -302,6 +305,24 @@ def _description(source: Source, shape: Sequence[int], batch: Batch, written: _W
     }
 
 
+def _whole(
+    source: ModelSource,
+    folder: ExportFolder,
+    judging: Judging | None,
+    request: FilesRequest,
+    images: Tensor,
+    progress: Progress,
+) -> WholeDetector:
+    """Write the whole detector, and check it on some images, and by average precision where they have annotations."""
+    network, path, record = source.model.to("cpu"), folder.whole_detector, source.subject.record
+    assert isinstance(network.module, Pyramid)
+    write_detector(network.module, path, input_size(source), {**source.origin, "edgevit_version": written_by()})
+    judging = judging and judging.limited(request.max_images)
+    if judging is not None:
+        images = next(judging.split.subset(COMPARED_IMAGES).batches(COMPARED_IMAGES))[0]
+    return compare_detector(network, path, images, judging, record.showing if record else None, progress)
+
+
 def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord:
     """Run an export; raises as `edgevit.export` does."""
     request = imported(request, progress)
@@ -369,6 +390,9 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
                     progress=stages.progress,
                 )
             warnings += _doubts(source, checks["accuracy"])
+        if request.whole and isinstance(source, ModelSource):
+            with stages("write the whole detector"):
+                checks["whole"] = _whole(source, temporary, judging, request, images, stages.progress)
         record = ExportRecord(
             folder=folder.export.path,
             files=written.files(),

@@ -19,7 +19,7 @@ from edgevit.network.request import BaseOptions, GivenPreprocessing, check_model
 from edgevit.numbers import COUNT, check_number
 from edgevit.records.export import Batch
 from edgevit.records.model_folder import ModelFolder, model_of
-from edgevit.records.names import SPEC, WEIGHTS_ALONE, suffix_of
+from edgevit.records.names import SPEC, WEIGHTS_ALONE, WHOLE_DETECTOR, suffix_of
 from edgevit.records.precisions import FP16, FP32, INT8
 from edgevit.records.release import is_release
 from edgevit.records.writing import refuse_existing
@@ -126,7 +126,7 @@ class GateTolerances:
     drop: Annotated[
         float,
         Option(
-            "Largest accepted loss of top-1 accuracy against fp32: 0.01 is one point.",
+            "Largest accepted loss of top-1 accuracy, or of a detector's precision, against fp32: 0.01 is one point.",
             CHECKS,
             name="--engine-drop",
         ),
@@ -205,6 +205,10 @@ class FilesRequest:
             FILES,
             common=True,
         ),
+    ] = False
+    whole: Annotated[
+        bool,
+        Option("Also write detector.onnx: a whole detector, from an image to boxes, for ONNX Runtime.", FILES),
     ] = False
     fp16: Annotated[bool, Option("Also write and check model.fp16.onnx.", FILES, common=True)] = True
     precision: Annotated[
@@ -304,8 +308,9 @@ class FilesRequest:
             raise UnknownNameError("precision", self.precision, (FP16.name, INT8.name))
         if self.precision == INT8.name and self.opset < QUANTISED_OPSET:
             raise OptionError(f"--opset {self.opset} has no Q/DQ of fp16, which INT8 is built from; leave it out")
-        if self.precision == INT8.name:
-            self.refuse_boxes("--precision int8")
+        folder = ModelFolder(self.model)
+        if self.whole and (not folder.is_model or folder.spec().output_kind != "boxes"):
+            raise OptionError(f"--whole is for a detector, and {self.model} is none; leave it out")
         if self.opset not in OPSETS:
             raise OptionError(
                 f"opset {self.opset} is not one of {OPSETS[0]} to {OPSETS[-1]}, which JetPack's parsers read; try 20"
@@ -318,16 +323,6 @@ class FilesRequest:
             self.data, self.classes, self.base_classes, part=self.part, max_images=self.max_images,
             batch_size=self.batch_size, device=self.device, sorted_by_class=_puts_out_classes(self.model),
         )  # fmt: skip
-
-    def refuse_boxes(self, option: str) -> None:
-        """Refuse an option for a detector.
-
-        Raises:
-            OptionError: the model is one.
-        """
-        folder = ModelFolder(self.model)
-        if folder.is_model and folder.spec().output_kind == "boxes":
-            raise OptionError(f"{option} is not possible for a detector yet; leave it out: files are in fp32 and fp16")
 
     @property
     def of_folder(self) -> bool:
@@ -451,6 +446,10 @@ class JudgeRequest(BaseOptions):
         self._refuse_opening()
         if not Path(self.model).is_file():
             raise CheckpointError(f"there is no {self.model}; check the path, or write it with edgevit export")
+        if Path(self.model).name == WHOLE_DETECTOR:
+            raise OptionError(
+                f"{self.model} was judged when it was exported; give the model folder, or another file of its export"
+            )
         if suffix_of(self.model) == ENGINE:
             _check_engine(Path(self.model))
 

@@ -110,8 +110,9 @@ class GraphModel:
             return [torch.from_numpy(value) for value in self.session.run(None, {self.input: images.numpy()})]
 
     def predict(self, images: Tensor) -> Tensor:
-        """The first output [B, ...]."""
-        return self.run(images)[0]
+        """The output [B, ...]; several, such as levels of a pyramid, one after the other: [B, values]."""
+        first, *more = self.run(images)
+        return torch.cat([output.flatten(1) for output in (first, *more)], 1) if more else first
 
 
 class OnnxModel:

@@ -34,7 +34,7 @@ from edgevit.network.builder import Builder, builder_parts, built, is_builder, r
 from edgevit.network.classifier import depths_in, read_tokens, tokens_of, with_features
 from edgevit.network.copies import shape_copy, without_values
 from edgevit.network.dense import DenseFamily, within
-from edgevit.network.detector import Pyramid
+from edgevit.network.detector import Pyramid, letterbox, rest_macs, takes_several_sizes
 from edgevit.network.families import Interchange, family_like, family_names, load_family
 from edgevit.network.network import Network
 from edgevit.network.output import output_of
@@ -44,7 +44,7 @@ from edgevit.network.weights import FOREIGN, Weights, fill_network, first_line, 
 from edgevit.numbers import COUNT, check_number
 from edgevit.progress import Progress, Silent
 from edgevit.records.belonging import file_fault
-from edgevit.records.model import BaseFacts, BuilderFacts, Head, ModelSpec, TargetClass
+from edgevit.records.model import BaseFacts, BuilderFacts, DetectorRest, Head, ModelSpec, TargetClass
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.reading import Reading, reading_settings, transform_settings
 from edgevit.records.release import CONFIG, PROCESSOR, ReleaseFacts, is_release, read_release, weights_of
@@ -578,7 +578,11 @@ def describe(
         builder=builder,
         tokens=tokens_of(network),
     )
-    return Model(network.eval(), spec)
+    network.eval()
+    pyramid = network.module
+    if isinstance(pyramid, Pyramid) and (rest := rest_macs(pyramid, network.input_size)) is not None:
+        spec = replace(spec, rest=DetectorRest(*rest))
+    return Model(network, spec)
 
 
 def load(folder: str | Path, *, run_code: bool = False) -> Model:
@@ -643,9 +647,13 @@ def _made_again(files: ModelFolder, facts: BuilderFacts, run_code: bool, *, boxe
         refuse_unknown(file, facts.sha256, facts.function)
     builder = Builder.at(file, facts.function)
     module = built(f"{file}:{facts.function}", None).eval()
-    if boxes:
-        module = Pyramid(module).eval()
-    return Network(module, within(module, facts.network, builder))
+    if not boxes:
+        return Network(module, within(module, facts.network, builder))
+    pyramid = Pyramid(module).eval()
+    network = Network(pyramid, within(pyramid, facts.network, builder))
+    if takes_several_sizes(module):
+        letterbox(module, network.input_size)
+    return network
 
 
 def _check_described(network: Network, spec: ModelSpec, file: Path) -> None:
@@ -706,5 +714,6 @@ def derived_spec(base: ModelSpec, network: Network, head: Head, classes: tuple[T
         builder=base.builder,
         tokens=tokens_of(network),
         depths=depths_in(network),
+        rest=base.rest,
     )
     return spec

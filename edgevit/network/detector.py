@@ -7,12 +7,14 @@ the same. So the network that is measured and cut is `Pyramid`, which stops behi
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from edgevit.errors import UnsupportedModelError
 
@@ -22,6 +24,45 @@ DETECTIONS = ("boxes", "labels", "scores")
 def is_detections(outputs: object) -> bool:
     """Whether outputs are those of a detector: for each image a dict of boxes, labels and scores."""
     return isinstance(outputs, (list, tuple)) and all(isinstance(o, Mapping) and {*DETECTIONS} <= {*o} for o in outputs)
+
+
+class Letterbox(GeneralizedRCNNTransform):
+    """A detector's transform to images of one size: each is scaled to fit, and padded on the right and below."""
+
+    def __init__(self, transform: GeneralizedRCNNTransform, height: int, width: int) -> None:
+        super().__init__(
+            transform.min_size, transform.max_size, transform.image_mean, transform.image_std, transform.size_divisible
+        )
+        self.height, self.width = height, width
+
+    def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
+        height, width = image.shape[-2:]
+        scale = min(self.height / height, self.width / width)
+        self.fixed_size = (max(round(width * scale), 1), max(round(height * scale), 1))
+        try:
+            return super().resize(image, target)
+        finally:
+            self.fixed_size = None
+
+    def batch_images(self, images: list[Tensor], size_divisible: int = 32) -> Tensor:
+        batch = images[0].new_zeros(len(images), images[0].shape[0], self.height, self.width)
+        for whole, image in zip(batch, images, strict=True):
+            whole[:, : image.shape[1], : image.shape[2]] = image
+        return batch
+
+
+def takes_several_sizes(detector: nn.Module) -> bool:
+    """Whether its transform resizes by the shorter side, so that images have several sizes."""
+    transform = getattr(detector, "transform", None)
+    several = isinstance(transform, GeneralizedRCNNTransform) and transform.fixed_size is None
+    return several and not isinstance(transform, Letterbox)
+
+
+def letterbox(detector: nn.Module, input_size: tuple[int, int, int]) -> None:
+    """Have a detector take images of one size, that of its network, in place of several."""
+    transform = detector.transform
+    assert isinstance(transform, GeneralizedRCNNTransform)
+    detector.transform = Letterbox(transform, *input_size[1:])
 
 
 class Pyramid(nn.Module):
@@ -105,10 +146,45 @@ class Pyramid(nn.Module):
     def preprocessing(self) -> dict[str, Any]:
         """The settings of timm's transform that prepares images as the detector's does."""
         transform: Any = self.detector.transform
+        fits = isinstance(transform, Letterbox)  # timm pads on all sides, with the same colour
         return {
             "interpolation": "bilinear", "mean": tuple(map(float, transform.image_mean)),
-            "std": tuple(map(float, transform.image_std)), "crop_pct": 1.0, "crop_mode": "squash",
+            "std": tuple(map(float, transform.image_std)), "crop_pct": 1.0, "crop_mode": "border" if fits else "squash",
         }  # fmt: skip
+
+
+@torch.no_grad()
+def rest_macs(pyramid: Pyramid, input_size: Sequence[int]) -> tuple[int, int] | None:
+    """MACs of what reads the pyramid of one image, and the number of proposals; None: its parts are not torchvision's.
+
+    Heads are counted at the number of boxes that the detector itself is limited to when it is tested.
+    """
+    detector: Any = pyramid.detector
+    levels = pyramid._named(next(pyramid.parameters()).new_zeros(1, *input_size))
+    with FlopCounterMode(display=False) as counter:
+        try:
+            if hasattr(detector, "head"):  # of one stage
+                detector.head([*levels.values()])
+                return counter.get_total_flops() // 2, 0
+            heads, rpn = detector.roi_heads, detector.rpn
+            rpn.head([*levels.values()])
+            of_boxes, proposals = counter.get_total_flops() // 2, rpn.post_nms_top_n()
+            box = next(iter(levels.values())).new_tensor([[0.0, 0.0, 1.0, 1.0]])
+
+            def of_one(pool: Any, *parts: Any) -> int:
+                before = counter.get_total_flops()
+                values = pool(levels, [box], [tuple(input_size[1:])])
+                for part in parts:
+                    values = part(values)
+                return (counter.get_total_flops() - before) // 2
+
+            of_boxes += proposals * of_one(heads.box_roi_pool, heads.box_head, heads.box_predictor)
+            if pyramid.has_masks:
+                pool = heads.mask_roi_pool or heads.box_roi_pool
+                of_boxes += heads.detections_per_img * of_one(pool, heads.mask_head, heads.mask_predictor)
+            return int(of_boxes), int(proposals)
+        except (AttributeError, TypeError):
+            return None
 
 
 def check_detector(module: nn.Module, input_size: tuple[int, int, int]) -> None:
@@ -125,10 +201,11 @@ def check_detector(module: nn.Module, input_size: tuple[int, int, int]) -> None:
             "with its network in the backbone"
         )
     fixed, divisor = transform.fixed_size, transform.size_divisible
+    if isinstance(transform, Letterbox):
+        fixed = (transform.width, transform.height)
     if fixed is None or tuple(fixed) != (width, height) or height % divisor or width % divisor:
         size = f"fixed_size={tuple(fixed)}" if fixed is not None else f"min_size={transform.min_size}"
         raise UnsupportedModelError(
             f"{what} resizes images to {size}, padded to multiples of {divisor}, and its network takes {height} x "
-            f"{width}; give it fixed_size=({width}, {height}) and a size_divisible that divides both: images of "
-            "several sizes are not possible yet"
+            f"{width}; give it fixed_size=({width}, {height}) and a size_divisible that divides both"
         )

@@ -29,7 +29,7 @@ from edgevit.network.checkpoint import (
     tensors_sha256,
 )
 from edgevit.network.dense import within
-from edgevit.network.detector import Pyramid, check_detector, is_detections
+from edgevit.network.detector import Pyramid, check_detector, is_detections, letterbox, takes_several_sizes
 from edgevit.network.families import Family, architecture, family_names, load_family
 from edgevit.network.network import Network
 from edgevit.records.release import CONFIG, NAMES
@@ -60,6 +60,10 @@ def path_of(base: Any, function: str, builder: tuple[Path, str] | None = None) -
         return _cached(base)
     inner, family = _network_in(base)
     adopted = Network(family.interchange.adopted(copy.deepcopy(inner)))
+    if takes_several_sizes(base):
+        base = copy.deepcopy(base)
+        letterbox(base, adopted.input_size)
+        inner, _ = _network_in(base)
     with _evaluating(base), torch.inference_mode():
         images = torch.rand(2, *adopted.input_size, generator=torch.Generator().manual_seed(0))
         images = images.to(next(base.parameters()))

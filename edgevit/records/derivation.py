@@ -92,7 +92,8 @@ class TrainingRecord:
 class StartRecord:
     """Whether the base or its fine-tuned copy was pruned.
 
-    Losses are cross-entropies in nats, each at its optimal softmax temperature.
+    Losses are cross-entropies in nats, each at its optimal softmax temperature; of a detector they are 1 minus the
+    average precision of boxes.
     """
 
     network: Literal["base", "finetuned"]
@@ -382,7 +383,8 @@ class BoxesRecord:
     """How near the pyramid of a derived detector is to its base's on held-out images, and what both find."""
 
     images: Index
-    error: Annotated[float, Field(ge=0)]  # squared, in units of each level's variance: the mean over the levels
+    # Squared, in units of each level's variance, the mean over the levels; to the fine-tuned base if that was cut.
+    error: Annotated[float, Field(ge=0)]
     base: DetectionRecord | None = None  # None: the images have no annotations
     derived: DetectionRecord | None = None
     base_finetuned: DetectionRecord | None = None  # None: the base was not trained

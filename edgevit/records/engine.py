@@ -14,6 +14,7 @@ from pydantic import Field
 from edgevit.errors import EngineError
 from edgevit.records.belonging import file_fault
 from edgevit.records.class_names import ClassName
+from edgevit.records.derivation import DetectionRecord
 from edgevit.records.documents import Reader
 from edgevit.records.export import Fusion
 from edgevit.records.kinds import PLACE, Place, RecordKind
@@ -72,6 +73,9 @@ class EngineAccuracy:
     agreement: Share  # mean score with the answers in fp32 as targets
     worst_class: ClassName | None  # the class with the largest loss
     per_class: dict[ClassName, EngineClassAccuracy]
+    # What a detector finds with its pyramid in fp32 on the host, and on the board; None: no detector, no annotations.
+    host_detections: DetectionRecord | None = None
+    board_detections: DetectionRecord | None = None
 
     def __post_init__(self) -> None:
         if self.worst_class is not None and self.worst_class not in self.per_class:

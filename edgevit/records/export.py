@@ -163,6 +163,19 @@ class Quantisation:
     steps: tuple[QuantisedStep, ...]  # in the order of trial
 
 
+@dataclass(frozen=True)
+class WholeDetector:
+    """A whole detector as one file: what it finds, compared with torch in fp32."""
+
+    file: str
+    images: Index
+    boxes: Index  # that torch finds in these images
+    same: Index  # of them, that the file finds, too: the same label, place and score
+    torch: float | None = None  # average precision of boxes in images with annotations; None: there are none
+    onnx: float | None = None
+    judged_images: Index = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExportRecord:
     """The result of `export`. None: not checked; `warnings` has the reason."""
@@ -184,6 +197,7 @@ class ExportRecord:
     accuracy: AccuracyCheck | None
     fusion: Fusion | None
     quantisation: Quantisation | None = None  # None: there is no file in INT8, or it was imported as it is
+    whole: WholeDetector | None = None  # None: it was not asked for
     warnings: tuple[str, ...]
     versions: Versions
     seconds: dict[str, float]

@@ -14,6 +14,7 @@ from edgevit.records.class_names import ClassName
 from edgevit.records.documents import Reader
 from edgevit.records.kinds import RecordKind
 from edgevit.records.reading import Exif, reading_settings, transform_settings
+from edgevit.text import format_count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,6 +168,14 @@ class BuilderFacts:
 
 
 @dataclass(frozen=True)
+class DetectorRest:
+    """What follows the pyramid of a detector."""
+
+    macs: Count  # for one image
+    proposals: Index  # whose boxes are refined, as many as the detector takes at most; 0: it has one stage
+
+
+@dataclass(frozen=True)
 class Preprocessing:
     """timm's data config and how files are read. Used for checks: elsewhere it is a dict without default values."""
 
@@ -206,6 +215,7 @@ class ModelSpec:
     builder: BuilderFacts | None = None  # of a network with a head of the user's, whose output is a map or boxes
     tokens: TokenOutput | None = None  # that the head reads; None: what timm pools
     depths: tuple[Count, ...] = ()  # the blocks, from 1, after which tokens are put out; empty: the last
+    rest: DetectorRest | None = None  # of a detector, whose `macs` are of backbone and pyramid; None: not counted
 
     @property
     def class_names(self) -> list[str]:
@@ -244,6 +254,18 @@ class ModelSpec:
         if self.depths:
             texts["features"] += f" after blocks {', '.join(map(str, self.depths))}"
         return texts.get(kind, f"a map of {kind}")
+
+    @property
+    def rest_text(self) -> str | None:
+        """Describe a detector's MACs behind its pyramid, as a sentence without a stop; None: they are not counted."""
+        if self.rest is None:
+            return None
+        whole, at = self.macs + self.rest.macs, f" at {self.rest.proposals} proposals" if self.rest.proposals else ""
+        before = f", and had {self.base.macs / (self.base.macs + self.rest.macs):.0%} in the base"
+        return (
+            f"backbone and pyramid have {self.macs / whole:.0%} of the detector's {format_count(whole)} MACs{at}"
+            f"{before if self.macs < self.base.macs else ''}"
+        )
 
     @property
     def class_columns(self) -> list[int]:

@@ -52,6 +52,10 @@ class ExportFolder:
         """The file of a precision or a variant."""
         return self.path / names.onnx_name(label)
 
+    @property
+    def whole_detector(self) -> Path:
+        return self.path / names.WHOLE_DETECTOR
+
     def onnx_files(self) -> list[Path]:
         return sorted(self.path.glob(names.onnx_name("*")))
 

@@ -18,6 +18,7 @@ IMPORTED_ONNX = "model.onnx"  # and this in place of model.safetensors
 
 EXPORT = "export"  # a folder in it, with:
 EXPORT_RECORD = "export.json"
+WHOLE_DETECTOR = "detector.onnx"
 ENGINES = "engines"  # a folder in that one, with one for each kind of board
 
 SWEEP = "sweep.json"  # beside model folders

@@ -269,11 +269,11 @@ def _engines(model: GatheredModel) -> list[list[str]]:
     rows = []
     for engine in model.engines:
         accuracy = engine.accuracy
-        shares = (
-            ["-", "-"]
-            if accuracy is None
-            else [_share(share, accuracy.images) for share in (accuracy.host, accuracy.board)]
-        )
+        shares = ["-", "-"]
+        if accuracy is not None:
+            boxes = [accuracy.host_detections, accuracy.board_detections]
+            judged = zip(boxes, (accuracy.host, accuracy.board), strict=True)
+            shares = [f"AP {of.boxes.ap:.1%}" if of else _share(share, accuracy.images) for of, share in judged]
         fused = "-" if engine.fused is None else f"{engine.fused} of {engine.blocks}"
         size = f"{engine.bytes / 1e6:.3g} MB"
         rows.append(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import DetectionRecord, PrecisionRecord
 
 Kind = Literal["bbox", "segm"]
+ComputeLevels = Callable[[Tensor], Tensor]  # all levels [B, values] of prepared images [B, C, H, W]
 BATCH = 4  # images at once, each of which may have a hundred masks
 LEAST = 0.5  # probability of a pixel that is in a mask
 
@@ -163,11 +164,48 @@ def _answers(detections: Mapping[str, Tensor], image: int, category_of: Mapping[
     return entries
 
 
+def _detections(
+    pyramid: Pyramid,
+    images: Split,
+    positions: Sequence[int],
+    levels: ComputeLevels | None,
+    detect: Callable[[list[Tensor]], Any] | None,
+    device: torch.device,
+) -> Iterator[tuple[int, Mapping[str, Tensor], tuple[int, int]]]:
+    """Run a detector on the images at these positions; yield the position, what it finds, and height and width."""
+    detector: Any = pyramid.detector
+    batches = [positions[i : i + BATCH] for i in range(0, len(positions), BATCH)]
+
+    def read(batch: Sequence[int]) -> list[Tensor]:
+        return [to_tensor(images.picture(i)).to(device) for i in batch]
+
+    with ExitStack() as stack:
+        if levels is not None:
+            prepared = torch.cat([detector.transform(read(batch))[0].tensors for batch in batches])
+            parts = iter(torch.split(levels(prepared), BATCH))
+            stack.enter_context(pyramid.reading(lambda _: next(parts), prepared[:1]))
+        for batch in batches:
+            pictures = read(batch)
+            for i, picture, of_image in zip(batch, pictures, (detect or detector)(pictures), strict=True):
+                yield i, of_image, (picture.shape[1], picture.shape[2])
+
+
 @torch.inference_mode()
 def find_objects(
-    network: Network, images: Split, categories: Mapping[int, str], *, progress: Progress | None = None
+    network: Network,
+    images: Split,
+    categories: Mapping[int, str],
+    *,
+    levels: ComputeLevels | None = None,
+    detect: Callable[[list[Tensor]], Any] | None = None,
+    at_once: int = BATCH,
+    progress: Progress | None = None,
 ) -> Findings:
     """Run a detector on images of COCO's format, as they are on disk: its own transform prepares them.
+
+    Args:
+        levels: gives the levels of the pyramid for at most `at_once` images, as in a file; None: the detector's own.
+        detect: gives boxes, labels and scores of pictures [3, H, W], as the detector does; None: the detector itself.
 
     Raises:
         as `check_objects`.
@@ -177,19 +215,17 @@ def find_objects(
     from pycocotools.cocoeval import COCOeval
 
     assert isinstance(network.module, Pyramid) and isinstance(images.source, CocoImages)
-    detector, device = network.module.detector.eval(), next(network.parameters()).device
-    category_of = label_categories(detector, [*images.source.categories])
+    device = next(network.parameters()).device
+    category_of = label_categories(network.eval().module.detector, [*images.source.categories])
     listed, annotated, answers = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     with progress.stage("find objects", len(images), "image") as stage:
-        for start in range(0, len(images), BATCH):
-            positions = range(start, min(start + BATCH, len(images)))
-            pictures = [images.picture(i) for i in positions]
-            outputs = detector([to_tensor(picture).to(device) for picture in pictures])
-            for i, picture, of_image in zip(positions, pictures, outputs, strict=True):
-                listed.append({"id": i, "width": picture.width, "height": picture.height})
+        for start in range(0, len(images), at_once):
+            positions = range(start, min(start + at_once, len(images)))
+            for i, of_image, (height, width) in _detections(network.module, images, positions, levels, detect, device):
+                listed.append({"id": i, "width": width, "height": height})
                 annotated += _annotated(images.source.objects(images.references[i]), i)
                 answers += _answers(of_image, i, category_of)
-            stage.update(positions.stop)
+                stage.update(i + 1)
     annotated = [entry for entry in annotated if entry["category_id"] in categories]
     for number, entry in enumerate([*annotated, *answers], 1):  # COCO's rules take 0 for no object
         entry["id"] = number

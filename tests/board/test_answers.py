@@ -110,6 +110,7 @@ ODD = [
     (job_of("build"), a_job({"refused": 1, "seconds": 1.0}), "'build' has 1 as refused"),
     (job_of("build"), a_job({**BUILT, "inputs": [{"name": "x"}]}), "lacks inputs.0.dtype"),
     (job_of("classify"), a_job({"rows": [], "nonfinite": None}), "'classify' has nothing as nonfinite"),
+    (job_of("classify"), a_job({"file": "/e", "sha256": 5}), "'classify' has 5 as sha256"),
     (job_of("trtexec"), a_job({"throughput_qps": 1.0, "latency_ms": TIMES}), "'trtexec' lacks gpu_ms"),
     (job_of("trtexec"), a_job({"throughput_qps": 1.0, "latency_ms": TIMES, "gpu_ms": {}}), "lacks gpu_ms.median"),
     (bench_of, a_job({**BENCH, "runs": None}), "orin to 'bench' has nothing as runs"),

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from detectors import write_detectors
+from torch.utils.flop_counter import FlopCounterMode
 
 import edgevit
 from edgevit.errors import EdgeVitError
@@ -82,6 +84,25 @@ def test_macs_are_of_network_and_pyramid(file: Path) -> None:
         assert each.geometry.params(each.dims) == each.spec.params == sum(p.numel() for p in each.parameters())
 
 
+@pytest.mark.parametrize("function", ["build", "masks", "retina"])
+def test_macs_behind_the_pyramid_are_those_of_a_whole_pass_at_all_proposals(file: Path, function: str) -> None:
+    network = opened(file, function)
+    detector, spec = network.module.detector, network.spec
+    proposals = 0 if function == "retina" else 20
+    assert spec.rest.proposals == proposals
+    if proposals:  # random images give as many
+        detector.rpn.nms_thresh = detector.roi_heads.nms_thresh = 1.0
+        detector.roi_heads.score_thresh = 0.0
+    with FlopCounterMode(display=False) as whole, torch.inference_mode():
+        found = detector([IMAGES[0]])[0]
+    with FlopCounterMode(display=False) as backbone, torch.inference_mode():
+        detector.backbone(IMAGES[:1])
+    assert len(found["boxes"]) == 10 or not proposals
+    assert spec.rest.macs == (whole.get_total_flops() - backbone.get_total_flops()) // 2
+    assert f"{spec.macs / (spec.macs + spec.rest.macs):.0%} of the detector's" in spec.rest_text
+    assert ("at 20 proposals" in spec.rest_text) == bool(proposals)
+
+
 def test_a_cut_swin_in_a_detector_is_written_and_read_again(file: Path, tmp_path: Path) -> None:
     network = opened(file, "masks")
     slim = network.build([replace(b, ffn=b.ffn and b.ffn.keep(slice(24))) for b in network.read()]).eval()
@@ -113,8 +134,8 @@ def test_the_rest_of_a_detector_reads_levels_of_elsewhere(file: Path) -> None:
     ("function", "message"),
     [
         (
-            "any_size",
-            r"resizes images to min_size=\(64,\), padded to .* of 16, .* give it fixed_size=\(64, 64\)",
+            "other_size",
+            r"resizes images to fixed_size=\(96, 96\), padded to .* of 16, .* give it fixed_size=\(64, 64\)",
         ),
         ("resnet", "a FasterRCNN must contain one network of swin, vit .* and has none"),
         ("Alone", "gives boxes, and has no backbone and transform of these names"),
@@ -124,6 +145,29 @@ def test_a_detector_that_cannot_be_cut_is_one_line(file: Path, function: str, me
     with pytest.raises(EdgeVitError, match=message) as caught:
         open_network(f"{file}:{function}")
     assert "\n" not in str(caught.value)
+
+
+def test_images_of_several_sizes_are_scaled_to_fit_and_padded(file: Path, tmp_path: Path) -> None:
+    network = opened(file, "any_size")
+    save(network, tmp_path / "model")
+    fixed, pictures = made(file, "build"), [torch.rand(3, 40, 80), torch.rand(3, 96, 48)]
+    padded = torch.zeros(2, 3, 64, 64)
+    for whole, picture, (height, width) in zip(padded, pictures, [(32, 64), (64, 32)], strict=True):
+        normal = fixed.transform.normalize(picture)
+        whole[:, :height, :width] = F.interpolate(normal[None], (height, width), mode="bilinear")[0]
+    for model in (network, edgevit.load(tmp_path / "model")):
+        detector = model.module.detector  # type: ignore[operator]
+        prepared = detector.transform(pictures)[0]
+        torch.testing.assert_close(prepared.tensors, padded, rtol=1e-4, atol=1e-4)
+        with torch.inference_mode():
+            found = detector(pictures)
+        for of_picture, (height, width) in zip(found, [(40, 80), (96, 48)], strict=True):
+            assert len(of_picture["boxes"]) and of_picture["boxes"][:, 2].max() <= width + 1e-3
+            assert of_picture["boxes"][:, 3].max() <= height + 1e-3
+        assert model.preprocessing["crop_mode"] == "border"
+    target = {"boxes": torch.tensor([[8.0, 8.0, 40.0, 24.0]]), "labels": torch.tensor([1])}
+    (scaled,) = network.module.detector.transform(pictures[:1], [target])[1]
+    assert scaled["boxes"].tolist() == [pytest.approx([6.4, 6.4, 32.0, 19.2])]
 
 
 def test_a_detector_has_its_own_preprocessing(file: Path) -> None:

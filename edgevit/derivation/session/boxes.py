@@ -40,17 +40,23 @@ def level_units(network: Network, images: Split, passes: Passes) -> Tensor:
 
 
 def measure_boxes(
-    output: Levels, base: Network, derived: Network, task: Task, passes: Passes, finetuned: Network | None
+    output: Levels,
+    base: Network,
+    derived: Network,
+    task: Task,
+    passes: Passes,
+    finetuned: Network | None,
+    imitated: Network,
 ) -> BoxesRecord:
     """Compare held-out images batch by batch; those with annotations tell what both detectors find, too."""
     images = task.test
-    base, derived = (network.to(passes.compute.device).eval() for network in (base, derived))
+    base, derived, imitated = (network.to(passes.compute.device).eval() for network in (base, derived, imitated))
     total = torch.zeros((), dtype=torch.float64, device=passes.compute.device)
 
     def compare(batch: Tensor, _: Tensor) -> None:
-        total.add_(2 * output.divergence(base(batch).double(), derived(batch).double()).sum())
+        total.add_(2 * output.divergence(imitated(batch).double(), derived(batch).double()).sum())
 
-    passes.show(base, images, compare, stage="compare pyramids")
+    passes.show(imitated, images, compare, stage="compare pyramids")
     error = float(passes.compute.sum(total)) / len(images)
     if not isinstance(images.source, CocoImages):
         return BoxesRecord(len(images), error)

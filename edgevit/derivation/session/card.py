@@ -267,7 +267,8 @@ def _map_card(name: str, spec: ModelSpec, record: DerivationRecord, likeness: Ma
     """The README of a derived model with a head of the user's."""
     assert spec.builder is not None
     boxes = spec.output_kind == "boxes"
-    of_pyramid = f"\n{_OF_PYRAMID}" if boxes else ""
+    of_rest = "" if spec.rest_text is None else f" {spec.rest_text[0].upper()}{spec.rest_text[1:]}."
+    of_pyramid = f"\n{_OF_PYRAMID}{of_rest}" if boxes else ""
     rest = "The head was trained with it." if _learnt(record) else "The head is as it was."
     return f"""# {name}
 

@@ -158,7 +158,7 @@ def _resolve(request: DeriveRequest, progress: Progress) -> ResolvedDerivation:
 
 def _reads_objects(request: DeriveRequest, method: Method[Any], config: Any, training: Training) -> bool:
     """Whether a detector's own losses are computed: by the method, or in a training."""
-    trains_base = request.finetune_base or (training.has_teacher and training.teacher == "finetuned")
+    trains_base = request.finetunes_base or (training.has_teacher and training.teacher == "finetuned")
     alone = training.steps != 0 and (not training.has_teacher or training.teacher_weight != 1)
     return method.reads_labels(config) or trains_base or alone
 
@@ -216,7 +216,8 @@ def _carry_out(resolved: ResolvedDerivation, problem: Problem) -> Derivation:
             derived = shorten(derived, start, whole, request.remove_blocks)
         results = NO_IMAGES if baselines is None else evaluate_derived(derived.network, baselines, resolved, problem)
         if not request.puts_out_classes:
-            likeness = measure_likeness(reference, derived.network, task, problem.passes, tuned)
+            imitated = tuned if start_record is not None and start_record.network == "finetuned" else None
+            likeness = measure_likeness(reference, derived.network, task, problem.passes, tuned, imitated)
     network = derived.network.cpu().eval()
     spec = derived_spec(opened.base.spec, network, opened.head, opened.task.classes)
     spec = replace(spec, rejection=results.rule)

@@ -121,16 +121,22 @@ def units_sha256(network: Network) -> str | None:
 
 
 def measure_likeness(
-    base: Network, derived: Network, task: Task, passes: Passes, finetuned: Network | None = None
+    base: Network,
+    derived: Network,
+    task: Task,
+    passes: Passes,
+    finetuned: Network | None = None,
+    imitated: Network | None = None,
 ) -> dict[str, Any]:
     """Compare the outputs of a derived network with its base's on held-out images, by the field of the record.
 
     Args:
         finetuned: a detector that the base became by training, to be judged, too.
+        imitated: the detector that was cut; None: the base.
     """
     images = task.test
     if isinstance(base.output, Levels):
-        return {"boxes": measure_boxes(base.output, base, derived, task, passes, finetuned)}
+        return {"boxes": measure_boxes(base.output, base, derived, task, passes, finetuned, imitated or base)}
     if isinstance(base.output, Map):
         return {"map": measure_map(base.output, base, derived, images, passes)}
     return {"similarity": _similarity(base, derived, images, passes)}

@@ -26,6 +26,7 @@ from edgevit.derivation.solve.head import with_fitted_head
 from edgevit.errors import DataError, EdgeVitError, Interrupted, OptionError, TrainingError
 from edgevit.network.checkpoint import Headless, Model, save, tensors_sha256
 from edgevit.network.classifier import with_classes
+from edgevit.network.detector import Letterbox, Pyramid
 from edgevit.network.network import Network
 from edgevit.network.output import Levels
 from edgevit.progress import Progress
@@ -155,6 +156,12 @@ def open_without_labels(base: Model | Headless, request: Deriving, progress: Pro
         check_objects(base, task.test, task.test.source.chosen(request.classes), progress)
     if isinstance(base.output, Levels):
         size = " x ".join(map(str, base.input_size[1:]))
+        assert isinstance(base.module, Pyramid)
+        if isinstance(base.module.detector.transform, Letterbox):
+            progress.note(
+                f"the detector takes images of several sizes, and its network of {size}: each is scaled to fit into it "
+                "and padded; boxes are judged in the pixels of the image"
+            )
         progress.note(
             f"MACs and milliseconds are of the detector's backbone and pyramid, for one image of {size}; parameters "
             "are of the whole detector"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from detectors import write_detectors
+from PIL import Image
 from typer.testing import CliRunner
 
 import edgevit
@@ -70,6 +71,9 @@ def test_the_pyramid_is_like_the_bases_and_both_are_judged(derived: Any, file: P
         wanted, pyramid = base(images), loaded(images)  # type: ignore[operator]
     assert 0.3 * wanted.var() > (wanted - pyramid).square().mean() > 0 and 1e-4 < record.error < 0.3
     assert {*derived.record.assumptions.preprocessing_from.values()} == {"detector"}
+    whole = spec.macs + spec.rest.macs
+    assert spec.rest.proposals == 20 and f"{spec.macs / whole:.0%} of the detector's" in spec.rest_text
+    assert "at 20 proposals" in (derived.folder / "README.md").read_text()
     assert derived.record.map is None and "module.detector" in (derived.folder / "README.md").read_text()
 
 
@@ -118,9 +122,16 @@ def test_files_have_a_named_output_for_each_level_and_are_judged(derived: Any, d
     of_file = edgevit.evaluate(derived.folder / "export" / "model.fp32.onnx", data).detections
     of_torch = derived.record.boxes.derived
     assert of_file.boxes.ap == pytest.approx(of_torch.boxes.ap, abs=0.01) and of_file.objects == of_torch.objects
-    for options in ({"trt": True}, {"precision": "int8"}):
-        with pytest.raises(OptionError, match="is not possible for a detector yet"):
-            edgevit.export(derived.folder, data=data, **options)
+
+
+@pytest.mark.slow
+def test_int8_is_judged_by_all_levels(derived: Any, data: Path) -> None:
+    report = edgevit.export(derived.folder, data=data, precision="int8", fp16=False)
+    quantised, parity = report.quantisation, report.parity["int8"]
+    assert quantised is not None and quantised.share > 0.5 and quantised.steps[-1].failure is None
+    assert quantised.steps[-1].top1 is None and 0.9 < quantised.steps[-1].agreement < 1 and parity.error > 1e-4
+    of_file = edgevit.evaluate(derived.folder / "export" / "model.int8.onnx", data).detections
+    assert of_file is not None and of_file.objects == derived.record.boxes.derived.objects
 
 
 @pytest.mark.slow
@@ -201,6 +212,38 @@ def test_a_detector_learns_from_its_own_losses(
         assert last["loss_task"] > 0 and 0 <= last["accuracy_trained"] <= 1
 
 
+@pytest.mark.slow
+def test_a_detector_of_several_sizes_is_judged_in_the_pixels_of_the_images(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = tmp_path / "wide"
+    scenes.render(wide, train=16, val=6, size=48)
+    for picture in (wide / "images").rglob("*.png"):
+        with Image.open(picture) as image:
+            image.crop((0, 0, 80, 48)).save(picture)  # black on the right
+    training = Training(**{**TRAINED, "steps": 2, "teacher": "none"})
+    command = ["derive", f"{file}:any_size", "--data", str(wide), "--output", "boxes", "--rate", "0.3", "--steps", "0"]
+    shown = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "closed"), "--device", "cpu"])
+    assert shown.exit_code == 0, shown.output
+    assert "its network of 64 x 64: each is scaled to fit into it and padded" in " ".join(shown.output.split())
+    record = derive(f"{file}:any_size", wide, tmp_path / "model", rate=0.3, training=training).record
+    assert record.boxes.derived.objects == record.boxes.base.objects > 6
+    assert edgevit.evaluate(tmp_path / "model", wide).detections == record.boxes.derived
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["finetuned", "better"])
+def test_the_fine_tuned_base_is_cut(file: Path, data: Path, tmp_path: Path, start: str) -> None:
+    record = derive(
+        f"{file}:build", data, tmp_path / "model", training=Training(**{**TRAINED, "steps": 0}), derive_from=start,
+        base_steps=3, cache=tmp_path / "cache", options=OPTIONS,
+    ).record  # fmt: skip
+    begun, boxes = record.start, record.boxes
+    assert begun.steps == 3 and 0 <= begun.loss_validation_finetuned <= 1 and boxes.base_finetuned is not None
+    assert begun.network == "finetuned" or (start, begun.network) == ("better", "base")
+    assert 0 < boxes.error < 0.5
+
+
 def test_what_a_detector_cannot_learn_from_is_refused(file: Path, data: Path, tmp_path: Path) -> None:
     alone, few = Training(**TRAINED, teacher="none"), tmp_path / "few"
     with pytest.raises(
@@ -225,7 +268,6 @@ def test_what_a_detector_cannot_learn_from_is_refused(file: Path, data: Path, tm
         ("build", {"output": "map"}, "--output map: the output of this base is boxes; try --output boxes"),
         ("build", {"classes": "disc,hexagon"}, "no class 'hexagon'"),
         ("build", {"method": "taylor", "options": {}}, "is for detectors, and taylor reads labels of"),
-        ("build", {"derive_from": "better"}, "--derive-from is for classes"),
         ("build", {"output": "classes"}, "has boxes of objects, and no class of an image: give --output boxes"),
         ("retina", {}, "has 4 classes with the background, and the data 6 categories"),
     ],

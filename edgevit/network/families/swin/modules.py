@@ -138,7 +138,7 @@ class WindowAttention(SlimAttention):
         if self.constant is not None:
             return self.constant
         area = self.windows.area
-        of_heads = self.relative_position_bias_table[self.relative].mT.reshape(-1, area, area)
+        of_heads = self.relative_position_bias_table[self.relative].transpose(0, 1).reshape(-1, area, area)
         return (of_heads if self.apart is None else (self.apart.unsqueeze(1) + of_heads).flatten(0, 1)).unsqueeze(0)
 
 
@@ -226,7 +226,7 @@ class TokenSwin(SwinTransformer):  # type: ignore[misc]
             tokens = stage(tokens)
             if number in chosen:
                 of_map = self.norm(tokens) if norm and number == len(self.layers) - 1 else tokens
-                maps.append(of_map.mT.unflatten(2, stage.windows.grid))
+                maps.append(of_map.transpose(1, 2).unflatten(2, stage.windows.grid))
         return maps if intermediates_only else (self.norm(tokens), maps)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
