@@ -26,7 +26,7 @@ def is_detections(outputs: object) -> bool:
     return isinstance(outputs, (list, tuple)) and all(isinstance(o, Mapping) and {*DETECTIONS} <= {*o} for o in outputs)
 
 
-class Letterbox(GeneralizedRCNNTransform):
+class Letterbox(GeneralizedRCNNTransform):  # type: ignore[misc]
     """A detector's transform to images of one size: each is scaled to fit, and padded on the right and below."""
 
     def __init__(self, transform: GeneralizedRCNNTransform, height: int, width: int) -> None:
@@ -38,11 +38,12 @@ class Letterbox(GeneralizedRCNNTransform):
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
         height, width = image.shape[-2:]
         scale = min(self.height / height, self.width / width)
-        self.fixed_size = (max(round(width * scale), 1), max(round(height * scale), 1))
+        self.fixed_size: tuple[int, int] | None = (max(round(width * scale), 1), max(round(height * scale), 1))
         try:
-            return super().resize(image, target)
+            resized: tuple[Tensor, dict[str, Tensor] | None] = super().resize(image, target)
         finally:
             self.fixed_size = None
+        return resized
 
     def batch_images(self, images: list[Tensor], size_divisible: int = 32) -> Tensor:
         batch = images[0].new_zeros(len(images), images[0].shape[0], self.height, self.width)
@@ -176,7 +177,7 @@ def rest_macs(pyramid: Pyramid, input_size: Sequence[int]) -> tuple[int, int] | 
                 values = pool(levels, [box], [tuple(input_size[1:])])
                 for part in parts:
                     values = part(values)
-                return (counter.get_total_flops() - before) // 2
+                return int(counter.get_total_flops() - before) // 2
 
             of_boxes += proposals * of_one(heads.box_roi_pool, heads.box_head, heads.box_predictor)
             if pyramid.has_masks:
