@@ -54,7 +54,8 @@ def test_a_dry_run_goes_through_every_step(
     assert "| MACs gone | method | AP of boxes | AP of masks | person | car | cat |" in " ".join(shown.split())
     assert all(f"| {name} " in " ".join(shown.split()) for name in ("base", "base, fine-tuned", "vulcan", "nuwa"))
     few = json.loads((tmp_path / "out" / "few" / "annotations" / "instances_train2017.json").read_text())
-    assert len(few["images"]) == coco.DRY_IMAGES
+    shown = {entry["image_id"] for entry in few["annotations"] if entry["category_id"] <= len(coco.CLASSES)}
+    assert {image["id"] for image in few["images"]} == shown and 40 < len(shown) <= coco.DRY_IMAGES
 
 
 def test_a_wrong_path_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
