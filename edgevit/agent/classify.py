@@ -20,6 +20,7 @@ from .runners import RunnerError
 from .timing import replacing
 
 FORMATS = {"float16": "e", "float32": "f"}
+OF_IDS = {"int64": "q", "int32": "i"}  # of texts; TensorRT before 10 takes 32 bits
 TICK_S = 0.2  # between two messages of progress
 
 Send = Callable[[Any], None]
@@ -48,9 +49,9 @@ def classify(
     trt = import_tensorrt()
     began = time.monotonic()
     with open(images, "rb") as file, open_cuda() as cuda, open_engine(trt, make_log(trt), engine) as opened:
-        _check_engine(opened, shape, columns)
+        _check_engine(opened, shape, dtype, columns)
         with closing(Execution(opened, cuda, batch)) as execution:
-            runner = _Runner(execution, cuda, batch, FORMATS[dtype])
+            runner = _Runner(execution, cuda, batch, {**FORMATS, **OF_IDS}[dtype])
             batches = _batches(send, runner, file, count, batch)
             answer = _write(runner, batches, images) if columns is None else _rows(runner, batches, columns)
     return {**answer, "seconds": time.monotonic() - began}
@@ -142,9 +143,10 @@ class _Runner:
 
 
 def _check_file(images: str, count: int, shape: Sequence[int], dtype: str) -> None:
-    if dtype not in FORMATS:
-        raise RunnerError(f"images of {dtype} cannot be read; known: {', '.join(FORMATS)}")
-    expected = count * math.prod(shape) * struct.calcsize(FORMATS[dtype])
+    formats = {**FORMATS, **OF_IDS}
+    if dtype not in formats:
+        raise RunnerError(f"images of {dtype} cannot be read; known: {', '.join(formats)}")
+    expected = count * math.prod(shape) * struct.calcsize(formats[dtype])
     try:
         size = os.path.getsize(images)
     except OSError as error:
@@ -155,17 +157,17 @@ def _check_file(images: str, count: int, shape: Sequence[int], dtype: str) -> No
         )
 
 
-def _check_engine(engine: Engine, shape: Sequence[int], columns: Optional[Sequence[int]]) -> None:
+def _check_engine(engine: Engine, shape: Sequence[int], dtype: str, columns: Optional[Sequence[int]]) -> None:
     several = len(engine.outputs) > 1 and columns is not None
     if len(engine.inputs) != 1 or several or any(len(output.shape) < 2 for output in engine.outputs):
         tensors = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in (*engine.inputs, *engine.outputs))
         raise RunnerError(f"no network of one input and one row of outputs for each image: it has {tensors}")
     images = engine.inputs[0]
-    floating = {form: name for name, form in FORMATS.items()}
-    for tensor in (images, *engine.outputs):
-        if tensor.format not in floating:
+    taken = OF_IDS if dtype in OF_IDS else FORMATS
+    for tensor, formats in ((images, taken), *((output, FORMATS) for output in engine.outputs)):
+        if tensor.format not in formats.values():
             raise RunnerError(
-                f"{tensor.name!r} is {tensor.dtype}, and not one of {', '.join(FORMATS)}; export it again"
+                f"{tensor.name!r} is {tensor.dtype}, and not one of {', '.join(formats)}; export it again"
             )
     if images.shape[1:] != tuple(shape):
         raise RunnerError(f"images of {list(shape)} were sent, and the engine takes {list(images.shape[1:])}")

@@ -23,7 +23,7 @@ from .protobuf import input_types
 from .runners import RunnerError
 from .timing import TimingCache, find_timing_cache, replacing
 
-_INPUTS = ("float32", "float16")
+_INPUTS = ("float32", "float16", "int64")  # ids of texts are int64
 
 # What a build takes beside its workspace: TensorRT and CUDA themselves, and copies of the weights: the parsed file, the
 # network, the kernels' forms of them, the engine. Estimated, never measured on a board; meant to err on the safe side.

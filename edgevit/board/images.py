@@ -53,7 +53,10 @@ def preprocessing_of(file: Path) -> dict[str, Any]:
         OptionError: neither has it.
     """
     if suffix_of(file) == ".engine" and model_of(file).export.record_file.is_file():
-        return dict(model_of(file).export_record().preprocessing)
+        preprocessing = dict(model_of(file).export_record().preprocessing)
+        if "tokenizer" in preprocessing:
+            raise OptionError(f"{file} reads texts, and --end-to-end is of pictures; leave it out")
+        return preprocessing
     try:
         stated = metadata(str(file)).get("preprocessing") if suffix_of(file) == ".onnx" else None
     except RunnerError as error:

@@ -29,7 +29,8 @@ MOST_BYTES = 128 * MIB  # of the images of one job on the board
 
 
 def _images_per_job(subject: Subject, record: EngineRecord) -> int:
-    image_bytes: int = 2 * math.prod(subject.preprocessing["input_size"])
+    size = subject.preprocessing["input_size"]
+    image_bytes: int = (8 if len(size) == 1 else 2) * math.prod(size)
     return max(1, min(MOST_BYTES // image_bytes, MOST_IMAGES, MOST_OUTPUTS // values_of(record.outputs)))
 
 

@@ -166,8 +166,12 @@ def remarks(sample: Sample, tolerances: GateTolerances) -> list[str]:
 
 
 def _rounded(batches: Iterable[tuple[Tensor, Tensor]], file: IO[bytes]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Write each batch as float16, and yield the rounded values."""
+    """Write each batch as float16, and yield the rounded values; ids as they are."""
     for images, labels in batches:
+        if not images.is_floating_point():
+            file.write(images.numpy().tobytes())
+            yield images, labels
+            continue
         half = images.half()
         file.write(half.numpy().tobytes())
         yield half.float(), labels
@@ -207,6 +211,6 @@ def take_sample(judging: Judging, reference: Path, path: Path, progress: Progres
 def unlabelled_sample(images: Tensor, output: Output, path: Path) -> Sample:
     """Write images of unknown classes, such as random ones, to see all outputs of an engine."""
     with writing(path):
-        path.write_bytes(images.half().numpy().tobytes())
+        path.write_bytes((images.half() if images.is_floating_point() else images).numpy().tobytes())
     shape = tuple(images.shape[1:])
     return Sample(path, file_sha256(path), len(images), shape, None, output, (), (), torch.empty(0), "random", "none")

@@ -48,7 +48,7 @@ def classification(board: Board, engine: str, sample: Sample, progress: Progress
         "images": board.put(sample.path, sample.sha256, progress),
         "count": sample.count,
         "shape": list(sample.shape),
-        "dtype": "float16",
+        "dtype": "int64" if len(sample.shape) == 1 else "float16",
         "columns": sample.columns and list(sample.columns),
     }
 

@@ -44,7 +44,8 @@ def _shapes(model: ir.Model, path: Path, images: Any, values: list[ir.Value | No
     content = ir.to_proto(model).SerializeToString()
     with runtime_boundary(path, CheckpointError):
         session = open_session(content)
-        shapes = session.run(None, {INPUT: images.astype(DTYPES[session.get_inputs()[0].type])})
+        (first, *_) = session.get_inputs()
+        shapes = session.run(None, {first.name: images.astype(DTYPES[first.type])})
     yield from (tuple(map(int, shape)) for shape in shapes)
 
 

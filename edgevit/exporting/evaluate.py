@@ -36,7 +36,7 @@ from edgevit.network.output import Levels, Logits, Map, Output
 from edgevit.progress import Progress, Silent
 from edgevit.records.class_names import ClassName
 from edgevit.records.derivation import DetectionRecord, Fraction, RejectedRecord, Seed
-from edgevit.records.model import Index, OutputKind, Preprocessing, Rejection
+from edgevit.records.model import Index, OutputKind, Preprocessing, Rejection, TextPreprocessing
 from edgevit.records.model_folder import ModelFolder
 from edgevit.records.names import suffix_of
 from edgevit.train.detections import find_objects
@@ -90,7 +90,10 @@ def open_onnx(path: Path, device: str) -> ModelUnderTest:
         CheckpointError: the file or its metadata is damaged, or edgevit did not write it.
     """
     model = OnnxModel(path, device=device)
-    images, split = model.described("preprocessing", Preprocessing), model.described("split", _Split)
+    of_texts = model.input.type == "tensor(int64)"
+    images: Preprocessing | TextPreprocessing
+    images = model.described("preprocessing", TextPreprocessing if of_texts else Preprocessing)  # type: ignore[arg-type]
+    split = model.described("split", _Split)
     kind: OutputKind = "logits"
     if OUTPUT_KIND in model.metadata:
         kind = model.described(OUTPUT_KIND, OutputKind)  # type: ignore[arg-type]

@@ -38,6 +38,8 @@ HEAD_OPERATORS = frozenset(
     LeakyRelu PRelu HardSigmoid HardSwish Clip Pad DepthToSpace Max Min Neg Abs Exp Log Softplus Cast
     """.split()  # noqa: SIM905
 )
+# Those that find padding in ids.
+TEXT_OPERATORS = frozenset({"Equal", "And", "Where"})
 
 
 def check_graph(

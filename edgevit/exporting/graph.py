@@ -29,7 +29,7 @@ from edgevit.network.network import Network
 from edgevit.records.export import Batch
 from edgevit.records.precisions import FP32
 
-INPUT = "images"
+INPUT, IDS = "images", "ids"  # of images, and of texts
 PROTOBUF_LIMIT_BYTES = 2_000_000_000  # limit of a protobuf message; larger models have an external file of weights
 NATIVE_OPSET = 18  # oldest operator set of torch's exporter
 _NATIVE_LAYER_NORM = 17  # the first operator set with LayerNormalization
@@ -183,7 +183,7 @@ def _clear_metadata(model: Any) -> None:
             holder.metadata_props.clear()
 
 
-def trace(network: Network, *, input_size: tuple[int, int, int], batch: Batch, opset: int) -> ir.Model:
+def trace(network: Network, *, input_size: tuple[int, ...], batch: Batch, opset: int) -> ir.Model:
     """Trace the network as a graph in fp32, which takes a second; its conversions take milliseconds.
 
     Below opset 18 it has old operators only, below 17 layer normalisation is decomposed, too.
@@ -192,7 +192,8 @@ def trace(network: Network, *, input_size: tuple[int, int, int], batch: Batch, o
         ExportError: the exporter failed.
     """
     # With an example of one image the exporter would treat the batch as a constant.
-    images = torch.zeros(2 if batch == "dynamic" else batch, *input_size)
+    texts = len(input_size) == 1
+    images = torch.zeros(2 if batch == "dynamic" else batch, *input_size, dtype=torch.int64 if texts else None)
     names = [network.output.noun]
     apart: AbstractContextManager[None] = nullcontext()
     if isinstance(pyramid := network.module, Pyramid):
@@ -203,7 +204,7 @@ def trace(network: Network, *, input_size: tuple[int, int, int], batch: Batch, o
             (images,),
             dynamo=True,
             opset_version=max(opset, NATIVE_OPSET),
-            input_names=[INPUT],
+            input_names=[IDS if texts else INPUT],
             output_names=names,
             dynamic_shapes=({0: torch.export.Dim("batch")},) if batch == "dynamic" else None,
             custom_translation_table=_translations(opset),
@@ -230,7 +231,7 @@ def write_onnx(
     network: Network,
     path: Path,
     *,
-    input_size: tuple[int, int, int],
+    input_size: tuple[int, ...],
     batch: Batch,
     opset: int,
     metadata: Mapping[str, str],

@@ -21,7 +21,7 @@ from edgevit.data.neighbours import near_chance
 from edgevit.errors import DataError, ExportError, OptionError, OutputError
 from edgevit.exporting.fusion import compiler_installed, count_fused, fusion_remark
 from edgevit.exporting.gates import OPERATORS, check_accuracy, check_graph, check_parity
-from edgevit.exporting.graph import INPUT, save_graph
+from edgevit.exporting.graph import IDS, INPUT, save_graph
 from edgevit.exporting.halving import halve
 from edgevit.exporting.images import Judging, Subject, data_record, open_judging, subject_of
 from edgevit.exporting.imported import open_imported, subject_of_imported
@@ -57,6 +57,7 @@ from edgevit.records.writing import file_sha256, replaced_folder
 from edgevit.version import written_by
 
 _PARITY_IMAGES = 4
+_SPECIAL_IDS = 5
 
 
 class _Stages:
@@ -137,10 +138,12 @@ def note_class_order(folder: Path, subject: Subject, judging: Judging | None, pr
     progress.note(order_line(assumed.classes, assumed.outputs, assumed.classes_from, option))
 
 
-def sample_images(judging: Judging | None, input_size: tuple[int, int, int]) -> tuple[Tensor, str]:
+def sample_images(judging: Judging | None, input_size: tuple[int, ...]) -> tuple[Tensor, str]:
     """A few images for the checks of parity and range; random without images."""
     if judging is None:
         generator = torch.Generator().manual_seed(0)
+        if len(input_size) == 1:  # ids that every vocabulary of BERT has
+            return torch.randint(_SPECIAL_IDS, (_PARITY_IMAGES, *input_size), generator=generator), "random"
         return torch.randn(_PARITY_IMAGES, *input_size, generator=generator), "random"
     images, _ = next(iter(judging.split.subset(_PARITY_IMAGES).batches(_PARITY_IMAGES)))
     return images, judging.data
@@ -296,7 +299,9 @@ def _description(source: Source, shape: Sequence[int], batch: Batch, written: _W
     first = "batch" if batch == "dynamic" else batch
     named = zip(subject.class_names, subject.class_columns, strict=True)
     return {
-        "inputs": (TensorInfo(INPUT, (first, *input_size(source)), of_inputs),),
+        "inputs": (
+            TensorInfo(IDS if len(input_size(source)) == 1 else INPUT, (first, *input_size(source)), of_inputs),
+        ),
         "outputs": tuple(TensorInfo(name, (first, *sizes), of_outputs) for name, sizes in shapes.items()),
         "classes": tuple(OutputClass(name, column) for name, column in named),
         "rejection": subject.rejection,
@@ -338,6 +343,8 @@ def run(request: FilesRequest, progress: Progress | None = None) -> ExportRecord
     folder = ModelFolder(request.model)
     with stages("load"):
         source = open_model_source(folder.path)
+    if INT8.name in precisions and len(input_size(source)) == 1:
+        raise OptionError(f"INT8 is calibrated on images, and {request.model} reads texts; leave --precision int8 out")
     judging = None
     if request.accuracy or request.precision == INT8.name:
         with stages("find images"):

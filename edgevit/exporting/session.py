@@ -27,7 +27,7 @@ READER = Reader(CheckpointError, hint="export the model again")
 _INPUT_LIMIT_BYTES = 4 << 30
 OUTPUT_KIND = "output"  # metadata key of files whose output is not logits
 LEVELS = '"boxes"'  # its value where each level of a detector's pyramid is an output
-DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 
 
 def find_runtime() -> Any:
@@ -159,9 +159,10 @@ class OnnxModel:
         shape, out = self.input.shape, self.output.shape
         sized = all(isinstance(size, int) for output in outputs for size in output.shape[1:])
         sized = sized and (len(out) == 2 or OUTPUT_KIND in self.metadata)
-        if len(shape) != 4 or not sized or self.input.type not in DTYPES:
+        dimensions = 2 if self.input.type == "tensor(int64)" else 4  # ids of texts, or images
+        if len(shape) != dimensions or not sized or self.input.type not in DTYPES:
             raise CheckpointError(
-                f"{path} maps {self.input.type} {shape} to {out} and is not an image classifier; "
+                f"{path} maps {self.input.type} {shape} to {out} and is no classifier of images or texts; "
                 f"give a file that `edgevit export` wrote"
             )
         self.batch: int | None = shape[0] if isinstance(shape[0], int) else None

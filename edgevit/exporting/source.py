@@ -14,7 +14,7 @@ from typing import Protocol
 import onnx_ir as ir
 from torch import Tensor
 
-from edgevit.exporting.gates import HEAD_OPERATORS, OPERATORS
+from edgevit.exporting.gates import HEAD_OPERATORS, OPERATORS, TEXT_OPERATORS
 from edgevit.exporting.graph import save_graph, trace
 from edgevit.exporting.halving import convert
 from edgevit.exporting.images import Subject, data_record, subject_of
@@ -100,9 +100,9 @@ class Source(Protocol):
         """
 
 
-def input_size(source: Source) -> tuple[int, int, int]:
-    channels, height, width = source.subject.preprocessing["input_size"]
-    return channels, height, width
+def input_size(source: Source) -> tuple[int, ...]:
+    """The sizes of one input: channels, height and width of an image, or the tokens of a text."""
+    return tuple(source.subject.preprocessing["input_size"])
 
 
 def usage_metadata(source: Source) -> dict[str, str]:
@@ -161,6 +161,8 @@ class ModelSource:
 
     @property
     def operators(self) -> frozenset[str] | None:
+        if self.model.spec.reads_texts:
+            return OPERATORS | TEXT_OPERATORS
         return OPERATORS | HEAD_OPERATORS if self.model.spec.builder else None
 
     def predictor(self, device: str) -> Predict:

@@ -46,7 +46,9 @@ def test_a_file_that_is_no_image_classifier_is_refused(tmp_path: Path) -> None:
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", ends[:1], ends[1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "a.onnx")
-    with pytest.raises(CheckpointError, match="is not an image classifier; give a file that `edgevit export` wrote"):
+    with pytest.raises(
+        CheckpointError, match="is no classifier of images or texts; give a file that `edgevit export` wrote"
+    ):
         OnnxModel(tmp_path / "a.onnx")
     for inputs, outputs in ((1, 0), (2, 1)):
         names = [[f"{kind}{i}" for i in range(count)] for kind, count in (("x", inputs), ("y", max(outputs, 1)))]

@@ -623,6 +623,12 @@ class EngineInspector:
 
 
 @_strict
+def _as_in_file(session: Any, feed: dict[str, Any]) -> dict[str, Any]:
+    """Inputs in the types of the ONNX file: TensorRT before 10 takes int64 as int32."""
+    wide = {given.name for given in session.get_inputs() if given.type == "tensor(int64)"}
+    return {name: value.astype("int64") if name in wide else value for name, value in feed.items()}
+
+
 class ICudaEngine:
     def __init__(self, header: dict[str, Any], model: bytes, logger: Any) -> None:
         import onnxruntime as ort
@@ -660,7 +666,7 @@ class ICudaEngine:
         import numpy as np
 
         feed = {given: np.zeros(shapes[given], _ARRAYS[dtype]) for given, dtype, _ in self._header["inputs"]}
-        return tuple(self._session.run([name], feed)[0].shape)
+        return tuple(self._session.run([name], _as_in_file(self._session, feed))[0].shape)
 
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> Any:
         return [Dims(shape) for shape in self._header["profile"][name]]
@@ -749,7 +755,8 @@ class IExecutionContext:
             return self._refuse(f"address or shape of {missing[0]} is not set")
         started = time.perf_counter()
         feed = {name: self._array(name, self._shapes[name]).copy() for name, _, _ in header["inputs"]}
-        for (name, dtype, _), value in zip(header["outputs"], engine._session.run(None, feed), strict=True):
+        outputs = engine._session.run(None, _as_in_file(engine._session, feed))
+        for (name, dtype, _), value in zip(header["outputs"], outputs, strict=True):
             value = value.astype("float16") if header["rounded"] else value
             value = -value if header["garbage"] or f"batch:{len(value)}" in _faults() else value
             self._array(name, value.shape)[:] = value.astype(_ARRAYS[dtype])
