@@ -72,6 +72,8 @@ class Assumptions:
         ]
 
     def _preprocessing_line(self) -> str:
+        if "tokenizer" in self.preprocessing:
+            return f"texts of {self.preprocessing['input_size'][0]} tokens, by the tokenizer beside the weights"
         parts: dict[str, list[str]] = {}
         for key in SHOWN:
             parts.setdefault(self.origin[key], []).append(f"{key} {shown(self.preprocessing[key])}")
@@ -127,7 +129,8 @@ def assumptions(
     settings: _SettingsFrom = "pretrained weights" if pretrained else "timm"
     if Path(base).is_dir() and not is_release(Path(base)):
         settings = "model folder"
-    by_file = {key: release.origin.get(key, settings) for key in SHOWN}
+    shown_keys = [key for key in SHOWN if key in task.test.preprocessing]
+    by_file = {key: release.origin.get(key, settings) for key in shown_keys}
     if names is None and folders_are_imagenet(source.class_names, outputs):
         origin = "imagenet"
     elif names is None and task.classes:
@@ -138,7 +141,7 @@ def assumptions(
         output_names=None if names is None else tuple(names),
         classes_from=origin,
         preprocessing=task.test.preprocessing,
-        origin={key: "option" if key in overridden else by_file[key] for key in SHOWN},
+        origin={key: "option" if key in overridden else by_file[key] for key in shown_keys},
         base=str(base),
         contradicts=origin == "option" and bool(release.labels) and list(names or ()) != list(release.labels),
     )

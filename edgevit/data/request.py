@@ -16,6 +16,7 @@ DATA_KINDS = (
     "Images: a folder of class folders, optionally in train/, val/ and test/ (without test/, val/ is the test part); "
     "an archive of such (.zip, .tar, .tar.gz, ...); Parquet files as Hugging Face has them; a table of file names and "
     "labels (.csv); a CIFAR folder; a folder of IDX files such as MNIST; or the name digits; "
+    "texts: class folders of .txt files, or a table of text and label (.csv); "
     "for --output boxes also a folder with COCO's instances.json."
 )
 _IMAGES = Option(DATA_KINDS, DATA, metavar="FOLDER", common=True)

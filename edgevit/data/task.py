@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from PIL.Image import Image
 from timm.data import create_transform
 from torch import Tensor
@@ -28,6 +29,7 @@ from edgevit.data.objects import LearntObjects
 from edgevit.data.similar import warn_of_recordings
 from edgevit.data.sources import ImageSource, Part, Reference, open_pictures, open_source, open_unlabelled
 from edgevit.data.sources.coco import CocoImages
+from edgevit.data.sources.documents import Documents
 from edgevit.data.sources.folder import Folder, Images
 from edgevit.data.splitting import PARTS, Splitting
 from edgevit.errors import DataError, OptionError
@@ -35,22 +37,35 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.derivation import DataRecord, ImageCounts, UnlabelledRecord
 from edgevit.records.model import TargetClass
 from edgevit.records.reading import Reading, transform_settings
+from edgevit.records.tokenizer import text_encoder
 
 # DeiT's, but for draws above a magnitude of 9: at 10 timm posterises to 0 bits, which Pillow refuses.
 RANDAUGMENT = "rand-m9-mstd0.5-mmax9-inc1"
 
 
 def evaluation_transform(preprocessing: Mapping[str, Any]) -> Any:
+    if "tokenizer" in preprocessing:
+        return _Ids(text_encoder(preprocessing))
     return create_transform(**transform_settings(preprocessing), is_training=False)
+
+
+@dataclass(frozen=True)
+class _Ids:
+    """A text to the ids of its tokens: int64 [N]."""
+
+    encode: Callable[[str], list[int]]
+
+    def __call__(self, text: str) -> Tensor:
+        return torch.tensor(self.encode(text))
 
 
 def training_transform(preprocessing: Mapping[str, Any], augment: Augment) -> Any:
     """Create timm's training transform: a random crop of 70 to 100 % of the area, with "flip" also mirrored at random.
 
     There is no flip by default: it changes the class of a digit, an arrow or a traffic sign. "deit" is RandAugment
-    after a mirrored crop of 8 to 100 %, as DeiT trains.
+    after a mirrored crop of 8 to 100 %, as DeiT trains. Texts are not augmented.
     """
-    if augment == "none":
+    if augment == "none" or "tokenizer" in preprocessing:
         return evaluation_transform(preprocessing)
     settings = {k: preprocessing[k] for k in ("input_size", "interpolation", "mean", "std")}
     if augment == "deit":
@@ -516,6 +531,9 @@ def _gathered(
         named: the outputs of the base, and their names.
     """
     source = splitting.source
+    if isinstance(source, Documents) != ("tokenizer" in preprocessing):
+        kinds = ("images", "texts") if "tokenizer" not in preprocessing else ("texts", "images")
+        raise DataError(f"the base reads {kinds[0]}, and {data} has {kinds[1]}; give --data with {kinds[0]}")
     class_names = [target.name for target in targets] or list(source.class_names)
     parts = [splitting.parts(name) for name in class_names]
     bad: set[Reference] = set()

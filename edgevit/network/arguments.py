@@ -92,6 +92,10 @@ KINDS: dict[str, tuple[str, Check]] = {
         ("pos_embed", "rope_type", "norm_layer", "act_layer", "embed_norm_layer", "mlp_layer", "attn_layer"),
         _or_none(NAME),
     ),
+    # Of BERT, which edgevit adds to timm's networks.
+    **dict.fromkeys(("vocab_size", "max_positions", "token_types", "tokens"), _whole(1, 2**24)),  # ids exact in fp32
+    "pad_token": _whole(0, 2**24),
+    "norm_eps": _number(0, 1),
     "rope_grid_offset": _number(-1e6, 1e6),
     "rope_temperature": _number(1e-6, 1e9),
     **dict.fromkeys(("rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords"), _or_none(_number(0, 1e6))),

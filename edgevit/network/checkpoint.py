@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from http.client import HTTPException
 from itertools import islice
+from math import prod
 from pathlib import Path
 from ssl import SSLError
 from typing import Any
@@ -46,8 +47,10 @@ from edgevit.progress import Progress, Silent
 from edgevit.records.belonging import file_fault
 from edgevit.records.model import BaseFacts, BuilderFacts, DetectorRest, Head, ModelSpec, TargetClass
 from edgevit.records.model_folder import ModelFolder
+from edgevit.records.names import TOKENIZER
 from edgevit.records.reading import Reading, reading_settings, transform_settings
 from edgevit.records.release import CONFIG, PROCESSOR, ReleaseFacts, is_release, read_release, weights_of
+from edgevit.records.tokenizer import VOCABULARY, store_tokenizer, stored_tokenizer, text_encoder, tokenizer_text
 from edgevit.records.writing import new_folder
 from edgevit.request import check_paths
 
@@ -87,6 +90,8 @@ class Model(Network):
     def predict(self, pictures: Picture | Iterable[Picture], *, batch_size: int = 32) -> list[Prediction]:
         """Classify image files by their paths, or PIL images of any mode, on the network's device; in their order.
 
+        A network of texts classifies texts.
+
         Raises:
             DataError: there is none, or one cannot be read.
             UnsupportedModelError: the model is a base without names of classes.
@@ -101,7 +106,12 @@ class Model(Network):
             raise UnsupportedModelError(
                 "this base has no class names; write it with `edgevit base ... --base-classes FILE`"
             )
-        images, like = rgb_images(pictures, Reading.of(self.preprocessing)), next(self.parameters())
+        like = next(self.parameters())
+        images: Iterator[Any]
+        if self.spec.reads_texts:
+            images = iter([pictures] if isinstance(pictures, str) else pictures)  # type: ignore[arg-type]
+        else:
+            images = rgb_images(pictures, Reading.of(self.preprocessing))
         predictions: list[Prediction] = []
         while batch := [self.transform(image) for image in islice(images, batch_size)]:
             with torch.inference_mode():
@@ -112,8 +122,14 @@ class Model(Network):
         return predictions
 
     @cached_property
-    def transform(self) -> Callable[[Image], Tensor]:
-        """timm's evaluation transform, from a PIL image in RGB to an input [C, H, W] of the network."""
+    def transform(self) -> Callable[[Any], Tensor]:
+        """timm's evaluation transform, from a PIL image in RGB to an input [C, H, W] of the network.
+
+        Of a network of texts from a text to its ids [N].
+        """
+        if self.spec.reads_texts:
+            encode = text_encoder(self.preprocessing)
+            return lambda text: torch.tensor(encode(text))
         settings = transform_settings(self.preprocessing)
         transform: Callable[[Image], Tensor] = create_transform(**settings, is_training=False)
         return transform
@@ -138,6 +154,8 @@ def tensors_sha256(state: Mapping[str, Tensor]) -> str:
 
 
 def _check_name(name: str) -> None:
+    for family in family_names():
+        load_family(family)  # which may add networks to timm's
     if not timm.is_model(name):
         of_torchvision = _TORCHVISION_NAMES.get(name)
         names = [of_torchvision] if of_torchvision else timm.list_models()
@@ -201,6 +219,8 @@ def _no_pretrained(name: str, reason: str) -> CheckpointError:
 
 def _preprocessing(network: Network, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The preprocessing of the base, as resolved by timm, with overrides."""
+    if len(network.input_size) == 1:
+        return _text_preprocessing(network, overrides)
     settings_in = {**overrides, "input_size": network.input_size}
     family, module = network.family, network.module
     if isinstance(module, Pyramid):
@@ -209,6 +229,14 @@ def _preprocessing(network: Network, overrides: Mapping[str, Any]) -> dict[str, 
     config = resolve_data_config(settings_in, model=described, use_test_size=True)
     settings = {key: list(v) if isinstance(v := config[key], tuple) else v for key in PREPROCESSING_KEYS}
     return {**settings, **reading_settings(overrides)}
+
+
+def _text_preprocessing(network: Network, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    if of_images := overrides.keys() - {"tokenizer", "input_size"}:
+        raise OptionError(f"a network of texts prepares no images; leave --{min(of_images).replace('_', '-')} out")
+    if "tokenizer" not in overrides:
+        raise CheckpointError(f"there is no {TOKENIZER} or {VOCABULARY} beside the weights; copy it to them")
+    return {"input_size": list(network.input_size), "tokenizer": overrides["tokenizer"]}
 
 
 def _refuse_too_large(network: nn.Module, name: str) -> None:
@@ -229,7 +257,7 @@ def _try_once(network: Network, name: str) -> None:
     """
     try:
         size = network.input_size
-        quick = size[1] * size[2] <= QUICK_PIXELS and sum(p.numel() for p in network.parameters()) <= QUICK_PARAMS
+        quick = prod(size[-2:]) <= QUICK_PIXELS and sum(p.numel() for p in network.parameters()) <= QUICK_PARAMS
         with torch.inference_mode():
             if quick:
                 network(torch.zeros(1, *size))
@@ -615,6 +643,8 @@ def load(folder: str | Path, *, run_code: bool = False) -> Model:
                 read_tokens(network, spec.tokens)
     except (OptionError, UnknownNameError, UnsupportedModelError) as error:
         raise CheckpointError(f"{files.spec_file} contradicts the model: {error}") from error
+    if spec.reads_texts and store_tokenizer(tokenizer_text(files.path) or "") != spec.preprocessing["tokenizer"]:
+        raise CheckpointError(f"{files.tokenizer_file} is missing or was altered; copy the folder again")
     with reading(files.weights_file):
         state = load_file(files.weights_file)
     depth = len(network.read())
@@ -690,6 +720,8 @@ def save(model: Model, folder: Path, *, overwrite: bool = False, **records: Any)
         files.weights_file.chmod(0o644)  # safetensors makes it private
         if isinstance(family := model.family, DenseFamily) and family.builder is not None:
             files.builder_file.write_bytes(family.builder.code)
+        if model.spec.reads_texts:
+            files.tokenizer_file.write_text(stored_tokenizer(model.preprocessing), encoding="utf-8")
         files.write(model.spec, **records)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, final
 
 from torch import Tensor, nn
@@ -31,6 +31,13 @@ class SiteLayer(Generic[Part]):
     after: tuple[nn.Module, ...]  # a norm, LayerScale, stochastic depth
     scale: Tensor | float | None  # factor [d] or 1.0 before it is added to the tokens; None: a norm follows
     read: Callable[[], Part]  # its weights, as views of the live parameters: a regulariser trains through them
+    # The tokens after it, of those before it and what it adds, where a norm reads their sum; None: the sum.
+    joined: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, kw_only=True)
+
+    def past(self, tokens: Tensor, output: Tensor) -> Tensor:
+        """The tokens after it, of those before it and this output of `output`."""
+        added = self.added(output)
+        return tokens + added if self.joined is None else self.joined(tokens, added)
 
     def added(self, output: Tensor) -> Tensor:
         """The tensor added to the tokens for this output of `output`."""
@@ -42,14 +49,15 @@ class SiteLayer(Generic[Part]):
 @final
 @dataclass(frozen=True)
 class AttentionLayer(SiteLayer[Attention]):
-    """An attention, whose first reader computes all queries, keys and values, packed as for `anatomy.unpack`."""
+    """An attention; `projection` computes its queries, keys and values, packed as for `anatomy.unpack`."""
 
     # The scores [B, N] by which it ranks tokens, of its input [B, N, d]; gates None: all are open.
     token_scores: Callable[[Tensor, SoftGates | None], Tensor]
+    packed: nn.Module | None = None  # where each of its readers computes one of them, the module that packs them
 
     @property
-    def projection(self) -> nn.Linear:
-        return self.readers[0]
+    def projection(self) -> nn.Module:
+        return self.readers[0] if self.packed is None else self.packed
 
 
 @final
@@ -88,8 +96,9 @@ class BlockLayers:
 class Ends:
     """What a network has before its first block and after its last."""
 
-    input_size: tuple[int, int, int]  # channels, height and width
+    input_size: tuple[int, ...]  # channels, height and width; of texts the number of tokens
     final: nn.Module  # its output is the normalised tokens before pooling
     norm: nn.Module | None  # the last norm: of tokens [B, N, d], or of pooled ones [B, d]; None: there is none
     reads_mean: bool  # whether the head reads at most the mean of the patches
     classifiers: tuple[nn.Linear, ...]  # one row per class; empty: the outputs are pooled features [B, d]
+    pads: bool = False  # whether tokens may be padding, which is zeros, and of which all modules compute zeros

@@ -180,8 +180,8 @@ class Network(nn.Module):
         return self.family.ends(self.module)
 
     @property
-    def input_size(self) -> tuple[int, int, int]:
-        """Channels, height and width of its input."""
+    def input_size(self) -> tuple[int, ...]:
+        """Channels, height and width of its input; of texts the number of tokens."""
         return self.ends.input_size
 
     @property

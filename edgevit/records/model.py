@@ -197,6 +197,19 @@ class Preprocessing:
 
 
 @dataclass(frozen=True)
+class TextPreprocessing:
+    """How texts become ids; used as `Preprocessing` is."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    input_size: Annotated[tuple[Size, ...], Field(min_length=1, max_length=1)]  # tokens
+    tokenizer: Sha256  # of tokenizer.json
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """The content of model.json."""
 
@@ -206,7 +219,7 @@ class ModelSpec:
     blocks: Annotated[tuple[BlockDims, ...], Field(min_length=1)]
     head: Head  # "full" keeps a row for every class of the base
     classes: tuple[TargetClass, ...]  # target classes; with a subset head, in the order of the outputs
-    preprocessing: dict[str, Any]  # the fields of `Preprocessing`
+    preprocessing: dict[str, Any]  # the fields of `Preprocessing`, or of `TextPreprocessing`
     macs: Count
     params: Count
     base: BaseFacts
@@ -220,6 +233,11 @@ class ModelSpec:
     @property
     def class_names(self) -> list[str]:
         return [c.name for c in self.classes]
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether its inputs are ids of tokens, and not images."""
+        return "tokenizer" in self.preprocessing
 
     @property
     def output_names(self) -> list[str] | None:
@@ -370,7 +388,8 @@ def read_model(file: Path) -> ModelDocument:
         CheckpointError: the file is missing, damaged, altered or of another schema.
     """
     document = MODEL_KIND.read(file)
-    READER.checked(document.preprocessing, Preprocessing, f"{file}, preprocessing,")
+    kind = TextPreprocessing if document.reads_texts else Preprocessing
+    READER.checked(document.preprocessing, kind, f"{file}, preprocessing,")
     if fault := document.fault():
         raise CheckpointError(f"{file} {fault}; {HINT}")
     return document

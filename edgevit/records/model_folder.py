@@ -124,6 +124,10 @@ class ModelFolder:
         return self.path / names.BUILDER
 
     @property
+    def tokenizer_file(self) -> Path:
+        return self.path / names.TOKENIZER
+
+    @property
     def cost_table_file(self) -> Path:
         """The cost table of a measured budget."""
         return self.path / names.COST_TABLE

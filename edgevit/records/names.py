@@ -11,6 +11,7 @@ SUPERNET = "supernet.json"
 HISTORY = "history.jsonl"
 CARD = "README.md"
 PLAN = "plan.json"
+TOKENIZER = "tokenizer.json"  # of a network of texts
 BUILDER = "builder.py"  # what makes the module, where that is the user's own
 COST_TABLE = "costs.yaml"  # by which a budget was met
 IMPORTED = "onnx.json"  # in the folder of an imported ONNX file, in place of model.json
@@ -25,7 +26,9 @@ SWEEP = "sweep.json"  # beside model folders
 
 WEIGHTS_ALONE = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz")  # suffixes of files without a graph
 
-MODEL_FOLDER = frozenset({SPEC, WEIGHTS, DERIVATION, SUPERNET, HISTORY, CARD, PLAN, EXPORT, COST_TABLE, BUILDER})
+MODEL_FOLDER = frozenset(
+    {SPEC, WEIGHTS, DERIVATION, SUPERNET, HISTORY, CARD, PLAN, EXPORT, COST_TABLE, BUILDER, TOKENIZER}
+)
 
 
 def suffix_of(file: str | Path) -> str:

@@ -2,7 +2,7 @@
 
 The weights are one file, or shards with an index. timm writes `config.json` with `architecture`, `label_names` and
 `pretrained_cfg`. transformers writes `config.json` with `id2label` and the sizes of the network, and
-`preprocessor_config.json`.
+`preprocessor_config.json`; of BERT tokenizer.json or vocab.txt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from edgevit.errors import CheckpointError
 from edgevit.records.class_names import class_name
 from edgevit.records.documents import Reader
 from edgevit.records.model import Preprocessing
-from edgevit.records.names import SPEC, WEIGHTS_ALONE, suffix_of
+from edgevit.records.names import SPEC, TOKENIZER, WEIGHTS_ALONE, suffix_of
+from edgevit.records.tokenizer import VOCABULARY, store_tokenizer, tokenizer_text
 from edgevit.records.writing import file_sha256
 
 # In order of preference; `.index.json` lists shards.
@@ -83,6 +84,8 @@ def read_release(folder: Path) -> ReleaseFacts:
     if _is_image_processor(processor):
         unequalled = tuple(part for part in ("mean", "std", "crop_pct") if part not in preprocessing)
     architecture = config.get("architecture")
+    if config.get("model_type") == "bert" and (text := tokenizer_text(folder)) is not None:
+        preprocessing["tokenizer"] = store_tokenizer(text)
     return ReleaseFacts(
         labels=_labels(config, folder / CONFIG),
         architecture=architecture if isinstance(architecture, str) else None,
@@ -193,6 +196,11 @@ def _arguments(config: Content, file: Path) -> Content:
             raise CheckpointError(f"{file} has {activation!r} as hidden_act, expected one of {', '.join(_ACTIVATIONS)}")
         if _ACTIVATIONS[activation] is not None:
             arguments["act_layer"] = _ACTIVATIONS[activation]
+    if config.get("model_type") == "bert":
+        if (positions := config.get("position_embedding_type", "absolute")) != "absolute":
+            raise CheckpointError(f"{file} has {positions!r} as position_embedding_type, expected 'absolute'")
+        names = {"pad_token_id": "pad_token", "layer_norm_eps": "norm_eps"}
+        arguments |= {names[key]: config[key] for key in names if config.get(key) is not None}
     by_timm = config.get("model_args")
     return arguments | (by_timm if isinstance(by_timm, dict) else {})
 
@@ -263,5 +271,6 @@ def release_sha256(path: Path, sha256: Callable[[Path], str] = file_sha256) -> s
     file = weights_of(path)
     shards = sorted(shards_of(file)) if suffix_of(file) == ".json" else []
     configs = [file.parent / name for name in (CONFIG, PROCESSOR) if (file.parent / name).is_file()]
+    configs += [file.parent / name for name in (TOKENIZER, VOCABULARY) if (file.parent / name).is_file()]
     hashes = [sha256(part) for part in (file, *shards, *configs)]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()

@@ -30,6 +30,8 @@ class Mixing:
     """Mixes the images of micro-batches and drops residual branches while a network trains."""
 
     def __init__(self, network: Network, training: Training, processes: int, rank: int) -> None:
+        if len(network.input_size) == 1:
+            raise OptionError("--augment deit mixes images, and this network reads texts; leave it out")
         micro_batches = training.grad_accum * processes
         if training.batch_size // micro_batches % 2:
             raise OptionError(

@@ -108,7 +108,8 @@ class Passes:
         shown_as = progress.stage(stage or "", len(mine), "image")
         with shown_as as shown, torch.set_grad_enabled(gradients), self.rounded(quick), self.products(network):
             for batch, labels in self.decoded.batches(mine, size, self.compute.workers):
-                see(batch.to(device).requires_grad_(gradients), labels.to(device))
+                batch = batch.to(device)
+                see(batch.requires_grad_(gradients and batch.is_floating_point()), labels.to(device))
                 done += len(batch)
                 shown.update(done)
         network.train(was_training)

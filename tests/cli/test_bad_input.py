@@ -269,7 +269,7 @@ def test_a_network_that_is_no_transformer(refused: Any, tmp_path: Path) -> None:
     save_file(timm.create_model("resnet10t", num_classes=10).state_dict(), tmp_path / "b.safetensors")
     error = refused("--checkpoint", "b.safetensors", "--model-arg", "num_classes=10", base="resnet10t",
                     without=("checkpoint", "args"))  # fmt: skip
-    assert "cannot prune a ResNet: supported families are swin, vit" in error
+    assert "cannot prune a ResNet: supported families are bert, swin, vit" in error
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def test_the_rest_of_a_detector_reads_levels_of_elsewhere(file: Path) -> None:
             "other_size",
             r"resizes images to fixed_size=\(96, 96\), padded to .* of 16, .* give it fixed_size=\(64, 64\)",
         ),
-        ("resnet", "a FasterRCNN must contain one network of swin, vit .* and has none"),
+        ("resnet", "a FasterRCNN must contain one network of bert, swin, vit .* and has none"),
         ("Alone", "gives boxes, and has no backbone and transform of these names"),
     ],
 )

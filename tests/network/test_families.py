@@ -17,7 +17,7 @@ def test_a_family_knows_its_own_name(small_vit):
 
 
 def test_a_model_of_no_family_says_which_there_are():
-    with pytest.raises(UnsupportedModelError, match="cannot prune a ResNet: supported families are swin, vit"):
+    with pytest.raises(UnsupportedModelError, match="cannot prune a ResNet: supported families are bert, swin, vit"):
         family_like(timm.create_model("resnet10t", num_classes=2))
 
 

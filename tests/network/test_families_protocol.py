@@ -631,7 +631,8 @@ def test_a_network_of_another_kind_is_of_no_family(family_name: str) -> None:
 
 
 def test_every_family_has_networks_that_it_refuses_and_weights_of_others() -> None:
-    assert set(REFUSED) == set(FOREIGN) == set(family_names()) and all(REFUSED.values()) and all(FOREIGN.values())
+    of_images = set(family_names()) - {"bert"}  # which reads ids: families/test_bert.py
+    assert set(REFUSED) == set(FOREIGN) == of_images and all(REFUSED.values()) and all(FOREIGN.values())
 
 
 @sweep

@@ -83,7 +83,7 @@ def small() -> nn.Module:
     ("module", "message"),
     [
         (lambda: Around(small(), 2.0), "outputs of this Around are not those of the VisionTransformer in it"),
-        (lambda: nn.Linear(2, 2), "a Linear must contain one network of swin, vit .*, and has none"),
+        (lambda: nn.Linear(2, 2), "a Linear must contain one network of bert, swin, vit .*, and has none"),
         (lambda: nn.ModuleList([small(), small()]), "and has 0, 1"),
         (
             lambda: timm.create_model("vit_tiny_patch16_224", **ARGS, act_layer="relu"),

@@ -40,7 +40,7 @@ def test_a_network_of_a_network_is_the_same_module() -> None:
 
 
 def test_what_cannot_be_pruned_is_no_network() -> None:
-    with pytest.raises(UnsupportedModelError, match="cannot prune a Linear: supported families are swin, vit"):
+    with pytest.raises(UnsupportedModelError, match="cannot prune a Linear: supported families are bert, swin, vit"):
         Network(nn.Linear(1, 1))
     module = timm.create_model("vit_tiny_patch16_224", **ARGS, qk_norm=True)
     with pytest.raises(UnsupportedModelError, match="in block 0, qk-norm"):

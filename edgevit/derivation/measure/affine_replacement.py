@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgevit.data.task import Split
-from edgevit.derivation.measure.thinning import ALL
+from edgevit.derivation.measure.thinning import every_token
 from edgevit.derivation.solve.least_squares import Regression
 from edgevit.network.layers import SiteLayer
 from edgevit.network.network import Network
@@ -31,7 +31,8 @@ class AffineReplacement:
 
     def apply(self, tokens: Tensor) -> Tensor:
         """Add the map's output to the tokens."""
-        return tokens + F.linear(self.branch.before(tokens), self.weight, self.bias)
+        affine = F.linear(self.branch.before(tokens), self.weight, self.bias)
+        return tokens + affine if self.branch.joined is None else self.branch.joined(tokens, affine)
 
 
 # Of a block's attention and FFN; None: the block lacks that site.
@@ -42,7 +43,7 @@ class SiteRegressions:
     """Regressions from what each site reads to what it adds to the tokens, summed over a pass that they observe."""
 
     def __init__(self, network: Network, passes: Passes) -> None:
-        self.passes = passes
+        self.passes, self.thinning = passes, every_token(network)
         self.branches = [branch for pair in network.layers for branch in pair]
         widths = [None if branch is None else branch.output.out_features for branch in self.branches]
         self.sums = [None if d is None else Regression(d, d, passes.compute.device) for d in widths]
@@ -52,7 +53,8 @@ class SiteRegressions:
         branch, sums = self.branches[i], self.sums[i]
         assert branch is not None and sums is not None
         tokens = inputs[0]
-        sums.add(tokens.flatten(0, 1), branch.added(output).flatten(0, 1), groups=ALL.groups(tokens))
+        weights, groups = self.thinning.weights(tokens, None), self.thinning.groups(tokens)
+        sums.add(tokens.flatten(0, 1), branch.added(output).flatten(0, 1), weights, groups)
 
     def solve(self) -> list[BlockReplacements]:
         """The replacements of every block."""

@@ -112,13 +112,12 @@ class TokenMoments:
         self.observer: Observer = (self.norms, self._observe)
 
     def _observe(self, i: int, inputs: Any, _: Tensor) -> None:
-        images = len(inputs[0])
         pooled = inputs[0].ndim == 2  # one token of each image
         thinning = ALL if pooled else self.thinning
         normalised = _normalised(self.norms[i], inputs[0] if pooled else thinning.of(inputs[0]))
         tokens = torch.cat([normalised, torch.ones_like(normalised[:, :1])], dim=1)
         groups = ALL.groups(inputs[0].unsqueeze(1)) if pooled else thinning.groups(inputs[0])
-        weights = thinning.weights(images, self.floored[i], normalised.device)
+        weights = thinning.weights(inputs[0].unsqueeze(1) if pooled else inputs[0], self.floored[i])
         for group, sums in enumerate(self.sums[i]):
             rows = groups == group
             add_outer(sums, tokens[rows], None if weights is None else weights[rows])

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgevit.data.task import Split
-from edgevit.derivation.measure.thinning import ALL, Thinning
+from edgevit.derivation.measure.thinning import Thinning, every_token
 from edgevit.errors import DataError
 from edgevit.network.anatomy import Block
 from edgevit.network.network import Network
@@ -137,7 +137,7 @@ class _Sums:
 
     def add_hidden(self, h: Tensor) -> None:
         by_token = None if self.by_token is None else self.by_token[1]
-        weight = self.thinning.weights(len(h), by_token, h.device)
+        weight = self.thinning.weights(h.detach(), by_token)
         h = self.thinning.of(h.detach()).float()
         weighted = h if weight is None else h * weight.unsqueeze(1)
         self.tokens += len(h) if weight is None else weight.sum()
@@ -150,9 +150,9 @@ class _Sums:
     def add_input(self, x: Tensor, gradient: Tensor | None) -> None:
         """Add the attention's input [B, N, d], each token weighted by sum |x * gradient| with a gradient (WPAC)."""
         assert self.moment is not None
-        images, device = len(x), x.device
-        x = self.thinning.of(x.detach()).float()
-        weight = self.thinning.weights(images, None, device)
+        whole = x.detach()
+        x = self.thinning.of(whole).float()
+        weight = self.thinning.weights(whole, None)
         if gradient is not None:
             saliency = (x * self.thinning.of(gradient)).abs().sum(dim=1)
             weight = saliency if weight is None else saliency * weight
@@ -160,7 +160,7 @@ class _Sums:
         tokens = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
         add_outer(self.moment, tokens, weight)
         if self.by_token is not None and self.query is not None:
-            add_outer(self.query, tokens, self.thinning.weights(images, self.by_token[0], device))
+            add_outer(self.query, tokens, self.thinning.weights(whole, self.by_token[0]))
 
     def statistics(self, images: int, add_up: Callable[[Tensor], Tensor]) -> BlockStatistics:
         """Means over all images; `add_up` sums over all processes."""
@@ -210,7 +210,7 @@ def calibrate(
     shares: Sequence[tuple[Tensor, Tensor] | None] = by_token or [None] * len(blocks)
     sums = [
         _Sums(block, factorisation, hidden, device, w, thinning)
-        for block, w, thinning in zip(blocks, shares, thinnings or [ALL] * len(blocks), strict=True)
+        for block, w, thinning in zip(blocks, shares, thinnings or [every_token(network)] * len(blocks), strict=True)
     ]
     inputs: dict[int, Tensor] = {}  # of each block that has an attention
     weighted = factorisation == "tokens"

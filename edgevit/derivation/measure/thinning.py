@@ -7,7 +7,7 @@ average (docs/decisions/008-passes.md).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 import torch
@@ -27,21 +27,32 @@ class Thinning:
     every: int  # one patch in so many is used; 1: all
     tokens: int  # of an image, N
     prefix: int  # of these, the first: class, distillation and register tokens
+    pads: bool = False  # whether tokens of zeros are padding, which weighs nothing
 
     def of(self, values: Tensor) -> Tensor:
         """The used tokens of a batch [B, N, d]: [T, d]."""
         flat = values.flatten(0, 1)
         return flat if self.every == 1 else flat[self._indices(len(values), flat.device)]
 
-    def weights(self, images: int, by_token: Tensor | None, device: torch.device) -> Tensor | None:
-        """The weight of each used token: [T] in fp32, with `by_token` [N] by position; None: all alike."""
-        if self.every == 1:
-            return None if by_token is None else by_token.to(device).float().repeat(images)
-        weight = torch.full((self.tokens,), float(self.every), device=device)
-        weight[: self.prefix] = 1
-        if by_token is not None:
-            weight *= by_token.to(weight)
-        return weight.repeat(images)[self._indices(images, device)]
+    def weights(self, values: Tensor, by_token: Tensor | None) -> Tensor | None:
+        """The weight of each used token of a batch [B, N, d]: [T] in fp32; None: all alike.
+
+        With `by_token` [N] it depends on the position, too.
+        """
+        images, device = len(values), values.device
+        if self.every > 1:
+            weight = torch.full((self.tokens,), float(self.every), device=device)
+            weight[: self.prefix] = 1
+            if by_token is not None:
+                weight *= by_token.to(weight)
+            weight = weight.repeat(images)[self._indices(images, device)]
+        elif by_token is not None:
+            weight = by_token.to(device).float().repeat(images)
+        elif self.pads:
+            weight = torch.ones(images * values.shape[1], device=device)
+        else:
+            return None
+        return weight * (self.of(values) != 0).any(1) if self.pads else weight
 
     def groups(self, tokens: Tensor) -> Tensor:
         """The group of images of each used token of a batch [B, N, d]: [T].
@@ -59,6 +70,11 @@ class Thinning:
 ALL = Thinning(1, 0, 0)
 
 
+def every_token(network: Network) -> Thinning:
+    """Use all tokens of a network but padding."""
+    return replace(ALL, pads=network.ends.pads)
+
+
 def thinnings(network: Network, images: int, per_neuron: int) -> list[Thinning]:
     """For each block: thin to at least `ENOUGH_TOKENS`, and `per_neuron` for each neuron of its stage's widest FFN.
 
@@ -71,5 +87,5 @@ def thinnings(network: Network, images: int, per_neuron: int) -> list[Thinning]:
         every = max(images * tokens // max(ENOUGH_TOKENS, per_neuron * widest), 1)
         while gcd(every, tokens) > 1:
             every -= 1
-        by_stage[stage] = Thinning(every, tokens, geometry.prefix)
+        by_stage[stage] = Thinning(every, tokens, geometry.prefix, network.ends.pads)
     return [by_stage[block.stage] for block in dims]

@@ -48,6 +48,8 @@ class Neighbour:
 
 def neighbours(preprocessing: Mapping[str, Any]) -> list[Neighbour]:
     """Other preprocessing that a base may have been trained with: another crop, or another normalisation."""
+    if "tokenizer" in preprocessing:
+        return []  # of texts
     crop = 1.0 if preprocessing["crop_pct"] < 1 else 0.875
     neighbours = [Neighbour(f"--crop-pct {crop:g}", {**preprocessing, "crop_pct": crop})]
     now = (tuple(preprocessing["mean"]), tuple(preprocessing["std"]))

@@ -108,6 +108,8 @@ image = canvas"""
 def _classify(spec: ModelSpec, loader: str | None) -> str:
     """Three ways to classify an image; each prints the same."""
     p, rule = spec.preprocessing, spec.rejection
+    if spec.reads_texts:
+        return _HERE.replace('["photo.jpg"]', '["A text."]')
     mode = p.get("crop_mode") or "center"
     if mode == "center" and p["input_size"][1] != p["input_size"][2]:
         mode = "oblong"
@@ -343,6 +345,9 @@ def _doubt(hint: str | None) -> str:
 
 def _input(spec: ModelSpec) -> str:
     p = spec.preprocessing
+    if spec.reads_texts:
+        return f"""Input: int64 ids of the {p["input_size"][0]} tokens of a text by `tokenizer.json`, cut or padded.
+MACs are those of so many tokens, and what the papers call FLOPs."""
     reading = "".join(f", {name} {value}" for name, value in reading_settings(p).items())
     return f"""Input: {p["input_size"]} (channels, height, width), crop {p["crop_pct"]}, {p["interpolation"]},
 mean {p["mean"]}, standard deviation {p["std"]}{reading}. MACs are what the papers call FLOPs."""

@@ -190,7 +190,8 @@ def family_like(module: nn.Module) -> Family:
 
 
 if TYPE_CHECKING:  # mypy checks each family against the protocol
-    from edgevit.network.families import swin, vit
+    from edgevit.network.families import bert, swin, vit
 
+    _BERT: Family = bert
     _SWIN: Family = swin
     _VIT: Family = vit

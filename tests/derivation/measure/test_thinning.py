@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from edgevit.derivation.measure.thinning import ALL, ENOUGH_TOKENS, Thinning, thinnings
-
-CPU = torch.device("cpu")
 
 
 def test_of_many_tokens_as_many_are_taken_as_determine_the_widest_ffn(small_vit: Any) -> None:
@@ -31,11 +30,12 @@ def test_every_class_token_is_taken_and_all_places_alike() -> None:
     taken = thinned.of(places).flatten()
     assert set(range(0, images * 5, 5)) <= set(taken.tolist())
     assert (taken % 5).bincount().tolist() == [15, 5, 5, 5, 5]
-    weights = thinned.weights(images, None, CPU)
+    values = torch.ones(images, 5, 1)
+    weights = thinned.weights(values, None)
     assert weights is not None
     assert (taken % 5).bincount(weights).tolist() == [15] * 5
     by_token = torch.arange(1.0, 6.0)
-    weights = thinned.weights(images, by_token, CPU)
+    weights = thinned.weights(values, by_token)
     assert weights is not None
     assert (taken % 5).bincount(weights).tolist() == (15 * by_token).tolist()
 
@@ -43,6 +43,18 @@ def test_every_class_token_is_taken_and_all_places_alike() -> None:
 def test_where_all_are_taken_they_are_as_they_were() -> None:
     tokens, by_token = torch.randn(4, 5, 3), torch.rand(5)
     assert torch.equal(ALL.of(tokens), tokens.flatten(0, 1))
-    assert ALL.weights(4, None, CPU) is None
-    weights = ALL.weights(4, by_token, CPU)
+    assert ALL.weights(tokens, None) is None
+    weights = ALL.weights(tokens, by_token)
     assert weights is not None and torch.equal(weights, by_token.repeat(4))
+
+
+def test_padding_weighs_nothing() -> None:
+    tokens = torch.ones(4, 5, 3)
+    tokens[1, 2:] = tokens[3, 4:] = 0
+    real = (tokens != 0).any(-1).float()
+    for thinned in (Thinning(1, 5, 1, pads=True), Thinning(3, 5, 1, pads=True)):
+        plain = replace(thinned, pads=False)
+        for by_token in (None, torch.arange(1.0, 6.0)):
+            weights, every = thinned.weights(tokens, by_token), plain.weights(tokens, by_token)
+            expected = thinned.of(real.unsqueeze(-1)).flatten()
+            assert weights is not None and torch.equal(weights, expected if every is None else expected * every)

@@ -27,7 +27,7 @@ class MeasuredLosses:
 
 def _past(branch: SiteLayer[Any] | None, tokens: Tensor) -> Tensor:
     """Return the tokens after a site."""
-    return tokens if branch is None else tokens + branch.added(branch.module(branch.before(tokens)))
+    return tokens if branch is None else branch.past(tokens, branch.module(branch.before(tokens)))
 
 
 def measure_losses(

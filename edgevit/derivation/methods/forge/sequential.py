@@ -7,10 +7,12 @@ computes so far, and the targets bring its tokens back to the base's:
     attention:  (x_mid - x') / s_1     with x_mid the base's tokens after attention and x' the slim network's before it
     FFN:        (x_next - x'_mid) / s_2     with x_next the base's tokens where the next block that is kept begins
 
-So each block corrects errors of the blocks before it and replaces blocks removed after it, as far as it can. The
-attention of a block without an FFN has the FFN's target. Tokens are weighted by the loss's sensitivity to them. A ridge
-draws each solution to the present weights. Its size is the one of least error on images that the solution has not seen
-(`Regression.chosen_ridge`), so a solution goes only as far as the number of images allows.
+So each block corrects errors of the blocks before it and replaces blocks removed after it, as far as it can. Where a
+norm reads the sum of tokens and output, the targets bring this sum to the base's. Where a norm reads the output alone,
+that is the target. The attention of a block without an FFN has the FFN's target. Tokens are weighted by the loss's
+sensitivity to them. A ridge draws each solution to the present weights. Its size is the one of least error on images
+that the solution has not seen (`Regression.chosen_ridge`), so a solution goes only as far as the number of images
+allows.
 
 With `align`, the layers that read a site's normalised tokens n' are aligned first: with n the base's, T and t minimise
 E|n - T n' - t|^2 and are multiplied into them, W <- W T and b <- b + W t, with a ridge towards T = 1.
@@ -29,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from edgevit.data.task import Split
-from edgevit.derivation.measure.thinning import ALL, Thinning
+from edgevit.derivation.measure.thinning import Thinning, every_token
 from edgevit.derivation.methods.forge.streams import BaseStream, Keep, Passed, enter_all
 from edgevit.derivation.solve.least_squares import Regression
 from edgevit.network.layers import SiteLayer
@@ -94,7 +96,7 @@ class _Layer:
     branches: tuple[SiteLayer[Any] | None, SiteLayer[Any] | None]
     scales: tuple[_Scale, _Scale] | None
     middles: list[Tensor]  # the tokens after its attention
-    ffn_outputs: list[Tensor]
+    ffn_outputs: list[Tensor]  # where a norm reads the sum of tokens and output, these sums
 
 
 class _Solver:
@@ -157,6 +159,8 @@ class _Solver:
         of = self.thinning.of
         if scales is None:
             target = of(base.attention)
+            if self.attention.joined is not None:
+                target = target + of(base.before) - of(y)
         elif self.encode is None:
             target = _before_scale(of(base.before) - of(y), scales[0]) + of(base.attention)
         else:  # a change of basis moved LayerScale into the weights
@@ -183,7 +187,7 @@ class _Solver:
         if self.attention is not None:
             for tokens, heads in zip(self.tokens, self.heads, strict=True):
                 output = self.attention.output(heads.to(self.stream.device))
-                tokens.add_(self.attention.added(output).to(tokens.device))
+                tokens.copy_(self.attention.past(tokens.to(output), output))
         if self.ffn is None:
             return
         if self.align:
@@ -196,12 +200,14 @@ class _Solver:
             neurons.append(self.stream.store.copy(inputs))
             if scales is None:
                 target = self.thinning.of(of(self.layer.ffn_outputs, i))
+                if self.ffn.joined is not None:
+                    target = target - self.thinning.of(middle)
             else:
                 target = _before_scale(self._missing(i, middle), scales[1])
             self._add(inputs, target, self.weights[1])
         self._solve(self.ffn)
         for i in batches:
-            self.tokens[i].add_(self.ffn.added(self.ffn.output(of(neurons, i))).to(self.tokens[i].device))
+            self.tokens[i].copy_(self.ffn.past(of(self.tokens, i), self.ffn.output(of(neurons, i))))
 
     def _missing(self, batch: int, tokens: Tensor) -> Tensor:
         """Subtract these tokens from the base's, after thinning: [T, d']."""
@@ -214,8 +220,7 @@ class _Solver:
 
     def _add(self, inputs: Tensor, target: Tensor, weights: Tensor) -> None:
         """Add a batch of inputs [B, N, r] of the output layer to the sums; the target is thinned already."""
-        images, device = len(inputs), inputs.device
-        of_tokens = self.thinning.weights(images, weights, device)
+        of_tokens = self.thinning.weights(inputs, weights)
         self.sums.add(self.thinning.of(inputs), target, of_tokens, self.thinning.groups(inputs))
 
     def _solve(self, branch: SiteLayer[Any]) -> None:
@@ -231,11 +236,11 @@ class _Solver:
         """Align the readers of a site, given pairs of the base's and the slim network's tokens before any norm."""
         sums = None
         for of_base, tokens in pairs:
-            images, of = len(tokens), self.thinning.of
+            of = self.thinning.of
             x = branch.before(of(tokens.to(self.stream.device)))
             target = self._normalised(branch, base, of(of_base.to(self.stream.device)))
             sums = sums or Regression(x.shape[-1], x.shape[-1], x.device)
-            weights = self.thinning.weights(images, self.weights[site], x.device)
+            weights = self.thinning.weights(tokens.to(x.device), self.weights[site])
             sums.add(x, target, weights, self.thinning.groups(tokens).to(x.device))
         assert sums is not None, "there is an image"
         constant = all(reader.bias is not None for reader in branch.readers)
@@ -261,7 +266,9 @@ def _pass(layer: _Layer, stream: BaseStream, starting: Sequence[_Solver]) -> Non
         if aligns:
             layer.middles.append(stream.store.copy(passed.middle))
         if no_sum and passed.ffn is not None:
-            layer.ffn_outputs.append(stream.store.copy(passed.ffn))
+            ffn = layer.branches[1]
+            summed = ffn is not None and ffn.joined is not None
+            layer.ffn_outputs.append(stream.store.copy(passed.middle + passed.ffn if summed else passed.ffn))
 
 
 @torch.no_grad()
@@ -291,7 +298,7 @@ def solve_in_sequence(
     for network in (base, *(slim.network for slim in slims)):
         network.to(passes.compute.device).eval()
     stream = BaseStream(base, images, passes, keep, quick=quick)
-    solvers = [_Solver(slim, stream, by_token, thinnings or [ALL] * len(by_token)) for slim in slims]
+    solvers = [_Solver(slim, stream, by_token, thinnings or [every_token(base)] * len(by_token)) for slim in slims]
     progress = passes.progress.stage("solve block by block", len(by_token), "block")
     with progress as stage, passes.products(base):
         for number, branches in enumerate(base.layers):

@@ -197,4 +197,4 @@ def _rounded(values: Tensor) -> Tensor:
 
 def _past(branch: SiteLayer[Any] | None, tokens: Tensor, output: Tensor | None) -> Tensor:
     """Return the tokens after a site."""
-    return tokens if branch is None or output is None else tokens + branch.added(output.to(tokens))
+    return tokens if branch is None or output is None else branch.past(tokens, output.to(tokens))
