@@ -72,7 +72,7 @@ def train_bert(
     from edgevit.data.task import open_task
     from edgevit.network.checkpoint import open_base
     from edgevit.network.families.bert.modules import BertClassifier
-    from edgevit.records.names import WEIGHTS
+    from edgevit.records.model_folder import ModelFolder
 
     topics, words, heads = sorted(TOPICS), vocabulary(), width // 32
     torch.manual_seed(seed)
@@ -92,7 +92,7 @@ def train_bert(
 
     def write() -> None:
         state = {name.replace(".ffn.", "."): value.contiguous() for name, value in module.state_dict().items()}
-        save_file(state, out / WEIGHTS)
+        save_file(state, ModelFolder(out).weights_file)
 
     write()
     preprocessing = open_base(out).preprocessing
