@@ -233,8 +233,13 @@ def derived_row(settings: Row, device: str, cache: Path) -> Row:
     size, steps, fold = settings["size"], settings["steps"], settings["fold"]
     training: dict[str, Any] = {"steps": steps, "seed": SEED, "device": device, "batch_size": BATCH}
     with tempfile.TemporaryDirectory() as scratch:
+        base, opening = (
+            (_trained_base(fold, device, cache), {}) if settings["variant"] == "trained"
+            else (TIMM_NAME, _opening(size, cache))
+        )  # fmt: skip
         derivation = derive(
-            **_trained_base(fold, device, cache) if settings["variant"] == "trained" else _base(size, cache),
+            base,
+            **opening,
             data=ensure_fold(fold, cache),
             rate=settings["rate"],
             out=Path(scratch) / "model",
@@ -256,29 +261,29 @@ def derived_row(settings: Row, device: str, cache: Path) -> Row:
     }
 
 
-def _base(size: int, cache: Path) -> dict[str, Any]:
-    """The arguments of edgevit's functions for the base without a head."""
+def _opening(size: int, cache: Path) -> dict[str, Any]:
+    """The arguments of edgevit's functions by which the base without a head is opened."""
     return {
-        "base": TIMM_NAME, "checkpoint": ensure_weights(size, cache), "model_args": {"img_size": size},
-        "preprocessing": {"crop_pct": 1.0},
+        "checkpoint": ensure_weights(size, cache), "model_args": {"img_size": size}, "preprocessing": {"crop_pct": 1.0},
     }  # fmt: skip
 
 
-def _trained_base(fold: int, device: str, cache: Path) -> dict[str, Any]:
-    """The same for the base with a head, trained on the fold's classes; it is trained where the cache lacks it."""
+def _trained_base(fold: int, device: str, cache: Path) -> Path:
+    """Return the folder of a base with a head, trained on the fold's classes; train it if it is not in the cache."""
     import edgevit
     from edgevit.train.settings import Training
 
     folder = cache / f"real-base-{fold}"
     if not folder.is_dir():
         edgevit.base(
-            **_base(SIZE, cache),
+            TIMM_NAME,
+            **_opening(SIZE, cache),
             data=ensure_fold(fold, cache),
             training=Training(**BASE_TRAINING, seed=SEED, device=device),
             out=folder,
             cache=cache / "derivations",
         )
-    return {"base": folder}
+    return folder
 
 
 def key_of(row: Row) -> str:

@@ -26,6 +26,7 @@ from edgevit.records.model_folder import ModelFolder
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 NX = "orin-nx-16gb-jetpack6.2"
+WIDE = 192  # of an embedding whose weights are most of a file
 
 
 @pytest.fixture(autouse=True)
@@ -132,3 +133,22 @@ def test_a_budget_in_millijoules_is_met_by_what_the_rails_tell(
     assert known.code == 0, known.err
     table = load_cost_table(tmp_path / "orin.yaml")
     assert (table.origin.board or "").startswith("orin-nx-16gb") and set(table.quantities) == {"ms", "mj"}
+
+
+@pytest.mark.slow
+def test_a_budget_is_met_by_engines_in_int8(
+    sshd: Any, board_tree: Any, command: list[object], edgevit_main: Any, small_vit: Any, tmp_path: Path
+) -> None:
+    """Weights of INT8 are half as large, and so is nearly the time of an engine on this board."""
+    tensorrt = {"STANDIN_TENSORRT": "10.3.0", "STANDIN_TENSORRT_NS_PER_BYTE": 20}
+    server = sshd(EDGEVIT_BOARD_ROOT=board_tree(NX), PYTHONPATH=STANDINS, **tensorrt)
+    target = MeasurementTarget(board=server.host, ssh_config=server.config, precision="int8")
+    fill(small_vit(embed_dim=WIDE), probe(target, Silent()), None)
+    command = [*command, "--model-arg", f"embed_dim={WIDE}", "--ms", 5, "--run-precision", "int8"]
+    write_checkpoint(tmp_path, embed_dim=WIDE)
+    done = edgevit_main(*command, "--board", server.host, "--ssh-config", server.config)
+    assert done.code in (0, 3), done.err
+    met = ModelFolder(tmp_path / "t").derivation().met
+    assert done.code == (0 if met.keeps else 3)
+    (engine,) = ModelFolder(tmp_path / "t").export.engines()
+    assert engine.precision == "int8" and met.table.precision == "int8"
