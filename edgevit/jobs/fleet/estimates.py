@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ class TimeLeft:
     ) -> None:
         self._due = {job.name: job for job in order}
         self._done, self._work, self._workers, self._clock = dict(done), work, workers, clock
+        # In ascending order, for their median: the first job of a worker takes longer than the others, as it imports.
         self._seconds: dict[tuple[str, ...], list[float]] = defaultdict(list)  # by kind
         self._each: dict[str, list[float]] = defaultdict(list)  # seconds of a MAC, or of a job, by stage
         self._since: dict[str, float] = {}  # when the jobs that run began
@@ -93,8 +95,8 @@ class TimeLeft:
 
     def learn(self, job: FleetJob, seconds: float) -> None:
         """Take note of how long a job took."""
-        self._seconds[_kind(job)].append(seconds)
-        self._each[job.stage].append(seconds / self._work_of(job))
+        insort(self._seconds[_kind(job)], seconds)
+        insort(self._each[job.stage], seconds / self._work_of(job))
 
     def begin(self, name: str) -> None:
         """Take note of a job that begins."""
@@ -143,14 +145,18 @@ class TimeLeft:
 
     def _usual_s(self, job: FleetJob) -> float:
         if seconds := self._seconds.get(_kind(job)):
-            return sum(seconds) / len(seconds)
+            return _median(seconds)
         if each := self._each.get(job.stage):  # of another base, method or board
-            return self._work_of(job) * sum(each) / len(each)
+            return self._work_of(job) * _median(each)
         every = [value for seconds in self._seconds.values() for value in seconds]
         return UNSEEN_S.get(job.stage, sum(every) / len(every))
 
     def _work_of(self, job: FleetJob) -> float:
         return self._work.get(job.name, 1.0) if job.stage == "derive" else 1.0
+
+
+def _median(ascending: Sequence[float]) -> float:
+    return (ascending[(len(ascending) - 1) // 2] + ascending[len(ascending) // 2]) / 2
 
 
 def _kind(job: FleetJob) -> tuple[str, ...]:

@@ -63,6 +63,16 @@ def test_before_anything_ended_nothing_is_said_and_another_base_takes_as_much_lo
     assert time_left.left_s() == pytest.approx(60, abs=1)
 
 
+def test_a_first_job_that_takes_long_does_not_count_for_the_others(fleet_plan: Any) -> None:
+    budgets = [{"name": f"b{number}", "rate": 0.3 + 0.1 * number} for number in range(4)]
+    jobs = [job for job in read_plan(fleet_plan(budgets=budgets, boards=None)).jobs if job.stage == "derive"]
+    tasks: list[Job[FleetJob, JobRecord]] = [Job(job.name, job, len) for job in jobs]  # type: ignore[arg-type]
+    time_left = TimeLeft(tasks, {}, {}, 1)
+    for job, seconds in zip(jobs, (100.0, 10.0, 12.0), strict=False):
+        time_left.end(job, JobRecord(job.name, "0" * 64, "done", seconds=seconds))
+    assert time_left.left_s() == 12
+
+
 def test_training_takes_memory_by_its_batch_and_work_by_its_steps(fleet_plan: Any) -> None:
     size = size_of(network_without_weights(NAME, ARGS))
     assert size.params > 100_000 and size.kept > 2 * 17 * 64
