@@ -99,12 +99,12 @@ def train_bert(
     task = open_task(data, None, preprocessing=preprocessing, base_outputs=len(topics), base_names=topics)
     ids, labels = next(task.train.batches(len(task.train)))
     optimizer = torch.optim.AdamW(module.parameters(), lr=LR)
-    steps = epochs * len(ids.split(64))
+    steps = epochs * len(torch.split(ids, 64))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=steps)
     module.train()
     for _ in range(epochs):
-        for batch in torch.randperm(len(ids)).split(64):
-            torch.nn.functional.cross_entropy(module(ids[batch]), labels[batch]).backward()
+        for batch in torch.split(torch.randperm(len(ids)), 64):
+            torch.autograd.backward(torch.nn.functional.cross_entropy(module(ids[batch]), labels[batch]))
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()

@@ -92,7 +92,10 @@ def open_onnx(path: Path, device: str) -> ModelUnderTest:
     model = OnnxModel(path, device=device)
     of_texts = model.input.type == "tensor(int64)"
     images: Preprocessing | TextPreprocessing
-    images = model.described("preprocessing", TextPreprocessing if of_texts else Preprocessing)  # type: ignore[arg-type]
+    if of_texts:
+        images = model.described("preprocessing", TextPreprocessing)
+    else:
+        images = model.described("preprocessing", Preprocessing)
     split = model.described("split", _Split)
     kind: OutputKind = "logits"
     if OUTPUT_KIND in model.metadata:

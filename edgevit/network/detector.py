@@ -59,7 +59,7 @@ def takes_several_sizes(detector: nn.Module) -> bool:
     return several and not isinstance(transform, Letterbox)
 
 
-def letterbox(detector: nn.Module, input_size: tuple[int, int, int]) -> None:
+def letterbox(detector: nn.Module, input_size: tuple[int, ...]) -> None:
     """Have a detector take images of one size, that of its network, in place of several."""
     transform = detector.transform
     assert isinstance(transform, GeneralizedRCNNTransform)
@@ -188,7 +188,7 @@ def rest_macs(pyramid: Pyramid, input_size: Sequence[int]) -> tuple[int, int] | 
             return None
 
 
-def check_detector(module: nn.Module, input_size: tuple[int, int, int]) -> None:
+def check_detector(module: nn.Module, input_size: tuple[int, ...]) -> None:
     """Check that a detector has a backbone, and a transform to images of the one size that its network takes.
 
     Raises:

@@ -74,10 +74,10 @@ def _no_scores(tokens: Tensor, gates: SoftGates | None) -> Tensor:
 
 def _read_attention(attention: BertAttention) -> Attention:
     p, heads = attention.self, attention.self.dims.heads
-    weights = [layer.weight.unflatten(0, (heads, -1)) for layer in (p.query, p.key, p.value)]
-    biases = [layer.bias.unflatten(0, (heads, -1)) for layer in (p.query, p.key, p.value)]
+    weights = [torch.unflatten(layer.weight, 0, (heads, -1)) for layer in (p.query, p.key, p.value)]
+    biases = [torch.unflatten(layer.bias, 0, (heads, -1)) for layer in (p.query, p.key, p.value)]
     dense = attention.output.dense
-    wo = dense.weight.unflatten(1, (heads, -1)).permute(1, 0, 2)  # [d, H * v] -> [H, d, v]
+    wo = torch.unflatten(dense.weight, 1, (heads, -1)).permute(1, 0, 2)  # [d, H * v] -> [H, d, v]
     (wq, wk, wv), (bq, bk, bv) = weights, biases
     return Attention(wq=wq, bq=bq, wk=wk, bk=bk, wv=wv, bv=bv, wo=wo, bo=dense.bias)
 
