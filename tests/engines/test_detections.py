@@ -75,6 +75,19 @@ def test_an_engine_whose_levels_are_wrong_is_rejected_by_its_boxes(
     assert f"AP {built.accuracy.host_detections.boxes.ap:.1%}" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.slow
+def test_an_engine_in_int8_is_judged_by_its_boxes_and_taken_where_it_is_faster(
+    folder: Path, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_TENSORRT_NS_PER_BYTE", "50")  # weights of INT8 are half as large
+    built = build(folder, play, folder.parent / "coco", batches=(1, 1, 1), precision="int8")
+    (failed,) = [attempt for attempt in built.attempts if attempt.precision_level == "int8"] or [None]
+    if failed is None:
+        assert built.precision == "int8" and built.accuracy is not None and built.accuracy.board_detections is not None
+    else:
+        assert "points of AP of boxes" in str(failed.failure) or "not shown to be faster" in str(failed.failure)
+
+
 def test_images_without_annotations_are_judged_by_the_levels(folder: Path, play: Callable[..., None]) -> None:
     built = build(folder, play, folder.parent / "coco" / "images" / "val", batches=(1, 1, 1))
     assert built.accuracy is None
