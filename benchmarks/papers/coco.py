@@ -117,7 +117,8 @@ def run(options: argparse.Namespace) -> str:
     """
     from edgevit.errors import DataError
 
-    data, rates = options.data, RATES
+    data: Path = options.data
+    rates: Sequence[float] = RATES
     if not (data / "annotations").is_dir():
         raise DataError(f"{data} has no annotations/, which COCO2017 has; unpack annotations_trainval2017.zip there")
     if options.dry_run:

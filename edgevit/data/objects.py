@@ -72,7 +72,8 @@ class _AnnotatedImages(Dataset[tuple[Tensor, dict[str, Tensor]]]):
         self.objects, self.source, self.references = objects, source, references
         self.reading, self.transform = Reading.of(preprocessing), _transform(preprocessing, augment)
         fits = preprocessing.get("crop_mode") == "border" and augment == "none"  # a crop has the size already
-        self.size = tuple(preprocessing["input_size"][1:]) if fits else None
+        height, width = preprocessing["input_size"][1:]
+        self.size: tuple[int, int] | None = (height, width) if fits else None
         self.colour = [round(255 * mean) for mean in preprocessing["mean"]]
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -117,7 +117,8 @@ def calibrated(
                 "more with --data"
             )
         quantised = quantise(graph.clone(), images, calibration.method)
-    values = sum(math.prod(map(int, output.shape[1:])) for output in graph.graph.outputs if output.shape is not None)
+    shapes = [output.shape[1:] for output in graph.graph.outputs if output.shape is not None]
+    values = sum(math.prod(size for size in shape if isinstance(size, int)) for shape in shapes)
     most = min(JUDGED_IMAGES, max(MOST_VALUES // values, LEAST_IMAGES))
     validation = _batches(judging.task.validation.subset(most), batch)
     held_out = sum(len(pair[0]) for pair in validation)
